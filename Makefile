@@ -1,0 +1,26 @@
+# Two commands on a machine that has only Python: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test benchmark clean
+
+.venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/readers/_numbers.c
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster]'
+	@touch $@
+
+demo: .venv/installed
+	$(BIN)/m2lgdg demo --out demo
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+benchmark: .venv/installed
+	$(BIN)/python benchmarks/reading.py
+
+clean:
+	rm -rf .venv demo build dist

@@ -1,0 +1,376 @@
+"""The cohort: ROI series of differing lengths with their phenotypes, sites and labels, and its single-file format.
+
+Everything starts here: readers make a `Cohort`, splits select from it, methods are fitted on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
+
+FORMAT = "m2lgdg-cohort-1"
+UNKNOWN = -1  # label of a subject whose diagnosis is not known, or must not be seen
+MASKED_SITE = ""
+
+# Columns that follow from the diagnosis: clinical scales, interviews, medication, course of illness.
+PROXY = re.compile(
+    r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|^aq(_|$)|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|"
+    r"episode|illness|comorbid|onset|severity|phq|bdi|madrs|panss|ymrs",
+    re.IGNORECASE,
+)
+
+
+class Exclusion(NamedTuple):
+    """A subject that the release lists or holds but the cohort does not, and why."""
+
+    subject: str
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
+
+    `phenotypes` holds every column of the release, numeric with NaN or text with "" where missing, indexed by subject;
+    `inputs` names those a method may see. `tr` is seconds per volume, NaN where unknown. `excluded` and `notes` tell
+    how the cohort came about; `truth` is what a synthetic cohort knows about itself.
+    """
+
+    series: Sequence[npt.NDArray[np.float32]]
+    subjects: npt.NDArray[np.str_]
+    sites: npt.NDArray[np.str_]
+    labels: npt.NDArray[np.int8]
+    rois: tuple[str, ...]
+    phenotypes: pd.DataFrame = field(default_factory=pd.DataFrame)
+    inputs: tuple[str, ...] = ()
+    tr: npt.NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
+    atlas: str = ""
+    name: str = "cohort"
+    excluded: tuple[Exclusion, ...] = ()
+    notes: tuple[str, ...] = ()
+    truth: dict[str, Any] | None = None
+    allow_proxies: bool = False
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("subjects", np.asarray(self.subjects, dtype=np.str_))
+        put("sites", np.asarray(self.sites, dtype=np.str_))
+        put("labels", _labels(self.labels))
+        put("rois", tuple(map(str, self.rois)))
+        put("inputs", tuple(self.inputs))
+        put("tr", np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy())
+        put("series", tuple(_read_only(one) for one in self.series))
+        table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
+        self._check_counts(table)
+        put("phenotypes", _canonical_table(table, self.subjects))
+        self._check_series()
+        self._check_inputs()
+
+    def _check_counts(self, table: pd.DataFrame) -> None:
+        n = len(self.subjects)
+        for what, size in (
+            ("series", len(self.series)),
+            ("sites", len(self.sites)),
+            ("labels", len(self.labels)),
+            ("phenotype rows", len(table)),
+        ):
+            if size != n:
+                raise InputError(f"cohort {self.name}: {n} subjects but {size} {what}.")
+        for what, values in (("subject", self.subjects), ("ROI", np.asarray(self.rois))):
+            names, counts = np.unique(values, return_counts=True)
+            if (counts > 1).any():
+                raise InputError(f"cohort {self.name}: {what} {names[counts > 1][0]} appears {counts.max()} times.")
+
+    def _check_series(self) -> None:
+        for subject, one in zip(self.subjects, self.series, strict=True):
+            if one.ndim != 2 or one.shape[1] != len(self.rois):
+                raise InputError(
+                    f"cohort {self.name}: series of subject {subject} has shape {one.shape}, not (time, {len(self.rois)})."
+                )
+            defect = series_defect(one, self.rois)
+            if defect:
+                raise InputError(f"cohort {self.name}: subject {subject}: {defect}.")
+
+    def _check_inputs(self) -> None:
+        for column in self.inputs:
+            if column not in self.phenotypes.columns:
+                raise InputError(f"cohort {self.name}: input {column} is not a phenotype column.")
+            if self.phenotypes[column].dtype != np.float64:
+                raise InputError(f"cohort {self.name}: input {column} holds text, inputs must be numbers.")
+            if is_proxy(column) and not self.allow_proxies:
+                raise InputError(
+                    f"cohort {self.name}: input {column} follows from the diagnosis, so a model would read the label from it; "
+                    "leave it out, or insist with allow_proxies."
+                )
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def __repr__(self) -> str:
+        patients, controls = int((self.labels == 1).sum()), int((self.labels == 0).sum())
+        atlas = f" ({self.atlas})" if self.atlas else ""
+        return (
+            f"Cohort {self.name}: {len(self)} subjects ({patients} patients, {controls} controls) "
+            f"of {len(self.site_names)} sites, {len(self.rois)} ROIs{atlas}"
+        )
+
+    @property
+    def site_names(self) -> list[str]:
+        """The sites, each once, in natural order (S2 before S10)."""
+        return sorted(set(self.sites.tolist()), key=natural_key)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The number of volumes of each subject."""
+        return np.array([len(one) for one in self.series], dtype=np.int64)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content, the same whatever the order of the subjects, the folder or the file format."""
+        columns = self._columns()
+        names = sorted(columns)
+        digests = []
+        for i, one in enumerate(self.series):
+            values = [columns[name][i] for name in names]
+            text = [str(self.subjects[i]), str(self.sites[i]), int(self.labels[i]), _json_value(self.tr[i]), values]
+            digest = hashlib.sha256(json.dumps(text).encode())
+            digest.update(np.ascontiguousarray(one, dtype="<f4").data)
+            digests.append(digest.digest())
+        head = json.dumps([self.rois, self.inputs, names])
+        return hashlib.sha256(head.encode() + b"".join(sorted(digests))).hexdigest()
+
+    def select(
+        self,
+        which: npt.ArrayLike | None = None,
+        *,
+        sites: Iterable[str] | None = None,
+        subjects: Iterable[str] | None = None,
+    ) -> Cohort:
+        """The cohort of the subjects that pass every given test: a mask or positions, site names, subject names."""
+        keep = np.arange(len(self))
+        if which is not None:
+            keep = keep[np.asarray(which)]
+        if sites is not None:
+            keep = keep[np.isin(self.sites[keep], self._known(sites, self.sites, "site"))]
+        if subjects is not None:
+            keep = keep[np.isin(self.subjects[keep], self._known(subjects, self.subjects, "subject"))]
+        return self._changed(
+            series=tuple(self.series[i] for i in keep.tolist()),
+            subjects=self.subjects[keep],
+            sites=self.sites[keep],
+            labels=self.labels[keep],
+            tr=self.tr[keep],
+            phenotypes=self.phenotypes.iloc[keep],
+        )
+
+    def _known(self, names: Iterable[str], values: npt.NDArray[np.str_], what: str) -> list[str]:
+        wanted = [names] if isinstance(names, str) else list(names)
+        unknown = sorted(set(wanted) - set(values.tolist()))
+        if unknown:
+            raise InputError(f"cohort {self.name} has no {what} {unknown[0]}.")
+        return wanted
+
+    def unlabelled(self) -> Cohort:
+        """What a method may see of a target: no label, site or id (ids carry both), no phenotype but the inputs."""
+        subjects = np.array([f"subject-{i + 1}" for i in range(len(self))], dtype=np.str_)
+        phenotypes = self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0)
+        return self._changed(
+            subjects=subjects,
+            sites=np.full(len(self), MASKED_SITE, dtype=np.str_),
+            labels=np.full(len(self), UNKNOWN, dtype=np.int8),
+            phenotypes=phenotypes,
+            excluded=(),
+            notes=(),
+            truth=None,
+        )
+
+    def with_inputs(self, inputs: Iterable[str], *, allow_proxies: bool = False) -> Cohort:
+        """The same cohort with other phenotype columns as inputs of the methods."""
+        changed = self._changed(inputs=tuple(inputs), allow_proxies=allow_proxies)
+        changed._check_inputs()
+        return changed
+
+    def _changed(self, **values: object) -> Cohort:
+        # A part of a valid cohort is valid: the (costly) checks of __post_init__ are not run again.
+        other = copy.copy(self)
+        other.__dict__.pop("hash", None)
+        for key, value in values.items():
+            object.__setattr__(other, key, value)
+        return other
+
+    def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
+        """Write one file: safetensors with the series and a JSON header; the file appears whole or not at all.
+
+        float16 halves the file. Each ROI is stored as offset + scale * half, so the error is below 0.05 % of its largest
+        deviation from its mean, whatever its units.
+        """
+        if dtype not in ("float32", "float16"):
+            raise InputError(f"cohort files hold float32 or float16 series, not {dtype}.")
+        tensors: dict[str, npt.NDArray[Any]] = {
+            "lengths": self.lengths,
+            "labels": self.labels,
+            "tr": np.asarray(self.tr),
+        }
+        content = self
+        if dtype == "float16":
+            packed = [_pack(one) for one in self.series]
+            tensors["series"] = np.concatenate([half for half, _, _ in packed])
+            tensors["offset"] = np.stack([offset for _, offset, _ in packed])
+            tensors["scale"] = np.stack([scale for _, _, scale in packed])
+            content = self._changed(series=tuple(_unpack(*parts) for parts in packed))
+        else:
+            tensors["series"] = np.concatenate(self.series)
+        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header(), ensure_ascii=False)}
+        return write_tensors(path, tensors, header)
+
+    def _columns(self) -> dict[str, list[float | str | None]]:
+        return {str(name): [_json_value(value) for value in self.phenotypes[name].tolist()] for name in self.phenotypes}
+
+    def _header(self) -> dict[str, Any]:
+        text = [str(name) for name in self.phenotypes.columns if self.phenotypes[name].dtype != np.float64]
+        return {
+            "name": self.name,
+            "atlas": self.atlas,
+            "rois": self.rois,
+            "subjects": self.subjects.tolist(),
+            "sites": self.sites.tolist(),
+            "phenotypes": self._columns(),
+            "text_columns": text,
+            "inputs": self.inputs,
+            "allow_proxies": self.allow_proxies,
+            "excluded": self.excluded,
+            "notes": self.notes,
+            "truth": self.truth,
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cohort:
+        """Read a cohort file; float32 series stay on disk as a shared memory map until they are used."""
+        meta, tensors = read_tensors(path, FORMAT)
+        try:
+            cohort = cls._from_parts(json.loads(meta["cohort"]), tensors)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged and cannot be read as a cohort ({one_line(error)}).") from None
+        if cohort.hash != meta.get("hash"):
+            raise InputError(f"{path} was altered after it was written: its content does not match its hash.")
+        return cohort
+
+    @classmethod
+    def _from_parts(cls, head: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]) -> Cohort:
+        lengths = tensors["lengths"]
+        parts = np.split(tensors["series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
+        if "scale" in tensors:
+            parts = [_unpack(*each) for each in zip(parts, tensors["offset"], tensors["scale"], strict=True)]
+        columns = {
+            name: values if name in head["text_columns"] else np.array(values, dtype=np.float64)
+            for name, values in head["phenotypes"].items()
+        }
+        return cls(
+            series=parts,
+            subjects=head["subjects"],
+            sites=head["sites"],
+            labels=tensors["labels"],
+            rois=head["rois"],
+            phenotypes=pd.DataFrame(columns, index=head["subjects"]),
+            inputs=head["inputs"],
+            tr=tensors["tr"],
+            atlas=head["atlas"],
+            name=head["name"],
+            excluded=tuple(Exclusion(*each) for each in head["excluded"]),
+            notes=tuple(head["notes"]),
+            truth=head["truth"],
+            allow_proxies=head["allow_proxies"],
+        )
+
+
+def is_proxy(column: str) -> bool:
+    """Whether a phenotype column's name says that it follows from the diagnosis."""
+    return PROXY.search(column) is not None
+
+
+def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
+    """What makes one (time, roi) series unusable, in words, or None. Single flat ROIs are left to `check`."""
+    if len(series) < 2:
+        return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
+    if not np.isfinite(series).all():
+        bad = ~np.isfinite(series)
+        volume, roi = np.argwhere(bad)[0]
+        kind = "NaN" if np.isnan(series[volume, roi]) else "infinite value"
+        return f"{kind} at volume {volume + 1} of ROI {rois[roi]} ({int(bad.sum())} such values)"
+    if (series[1:] == series[0]).all():
+        return "every ROI is constant" if series.any() else "the series is zero everywhere"
+    return None
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """A sort key under which S2 comes before S10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
+
+
+def _pack(
+    series: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    offset = series.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
+    flat = np.ptp(series, axis=0) == 0
+    offset[flat] = series[0, flat]
+    centred = series - offset
+    scale = np.abs(centred).max(axis=0)
+    scale[scale == 0] = 1
+    return (centred / scale).astype(np.float16), offset, scale
+
+
+def _unpack(
+    half: npt.NDArray[np.float16], offset: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    return half.astype(np.float32) * scale + offset
+
+
+def _read_only(one: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    array = np.asarray(one)
+    if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
+        array = np.array(array, dtype=np.float32, order="C")
+        array.flags.writeable = False
+    return array
+
+
+def _labels(labels: npt.ArrayLike) -> npt.NDArray[np.int8]:
+    values = np.asarray(labels)
+    if values.size and not np.isin(values, (UNKNOWN, 0, 1)).all():
+        odd = values[~np.isin(values, (UNKNOWN, 0, 1))][0]
+        raise InputError(f"label {odd} is neither 1 (patient), 0 (control) nor -1 (unknown).")
+    return values.astype(np.int8)
+
+
+def _canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.DataFrame:
+    """Each column as float64 with NaN, or as text with "", so that a saved table comes back the same."""
+    columns = {}
+    for name in table.columns:
+        column = table[name]
+        if pd.api.types.is_numeric_dtype(column.dtype):
+            columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        else:
+            columns[str(name)] = np.array(["" if pd.isna(value) else str(value) for value in column], dtype=object)
+    return pd.DataFrame(columns, index=pd.Index(subjects.tolist(), dtype=object))
+
+
+def _json_value(value: object) -> float | str | None:
+    if isinstance(value, str):
+        return value
+    number = float(value)  # type: ignore[arg-type]
+    return None if np.isnan(number) else number

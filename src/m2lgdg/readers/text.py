@@ -1,0 +1,137 @@
+"""Tables of numbers in text files: .1D, .csv, .tsv, .txt, fast, with a sentence for the first cell that is no number.
+
+Under every reader that meets text. A small C function (`_numbers.c`) does the work where it was compiled at install, in
+parallel; elsewhere numpy does, with the same result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.storage import InputError
+
+MISSING = {"", "n/a", "na", "nan"}  # how BIDS, pandas and people write an absent number
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """The compiled parser, or None where no C compiler was at hand when the package was installed."""
+    path = Path(__file__).with_name("_numbers.so")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    library.read_numbers.restype = ctypes.c_long
+    library.read_numbers.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char,
+        ctypes.c_void_p,
+        ctypes.c_long,
+        ctypes.POINTER(ctypes.c_long),
+    ]
+    return library
+
+
+def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
+    """Column names (None without a header) and the (row, column) numbers of a text file.
+
+    A header is a first line that starts with # or holds a cell that is no number. Cells may be missing as NaN, n/a or
+    nothing (between tabs or commas only). Anything else that is no number, or a ragged row, is an error with its place.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+    if b"\0" in text:
+        raise InputError(f"{path} is not a text file.")
+    end = text.find(b"\n") + 1 or len(text)
+    first = text[:end]
+    separator = _separator(path, first)
+    cells = _cells(first, separator)
+    if first.startswith(b"#") or not all(_is_number(cell) for cell in cells):
+        return [cell.lstrip("#") for cell in cells], _numbers(path, text, end, separator)
+    return None, _numbers(path, text, 0, separator)
+
+
+def _separator(path: Path, line: bytes) -> bytes:
+    if path.suffix == ".tsv":
+        return b"\t"
+    if path.suffix == ".csv":
+        return b"," if b"," in line or b";" not in line else b";"
+    return b" "  # any white space
+
+
+def _cells(line: bytes, separator: bytes) -> list[str]:
+    text = line.decode("utf-8-sig", errors="replace").strip("\r\n")
+    cells = text.split() if separator == b" " else text.split(separator.decode())
+    return [cell.strip().strip('"') for cell in cells]
+
+
+def _is_number(cell: str) -> bool:
+    if cell.lower() in MISSING:
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32]:
+    """The numbers of text from byte `start` on (after the header)."""
+    table = _compiled_numbers(text, start, separator) if compiled() else _numpy_numbers(text[start:], separator)
+    if table is None:
+        table = _numbers_by_cell(path, text[start:], separator, first_line=2 if start else 1)
+    if table.size == 0:
+        raise InputError(f"{path} holds no numbers.")
+    return table
+
+
+def _compiled_numbers(text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32] | None:
+    library = compiled()
+    assert library is not None
+    if start == len(text):
+        return np.empty((0, 0), dtype=np.float32)
+    address = np.frombuffer(text, dtype=np.uint8).ctypes.data + start  # bytes objects end in a NUL byte, which stops the parser
+    out = np.empty((len(text) - start) // 2 + 1, dtype=np.float32)  # a number and its separator take two characters at least
+    columns = ctypes.c_long()
+    count = library.read_numbers(address, separator, out.ctypes.data, len(out), ctypes.byref(columns))
+    if count < 0:
+        return None
+    out.resize(count, refcheck=False)  # gives the unused end back without a copy
+    return out.reshape(-1, max(columns.value, 1))
+
+
+def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file is told by its size
+            table = np.loadtxt(io.BytesIO(text), delimiter=None if separator == b" " else separator.decode(), ndmin=2)
+    except ValueError:
+        return None
+    with np.errstate(over="ignore"):
+        return table.astype(np.float32)
+
+
+def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> npt.NDArray[np.float32]:
+    """The slow way, taken when the fast one met something odd: missing cells become NaN, the rest is named."""
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.split(b"\n"), start=first_line):
+        if not line.strip():
+            continue
+        cells = _cells(line, separator)
+        for column, cell in enumerate(cells, start=1):
+            if not _is_number(cell):
+                raise InputError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a number.")
+        if rows and len(cells) != len(rows[0]):
+            raise InputError(f"{path}, line {number}: {len(cells)} columns where the lines before have {len(rows[0])}.")
+        rows.append([np.nan if cell.lower() in MISSING else float(cell) for cell in cells])
+    with np.errstate(over="ignore"):
+        return np.array(rows, dtype=np.float64).reshape(len(rows), -1).astype(np.float32)

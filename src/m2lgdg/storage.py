@@ -1,0 +1,108 @@
+"""Files that appear whole or not at all, tensors in them without pickle, and the one error a user ever sees.
+
+The lowest floor of the package: cohorts, models, predictions and reports are all written and read through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the message is one sentence that says where and why."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line, for use inside a sentence."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise OSError(0, "it is a folder")
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+        os.close(handle)
+        part = Path(name)
+        try:
+            yield part
+            os.chmod(part, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file atomically."""
+    with writing(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> Path:
+    """Write a safetensors file atomically."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with writing(path) as part:
+        try:
+            save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, part, metadata=dict(metadata))
+        except SafetensorError as error:  # the library wraps a full disk in a type of its own
+            raise OSError(0, one_line(error)) from None
+    return Path(path)
+
+
+def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
+    """Metadata and tensors of a safetensors file whose metadata has format=`kind`; tensors are read-only memory maps."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    try:
+        with safe_open(path, framework="np") as file:  # the library checks that header and file size agree
+            metadata = dict(file.metadata() or {})
+        if metadata.get("format") == kind:
+            return metadata, _map_tensors(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except (OSError, SafetensorError, ValueError, KeyError, struct.error) as error:
+        raise InputError(f"{path} is damaged or no {kind} file ({one_line(error)}).") from None
+    raise InputError(f"{path} is no {kind} file (its format is {metadata.get('format', 'not given')}).")
+
+
+def _map_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            tensors[name] = np.asarray(data[start:end]).view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current
