@@ -32,7 +32,7 @@ def main():
     found = [Found(file.stem, "", file) for file in files]
     for file in files:  # both sides read from the page cache
         file.read_bytes()
-    ours = seconds(lambda: gather(found, lambda file: _load(file, "aal"), on_bad="exclude"))
+    ours = seconds(lambda: gather(found, lambda file: _load(file, "aal"), folder, on_bad="exclude"))
     numpy = seconds(lambda: [np.loadtxt(file) for file in files])
     whole = seconds(lambda: m2lgdg.read(folder, on_bad="exclude"))
     result = {

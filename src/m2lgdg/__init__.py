@@ -3,8 +3,19 @@
 storage     files that appear whole or not at all; `InputError`
 cohort      `Cohort`: series, phenotypes, sites, labels of many subjects
 readers     `read`: every release we know, into a `Cohort`
+duplicates  the same scan twice
 check       what is wrong with a cohort, in sentences
 synthetic   `make_cohort`: a multi-site cohort whose truth is known
+splits      who trains and who tests: `leave_one_site_out`
+preprocess, connectivity   phenotypes and series into features, fitted on source only
+metrics, stats             scores of one site; per site, macro, paired tests
+losses, graph              M²LG-DG's losses, its brain graph
+method      `Method`, `METHODS`, `make`: two verbs, one registry, models on disk
+deep        `DeepMethod`: the only training loop
+methods     one file an idea
+config      study files
+engines, study             `run_study`: every cell once, resumable, on any engine
+report      tables and pages from predictions
 cli         the commands
 """
 
@@ -14,29 +25,57 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from m2lgdg.check import check as check
+    from m2lgdg.check import check_cohort as check_cohort
     from m2lgdg.cohort import Cohort as Cohort
+    from m2lgdg.method import METHODS as METHODS
+    from m2lgdg.method import Method as Method
+    from m2lgdg.method import make as make
     from m2lgdg.readers import read as read
+    from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
+    from m2lgdg.study import run_study as run_study
     from m2lgdg.synthetic import make_cohort as make_cohort
 
 __version__ = "0.1.0"
 
 # Loaded when first used, so that `m2lgdg --help` does not wait for numpy, pandas or torch.
 _HOMES = {
-    "Cohort": "m2lgdg.cohort",
-    "InputError": "m2lgdg.storage",
-    "check": "m2lgdg.check",
-    "make_cohort": "m2lgdg.synthetic",
-    "read": "m2lgdg.readers",
+    "Cohort": "cohort",
+    "InputError": "storage",
+    "METHODS": "method",
+    "Method": "method",
+    "check_cohort": "check",
+    "leave_one_site_out": "splits",
+    "make": "method",
+    "make_cohort": "synthetic",
+    "read": "readers",
+    "run_study": "study",
 }
-__all__ = ["Cohort", "InputError", "check", "make_cohort", "read"]
+__all__ = [
+    "METHODS",
+    "Cohort",
+    "InputError",
+    "Method",
+    "check_cohort",
+    "graph",
+    "leave_one_site_out",
+    "losses",
+    "make",
+    "make_cohort",
+    "read",
+    "run_study",
+]
 
 
 def __getattr__(name: str) -> object:
+    if name in ("graph", "losses"):
+        return importlib.import_module(f"m2lgdg.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'm2lgdg' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(f"m2lgdg.{_HOMES[name]}")
+    if name == "METHODS":
+        return home.load_methods()
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check`: a table by site, findings, and the list of included and excluded subjects."""
+    """The result of `check_cohort`: a table by site, findings, and the list of included and excluded subjects."""
 
     sites: pd.DataFrame
     findings: tuple[Finding, ...]
@@ -49,7 +49,7 @@ class Check:
         return 2 if "unusable" in levels else 1 if "finding" in levels else 0
 
 
-def check(cohort: Cohort, *, new_site: bool = False) -> Check:
+def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     """Everything we know how to look for; `new_site` says that the cohort is only meant to be predicted."""
     flat = np.array([(one == one[0]).all(axis=0) for one in cohort.series])  # (subject, roi)
     findings = [
@@ -187,7 +187,8 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
 
 def _units(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
     """Sites whose signal is on another scale, as when one came in percent and another in raw units."""
-    spread = np.array([np.median(one.std(axis=0)[~still]) for one, still in zip(cohort.series, flat, strict=True)])
+    wide = np.float64  # the square of a small or large float32 is none
+    spread = np.array([np.median(one.std(axis=0, dtype=wide)[~still]) for one, still in zip(cohort.series, flat, strict=True)])
     typical = {site: float(np.median(spread[cohort.sites == site])) for site in cohort.site_names}
     middle = float(np.median(list(typical.values())))
     for site, value in typical.items():

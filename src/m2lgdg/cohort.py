@@ -75,6 +75,7 @@ class Cohort:
         put("rois", tuple(map(str, self.rois)))
         put("inputs", tuple(self.inputs))
         put("tr", np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy())
+        put("truth", None if self.truth is None else json.loads(json.dumps(self.truth)))
         put("series", tuple(_read_only(one) for one in self.series))
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
         self._check_counts(table)
@@ -92,6 +93,9 @@ class Cohort:
         ):
             if size != n:
                 raise InputError(f"cohort {self.name}: {n} subjects but {size} {what}.")
+        wrong = np.flatnonzero((self.tr <= 0) | np.isinf(self.tr))
+        if len(wrong):
+            raise InputError(f"cohort {self.name}: subject {self.subjects[wrong[0]]} has a TR of {self.tr[wrong[0]]:g} s.")
         for what, values in (("subject", self.subjects), ("ROI", np.asarray(self.rois))):
             names, counts = np.unique(values, return_counts=True)
             if (counts > 1).any():
@@ -229,14 +233,20 @@ class Cohort:
         }
         content = self
         if dtype == "float16":
-            packed = [_pack(one) for one in self.series]
+            with np.errstate(over="ignore", invalid="ignore"):
+                packed = [_pack(one) for one in self.series]
+                content = self._changed(series=tuple(_unpack(*parts) for parts in packed))
+            for subject, one in zip(self.subjects, content.series, strict=True):
+                if not np.isfinite(one).all():
+                    raise InputError(
+                        f"cohort {self.name}: the series of subject {subject} reaches too far for float16; write float32."
+                    )
             tensors["series"] = np.concatenate([half for half, _, _ in packed])
             tensors["offset"] = np.stack([offset for _, offset, _ in packed])
             tensors["scale"] = np.stack([scale for _, _, scale in packed])
-            content = self._changed(series=tuple(_unpack(*parts) for parts in packed))
         else:
             tensors["series"] = np.concatenate(self.series)
-        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header(), ensure_ascii=False)}
+        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header())}
         return write_tensors(path, tensors, header)
 
     def _columns(self) -> dict[str, list[float | str | None]]:
@@ -265,7 +275,7 @@ class Cohort:
         meta, tensors = read_tensors(path, FORMAT)
         try:
             cohort = cls._from_parts(json.loads(meta["cohort"]), tensors)
-        except (ValueError, KeyError, TypeError) as error:
+        except (InputError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"{path} is damaged and cannot be read as a cohort ({one_line(error)}).") from None
         if cohort.hash != meta.get("hash"):
             raise InputError(f"{path} was altered after it was written: its content does not match its hash.")

@@ -52,19 +52,20 @@ def _alike(cohort: Cohort) -> list[tuple[int, int]]:
     upper = np.triu_indices(len(rois), 1)
     if len(upper[0]) < 2 or len(cohort) < 2:
         return []
-    prints = np.stack([_correlation(one[:, rois])[upper] for one in cohort.series])  # (subject, edge)
+    # In float64, because the square of a large float32 is none. (subject, edge)
+    prints = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in cohort.series])
     alike = np.triu(_correlation(prints.T), 1)
     candidates = np.argwhere(alike > FC_ALIKE)
     strongest = np.argsort(-alike[tuple(candidates.T)], kind="stable")[:MOST_PAIRS]
     return [(int(i), int(j)) for i, j in candidates[strongest]]
 
 
-def _correlation(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _correlation(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Correlation between columns, 0 where one is constant."""
     centred = columns - columns.mean(axis=0)
     norm = np.linalg.norm(centred, axis=0)
     unit = centred / np.where(norm > 0, norm, 1)
-    result: npt.NDArray[np.float32] = unit.T @ unit
+    result: npt.NDArray[Any] = unit.T @ unit
     return result
 
 

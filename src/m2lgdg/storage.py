@@ -34,29 +34,52 @@ def writing(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not."""
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise OSError(0, "it is a folder")
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-        os.close(handle)
-        part = Path(name)
-        try:
-            yield part
-            os.chmod(part, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        if path.exists() and not path.is_file():  # to replace a device such as /dev/null would harm the whole machine
+            raise OSError(0, "it is a folder" if path.is_dir() else "it is no ordinary file")
+        with _folder_of(path):
+            handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+            os.close(handle)
+            part = Path(name)
+            try:
+                yield part
+                os.chmod(part, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+                with part.open("rb+") as file:
+                    os.fsync(file.fileno())
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
 
 
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[None]:
+    """The folder that a file goes to; when the block ends badly, those made for it are gone again."""
+    new = [folder for folder in path.parents if not folder.exists()]  # the innermost first
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file atomically."""
+    """Write a text file atomically; what is no Unicode (parts of some file names) is spelled out."""
     with writing(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
+
+
+def write_texts(folder: str | Path, texts: Mapping[str, str]) -> Path:
+    """Write the text files of a folder by their names: none takes its place before all are written."""
+    with contextlib.ExitStack() as stack:
+        for name, text in texts.items():
+            part = stack.enter_context(writing(Path(folder) / name))
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return Path(folder)
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> Path:
@@ -66,7 +89,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], met
 
     with writing(path) as part:
         try:
-            save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, part, metadata=dict(metadata))
+            save_file({key: np.asarray(value, order="C") for key, value in tensors.items()}, part, metadata=dict(metadata))
         except SafetensorError as error:  # the library wraps a full disk in a type of its own
             raise OSError(0, one_line(error)) from None
     return Path(path)

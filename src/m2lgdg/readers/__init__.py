@@ -19,8 +19,8 @@ from m2lgdg.storage import InputError
 KINDS = {
     "abide-pcp": "m2lgdg.readers.abide",
     "rest-meta-mdd": "m2lgdg.readers.rest_meta_mdd",
-    "folder": "m2lgdg.readers.folder",
     "bids": "m2lgdg.readers.bids",
+    "folder": "m2lgdg.readers.folder",
 }
 
 
@@ -44,8 +44,11 @@ def read(
         if options:
             raise InputError(f"a cohort file takes no option {next(iter(options))}; it was chosen when the file was made.")
         return Cohort.load(path)
+    if kind is not None:
+        _module(kind)  # a misspelt kind is the first thing to hear of
     if not path.is_dir():
-        raise InputError(f"{path} is a file; a {kind} cohort is a folder.")
+        what = f"a file; a cohort of kind {kind} is a folder" if kind else "neither a file nor a folder"
+        raise InputError(f"{path} is {what}.")
     if not any(path.iterdir()):
         raise InputError(f"{path} is an empty folder.")
     kind = kind or guess(path)
@@ -57,10 +60,10 @@ def read(
 
 def guess(path: Path) -> str:
     """The kind of a folder."""
+    if (path / "dataset.toml").is_file():
+        return "folder"  # its owner has said so
     for kind in KINDS:
         if _module(kind).matches(path):
-            if kind == "folder" and _module("bids").matches(path) and not (path / "dataset.toml").is_file():
-                return "bids"
             return kind
     raise InputError(
         f"{path} is of no kind we know: it has no *_rois_*.1D files (abide-pcp), no ROISignals_S*.mat files (rest-meta-mdd), "

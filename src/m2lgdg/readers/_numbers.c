@@ -34,6 +34,7 @@ static const char *number(const char *at, double *value) {
         if (at == power_start) at = mark;
         else exponent += below ? -power : power;
     }
+    if (start[0] == '\t' || start[0] == '\v' || start[0] == '\f') return start; /* strtod would skip it, and lines after it */
     if (digits == 0 || digits > 19 || mantissa > (1ULL << 53) || exponent < -22 || exponent > 22) {
         char *end;
         *value = strtod(start, &end);
@@ -53,7 +54,10 @@ long read_numbers(const char *text, char separator, float *out, long capacity, l
         long cells = 0;
         for (;;) {
             while (*text == ' ' || *text == '\r' || (*text == '\t' && separator != '\t')) text++;
-            if (*text == '\n' || *text == '\0') break;
+            if (*text == '\n' || *text == '\0') {
+                if (cells) return -1 - line; /* the last cell is empty */
+                break;
+            }
             double value;
             const char *end = number(text, &value);
             if (end == text || count == capacity) return -1 - line;
@@ -65,7 +69,6 @@ long read_numbers(const char *text, char separator, float *out, long capacity, l
             if (separator == ' ') {
                 if (text == end) return -1 - line;
             } else if (*text++ != separator) return -1 - line;
-            else if (*text == '\r' || *text == '\n' || *text == '\0') return -1 - line;
         }
         if (cells) {
             if (*columns == 0) *columns = cells;

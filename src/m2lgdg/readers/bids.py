@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.readers.gather import Found, OnBad, Progress, Rois, Series, gather
 from m2lgdg.readers.participants import read_participants
+from m2lgdg.readers.tables import need_columns, need_distinct, numeric, read_text_table
 from m2lgdg.readers.text import read_table
 from m2lgdg.storage import InputError, one_line
 
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 TABLES = "**/sub-*_timeseries.tsv"
 IMAGES = "**/sub-*_desc-*_bold.nii.gz"
+ADVICE = "say which is which by the options patient and control: --patient WORD,WORD --control WORD"
 BAND = (0.01, 0.1)  # Hz, as in both releases
+DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # what a cut or altered .nii.gz ends in
 
 
 def matches(path: Path) -> bool:
@@ -39,6 +43,8 @@ def read(
     atlas_labels: str | Path | None = None,
     only: str = "",
     site: str | None = None,
+    patient: str = "",
+    control: str = "",
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
 ) -> Cohort:
@@ -46,10 +52,13 @@ def read(
 
     `atlas` picks the `_atlas-` entity. `atlas_image` (with `atlas_labels`, a table of index and name) cuts NIfTI runs
     instead. `only` holds entities that a file name must have ("task-rest run-01"), needed where a subject has several runs.
+    `patient` and `control` are the words of the label column for each class, separated by commas, where they are not usual.
     An ROI that is NaN throughout (too little coverage) becomes flat, and is counted as such by `check`.
     """
     table = Path(participants) if participants else path / "participants.tsv"
-    people = read_participants(table, site=site)
+    patients, controls = _words(patient), _words(control)
+    need_distinct(patients, controls, "options patient and control")
+    people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE)
     if atlas_image is None:
         atlas, files = _series_tables(path, atlas, only)
         load = _load_table
@@ -69,9 +78,15 @@ def read(
             raise InputError(f"{files[name]}: subject sub-{name} is not in {table}.")
         excluded.append(Exclusion(f"sub-{name}", "", "series file but not listed"))
     found = [Found(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
-    gathered = gather(found, load, on_bad=on_bad, progress=progress)
+    trs: dict[Path, float] = {}
+
+    def load_with_tr(file: Path) -> tuple[Rois, Series]:
+        trs[file] = _repetition_time(file)  # so that a bad sidecar is trouble of its subject alone
+        return load(file)
+
+    gathered = gather(found, load_with_tr, table, on_bad=on_bad, progress=progress)
     rows = [order[_label(each.subject)] for each in gathered.found]
-    measured = np.array([_repetition_time(each.path) for each in gathered.found])
+    measured = np.array([trs[each.path] for each in gathered.found])
     return Cohort(
         series=gathered.series,
         subjects=np.array([each.subject for each in gathered.found]),
@@ -83,9 +98,13 @@ def read(
         tr=np.where(np.isnan(measured), people.tr[rows], measured),
         atlas=atlas,
         name=path.resolve().name,
-        excluded=tuple(excluded + gathered.excluded),
+        excluded=tuple(sorted(excluded + gathered.excluded)),
         notes=(f"atlas {atlas}", *people.notes),
     )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in str(text).split(",") if word.strip()]
 
 
 def _label(subject: str) -> str:
@@ -138,14 +157,18 @@ def _flatten_absent(series: Series) -> Series:
 
 
 def _repetition_time(file: Path) -> float:
-    """RepetitionTime of the JSON beside a file, else NaN."""
+    """RepetitionTime of the JSON beside a file, else that of an image's header, else NaN."""
     for beside in (file.with_suffix(".json"), Path(str(file).replace(".nii.gz", ".json"))):
         if beside.suffix == ".json" and beside.is_file():
             try:
-                return float(json.loads(beside.read_text()).get("RepetitionTime", np.nan))
+                seconds = float(json.loads(beside.read_text()).get("RepetitionTime", np.nan))
             except (ValueError, TypeError, AttributeError):
                 raise InputError(f"{beside} holds no readable RepetitionTime.") from None
-    return np.nan
+            if seconds <= 0 or np.isinf(seconds):
+                raise InputError(f"{beside} holds a RepetitionTime of {seconds:g} s.")
+            return seconds
+    zooms: tuple[float, ...] = _nifti(file).header.get_zooms() if file.name.endswith(".nii.gz") else ()
+    return float(zooms[3]) if len(zooms) == 4 and zooms[3] > 0 else np.nan
 
 
 class _Cut:
@@ -153,7 +176,12 @@ class _Cut:
 
     def __init__(self, image: Path, labels: Path | None) -> None:
         self.image = _nifti(image)
-        data = np.asarray(self.image.dataobj)
+        if self.image.ndim < 3 or self.image.shape[3:] not in ((), (1,)):
+            raise InputError(f"{image} has shape {self.image.shape}, not the 3 dimensions of an atlas (x, y, z).")
+        try:
+            data = np.asarray(self.image.dataobj)
+        except DAMAGED as error:
+            raise InputError(f"{image} is not a readable image ({one_line(error)}).") from None
         present = sorted(int(value) for value in np.unique(data[np.isfinite(data)]) if value != 0)
         self.names = {index: str(index) for index in present}
         if labels is not None:
@@ -164,17 +192,22 @@ class _Cut:
 
     def load(self, file: Path) -> tuple[Rois, Series]:
         """The (time, roi) series over the full label list; regions lost in resampling stay as flat columns."""
+        from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
 
         run = _nifti(file)
+        if run.ndim != 4:
+            raise InputError(f"{file} has shape {run.shape}, not (x, y, z, time).")
         tr = _repetition_time(file)
-        tr = float(run.header.get_zooms()[3]) if np.isnan(tr) and run.ndim == 4 else tr
         filters = {"high_pass": BAND[0], "low_pass": BAND[1], "t_r": tr} if tr > 0 else {}
-        masker = NiftiLabelsMasker(self.image, detrend=True, standardize=None, verbose=0, **filters)
-        confounds, kept = _confounds(file)
+        grid = {"target_affine": run.affine, "target_shape": run.shape[:3]}
         try:
+            # Resampled here, because the masker would warn of each region that it loses.
+            image = resample_img(self.image, **grid, interpolation="nearest", copy_header=True, force_resample=False)
+            masker = NiftiLabelsMasker(image, detrend=True, standardize=None, verbose=0, **filters)
+            confounds, kept = _confounds(file)
             signals = masker.fit_transform(run, confounds=confounds, sample_mask=kept)
-        except ValueError as error:
+        except DAMAGED as error:
             raise InputError(f"{file}: the regions cannot be cut ({one_line(error)}).") from None
         indices = list(self.names)
         series = np.zeros((len(signals), len(indices)), dtype=np.float32)
@@ -185,7 +218,8 @@ class _Cut:
 
 def _region_indices(masker: Any) -> list[int]:
     """The atlas value behind each column that the masker returned: it drops regions that resampling lost."""
-    return [int(value) for _, value in sorted(masker.region_ids_.items(), key=lambda item: str(item[0])) if value != 0]
+    columns = {key: value for key, value in masker.region_ids_.items() if key != "background"}
+    return [int(columns[key]) for key in sorted(columns)]
 
 
 def _nifti(path: Path) -> Any:
@@ -193,16 +227,16 @@ def _nifti(path: Path) -> Any:
 
     try:
         return nibabel.load(path)
-    except (OSError, nibabel.filebasedimages.ImageFileError) as error:
+    except (*DAMAGED, nibabel.filebasedimages.ImageFileError) as error:
         raise InputError(f"{path} is not a readable image ({one_line(error)}).") from None
 
 
 def _label_table(path: Path) -> dict[int, str]:
-    from m2lgdg.readers import tables
-
-    table = tables.read_text_table(path, "," if path.suffix == ".csv" else "\t")
-    tables.need_columns(table, ("index", "name"), path)
-    indices = tables.numeric(table.set_index("name", drop=False), "index", path)
+    table = read_text_table(path, "," if path.suffix == ".csv" else "\t")
+    need_columns(table, ("index", "name"), path)
+    indices = numeric(table.set_index("name", drop=False), "index", path)
+    if np.isnan(indices).any():
+        raise InputError(f"{path}: region {table['name'].iloc[int(np.isnan(indices).argmax())]} has no index.")
     return {int(index): name for index, name in zip(indices, table["name"], strict=True) if index != 0}
 
 

@@ -42,10 +42,17 @@ class Gathered(NamedTuple):
     excluded: list[Exclusion]
 
 
-def gather(found: Sequence[Found], load: Load, *, on_bad: OnBad = "stop", progress: Progress | None = None) -> Gathered:
-    """Read all files in threads, sorted by subject; a bad one stops the reading, or is excluded with its reason."""
+def gather(
+    found: Sequence[Found], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
+) -> Gathered:
+    """Read all files in threads, sorted by subject; a bad one stops the reading, or is excluded with its reason.
+
+    `table` is where the subjects are listed, to be named should none of them have a file.
+    """
     if on_bad not in ("stop", "exclude"):
         raise InputError(f"on_bad is 'stop' or 'exclude', not {on_bad!r}.")
+    if not found:
+        raise InputError(f"{table}: no listed subject has a series file.")
     found = sorted(found)
     loaded: list[tuple[Rois, Series] | InputError] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -71,7 +78,7 @@ def _try(load: Load, one: Found) -> tuple[Rois, Series] | InputError:
 def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | InputError], on_bad: OnBad) -> Gathered:
     orders = Counter(one[0] for one in loaded if not isinstance(one, InputError))
     if not orders:
-        raise next((one for one in loaded if isinstance(one, InputError)), InputError("no subject has a series file."))
+        raise next(one for one in loaded if isinstance(one, InputError))
     rois = orders.most_common(1)[0][0]
     result = Gathered([], [], rois, [])
     for each, one in zip(found, loaded, strict=True):
@@ -79,7 +86,8 @@ def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | In
         if isinstance(placed, InputError):
             if on_bad == "stop":
                 raise placed
-            result.excluded.append(Exclusion(each.subject, each.site, str(placed)))
+            reason = str(placed).replace(f"{each.path.parent}{os.sep}", "")  # cohorts are shared, folder names are not
+            result.excluded.append(Exclusion(each.subject, each.site, reason))
         else:
             placed.flags.writeable = False  # so that the cohort takes it without a copy
             result.found.append(each)
@@ -119,10 +127,11 @@ def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | Non
 
 def _load_npy(path: Path) -> npt.NDArray[Any]:
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header leads numpy into tokenizer, syntax and memory errors too
         if "allow_pickle" in str(error):
             raise InputError(
                 f"{path} holds Python objects that only pickle could read, which may run code; save numbers."
@@ -134,7 +143,6 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
 def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
     """One 2-D variable of a MATLAB file; the only one where none is named."""
     from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
 
     try:
         content = loadmat(path, variable_names=None if variable is None else [variable])
@@ -142,7 +150,7 @@ def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
         raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, MatReadError) as error:
+    except Exception as error:  # a damaged file leads scipy and zlib into errors of any type
         raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
     names = [name for name in content if not name.startswith("__")]
     if variable is not None and variable not in names:

@@ -41,17 +41,26 @@ def read_participants(
     missing: Sequence[str] = (),
     inputs: Sequence[str] | None = None,
     site: str | None = None,
+    advice: str = "",
 ) -> Participants:
-    """Read the table; `columns` names the column of a role, `site` stands in where there is no site column."""
+    """Read the table; `columns` names the column of a role, `site` stands in where there is no site column.
+
+    `advice` tells the user of a reader how to code labels that are not known.
+    """
     table = tables.read_text_table(path, "," if path.suffix == ".csv" else "\t")
     roles = {role: columns.get(role) or tables.find_column(table, role) for role in tables.ALIASES}
     tables.need_columns(table, [name for name in roles.values() if name], path)
     if roles["subject"] is None:
         raise InputError(f"{path} has no column for the subject ({', '.join(tables.ALIASES['subject'])}).")
     table = tables.index_by_subject(table, roles["subject"], path)
-    codes = (*tables.MISSING_CODES, *(code.lower() for code in missing))
+    if not len(table):
+        raise InputError(f"{path} lists no subject.")
+    bare = [code.lower().removesuffix(".0") for code in missing]
+    codes = (*tables.MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # a column with gaps is often written as floats
     notes = [f"{role} from column {name}" for role, name in roles.items() if name and role != "label"]
-    labels, note = _labels(table, roles["label"], path, patient, control)
+    labels, note = np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: the subjects are unlabelled"
+    if roles["label"]:
+        labels, note = tables.labels(table, roles["label"], path, patient, control, codes, advice)
     named = {role: name for role, name in roles.items() if name}
     phenotypes = _phenotypes(table, named, path, codes)
     chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
@@ -60,47 +69,44 @@ def read_participants(
             raise InputError(f"{path}: input {name} is neither a column nor one of {', '.join(INPUTS)}.")
         if phenotypes[name].dtype != np.float64:
             phenotypes[name] = tables.numeric(table, name, path, codes)  # says which subject holds text
-    tr_column = roles["tr"]
     return Participants(
         subjects=[str(one) for one in table.index],
         sites=_sites(table, roles["site"], site, path),
         labels=labels,
-        tr=tables.numeric(table, tr_column, path, codes) if tr_column else np.full(len(table), np.nan),
+        tr=_repetition_times(table, roles["tr"], path, codes),
         phenotypes=phenotypes,
         inputs=tuple(chosen),
         notes=(*notes, note),
     )
 
 
-def _labels(
-    table: pd.DataFrame, column: str | None, path: Path, patient: Sequence[str], control: Sequence[str]
-) -> tuple[npt.NDArray[np.int8], str]:
+def _repetition_times(table: pd.DataFrame, column: str | None, path: Path, codes: Sequence[str]) -> npt.NDArray[np.float64]:
     if column is None:
-        return np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: the subjects are unlabelled"
-    return tables.labels(table, column, path, patient, control)
+        return np.full(len(table), np.nan)
+    seconds = tables.numeric(table, column, path, codes)
+    wrong = np.flatnonzero(seconds <= 0)
+    if len(wrong):
+        raise InputError(f"{path}: subject {table.index[wrong[0]]}, column {column}: a TR of {seconds[wrong[0]]:g} s.")
+    return seconds
 
 
 def _sites(table: pd.DataFrame, column: str | None, site: str | None, path: Path) -> npt.NDArray[np.str_]:
     if column is None:
         if site is None:
             raise InputError(f"{path} has no column for the site ({', '.join(tables.ALIASES['site'])}).")
-        return np.full(len(table), site, dtype=np.str_)
-    sites = np.asarray(table[column], dtype=np.str_)
-    empty = np.isin(np.char.lower(sites), tables.MISSING_CODES)
-    if empty.any():
-        raise InputError(f"{path}: subject {table.index[empty][0]} has no site in column {column}.")
-    return sites
+        return np.array([site] * len(table), dtype=np.str_)  # np.full would keep the first letter only
+    return tables.sites(table, column, path)
 
 
 def _phenotypes(table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]) -> pd.DataFrame:
     columns: dict[str, object] = {}
     if "sex" in roles:
-        columns["sex"] = tables.sex(table, roles["sex"], path)
+        columns["sex"] = tables.sex(table, roles["sex"], path, codes)
     if "age" in roles:
         age = tables.numeric(table, roles["age"], path, codes)
         columns["age"] = np.where(age > 0, age, np.nan)
     if "education" in roles:
         education = tables.numeric(table, roles["education"], path, codes)
         columns["education"] = np.where(education >= 0, education, np.nan)
-    columns |= tables.other_columns(table, set(roles.values()), codes)
+    columns |= tables.other_columns(table, {*roles.values(), *columns}, codes)
     return pd.DataFrame(columns, index=table.index)

@@ -18,7 +18,6 @@ from m2lgdg.readers.atlas import regions
 from m2lgdg.readers.gather import Found, OnBad, Progress, Rois, Series, gather, load_mat, numbered_rois
 from m2lgdg.storage import InputError
 
-FILE = re.compile(r"ROISignals_(?P<id>S\d+-\d+-\d+)\.mat$")
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
 SHEETS = {"MDD": 1, "Controls": 0}
 INPUTS = {"sex": "Sex", "age": "Age", "education": "Education (years)"}
@@ -67,7 +66,7 @@ def read(
     book = _workbook(path)
     table = _phenotypes(book)
     folder, files = _files(path, strategy)
-    left_out = set(exclude_sites)
+    left_out = _sites(exclude_sites)
     excluded = []
     for subject, row in table.iterrows():
         if row["site"] in left_out:
@@ -75,7 +74,7 @@ def read(
         elif subject not in files:
             excluded.append(Exclusion(subject, row["site"], "listed but no series file"))
     for subject in sorted(set(files) - set(table.index)):
-        site = _parts(subject, files[subject])[0]
+        site = subject.split("-")[0]
         if site in left_out:
             excluded.append(Exclusion(subject, site, LEFT_OUT.get(site, "site left out by the user")))
         elif on_bad == "stop":
@@ -84,7 +83,7 @@ def read(
             excluded.append(Exclusion(subject, site, "series file but not listed"))
     gone = {each.subject for each in excluded}
     found = [Found(one, table.at[one, "site"], files[one]) for one in table.index if one not in gone]
-    gathered = gather(found, lambda file: _load(file, atlas), on_bad=on_bad, progress=progress)
+    gathered = gather(found, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
     table = table.loc[[each.subject for each in gathered.found]]
     return Cohort(
         series=gathered.series,
@@ -97,9 +96,17 @@ def read(
         tr=np.array(np.nan if tr is None else tr),
         atlas=atlas,
         name="rest-meta-mdd",
-        excluded=tuple(excluded + gathered.excluded),
+        excluded=tuple(sorted(excluded + gathered.excluded)),
         notes=(f"atlas {atlas}, folder {folder}", "site and label from the id: group 1 = patient, 2 = control"),
     )
+
+
+def _sites(names: Iterable[str]) -> set[str]:
+    sites = {names} if isinstance(names, str) else set(names)
+    wrong = next((site for site in sorted(sites) if not re.fullmatch(r"S\d+", site)), None)
+    if wrong is not None:
+        raise InputError(f"exclude_sites: {wrong!r} is no site of REST-meta-MDD, which are named S1, S2 ...")
+    return sites
 
 
 def _workbook(path: Path) -> Path:
@@ -147,10 +154,7 @@ def _parts(subject: str, where: Path) -> tuple[str, int]:
 def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, Path]]:
     folders: dict[Path, dict[str, Path]] = {}
     for file in sorted(path.glob("**/ROISignals_S*.mat")):
-        match = FILE.match(file.name)
-        if match is None:
-            raise InputError(f"{file}: the name is not ROISignals_S<site>-<group>-<number>.mat.")
-        folders.setdefault(file.parent, {})[match["id"]] = file
+        folders.setdefault(file.parent, {})[file.stem.removeprefix("ROISignals_")] = file
     if not folders:
         raise InputError(f"{path} has no series files (ROISignals_S<site>-<group>-<number>.mat).")
     ending = strategy or (PAPER_STRATEGY if len(folders) > 1 else "")

@@ -5,8 +5,8 @@ Shared by the readers. Nothing is guessed silently: what a column was taken for 
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,16 +35,32 @@ ALIASES = {
 
 
 def read_text_table(path: Path, separator: str) -> pd.DataFrame:
-    """A delimited table with every cell as stripped text, or an InputError."""
+    """A delimited table with every cell as stripped text, indexed by line, without the columns that have no name.
+
+    Not by pandas, which fills short rows, shifts long ones and renames a column that is there twice.
+    """
     try:
-        table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            cells_of = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
-    except (ValueError, pd.errors.ParserError) as error:
+    except (ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({one_line(error)}).") from None
-    return _tidy(table)
+    rows = {line: cells for line, cells in cells_of if any(cells)}
+    if not rows:
+        raise InputError(f"{path} is empty and cannot be read as a table.")
+    names = rows.pop(min(rows))
+    for line, cells in rows.items():
+        if len(cells) != len(names):
+            raise InputError(f"{path}, line {line}: {len(cells)} cells where the first line names {len(names)} columns.")
+    for name in names:
+        if name and names.count(name) > 1:
+            raise InputError(f"{path}: column {name} is there twice.")
+    table = pd.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=str)
+    return table.loc[:, [bool(name) for name in names]]
 
 
 def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
@@ -53,8 +69,10 @@ def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet not in book.sheet_names:
                 raise InputError(f"{path} has no sheet {sheet} (it has {', '.join(map(str, book.sheet_names))}).")
-            table = book.parse(sheet, dtype=str, keep_default_na=False)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            table = pd.read_excel(book, sheet_name=sheet, dtype=str, keep_default_na=False)
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file leads zip, XML and openpyxl into errors of any type
         raise InputError(f"{path} cannot be read as a workbook ({one_line(error)}).") from None
     return _tidy(table)
 
@@ -81,12 +99,20 @@ def index_by_subject(table: pd.DataFrame, column: str, path: Path) -> pd.DataFra
     """The table indexed by its subject column, each subject once and none without a name."""
     names = table[column]
     if (names == "").any():
-        row = int(np.flatnonzero((names == "").to_numpy())[0]) + 2
-        raise InputError(f"{path}, line {row}: column {column} is empty.")
+        raise InputError(f"{path}, line {names.index[names == ''][0]}: column {column} is empty.")
     twice = names[names.duplicated()]
     if len(twice):
         raise InputError(f"{path}: subject {twice.iloc[0]} is listed twice in column {column}.")
     return table.set_index(names.to_numpy())
+
+
+def sites(table: pd.DataFrame, column: str, path: Path) -> npt.NDArray[np.str_]:
+    """The site of each subject; a subject without one is an error."""
+    named = np.asarray(table[column], dtype=np.str_)
+    empty = np.isin(np.char.lower(named), MISSING_CODES)
+    if empty.any():
+        raise InputError(f"{path}: subject {table.index[empty][0]} has no site in column {column}.")
+    return named
 
 
 def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> npt.NDArray[np.float64]:
@@ -95,20 +121,26 @@ def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str]
     for i, (subject, cell) in enumerate(table[column].items()):
         if cell.lower() not in missing:
             try:
-                values[i] = float(cell)
+                values[i] = _number(cell)
             except ValueError:
                 raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is not a number.") from None
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def sex(table: pd.DataFrame, column: str, path: Path, words: Mapping[str, float] = SEX_WORDS) -> npt.NDArray[np.float64]:
+def _number(cell: str) -> float:
+    if "_" in cell:
+        raise ValueError("Python takes 17_1 for 171")
+    return float(cell)
+
+
+def sex(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> npt.NDArray[np.float64]:
     """Sex as 1 male, 2 female, NaN unknown (0 and missing codes); any other word is an error."""
 
     def code(subject: str, cell: str) -> float:
         word = cell.lower().removesuffix(".0")
-        if word in words:
-            return words[word]
-        if word in MISSING_CODES or word in ("0", "u", "unknown", "o", "other"):
+        if word in SEX_WORDS:
+            return SEX_WORDS[word]
+        if word in missing or word in ("0", "u", "unknown", "o", "other"):
             return np.nan
         raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is neither male nor female.")
 
@@ -116,23 +148,44 @@ def sex(table: pd.DataFrame, column: str, path: Path, words: Mapping[str, float]
 
 
 def labels(
-    table: pd.DataFrame, column: str, path: Path, patient: Sequence[str] = (), control: Sequence[str] = ()
+    table: pd.DataFrame,
+    column: str,
+    path: Path,
+    patient: Sequence[str] = (),
+    control: Sequence[str] = (),
+    missing: Sequence[str] = MISSING_CODES,
+    advice: str = "",
 ) -> tuple[npt.NDArray[np.int8], str]:
-    """Labels 1 / 0 / -1 (missing) and a note on the coding, which is the given one or, without, the usual words."""
+    """Labels 1 / 0 / -1 (missing) and a note on the coding, which is the given one or, without, the usual words.
+
+    `advice` ends the sentence about words that are not known: how a user of this reader says which is which.
+    """
     cells = table[column].str.lower().str.removesuffix(".0")
-    present = sorted(set(cells) - set(MISSING_CODES))
-    patients = {word.lower() for word in patient} or PATIENT_WORDS
-    controls = {word.lower() for word in control} or CONTROL_WORDS
-    advice = 'say which is which in dataset.toml: [labels] patient = ["..."], control = ["..."]'
+    patients, controls = _words(patient), _words(control)
+    # A word that was given for one class is none of the other's usual words.
+    patients, controls = patients or PATIENT_WORDS - controls, controls or CONTROL_WORDS - patients
+    present = sorted(word for word in set(cells) if word not in missing or word in patients | controls)
+    advice = f"; {advice}" if advice else ""
     if not patient and {"1", "2"} <= set(present):
-        raise InputError(f"{path}, column {column}: labels 1 and 2 do not tell who is the patient; {advice}.")
+        raise InputError(f"{path}, column {column}: labels 1 and 2 do not tell who is the patient{advice}.")
     for word in present:
         if word not in patients | controls:
             subject = table.index[np.flatnonzero((cells == word).to_numpy())[0]]
-            raise InputError(f"{path}: subject {subject}, column {column}: label {word[:40]!r} is not known; {advice}.")
+            raise InputError(f"{path}: subject {subject}, column {column}: label {word[:40]!r} is not known{advice}.")
     coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
     used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
     return coded, f"label from column {column}: " + ", ".join(f"{'/'.join(used[kind]) or 'nobody'} = {kind}" for kind in used)
+
+
+def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) -> None:
+    """InputError for a word that was given for both classes."""
+    both = _words(patient) & _words(control)
+    if both:
+        raise InputError(f"{where}: {min(both)} stands for both patient and control.")
+
+
+def _words(given: Iterable[str]) -> set[str]:
+    return {word.lower().removesuffix(".0") for word in given}
 
 
 def other_columns(table: pd.DataFrame, skip: Iterable[str], missing: Sequence[str] = MISSING_CODES) -> dict[str, object]:
@@ -148,7 +201,7 @@ def other_columns(table: pd.DataFrame, skip: Iterable[str], missing: Sequence[st
 
 def _all_numbers(cells: list[str]) -> object:
     try:
-        return np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        return np.array([_number(cell) if cell else np.nan for cell in cells], dtype=np.float64)
     except ValueError:
         return np.array(cells, dtype=object)
 
@@ -157,6 +210,11 @@ def keep_included(cohort: Cohort, path: Path) -> Cohort:
     """The subjects that an inclusion.csv of `check` has as included; the others it names are recorded as excluded by it."""
     table = read_text_table(path, ",")
     need_columns(table, ("subject", "status"), path)
+    table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # releases list scans of nobody
+    table = index_by_subject(table, "subject", path)
+    for subject, status in table["status"].items():
+        if status not in ("included", "excluded"):
+            raise InputError(f"{path}: subject {subject}, column status: {status[:40]!r} is neither included nor excluded.")
     unknown = sorted(set(table.loc[table["status"] == "included", "subject"]) - set(cohort.subjects.tolist()))
     if unknown:
         raise InputError(f"{path}: subject {unknown[0]} is listed as included but the cohort does not have it.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
-import warnings
+import re
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from m2lgdg.storage import InputError
 
+BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
 MISSING = {"", "n/a", "na", "nan"}  # how BIDS, pandas and people write an absent number
 
 
@@ -42,8 +43,9 @@ def compiled() -> ctypes.CDLL | None:
 def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
     """Column names (None without a header) and the (row, column) numbers of a text file.
 
-    A header is a first line that starts with # or holds a cell that is no number. Cells may be missing as NaN, n/a or
-    nothing (between tabs or commas only). Anything else that is no number, or a ragged row, is an error with its place.
+    A header is a first line that starts with # or holds a cell that is no number; but a word beside decimals is a mistake.
+    Cells may be missing as NaN, n/a or nothing (between tabs or commas only). Anything else that is no number, or a ragged
+    row, is an error with its place.
     """
     try:
         text = path.read_bytes()
@@ -51,13 +53,19 @@ def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
     if b"\0" in text:
         raise InputError(f"{path} is not a text file.")
-    end = text.find(b"\n") + 1 or len(text)
-    first = text[:end]
+    blank = BLANK_LINES.match(text)
+    begin = blank.end() if blank else 0
+    end = text.find(b"\n", begin) + 1 or len(text)
+    first = text[begin:end]
     separator = _separator(path, first)
     cells = _cells(first, separator)
-    if first.startswith(b"#") or not all(_is_number(cell) for cell in cells):
-        return [cell.lstrip("#") for cell in cells], _numbers(path, text, end, separator)
-    return None, _numbers(path, text, 0, separator)
+    words = [column for column, cell in enumerate(cells, start=1) if not _is_number(cell)]
+    if first.startswith(b"#") or words:
+        if not first.startswith(b"#") and any("." in cell and _is_number(cell) for cell in cells):
+            line = 1 + text.count(b"\n", 0, begin)
+            raise InputError(f"{path}, line {line}, column {words[0]}: {cells[words[0] - 1][:40]!r} is not a number.")
+        return _names(path, cells, separator), _numbers(path, text, end, separator)
+    return None, _numbers(path, text, begin, separator)
 
 
 def _separator(path: Path, line: bytes) -> bytes:
@@ -74,6 +82,16 @@ def _cells(line: bytes, separator: bytes) -> list[str]:
     return [cell.strip().strip('"') for cell in cells]
 
 
+def _names(path: Path, cells: list[str], separator: bytes) -> list[str]:
+    """The names of a header, be it "a b", "#a #b" or, as numpy.savetxt writes it, "# a b"."""
+    if separator == b" " and cells[0] == "#":
+        cells = cells[1:]
+    names = [cell.lstrip("#").strip() for cell in cells]
+    if "" in names:
+        raise InputError(f"{path}, column {names.index('') + 1}: the header does not name it; leave out a row index.")
+    return names
+
+
 def _is_number(cell: str) -> bool:
     if cell.lower() in MISSING:
         return True
@@ -81,14 +99,14 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # Python takes 17_1 for 171
 
 
 def _numbers(path: Path, text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32]:
-    """The numbers of text from byte `start` on (after the header)."""
+    """The numbers of text from byte `start` on (after blank lines and the header)."""
     table = _compiled_numbers(text, start, separator) if compiled() else _numpy_numbers(text[start:], separator)
     if table is None:
-        table = _numbers_by_cell(path, text[start:], separator, first_line=2 if start else 1)
+        table = _numbers_by_cell(path, text[start:], separator, first_line=1 + text.count(b"\n", 0, start))
     if table.size == 0:
         raise InputError(f"{path} holds no numbers.")
     return table
@@ -110,10 +128,11 @@ def _compiled_numbers(text: bytes, start: int, separator: bytes) -> npt.NDArray[
 
 
 def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | None:
+    if not text.strip():
+        return np.empty((0, 0), dtype=np.float32)
+    delimiter = None if separator == b" " else separator.decode()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an empty file is told by its size
-            table = np.loadtxt(io.BytesIO(text), delimiter=None if separator == b" " else separator.decode(), ndmin=2)
+        table = np.loadtxt(io.BytesIO(text), delimiter=delimiter, comments=None, ndmin=2)
     except ValueError:
         return None
     with np.errstate(over="ignore"):
@@ -123,8 +142,9 @@ def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | N
 def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> npt.NDArray[np.float32]:
     """The slow way, taken when the fast one met something odd: missing cells become NaN, the rest is named."""
     rows: list[list[float]] = []
+    padding = b" \r" if separator == b"\t" else None  # a line of tabs is a row of missing cells, one of spaces is blank
     for number, line in enumerate(text.split(b"\n"), start=first_line):
-        if not line.strip():
+        if not line.strip(padding):
             continue
         cells = _cells(line, separator)
         for column, cell in enumerate(cells, start=1):

@@ -1,0 +1,146 @@
+"""A study file: which cohort, targets, seeds and methods, which fields, variants and sweeps; TOML in, resolved JSON out.
+
+The border between what a user writes and what the runner does: everything is checked here, with the nearest valid key.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from m2lgdg.method import checked_fields, load_methods, nearest
+from m2lgdg.storage import InputError, one_line
+
+Scalar = bool | int | float | str
+
+
+class Study(BaseModel):
+    """What a study file may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    cohort: str = Field(description="cohort file or release folder, relative to the study file")
+    methods: list[str] = Field(min_length=1)
+    name: str = "study"
+    kind: str | None = None
+    options: dict[str, Scalar] = Field(default={}, description="reader options, for a release folder")
+    targets: list[str] | None = Field(default=None, description="target sites; all by default")
+    seeds: list[int] = Field(default=[0, 1, 2, 3, 4], min_length=1)
+    inputs: list[str] | None = Field(default=None, description="phenotype columns; the cohort's own by default")
+    allow_proxies: bool = False
+    method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
+    variants: list[str] | dict[str, list[str]] = Field(default=[], description="for every method that has them, or by method")
+    sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
+    plugins: list[str] = []
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1, description="threads of one cell; the same number gives the same bits")
+    cohort_hash: str | None = Field(default=None, description="refuse a cohort of other content")
+
+
+def read_study(path: str | Path, changes: list[str] | None = None, plugins: list[str] | None = None) -> Study:
+    """Read a study file (.toml, or the study.json of an earlier run) and apply `--set key=value` changes and more plugins."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {one_line(error)}.") from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'} ({one_line(error)}).") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} does not hold a study.")
+    for change in changes or []:
+        _apply(content, change)
+    if plugins:
+        content["plugins"] = [*content.get("plugins", []), *plugins]
+    return check_study(content, str(path), path.parent)
+
+
+def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> Study:
+    """A study from plain values, every name in it checked; `folder` is what its paths are relative to."""
+    try:
+        study = Study.model_validate(content)
+    except ValidationError as error:
+        raise InputError(_sentence(error, where)) from None
+    plugins = [str(folder / plugin) for plugin in study.plugins]
+    study = study.model_copy(update={"plugins": plugins, "cohort": str(folder / study.cohort)})
+    known = load_methods(tuple(plugins))
+    for name in study.methods:
+        if name not in known:
+            raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}.")
+    if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
+        raise InputError(f"{where}: a method or seed is listed twice.")
+    for section, table in (("method", study.method), ("sweep", study.sweep)):
+        for name in table:
+            if name not in study.methods:
+                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}.")
+    _check_fields(study, where)
+    _check_variants(study, where)
+    return study
+
+
+def _check_fields(study: Study, where: str) -> None:
+    known = load_methods()
+    try:
+        for name, fields in study.method.items():
+            checked_fields(known[name], fields)
+        for name, axes in study.sweep.items():
+            for field, values in axes.items():
+                for value in values:
+                    checked_fields(known[name], {field: value})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _check_variants(study: Study, where: str) -> None:
+    known = load_methods()
+    if isinstance(study.variants, list):
+        have = {variant for name in study.methods for variant in known[name].variants}
+        for variant in study.variants:
+            if variant not in have:
+                raise InputError(
+                    f"{where}, key variants: no method of the study has a variant {variant}{nearest(variant, have)}."
+                )
+        return
+    for name, variants in study.variants.items():
+        if name not in study.methods:
+            raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}.")
+        for variant in variants:
+            if variant not in known[name].variants:
+                raise InputError(
+                    f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, known[name].variants)}."
+                )
+
+
+def _apply(content: dict[str, Any], change: str) -> None:
+    """`--set a.b=value`, the value in TOML ("text" may go without its quotes)."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {change}: not of the form key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    for part in path:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise InputError(f"--set {change}: {part} is not a section.")
+    content[last] = value
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))
+    if first["type"] == "extra_forbidden":
+        return f"{where}: key {place} is not known{nearest(place, list(Study.model_fields))}."
+    if first["type"] == "missing":
+        return f"{where}: key {place} is missing."
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return f"{where}, key {place}: {message} (it is {first['input']!r})."

@@ -1,0 +1,132 @@
+"""Connectivity of a subject's series: Fisher-z correlations, tangent-space projections, regional amplitude.
+
+Features for methods. Correlation and amplitude need one subject alone; the tangent space has a reference that is fitted on
+source and then applied to anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Series = Sequence[npt.NDArray[np.float32]]
+CLIP = 0.999  # Fisher's z of 1 is infinite
+
+
+def standardised(series: npt.NDArray[np.float32]) -> Floats:
+    """A (time, roi) series with mean 0 and variance 1 in each ROI; a flat ROI becomes 0."""
+    wide = series.astype(np.float64)
+    wide -= wide.mean(axis=0)
+    spread = wide.std(axis=0)
+    flat = (series == series[0]).all(axis=0)
+    wide /= np.where(flat, 1.0, spread)
+    wide[:, flat] = 0.0
+    return wide
+
+
+def correlations(series: Series) -> Floats:
+    """(subject, roi, roi) Pearson correlations, 1 on the diagonal, 0 with a flat ROI."""
+    n = series[0].shape[1]
+    result = np.empty((len(series), n, n))
+    for i, one in enumerate(series):
+        unit = standardised(one)  # (time, roi)
+        result[i] = unit.T @ unit / len(unit)
+    np.clip(result, -1.0, 1.0, out=result)
+    result[:, np.arange(n), np.arange(n)] = 1.0
+    return result
+
+
+def upper_triangle(matrices: Floats) -> Floats:
+    """(subject, edge) values above the diagonal, row by row."""
+    rows, columns = np.triu_indices(matrices.shape[-1], 1)
+    return matrices[:, rows, columns]
+
+
+def fc_features(series: Series) -> Floats:
+    """(subject, edge) Fisher z of the correlations."""
+    return np.arctanh(np.clip(upper_triangle(correlations(series)), -CLIP, CLIP))
+
+
+def amplitude_features(series: Series) -> Floats:
+    """(subject, roi) log standard deviation of each ROI relative to the subject's mean over ROIs; 0 for a flat ROI."""
+    spread = np.array([one.std(axis=0, dtype=np.float64) for one in series])
+    alive = np.array([(one != one[0]).any(axis=0) for one in series])
+    log = np.log(np.where(alive, spread, 1.0))
+    middle = (log * alive).sum(axis=1, keepdims=True) / np.maximum(alive.sum(axis=1, keepdims=True), 1)
+    return np.where(alive, log - middle, 0.0)
+
+
+def covariances(series: Series) -> Floats:
+    """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
+
+    The shrinkage has a closed form, so there is no need for a fit object per subject: S = X'X / t is drawn towards mu I
+    by the share of the error of S in its distance from mu I.
+    """
+    n = series[0].shape[1]
+    result = np.empty((len(series), n, n))
+    for i, one in enumerate(series):
+        x = standardised(one)  # (time, roi)
+        t = len(x)
+        sample = x.T @ x / t
+        mu = np.trace(sample) / n
+        distance = (sample**2).sum() - n * mu**2  # |S - mu I|^2
+        error = (((x**2).sum(axis=1) ** 2).sum() / t - (sample**2).sum()) / t  # mean of |x x' - S|^2, over t
+        shrinkage = min(error, distance) / distance if distance > 0 else 0.0
+        result[i] = (1 - shrinkage) * sample
+        result[i][np.diag_indices(n)] += max(shrinkage, 1e-6) * mu  # the floor keeps fully flat ROIs invertible
+    return result
+
+
+def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50) -> Floats:
+    """The positive definite matrix whose mean logarithmic distance to the others is zero (the tangent reference).
+
+    Fixed-point iteration from the arithmetic mean; it ends when the mean tangent vector, relative to the number of ROIs,
+    is below `tolerance`. Steps of 0.85 instead of 1 cut the error to 0.15 instead of 0.38 each time on real scans.
+    """
+    reference, step, before = matrices.mean(axis=0), 0.85, np.inf
+    for _ in range(steps):
+        root, inverse = _symmetric(reference, np.sqrt), _symmetric(reference, _inverse_root)
+        mean = _log(inverse @ matrices @ inverse).mean(axis=0)
+        error = float(np.linalg.norm(mean))
+        step, before = step / 2 if error > before else step, error  # very different matrices need shorter steps
+        reference = root @ _symmetric(step * mean, np.exp) @ root
+        reference = (reference + reference.T) / 2
+        if error / len(mean) < tolerance:
+            break
+    return np.asarray(reference)
+
+
+def tangent_features(matrices: Floats, reference: Floats) -> Floats:
+    """(subject, roi (roi + 1) / 2) coordinates: the matrix logarithm after whitening by the reference.
+
+    The off-diagonal is scaled by sqrt 2, so that Euclidean distances are those of the matrices.
+    """
+    whitening = _symmetric(reference, _inverse_root)
+    rows, columns = np.triu_indices(len(reference))
+    scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
+    return _log(whitening @ matrices @ whitening)[:, rows, columns] * scale
+
+
+def _log(matrices: Floats) -> Floats:
+    # One at a time: a subject's features must not depend, in the last bit, on who else is in the batch.
+    result = np.empty_like(matrices)
+    for i, one in enumerate(matrices):
+        result[i] = _symmetric((one + one.T) / 2, _safe_log)
+    return result
+
+
+def _symmetric(matrix: Floats, function: Callable[[Floats], Floats]) -> Floats:
+    """A function of a symmetric matrix, through its eigenvalues."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * function(values)) @ vectors.T)
+
+
+def _inverse_root(values: Floats) -> Floats:
+    return np.asarray(1 / np.sqrt(values))
+
+
+def _safe_log(values: Floats) -> Floats:
+    return np.asarray(np.log(np.maximum(values, 1e-12)))

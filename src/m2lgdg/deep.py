@@ -1,0 +1,282 @@
+"""`DeepMethod`: the only training loop. A subclass writes `build` (the network) and `loss`, rarely `step`.
+
+AdamW, linear warm-up then cosine, gradient clipping, early stopping on source-validation AUC, seeding, device and precision
+are here and nowhere else. The whole source lies on the device, and a batch is a row of indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.losses import smoothed_cross_entropy
+from m2lgdg.method import Method
+from m2lgdg.metrics import auc, platt
+from m2lgdg.preprocess import PhenotypeScaler, standardised_series
+from m2lgdg.splits import validation_split
+from m2lgdg.storage import InputError
+
+PIECE = 64  # subjects that go through a network at once when nothing is learned
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some subjects on the device: series (subject, roi, time), phenotypes (subject, input), label and site numbers."""
+
+    series: Tensor
+    phenotypes: Tensor
+    label: Tensor
+    site: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def take(self, rows: Tensor) -> Batch:
+        """The subjects at some positions."""
+        return Batch(self.series[rows], self.phenotypes[rows], self.label[rows], self.site[rows])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network must know of the data: counts, and whatever `prepare` fitted on source-training subjects."""
+
+    n_rois: int
+    length: int
+    n_inputs: int
+    n_sites: int
+    fitted: Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass
+class DeepMethod(Method):
+    """A neural network trained on source; the fields are common to all deep methods."""
+
+    length: int = 200
+    epochs: int = 100
+    warmup: int = 10
+    patience: int = 20
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    weight_decay: float = 1e-4
+    clip: float = 1.0
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    validation_share: float = 0.15
+    validation_by: Literal["subject", "site"] = "subject"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    deterministic: bool = False
+    select_after_warmup: bool = True  # a network that has not begun to learn can rank a hundred subjects well by chance
+    calibration: Literal["platt", "none"] = "platt"  # on source-validation subjects; none: the plain softmax
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network; its forward takes a Batch and returns logits (subject, 2)."""
+        raise NotImplementedError(f"{type(self).__name__} must write build")
+
+    def prepare(self, train: Cohort, series: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
+        """What else is fitted on source-training subjects (a group graph, say); `series` are theirs, standardised."""
+        return {}
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the training loss by name; their sum is minimised."""
+        return {"ce": self.cross_entropy(network(batch), batch)}
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Smoothed cross-entropy with the inverse-frequency class weights of source-training subjects."""
+        return smoothed_cross_entropy(logits, batch.label, self._class_weight, self.label_smoothing)
+
+    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """One update; returns the detached loss terms."""
+        optimizer.zero_grad(set_to_none=True)
+        with self._autocast(batch.label.device):
+            terms = self.loss(network, batch)
+        total: Any = torch.stack([term.float() for term in terms.values()]).sum()
+        total.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        optimizer.step()
+        return {name: term.detach() for name, term in terms.items()}
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
+        place = choose_device(device)
+        before = torch.are_deterministic_algorithms_enabled()
+        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        devices = [place.index or 0] if place.type == "cuda" else []
+        try:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+            torch.use_deterministic_algorithms(self.deterministic)
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(seed)
+                self._train(source, seed, place, progress)
+        except torch.OutOfMemoryError:
+            advice = f"lower batch_size ({self.batch_size}) or length ({self.length}), or set precision to bf16"
+            raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
+        finally:
+            torch.use_deterministic_algorithms(before)
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+    def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
+        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
+        if not len(validation):  # too few subjects to spare any
+            validation = training
+        scaler = PhenotypeScaler.fit(source.select(training))
+        series = standardised_series(source.series, self.length)
+        fitted = self.prepare(source.select(training), series[training])
+        shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
+        everyone = self._batch(source, series, scaler, place)
+        counts = np.bincount(source.labels[training], minlength=2)
+        self._class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1)), device=place).float()
+
+        network = self.build(shape).to(place)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        order = torch.Generator().manual_seed(seed)
+        train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
+        size = min(self.batch_size, len(training))
+        per_epoch = len(training) // size
+        history: list[dict[str, float]] = []
+        best: tuple[float, float] | None = None
+        kept: dict[str, npt.NDArray[Any]] = {}
+        for epoch in range(self.epochs):
+            network.train()
+            rows = train[torch.randperm(len(train), generator=order).to(place)]
+            sums: dict[str, Tensor] = {}
+            for i in range(per_epoch):
+                rate = self.learning_rate * schedule(epoch * per_epoch + i, per_epoch, self.warmup, self.epochs)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                terms = self.step(network, everyone.take(rows[i * size : (i + 1) * size]), optimizer)
+                sums = {name: sums.get(name, 0.0) + term for name, term in terms.items()}
+            record = {name: float(total) / per_epoch for name, total in sums.items()}
+            self._stop_if_not_finite(record, epoch)
+            record |= self._validate(network, everyone.take(check_rows))
+            history.append(record)
+            if progress:
+                progress(epoch=epoch + 1, epochs=self.epochs, **record)
+            if self.select_after_warmup and epoch < min(self.warmup, self.epochs - 1):
+                continue
+            rank = (record["val_auc"], -record["val_loss"])
+            if best is None or rank > best:
+                best, best_epoch = rank, epoch
+                kept = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
+            elif epoch - best_epoch >= self.patience:
+                break
+        self.state_ |= {f"network.{name}": value for name, value in kept.items()}
+        self.state_ |= {f"fitted.{name}": value for name, value in fitted.items()} | scaler.state("scaler")
+        self.facts_ |= {
+            "history": history,
+            "best_epoch": best_epoch + 1,
+            "parameters": sum(value.numel() for value in network.parameters()),
+            "n_sites": len(source.site_names),
+            "training_subjects": len(training),
+            "validation_subjects": len(validation),
+        }
+        self._place = place
+        check = everyone.take(check_rows)
+        self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
+
+    def _calibrate(self, check: Batch) -> tuple[float, float]:
+        """Slope and offset of the logit, by which the threshold 0.5 fits source-validation subjects."""
+        if self.calibration == "none" or not len(check):
+            return 1.0, 0.0
+        return platt(self._decision(self.network().to(check.label.device), check), check.label.cpu().numpy())
+
+    def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
+        """(subject,) difference of the two logits."""
+        with torch.inference_mode():
+            parts = [network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)]
+            logits = torch.cat(parts).double()
+        return (logits[:, 1] - logits[:, 0]).cpu().numpy()
+
+    def score(self, target: Cohort) -> npt.NDArray[np.float64]:
+        """The calibrated softmax of the kept network's logits."""
+        place = getattr(self, "_place", torch.device("cpu"))
+        network = self.network().to(place)
+        scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
+        slope, offset = self.state_["calibration"]
+        decision = []
+        for start in range(0, len(target), PIECE):  # a piece at a time, so that a large site need not fit on the device
+            part = target.select(np.arange(start, min(start + PIECE, len(target))))
+            batch = self._batch(part, standardised_series(part.series, self.length), scaler, place)
+            decision.append(self._decision(network, batch))
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
+
+    def network(self) -> nn.Module:
+        """The fitted network, ready to predict."""
+        fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items() if name.startswith("fitted.")}
+        shape = self._shape(len(self.facts_["rois"]), len(self.facts_["inputs"]), self.facts_["n_sites"], fitted)
+        with torch.random.fork_rng(devices=[]):
+            network = self.build(shape)
+        weights = {
+            name.removeprefix("network."): torch.from_numpy(np.array(value))
+            for name, value in self.state_.items()
+            if name.startswith("network.")
+        }
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise InputError(f"the weights do not fit method {self.name}: {str(error).splitlines()[-1].strip()}.") from None
+        return network.eval()
+
+    def _shape(self, n_rois: int, n_inputs: int, n_sites: int, fitted: Mapping[str, npt.NDArray[Any]]) -> Shape:
+        return Shape(n_rois, self.length, n_inputs, n_sites, fitted)
+
+    def _batch(self, cohort: Cohort, series: npt.NDArray[np.float32], scaler: PhenotypeScaler, place: torch.device) -> Batch:
+        numbers = {site: i for i, site in enumerate(cohort.site_names)}
+        return Batch(
+            series=torch.from_numpy(series).to(place),
+            phenotypes=torch.from_numpy(scaler.transform(cohort).astype(np.float32)).to(place),
+            label=torch.from_numpy(cohort.labels.astype(np.int64)).to(place),
+            site=torch.tensor([numbers[site] for site in cohort.sites.tolist()], device=place),
+        )
+
+    def _autocast(self, place: torch.device) -> torch.autocast:
+        return torch.autocast(place.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+        """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
+        network.eval()
+        with torch.inference_mode(), self._autocast(batch.label.device):
+            logits = torch.cat([network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)])
+            loss = float(self.cross_entropy(logits, batch))
+        area = auc(batch.label.cpu().numpy(), (logits[:, 1] - logits[:, 0]).float().cpu().numpy())
+        return {"val_auc": 0.5 if math.isnan(area) else area, "val_loss": loss}
+
+    def _stop_if_not_finite(self, record: Mapping[str, float], epoch: int) -> None:
+        for name, value in record.items():
+            if not math.isfinite(value):
+                raise InputError(
+                    f"method {self.name}: loss {name} is {value} in epoch {epoch + 1}; lower learning_rate "
+                    f"({self.learning_rate}), or set precision to fp32."
+                )
+
+
+def _pieces(count: int, place: torch.device) -> list[Tensor]:
+    everyone = torch.arange(count, device=place)
+    return [everyone[start : start + PIECE] for start in range(0, count, PIECE)]
+
+
+def choose_device(name: str) -> torch.device:
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f"device {name} is not available on this machine.") from None
+    return device
+
+
+def schedule(step: int, per_epoch: int, warmup: int, epochs: int) -> float:
+    """Share of the learning rate at a batch: linear to 1 over the warm-up epochs, then a cosine to 0 at the last."""
+    rise, total = warmup * per_epoch, epochs * per_epoch
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(total - rise, 1)))

@@ -1,0 +1,63 @@
+"""Where cells run: one after the other, in local processes (joblib), or on a Dask cluster. Same work, same results.
+
+An engine takes items and a function and yields (item, result) as they finish; the study runner neither knows nor cares how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+from m2lgdg.storage import InputError, one_line
+
+Engine = Literal["serial", "joblib", "dask"]
+Item = TypeVar("Item")
+Work = Callable[[Any], str | None]  # returns the reason of a failure, or None
+
+
+def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+    """One after the other, in this process."""
+    for item in items:
+        yield item, work(item)
+
+
+def local(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+    """In `jobs` processes of this machine."""
+    from joblib import Parallel, delayed
+
+    pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
+    for position, result in pool(delayed(_numbered)(work, i, item) for i, item in enumerate(items)):
+        yield items[position], result
+
+
+def _numbered(work: Work, position: int, item: Any) -> tuple[int, str | None]:
+    return position, work(item)
+
+
+def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+    """On the cluster of a scheduler's address, or on a cluster of `jobs` local worker processes started for the occasion.
+
+    The workers must see the study's folder and the cohort file under the same paths.
+    """
+    try:
+        from dask import distributed
+    except ImportError:
+        raise InputError("the dask engine needs the extra: pip install 'm2lgdg[cluster]'.") from None
+    api: Any = distributed
+    own = None if scheduler else api.LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None)
+    try:
+        client = api.Client(scheduler or own, timeout="20s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler answers at {scheduler} ({one_line(error)}).") from None
+    try:
+        waiting = {client.submit(work, item, pure=False): item for item in items}
+        for future in api.as_completed(list(waiting)):
+            lost = future.exception()  # the work itself never raises, so this is the worker's end
+            yield waiting[future], f"worker lost: {one_line(lost)}" if lost else future.result()
+    finally:
+        client.close()
+        if own is not None:
+            own.close()
+
+
+ENGINES: dict[str, Callable[..., Iterator[tuple[Any, str | None]]]] = {"serial": serial, "joblib": local, "dask": dask}

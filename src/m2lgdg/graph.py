@@ -1,0 +1,53 @@
+"""The brain graph of the local encoder: group adjacency from source, its learnable refinement, Chebyshev convolution.
+
+The adjacency is fitted on source-training subjects and travels with the model; the rest is differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from m2lgdg.connectivity import correlations
+
+
+def group_graph(series_list: Sequence[npt.NDArray[Any]], percentile: float = 80.0) -> npt.NDArray[np.float32]:
+    """(roi, roi) 0/1 adjacency: |mean correlation| at or above its percentile, and every ROI with itself.
+
+    The percentile is of the non-zero off-diagonal entries of the group matrix, whose diagonal is set to zero first.
+    """
+    group = correlations([np.asarray(one) for one in series_list]).mean(axis=0)
+    np.fill_diagonal(group, 0.0)
+    strength = np.abs(group)
+    present = strength[strength > 0]
+    threshold = np.percentile(present, percentile) if len(present) else np.inf
+    adjacency = (strength >= threshold) | np.eye(len(group), dtype=bool)
+    return np.asarray(adjacency, dtype=np.float32)
+
+
+def propagation(adjacency: Tensor, embedding: Tensor, beta: float = 0.5) -> Tensor:
+    """(roi, roi) operator: learned and given adjacency mixed, self-loops added, normalised by degree on both sides."""
+    learned = torch.softmax(embedding @ embedding.T, dim=1)  # rows sum to 1
+    mixed = beta * learned + (1 - beta) * adjacency + torch.eye(len(adjacency), device=adjacency.device)
+    scale = mixed.sum(dim=1).rsqrt()
+    return scale[:, None] * mixed * scale[None, :]
+
+
+def chebyshev(operator: Tensor, features: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Sum over k of T_k(operator) features weights_k + bias.
+
+    features (..., roi, channel), weights (order, channel, out), bias (out,); T_0 is the identity, T_1 the operator, and
+    T_k = 2 operator T_{k-1} - T_{k-2}.
+    """
+    before, now = None, features
+    result = now @ weights[0]
+    for k in range(1, len(weights)):
+        stepped = operator @ now if before is None else 2 * (operator @ now) - before
+        before, now = now, stepped
+        result = result + now @ weights[k]
+    return result if bias is None else result + bias

@@ -1,0 +1,62 @@
+"""The losses of M²LG-DG as pure functions of batches, each one equation of the paper.
+
+Called by `methods/m2lgdg.py`. All compute in float32 whatever they are given, and give 0 with a gradient of 0 where there is
+nothing to compare (no valid anchor, one class, one site).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+EPSILON = 1e-8
+
+
+def normalised(vectors: Tensor) -> Tensor:
+    """v / (|v| + epsilon) over the last dimension, in float32. A zero vector has no direction, and a gradient of 0."""
+    vectors = vectors.float()
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors.masked_fill(length == 0, 0.0) / (length + EPSILON)
+
+
+def similarity_loss(s_f: Tensor, s_n: Tensor) -> Tensor:
+    """Mean squared difference of the normalised shared components, over batch and dimensions."""
+    return (normalised(s_f) - normalised(s_n)).square().mean()  # (subject, shared) -> ()
+
+
+def orthogonality_loss(s_f: Tensor, p_f: Tensor, s_n: Tensor, p_n: Tensor) -> Tensor:
+    """Mean over the batch of |s_f . p_f| + |s_n . p_n|, on the unnormalised components."""
+    imaging = (s_f.float() * p_f.float()).sum(dim=-1).abs()  # (subject,)
+    other = (s_n.float() * p_n.float()).sum(dim=-1).abs()
+    return (imaging + other).mean()
+
+
+def difference_loss(p_f: Tensor, p_n: Tensor, margin: float = 1.0) -> Tensor:
+    """Hinge on the batch mean of the squared distance of the normalised private components."""
+    distance = (normalised(p_f) - normalised(p_n)).square().sum(dim=-1).mean()
+    return (margin - distance).clamp(min=0.0)
+
+
+def cross_site_contrastive_loss(z: Tensor, label: Tensor, site: Tensor, temperature: float = 0.07) -> Tensor:
+    """Supervised contrast whose positives are subjects of the same class at other sites.
+
+    Same-class subjects of the anchor's own site are no positives but stay in the denominator, as everyone but the anchor
+    does. Anchors without a positive are left out. `z` is normalised here.
+    """
+    z = normalised(z)  # (subject, dimension)
+    with torch.autocast(z.device.type, enabled=False):  # in bfloat16 a share of the denominator would be off by percents
+        logits = z @ z.T / temperature  # (anchor, other)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_share = logits - torch.logsumexp(logits.masked_fill(itself, -torch.inf), dim=1, keepdim=True)
+    positive = (label[:, None] == label[None, :]) & (site[:, None] != site[None, :])  # (anchor, other)
+    count = positive.sum(dim=1)  # (anchor,)
+    attraction = log_share.masked_fill(~positive, 0.0).sum(dim=1) / count.clamp(min=1)
+    valid = count > 0
+    return -(attraction * valid).sum() / valid.sum().clamp(min=1)
+
+
+def smoothed_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor | None = None, smoothing: float = 0.1) -> Tensor:
+    """Cross-entropy with label smoothing and class weights, as PyTorch defines their combination."""
+    weight = None if weight is None else weight.float()
+    return functional.cross_entropy(logits.float(), label, weight=weight, label_smoothing=smoothing)

@@ -1,0 +1,241 @@
+"""`Method`: two verbs, `fit` and `predict_proba`, the registry of methods, and models on disk without pickle.
+
+Everything that learns is a `Method`. A new one is a dataclass with `learn` and `score` under `@method("name")`, in one file:
+the registry, the commands, the contract tests and the report find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.util
+import json
+import pkgutil
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, write_text
+
+FORMAT = "m2lgdg-model-1"
+METHODS: dict[str, type[Method]] = {}
+T = TypeVar("T", bound="type[Method]")
+
+
+@dataclasses.dataclass
+class Method:
+    """A classifier of subjects; its dataclass fields are its hyper-parameters.
+
+    A subclass writes `learn(source, seed, ...)`, which leaves all it learned in `state_` (arrays) and `facts_` (JSON), and
+    `score(target)`, the probability of the positive class from these alone. Class attributes: `reference` (citation),
+    `variants` (ablation -> changed fields), `space` (field -> values of a sensitivity sweep), `stochastic` (seeds matter).
+    """
+
+    name: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    stochastic: ClassVar[bool] = True
+
+    def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
+        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method."""
+        labels = set(source.labels.tolist())
+        if labels != {0, 1}:
+            missing = "subjects without a label" if -1 in labels else "one class only"
+            raise InputError(f"method {self.name} cannot be fitted: the source has {missing}.")
+        self.state_: dict[str, npt.NDArray[Any]] = {}
+        self.facts_: dict[str, Any] = {
+            "rois": list(source.rois),
+            "atlas": source.atlas,
+            "inputs": list(source.inputs),
+            "seed": seed,
+            "source": {
+                "cohort": source.name,
+                "hash": source.hash,
+                "sites": {
+                    site: {
+                        "patients": int(((source.sites == site) & (source.labels == 1)).sum()),
+                        "controls": int(((source.sites == site) & (source.labels == 0)).sum()),
+                    }
+                    for site in source.site_names
+                },
+            },
+        }
+        self.learn(source, seed=seed, device=device, progress=progress)
+        return self
+
+    def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
+        """(subject, class) probabilities: column 1 is the patient. Labels, sites and ids of the target are not looked at."""
+        self._check_target(target)
+        if not len(target):
+            return np.empty((0, 2))
+        target = target.with_inputs(self.facts_["inputs"], allow_proxies=True)
+        positive = np.asarray(self.score(target.unlabelled()), dtype=np.float64)
+        if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
+            raise ValueError(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+        return np.stack([1 - positive, positive], axis=1)
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Fill `state_` and `facts_` from source."""
+        raise NotImplementedError(f"{type(self).__name__} must write learn")
+
+    def score(self, target: Cohort) -> npt.NDArray[np.float64]:
+        """(subject,) probability of the positive class."""
+        raise NotImplementedError(f"{type(self).__name__} must write score")
+
+    def _check_target(self, target: Cohort) -> None:
+        if not hasattr(self, "state_"):
+            raise InputError(f"method {self.name} is not fitted yet.")
+        rois = self.facts_["rois"]
+        if len(target.rois) != len(rois):
+            trained = f"the model was trained on {len(rois)} ROIs ({self.facts_['atlas'] or 'atlas not named'})"
+            raise InputError(f"{trained}, the cohort has {len(target.rois)}.")
+        for i, (mine, yours) in enumerate(zip(rois, target.rois, strict=True), start=1):
+            if mine != yours:
+                raise InputError(f"ROI {i} is {mine} in the model but {yours} in the cohort: another atlas or another order.")
+        for name in self.facts_["inputs"]:
+            if name not in target.phenotypes.columns:
+                raise InputError(f"the model needs phenotype {name}, which the cohort does not have.")
+
+    def fields(self) -> dict[str, Any]:
+        """The hyper-parameters."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fitted method as a folder: weights.safetensors and method.json."""
+        from m2lgdg import __version__
+
+        if not hasattr(self, "state_"):
+            raise InputError(f"method {self.name} is not fitted yet, there is nothing to save.")
+        folder = Path(folder)
+        about = {
+            "format": FORMAT,
+            "method": self.name,
+            "fields": self.fields(),
+            "facts": self.facts_,
+            "versions": {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]},
+        }
+        write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
+        write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Method:
+        """Read a fitted method; nothing in the folder is executed."""
+        path = Path(folder) / "method.json"
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise InputError(f"{path} is not of format {FORMAT}.")
+            fitted = make(about["method"], **about["fields"])
+            fitted.facts_ = dict(about["facts"])
+        except FileNotFoundError:
+            raise InputError(f"{folder} is no model folder: it has no method.json.") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is damaged ({one_line(error)}).") from None
+        _, tensors = read_tensors(Path(folder) / "weights.safetensors", FORMAT)
+        fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
+        return fitted
+
+
+@dataclass_transform()
+def method(name: str) -> Callable[[T], T]:
+    """Register a `Method` subclass under a name and make it a dataclass."""
+
+    def register(cls: T) -> T:
+        if name in METHODS and METHODS[name].__module__ != cls.__module__:
+            raise InputError(f"method {name} is already registered by {METHODS[name].__module__}.")
+        made = dataclasses.dataclass(cls)
+        made.name = name
+        METHODS[name] = made
+        return typing.cast(T, made)
+
+    return register
+
+
+def load_methods(plugins: tuple[str, ...] = ()) -> dict[str, type[Method]]:
+    """Import every file of `m2lgdg.methods` and the user's own files, then return the registry."""
+    _load_own_methods()
+    for plugin in plugins:
+        _load_plugin(Path(plugin))
+    return METHODS
+
+
+@functools.cache
+def _load_own_methods() -> None:
+    """Once a process: a file that appears while a study runs must not reach its later cells."""
+    import m2lgdg.methods as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"m2lgdg.methods.{module.name}")
+
+
+def _load_plugin(path: Path) -> None:
+    name = f"m2lgdg_plugin_{path.stem}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise InputError(f"plugin {path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise InputError(f"plugin {path} cannot be imported ({type(error).__name__}: {one_line(error)}).") from None
+
+
+def make(name: str, **fields: Any) -> Method:
+    """A method by its registered name, with some fields changed; unknown names, fields and wrong types are refused."""
+    cls = load_methods().get(name)
+    if cls is None:
+        raise InputError(f"method {name} is not known{nearest(name, METHODS)}.")
+    return cls(**checked_fields(cls, fields))
+
+
+def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with lists turned into tuples, or an InputError about the first that is unknown or of a wrong type."""
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls)]
+    checked = {}
+    for key, given in fields.items():
+        if key not in known:
+            raise InputError(f"method {cls.name} has no field {key}{nearest(key, known)}.")
+        value: Any = tuple(given) if isinstance(given, list) else given
+        if not _fits(value, hints[key]):
+            kind = getattr(hints[key], "__name__", str(hints[key]))
+            raise InputError(f"method {cls.name}, field {key}: {value!r} is not of type {kind}.")
+        checked[key] = float(value) if hints[key] is float else value
+    return checked
+
+
+def nearest(word: str, known: Any) -> str:
+    """A hint for a message: '; did you mean X?' or the list of what is known."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known) or 'none'}"
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        inside = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

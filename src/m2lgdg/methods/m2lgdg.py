@@ -1,0 +1,298 @@
+"""M²LG-DG: local and global encoders of the scan, shared and private parts of scan and phenotypes, fused across sites.
+
+The whole of the paper's method, from top to bottom in the order of its text: global encoder, local encoder, decomposition,
+cross-attention fusion, classifier, losses. Training is `deep.py`'s, the losses are in `losses.py`, the graph in `graph.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.graph import chebyshev, group_graph, propagation
+from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
+from m2lgdg.method import method
+
+
+class GlobalEncoder(nn.Module):
+    """Time first, then space: convolutions along each ROI's series, then attention among all ROIs without a graph."""
+
+    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width, length = 1, shape.length
+        for channels, kernel in zip(own.global_channels, own.global_kernels, strict=True):
+            layers += [nn.Conv1d(width, channels, kernel, padding=kernel // 2), nn.BatchNorm1d(channels), nn.GELU()]
+            layers += [nn.MaxPool1d(2), nn.Dropout(own.dropout)]
+            width, length = channels, length // 2
+        self.convolutions = nn.Sequential(*layers)
+        self.projection = nn.Linear(width * length, own.hidden)
+        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, own.hidden))
+        block = nn.TransformerEncoderLayer(
+            own.hidden, own.heads, 4 * own.hidden, own.dropout, activation="gelu", batch_first=True, norm_first=False
+        )
+        self.transformer = nn.TransformerEncoder(block, own.layers, enable_nested_tensor=False)
+        self.output = mlp(own.hidden, own.global_width, own.global_width, own.dropout)
+
+    def forward(self, series: Tensor) -> Tensor:
+        """(subject, roi, time) -> (subject, global)."""
+        subjects, rois, time = series.shape
+        features = self.convolutions(series.reshape(subjects * rois, 1, time))  # (subject roi, channel, time / 8)
+        tokens = self.projection(features.flatten(1)).view(subjects, rois, -1) + self.identity  # (subject, roi, hidden)
+        pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
+        return pooled
+
+
+class LocalBlock(nn.Module):
+    """Space first, then time: Chebyshev convolution over the graph, temporal convolution, residual, ReLU, dropout."""
+
+    def __init__(self, width: int, channels: int, stride: int, own: M2LGDG) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(own.chebyshev_order, width, channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        nn.init.xavier_uniform_(self.weights)
+        kernel = own.temporal_kernel
+        self.temporal = nn.Conv2d(channels, channels, (kernel, 1), stride=(stride, 1), padding=(kernel // 2, 0))
+        self.norm = nn.BatchNorm2d(channels)
+        self.residual: nn.Module = nn.Identity()
+        if width != channels or stride != 1:
+            self.residual = nn.Sequential(nn.Conv2d(width, channels, 1, stride=(stride, 1)), nn.BatchNorm2d(channels))
+        self.dropout = nn.Dropout(own.dropout)
+
+    def forward(self, features: Tensor, operator: Tensor) -> Tensor:
+        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi)."""
+        spread = chebyshev(operator, features.permute(0, 2, 3, 1), self.weights, self.bias)  # (subject, time, roi, channel)
+        through = self.norm(self.temporal(spread.permute(0, 3, 1, 2)))
+        return self.dropout(functional.relu(through + self.residual(features)))  # type: ignore[no-any-return]
+
+
+class LocalEncoder(nn.Module):
+    """ST-GCN blocks over the group graph with its learnable refinement, pooled over time and ROIs."""
+
+    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+        super().__init__()
+        self.adjacency: Tensor
+        self.register_buffer("adjacency", torch.from_numpy(np.array(shape.fitted["adjacency"])))
+        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, own.edge_width))
+        self.beta = own.beta
+        widths = (1, *own.local_channels)
+        blocks = zip(widths[:-1], widths[1:], own.local_strides, strict=True)
+        self.blocks = nn.ModuleList(LocalBlock(width, channels, stride, own) for width, channels, stride in blocks)
+        self.output = mlp(widths[-1], own.local_width, own.local_width, own.dropout)
+
+    def forward(self, series: Tensor) -> Tensor:
+        """(subject, roi, time) -> (subject, local)."""
+        operator = propagation(self.adjacency, self.edges, self.beta)
+        features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        for block in self.blocks:
+            features = block(features, operator)
+        pooled: Tensor = self.output(features.mean(dim=(2, 3)))
+        return pooled
+
+
+class CrossAttention(nn.Module):
+    """The scan's tokens attend to the phenotypes', then these to the updated scan's; residual, norm and FFN after each."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attend_f, self.attend_n = (nn.MultiheadAttention(width, heads, dropout, batch_first=True) for _ in range(2))
+        self.norm_f, self.norm_n, self.norm_ff, self.norm_nn = (nn.LayerNorm(width) for _ in range(4))
+        self.feed_f, self.feed_n = (mlp(width, 4 * width, width, dropout) for _ in range(2))
+
+    def forward(self, z_f: Tensor, z_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Both (subject, token, width)."""
+        z_f = self.norm_f(z_f + self.attend_f(z_f, z_n, z_n, need_weights=False)[0])
+        z_f = self.norm_ff(z_f + self.feed_f(z_f))
+        z_n = self.norm_n(z_n + self.attend_n(z_n, z_f, z_f, need_weights=False)[0])
+        z_n = self.norm_nn(z_n + self.feed_n(z_n))
+        return z_f, z_n
+
+
+class Network(nn.Module):
+    """All of M²LG-DG; `parts` returns what the losses and explanations need, `forward` the logits."""
+
+    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+        super().__init__()
+        self.own = own
+        width = own.shared_width
+        if own.imaging:
+            self.global_encoder, self.local_encoder = GlobalEncoder(shape, own), LocalEncoder(shape, own)
+            self.combine = nn.Linear(own.global_width + own.local_width, own.imaging_width)
+        if own.phenotypes:
+            self.phenotype_encoder = phenotype_encoder(shape.n_inputs, own)
+        if not (own.imaging and own.phenotypes):
+            self.project = nn.Linear(own.imaging_width if own.imaging else own.phenotype_width, own.fused_width)
+        elif not own.decomposition:
+            self.project = nn.Linear(own.imaging_width + own.phenotype_width, own.fused_width)
+        else:
+            self.shared_f, self.private_f = (mlp(own.imaging_width, width, width, 0.0) for _ in range(2))
+            self.shared_n, self.private_n = (mlp(own.phenotype_width, width, width, 0.0) for _ in range(2))
+            if own.cross_attention:
+                layers = [CrossAttention(width, own.fusion_heads, own.dropout) for _ in range(own.fusion_layers)]
+                self.fusion = nn.ModuleList(layers)
+                self.gate = mlp(4 * width, width, 2, 0.0)
+                self.output = mlp(4 * width, 2 * width, own.fused_width, own.dropout)
+            else:
+                self.project = nn.Linear(4 * width, own.fused_width)
+        sizes = (own.fused_width, own.fused_width // 2, own.fused_width // 4)
+        layers_: list[nn.Module] = []
+        for before, after in pairwise(sizes):
+            layers_ += [nn.Linear(before, after), nn.GELU(), nn.Dropout(own.dropout)]
+        self.classifier = nn.Sequential(*layers_, nn.Linear(sizes[-1], 2))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits, the fused representation, and where there are any the components and the gate's weights."""
+        found = self._fused(batch)
+        return found | {"logits": self.classifier(found["fused"])}
+
+    def _fused(self, batch: Batch) -> dict[str, Tensor]:
+        own = self.own
+        if not own.imaging:
+            return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
+        both = torch.cat([self.global_encoder(batch.series), self.local_encoder(batch.series)], dim=1)
+        h_f = functional.gelu(self.combine(both))  # (subject, imaging)
+        if not own.phenotypes:
+            return {"fused": self.project(h_f)}
+        h_n = self.phenotype_encoder(batch.phenotypes)  # (subject, phenotype)
+        if not own.decomposition:
+            return {"fused": self.project(torch.cat([h_f, h_n], dim=1))}
+        components = {
+            "s_f": self.shared_f(h_f),
+            "p_f": self.private_f(h_f),
+            "s_n": self.shared_n(h_n),
+            "p_n": self.private_n(h_n),
+        }
+        if not own.cross_attention:
+            return components | {"fused": self.project(torch.cat(list(components.values()), dim=1))}
+        z_f = torch.stack([components["s_f"], components["p_f"]], dim=1)  # (subject, 2 tokens, shared)
+        z_n = torch.stack([components["s_n"], components["p_n"]], dim=1)
+        for layer in self.fusion:
+            z_f, z_n = layer(z_f, z_n)
+        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)
+        gate = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # (subject, 2)
+        fused = self.output(torch.cat([gate[:, :1] * flat_f, gate[:, 1:] * flat_n], dim=1))
+        return components | {"gate": gate, "fused": fused}
+
+
+def mlp(width: int, hidden: int, out: int, dropout: float) -> nn.Sequential:
+    """Linear, GELU, linear; with dropout between where there is any."""
+    between = [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), *between, nn.Linear(hidden, out))
+
+
+def phenotype_encoder(inputs: int, own: M2LGDG) -> nn.Sequential:
+    """Hidden layers with batch norm, GELU and dropout, then a linear one."""
+    layers: list[nn.Module] = []
+    width = inputs
+    for hidden in own.phenotype_hidden:
+        layers += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.GELU(), nn.Dropout(own.dropout)]
+        width = hidden
+    return nn.Sequential(*layers, nn.Linear(width, own.phenotype_width))
+
+
+@method("m2lgdg")
+class M2LGDG(DeepMethod):
+    """Multi-modal local-global domain generalization with cross-site contrast (the paper's method)."""
+
+    global_channels: tuple[int, ...] = (32, 64, 128)
+    global_kernels: tuple[int, ...] = (7, 5, 3)
+    hidden: int = 128
+    heads: int = 8
+    layers: int = 2
+    global_width: int = 256
+    local_channels: tuple[int, ...] = (64, 128, 256)
+    local_strides: tuple[int, ...] = (1, 2, 2)
+    temporal_kernel: int = 9
+    chebyshev_order: int = 3
+    edge_width: int = 16
+    beta: float = 0.5
+    percentile: float = 80.0
+    local_width: int = 256
+    imaging_width: int = 256
+    phenotype_hidden: tuple[int, ...] = (32, 64)
+    phenotype_width: int = 64
+    shared_width: int = 128
+    fusion_heads: int = 4
+    fusion_layers: int = 2
+    fused_width: int = 128
+    margin: float = 1.0
+    temperature: float = 0.07
+    decomposition_weight: float = 0.1
+    contrastive_weight: float = 0.1
+    imaging: bool = True
+    phenotypes: bool = True
+    decomposition: bool = True
+    cross_attention: bool = True
+
+    reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "M1": {"imaging": False, "contrastive_weight": 0.0},
+        "M2": {"phenotypes": False, "contrastive_weight": 0.0},
+        "C1": {"decomposition": False},
+        "C2": {"cross_attention": False},
+        "C3": {"contrastive_weight": 0.0},
+        "C4": {},
+        "small": {
+            "length": 100,
+            "global_channels": (8, 16, 16),
+            "hidden": 32,
+            "heads": 4,
+            "layers": 1,
+            "global_width": 32,
+            "local_channels": (8, 16, 16),
+            "local_width": 32,
+            "imaging_width": 32,
+            "phenotype_hidden": (16, 16),
+            "phenotype_width": 16,
+            "shared_width": 32,
+            "fusion_layers": 1,
+            "fused_width": 32,
+            "learning_rate": 1e-3,
+            "epochs": 40,
+            "warmup": 4,
+            "patience": 15,
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "decomposition_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
+        "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
+        "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),
+        "percentile": (60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0),
+        "length": (150, 175, 200, 225),
+    }
+
+    def prepare(self, train: Cohort, series: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
+        """The group graph of source-training subjects."""
+        return {"adjacency": group_graph([one.T for one in series], self.percentile)} if self.imaging else {}
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network of this configuration."""
+        return Network(shape, self)
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy, the three decomposition losses and the cross-site contrast, each with its weight."""
+        assert isinstance(network, Network)
+        found = network.parts(batch)
+        terms = {"ce": self.cross_entropy(found["logits"], batch)}
+        if "s_f" in found:
+            s_f, p_f, s_n, p_n = (found[name] for name in ("s_f", "p_f", "s_n", "p_n"))
+            terms["similarity"] = self.decomposition_weight * similarity_loss(s_f, s_n)
+            terms["orthogonality"] = self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n)
+            terms["difference"] = self.decomposition_weight * difference_loss(p_f, p_n, self.margin)
+        if self.contrastive_weight:
+            contrast = cross_site_contrastive_loss(found["fused"], batch.label, batch.site, self.temperature)
+            terms["contrast"] = self.contrastive_weight * contrast
+        return terms

@@ -1,0 +1,1 @@
+"""Tables and pages made from a study's predictions; nothing here touches a cohort or a model."""

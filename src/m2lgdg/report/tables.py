@@ -1,0 +1,181 @@
+"""The paper's two tables from a study's predictions, as text, Markdown, LaTeX or CSV.
+
+First table: each target site, mean and sd over seeds. Second: macro over sites, with paired tests of the best against the
+others. Made from the predictions table through `stats`; used by `m2lgdg table` and by the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.metrics import PAPER_METRICS
+from m2lgdg.stats import cell_scores, macro_scores, paired_tests, site_scores
+from m2lgdg.storage import InputError
+
+Format = Literal["text", "markdown", "latex", "csv"]
+PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of strings; `ranks` (row, column) is 1 for the best of a column, 2 for the second, else 0."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    ranks: list[list[int]]
+    note: str = ""
+
+
+def study_tables(predictions: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
+    """The site table and the macro table; `best` is tested against all others (default: the highest macro AUC)."""
+    scores = site_scores(cell_scores(predictions))
+    macro = macro_scores(scores)
+    keys = list(dict.fromkeys(zip(scores["method"], scores["variant"], strict=True)))
+    chosen = _best(macro, keys, best)
+    tables = [_site_table(scores, keys, metrics, site) for site in dict.fromkeys(scores["target"])]
+    return [*tables, _macro_table(scores, macro, keys, chosen, metrics)]
+
+
+def label(method: str, variant: str) -> str:
+    """How a method and variant are called in a table."""
+    return f"{method} + {variant}" if variant else method
+
+
+def _best(macro: pd.DataFrame, keys: list[tuple[str, str]], name: str | None) -> tuple[str, str]:
+    if name is not None:
+        for key in keys:
+            if name in (label(*key), key[0]):
+                return key
+        raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
+    area = macro[macro["metric"] == "AUC"].set_index(["method", "variant"])["mean"]
+    return max(keys, key=lambda key: -1.0 if np.isnan(area[key]) else float(area[key]))
+
+
+def _site_table(scores: pd.DataFrame, keys: list[tuple[str, str]], metrics: tuple[str, ...], site: str) -> Table:
+    here = scores[scores["target"] == site].set_index(["method", "variant", "metric"])
+    values = np.array([[_lookup(here, (*key, metric), "mean") for metric in metrics] for key in keys])
+    rows = []
+    for key in keys:
+        cells = [_shown(metric, *(_lookup(here, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
+        rows.append([label(*key), *cells])
+    seeds = sorted(set(here["seeds"].tolist()) - {0})
+    over = f"mean ± sd over {seeds[-1]} seeds; methods without randomness have one" if seeds and seeds[-1] > 1 else "one seed"
+    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), over)
+
+
+def _macro_table(
+    scores: pd.DataFrame, macro: pd.DataFrame, keys: list[tuple[str, str]], best: tuple[str, str], metrics: tuple[str, ...]
+) -> Table:
+    by_key = macro.set_index(["method", "variant", "metric"])
+    values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in metrics] for key in keys])
+    tests = paired_tests(scores[scores["metric"].isin(metrics)], best).set_index(["method", "variant", "metric"])
+    rows = []
+    for key in keys:
+        cells = [_shown(metric, *(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
+        difference, p = (_lookup(tests, (*key, "AUC"), name) for name in ("delta", "p_holm"))
+        against = ["", ""] if key == best else [_number(100 * difference, "+.2f"), _p_value(p)]
+        rows.append([label(*key), *cells, *against])
+    header = ["Method", *metrics, "AUC difference", "p (Holm)"]
+    ranks = [[*row, 0, 0] for row in _ranks(values)]
+    sites = len(set(scores["target"]))
+    note = f"mean ± sd over {sites} target sites; paired t-tests over sites of {label(*best)} against each, Holm within AUC"
+    return Table("Macro average over target sites", header, rows, ranks, note)
+
+
+def _lookup(table: pd.DataFrame, key: tuple[str, ...], column: str) -> float:
+    return float(table.at[key, column]) if key in table.index else np.nan
+
+
+def _shown(metric: str, mean: float, sd: float) -> str:
+    scale = 100 if metric in PERCENT else 1
+    spread = "" if np.isnan(sd) else f" ± {scale * sd:.2f}"
+    return _number(scale * mean, ".2f") + spread
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if np.isnan(value) else format(value, form)
+
+
+def _p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else _number(p, ".3f")
+
+
+def _ranks(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[list[int]]:
+    """1 for every best value of a column, 2 for every second best; equal values (as printed) share a rank."""
+    ranks = np.zeros((values.shape[0], values.shape[1] + 1), dtype=int)
+    for column in range(values.shape[1]):
+        printed = np.round(100 * values[:, column], 2)
+        distinct = sorted({value for value in printed.tolist() if not np.isnan(value)}, reverse=True)
+        for place, value in enumerate(distinct[:2], start=1):
+            ranks[printed == value, column + 1] = place
+    result: list[list[int]] = ranks.tolist()
+    return result
+
+
+def render(tables: list[Table], form: Format) -> str:
+    """All tables in one of the formats."""
+    if form not in RENDER:
+        raise InputError(f"format {form} is not known; it is one of {', '.join(RENDER)}.")
+    return "\n\n".join(RENDER[form](table) for table in tables) + "\n"
+
+
+def _text(table: Table) -> str:
+    grid = [table.header, *table.rows]
+    widths = [max(len(row[i]) for row in grid) for i in range(len(table.header))]
+    lines = [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in grid
+    ]
+    return "\n".join([table.title, lines[0], "-" * len(lines[0]), *lines[1:], f"({table.note})"])
+
+
+def _markdown(table: Table) -> str:
+    def cell(text: str, rank: int) -> str:
+        text = text.replace("|", "\\|")
+        return {1: f"**{text}**", 2: f"_{text}_"}.get(rank, text)
+
+    lines = [" | ".join(table.header), " | ".join(["---"] + ["---:"] * (len(table.header) - 1))]
+    lines += [" | ".join(map(cell, row, ranks)) for row, ranks in zip(table.rows, table.ranks, strict=True)]
+    return "\n".join([f"### {table.title}", "", *(f"| {line} |" for line in lines), "", f"{table.note}."])
+
+
+def _latex(table: Table) -> str:
+    special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "\\": r"\textbackslash{}"}
+    special |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+
+    def cell(text: str, rank: int) -> str:
+        text = "".join(special.get(letter, letter) for letter in text)
+        return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank, text)
+
+    def line(cells: list[str], ranks: list[int]) -> str:
+        return " & ".join(map(cell, cells, ranks)) + r" \\"
+
+    body = [line(row, ranks) for row, ranks in zip(table.rows, table.ranks, strict=True)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{cell(table.title, 0)}: {cell(table.note, 0)}.}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            line(table.header, [0] * len(table.header)),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _csv(table: Table) -> str:
+    frame = pd.DataFrame(table.rows, columns=table.header)
+    frame.insert(0, "table", table.title)
+    return str(frame.to_csv(index=False, lineterminator="\n")).rstrip("\n")
+
+
+RENDER = {"text": _text, "markdown": _markdown, "latex": _latex, "csv": _csv}

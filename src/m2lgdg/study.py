@@ -1,0 +1,337 @@
+"""The study runner: every cell (method x variant x target x seed) once, in any order, on any engine, resumable.
+
+A cell's record is one file written atomically under `cells/`; `predictions.csv` is put together from the records in a fixed
+order, so that it is the same bytes whatever the engine, the number of workers, or how often the run was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.config import Study, check_study, read_study
+from m2lgdg.engines import ENGINES, Engine
+from m2lgdg.method import load_methods, make
+from m2lgdg.readers import read
+from m2lgdg.splits import leave_one_site_out
+from m2lgdg.storage import InputError, one_line, write_text
+
+LEARNED = ("penalties", "history", "best_epoch", "parameters")  # facts of a fit that a record keeps
+COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training and the target it is tested on; `fields` are all hyper-parameters, `key` says everything that matters."""
+
+    method: str
+    variant: str
+    target: str
+    seed: int
+    fields: dict[str, Any]
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a worker needs besides the cell; plain values, so that any engine can carry it."""
+
+    out: str
+    cohort: str
+    inputs: tuple[str, ...]
+    allow_proxies: bool
+    plugins: tuple[str, ...]
+    device: str
+    threads: int
+
+
+@dataclass
+class Summary:
+    """How a run ended."""
+
+    total: int
+    done: int = 0
+    reused: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)  # cell, reason
+    seconds: float = 0.0
+
+
+Watch = Callable[[Summary], None]
+
+
+def run_study(
+    study: Study | dict[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    engine: Engine | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
+    shard: str | None = None,
+    watch: Watch | None = None,
+) -> Summary:
+    """Run the cells that are not there yet and put the predictions together.
+
+    `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failing cell is recorded and the
+    rest goes on; running again tries it again.
+    """
+    start = time.monotonic()
+    out = Path(out)
+    if isinstance(study, dict):
+        study = check_study(study, "study")
+    elif not isinstance(study, Study):
+        study = read_study(study)
+    engine = engine or ("dask" if scheduler else "joblib" if jobs > 1 else "serial")
+    if engine not in ENGINES:
+        raise InputError(f"engine {engine} is not known; it is one of {', '.join(ENGINES)}.")
+    part, parts = _shard(shard)
+    cohort = _cohort(study)
+    cells = make_cells(study, cohort)
+    released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
+    cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
+    _claim(out, study, cohort, cohort_path)
+    if released:
+        cohort.save(cohort_path)
+    mine = cells[part - 1 :: parts]
+    todo = [cell for cell in mine if (read_record(out, cell) or {}).get("status") != "done"]
+    place = Place(
+        str(out.resolve()),
+        str(cohort_path.resolve()),
+        cohort.inputs,
+        cohort.allow_proxies,
+        tuple(study.plugins),
+        study.device,
+        study.threads,
+    )
+    summary = Summary(total=len(mine), reused=len(mine) - len(todo))
+    if watch:
+        watch(summary)
+    # One target after the other: methods that share what they fit on a source find it still in memory.
+    todo.sort(key=lambda cell: cell.target)
+    for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
+        if reason is None:
+            summary.done += 1
+        else:
+            summary.failed.append((str(cell), reason))
+        summary.seconds = time.monotonic() - start
+        if watch:
+            watch(summary)
+    collect(out, cells)
+    summary.seconds = time.monotonic() - start
+    return summary
+
+
+def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
+    """All cells of a study, in the order of `predictions.csv`."""
+    targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
+    classes = load_methods(tuple(study.plugins))
+    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(tuple(study.plugins))]
+    cells = []
+    for name in study.methods:
+        seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
+        for variant, changes in _variants(study, name):
+            fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            for target in targets:
+                for seed in seeds:
+                    told = json.dumps([name, fields, target, seed, *common], sort_keys=True)
+                    key = hashlib.sha256(told.encode()).hexdigest()[:24]
+                    cells.append(Cell(name, variant, target, seed, fields, key))
+    return cells
+
+
+def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The method itself, its asked-for variants, and one for each value of a sweep."""
+    yield "", {}
+    have = load_methods()[name].variants
+    asked = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
+    for variant in asked:
+        if variant in have:
+            yield variant, dict(have[variant])
+    for key, values in study.sweep.get(name, {}).items():
+        for value in values:
+            yield f"{key}={value}", {key: value}
+
+
+@cache
+def code_version(plugins: tuple[str, ...] = ()) -> str:
+    """A hash of the code that can change a prediction: the package but for commands, reports and readers, and the plugins."""
+    package = Path(__file__).parent
+    aside = ("cli.py", "config.py", "study.py", "check.py", "duplicates.py", "synthetic.py", "stats.py", "explain.py")
+    files = [file for file in sorted(package.glob("*.py")) if file.name not in aside]
+    files += sorted((package / "methods").glob("*.py")) + [Path(plugin) for plugin in plugins]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def run_cell(cell: Cell, place: Place) -> str | None:
+    """Fit on source, predict the target, write the record; returns the reason of a failure, or None."""
+    from threadpoolctl import threadpool_limits
+
+    start = time.monotonic()
+    record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name != "fields"}
+    reason = None
+    try:
+        load_methods(place.plugins)
+        with threadpool_limits(place.threads):
+            cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
+            (fold,) = leave_one_site_out(cohort, [cell.target])
+            fitted = make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+            proba = fitted.predict_proba(fold.target)[:, 1]
+        record |= {
+            "status": "done",
+            "subjects": fold.target.subjects.tolist(),
+            "labels": fold.target.labels.tolist(),
+            "proba": proba.tolist(),
+            "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
+        }
+    except InputError as error:
+        reason = str(error)
+    except Exception as error:  # a user's method may raise anything; the other cells must go on
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        record["traceback"] = traceback.format_exc()
+    if reason is not None:
+        record |= {"status": "failed", "reason": reason}
+    record["seconds"] = round(time.monotonic() - start, 3)
+    write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
+    return reason
+
+
+@cache
+def _load(path: str) -> Cohort:
+    return Cohort.load(path)
+
+
+def record_path(out: str | Path, cell: Cell) -> Path:
+    """Where a cell's record lies."""
+    return Path(out) / "cells" / f"{cell.key}.json"
+
+
+def read_record(out: str | Path, cell: Cell) -> dict[str, Any] | None:
+    """A cell's record, or None where there is none that can be read."""
+    try:
+        record = json.loads(record_path(out, cell).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("key") == cell.key else None
+
+
+def collect(out: str | Path, cells: list[Cell]) -> pd.DataFrame:
+    """Write predictions.csv from the finished cells and failures.csv from the failed ones."""
+    rows, failures = [], []
+    for cell in cells:
+        record = read_record(out, cell)
+        head = (cell.method, cell.variant, cell.seed, cell.target)
+        if record is None:
+            continue
+        if record["status"] == "done":
+            triples = zip(record["subjects"], record["labels"], record["proba"], strict=True)
+            rows += [(*head, subject, label, proba) for subject, label, proba in triples]
+        else:
+            failures.append((*head, record["reason"]))
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    write_text(Path(out) / "predictions.csv", table.to_csv(index=False, lineterminator="\n"))
+    failed = Path(out) / "failures.csv"
+    if failures:
+        failed_table = pd.DataFrame(failures, columns=[*COLUMNS[:4], "reason"])
+        write_text(failed, failed_table.to_csv(index=False, lineterminator="\n"))
+    else:
+        failed.unlink(missing_ok=True)
+    return table
+
+
+def read_predictions(out: str | Path) -> pd.DataFrame:
+    """The predictions table of a study folder."""
+    path = Path(out) / "predictions.csv"
+    text = dict.fromkeys(("method", "variant", "target", "subject"), str)
+    try:
+        table = pd.read_csv(path, dtype=text, keep_default_na=False)
+    except FileNotFoundError:
+        raise InputError(f"{out} is no study folder: it has no predictions.csv.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
+    if list(table.columns) != COLUMNS:
+        raise InputError(f"{path} does not have the columns {', '.join(COLUMNS)}.")
+    if not len(table):
+        raise InputError(f"{path} holds no finished cell.")
+    return table
+
+
+def _cohort(study: Study) -> Cohort:
+    """The study's cohort with the study's inputs."""
+    options: dict[str, Any] = dict(study.options)
+    cohort = read(study.cohort, study.kind, **options)
+    if study.cohort_hash not in (None, cohort.hash):
+        raise InputError(
+            f"{study.cohort}: the content is not that of the study ({cohort.hash[:12]}, not {study.cohort_hash[:12]})."
+        )
+    inputs = cohort.inputs if study.inputs is None else study.inputs
+    return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
+
+
+def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:
+    """Write what the study is beside its results, or refuse a folder that holds another one."""
+    resolved = study.model_dump() | {
+        "cohort": os.path.relpath(cohort_path, out),
+        "kind": None,
+        "options": {},
+        "cohort_hash": cohort.hash,
+        "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
+        "inputs": list(cohort.inputs),
+        "method": {name: make(name, **study.method.get(name, {})).fields() for name in study.methods},
+        "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
+    }
+    text = json.dumps(resolved, indent=1, ensure_ascii=False) + "\n"
+    path = out / "study.json"
+    if path.is_file():
+        try:
+            there = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
+        here = json.loads(text)
+        for key in here:
+            if not isinstance(there, dict) or there.get(key) != here[key]:
+                raise InputError(f"{out} belongs to another study: its {key} is not this one's; choose another --out.")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is not empty and holds no study; choose another --out.")
+    rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
+    rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
+    inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
+    write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
+    write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
+    write_text(path, text)
+
+
+def _environment(study: Study) -> dict[str, str]:
+    from importlib.metadata import version
+    from platform import machine, python_version, system
+
+    packages = ("m2lgdg", "torch", "numpy", "scipy", "pandas", "scikit-learn", "nilearn")
+    versions = {"python": python_version(), "system": f"{system()} {machine()}", "code": code_version(tuple(study.plugins))}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except ModuleNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise InputError(f"--shard {text}: not of the form i/n with 1 <= i <= n.")
+    return int(part), int(parts)

@@ -1,0 +1,22 @@
+"""Cohorts that many tests share, and the real ABIDE files where they are at hand."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import m2lgdg
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    return m2lgdg.make_cohort("tiny")
+
+
+@pytest.fixture(scope="session")
+def abide_folder():
+    """The real release folder named by M2LGDG_ABIDE."""
+    folder = os.environ.get("M2LGDG_ABIDE")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("M2LGDG_ABIDE does not name an ABIDE_pcp folder")
+    return Path(folder)

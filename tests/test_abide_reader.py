@@ -1,0 +1,156 @@
+"""ABIDE I: miniatures of the PCP release, in each layout people keep it in, read to what was written."""
+
+import miniature
+import numpy as np
+import pytest
+
+from m2lgdg import InputError, read
+from m2lgdg.readers.atlas import regions
+
+KEPT = ["CMU_a_0050649", "CMU_b_0050669", "MaxMun_a_0051607", "Pitt_0050003", "Pitt_0050004"]
+ABSENT = {
+    "50002": ("PITT", "no scan in the release"),
+    "Leuven_1_0050700": ("LEUVEN_1", "listed but no series file"),
+}
+
+
+def excluded(cohort):
+    return {each.subject: (each.site, each.reason) for each in cohort.excluded}
+
+
+def assert_series(cohort, release):
+    for subject, series in zip(cohort.subjects, cohort.series, strict=True):
+        np.testing.assert_array_equal(series, release.series[subject].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy"), [("release", "cpac/filt_global"), ("flat", "not known"), ("subject", "not known")]
+)
+def test_every_layout(tmp_path, layout, strategy):
+    release = miniature.abide(tmp_path / "ABIDE_pcp", layout=layout)
+    cohort = read(release.folder)
+    assert cohort.subjects.tolist() == KEPT
+    assert cohort.sites.tolist() == ["CMU", "CMU", "MAX_MUN", "PITT", "PITT"]
+    assert cohort.labels.tolist() == [1, 0, 0, 1, 0]  # DX_GROUP 1 is autism, 2 control
+    assert_series(cohort, release)
+    assert excluded(cohort) == ABSENT
+    assert cohort.atlas == "aal"
+    assert cohort.notes[:2] == (f"atlas aal, strategy {strategy}", "label from column DX_GROUP: 1 = patient, 2 = control")
+
+
+def test_columns_follow_the_header_codes(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp")
+    first = (release.folder / "cpac/filt_global/CMU_a_0050649_rois_aal.1D").read_text().split()[0]
+    assert first != "#2001"  # this file has its columns in another order
+    cohort = read(release.folder)
+    assert cohort.rois == tuple(regions("aal")["name"])
+    assert_series(cohort, release)
+
+
+def test_phenotype_codes(tmp_path):
+    table = read(miniature.abide(tmp_path / "ABIDE_pcp").folder)
+    assert table.inputs == ("sex", "age", "viq", "piq", "fiq")
+    nan = np.nan
+    columns = table.phenotypes
+    np.testing.assert_array_equal(columns["sex"], [1, 2, 1, 1, 2])
+    np.testing.assert_array_equal(columns["age"], [27, 21, 40, 24.45, 19.09])
+    np.testing.assert_array_equal(columns["fiq"], [110, 98, nan, 124, nan])  # empty and -9999
+    np.testing.assert_array_equal(columns["viq"], [nan, 100, 100, 128, nan])
+    np.testing.assert_array_equal(columns["piq"], [nan, 97, 97, 115, 117])
+    np.testing.assert_array_equal(columns["ADOS_TOTAL"], [nan, nan, nan, 13, nan])
+    np.testing.assert_array_equal(columns["DSM_IV_TR"], [2, 0, 0, 1, nan])
+    assert columns["HANDEDNESS_CATEGORY"].tolist() == ["L", "R", "R", "R", ""]
+    assert columns["CURRENT_MED_STATUS"].tolist() == ["", "", "0", "1", "`"]  # the stray backtick makes it text
+    np.testing.assert_array_equal(columns["SUB_ID"], [50649, 50669, 51607, 50003, 50004])
+    assert not {"", "Unnamed: 0", "X", "subject", "FILE_ID", "SITE_ID"} & set(columns.columns)
+
+
+@pytest.mark.parametrize("column", ["ADOS_TOTAL", "DSM_IV_TR", "CURRENT_MED_STATUS", "DX_GROUP"])
+def test_columns_that_follow_from_the_diagnosis_are_no_inputs(tmp_path, column):
+    with pytest.raises(InputError, match=r"follows from the diagnosis|holds text"):
+        read(miniature.abide(tmp_path / "ABIDE_pcp").folder).with_inputs([column])
+
+
+def test_an_unknown_group_comes_without_advice_for_other_kinds(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp")
+    table = release.folder / miniature.ABIDE_TABLE
+    table.write_text(table.read_text().replace("Pitt_0050003,1,", "Pitt_0050003,3,"))
+    with pytest.raises(InputError, match=r"subject Pitt_0050003, column DX_GROUP: label '3' is not known\.$"):
+        read(release.folder)
+
+
+def test_tr_by_protocol(tmp_path):
+    cohort = read(miniature.abide(tmp_path / "ABIDE_pcp").folder)
+    assert cohort.tr.tolist() == [2.0, 1.5, 3.0, 1.5, 1.5]  # CMU has two protocols
+
+
+def test_quality_checked_leaves_out_whom_a_rater_failed(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp")
+    cohort = read(release.folder, quality_checked=True)
+    assert cohort.subjects.tolist() == ["CMU_a_0050649", "Pitt_0050003"]  # one rater's maybe passes
+    assert excluded(cohort) == ABSENT | {
+        "CMU_b_0050669": ("CMU", "failed by the quality raters"),
+        "MaxMun_a_0051607": ("MAX_MUN", "failed by the quality raters"),
+        "Pitt_0050004": ("PITT", "failed by the quality raters"),
+    }
+
+
+def test_several_atlases_need_a_choice(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp", atlases=("cc200", "aal"))
+    with pytest.raises(InputError, match=r"atlas not given.*several of.*atlas aal, strategy cpac/filt_global; atlas cc200"):
+        read(release.folder)
+    cohort = read(release.folder, atlas="cc200")
+    assert cohort.rois == tuple(str(i) for i in range(1, 21))  # no names shipped: the codes of the header
+    assert_series(cohort, release)
+    assert len(read(release.folder, atlas="aal").rois) == 116
+    with pytest.raises(InputError, match=r"atlas ho, .*fits none of what is there: atlas aal.*atlas cc200"):
+        read(release.folder, atlas="ho")
+
+
+def test_several_strategies_need_a_choice(tmp_path):
+    strategies = ("cpac/filt_global", "cpac/nofilt_global", "dparsf/filt_global")
+    release = miniature.abide(tmp_path / "ABIDE_pcp", strategies=strategies)
+    with pytest.raises(InputError, match=r"several of.*cpac/filt_global.*cpac/nofilt_global.*dparsf/filt_global"):
+        read(release.folder)
+    with pytest.raises(InputError, match="several of"):
+        read(release.folder, strategy="filt_global")
+    assert_series(read(release.folder, strategy="cpac/filt_global"), release)
+    cohort = read(release.folder, strategy="nofilt_global")
+    assert cohort.notes[0] == "atlas aal, strategy cpac/nofilt_global"
+    assert not np.array_equal(cohort.series[0], release.series[KEPT[0]].astype(np.float32))
+
+
+def test_unfiltered_series_do_not_pass_for_filtered_ones(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp", strategies=("cpac/nofilt_global",))
+    with pytest.raises(InputError, match="strategy filt_global fits none"):
+        read(release.folder, strategy="filt_global")
+
+
+def test_a_series_of_nobody(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp", unlisted=("Nobody_0099999",))
+    with pytest.raises(InputError, match=r"Nobody_0099999_rois_aal\.1D: subject Nobody_0099999 is not in column FILE_ID"):
+        read(release.folder)
+    cohort = read(release.folder, on_bad="exclude")
+    assert cohort.subjects.tolist() == KEPT
+    assert excluded(cohort) == ABSENT | {"Nobody_0099999": ("", "series file but not listed")}
+
+
+def test_a_bad_file_is_excluded_with_its_place_but_without_its_folder(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp")
+    file = release.folder / "cpac/filt_global/Pitt_0050003_rois_aal.1D"
+    lines = file.read_text().split("\n")
+    lines[3] = lines[3].replace("\t", "\toops", 2)
+    file.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"Pitt_0050003_rois_aal\.1D, line 4, column 2: 'oops"):
+        read(release.folder)
+    site, reason = excluded(read(release.folder, on_bad="exclude"))["Pitt_0050003"]
+    assert site == "PITT"
+    assert reason.startswith("Pitt_0050003_rois_aal.1D, line 4, column 2: 'oops")
+
+
+def test_a_file_without_header_cannot_be_matched_to_the_others(tmp_path):
+    release = miniature.abide(tmp_path / "ABIDE_pcp")
+    file = release.folder / "cpac/filt_global/Pitt_0050003_rois_aal.1D"
+    file.write_text(file.read_text().split("\n", 1)[1])
+    with pytest.raises(InputError, match="subject Pitt_0050003: no column for ROI Precentral_L"):
+        read(release.folder)

@@ -1,0 +1,254 @@
+"""BIDS derivatives: miniature XCP-D tables and fMRIPrep runs read to the numbers, TR and phenotypes that were written."""
+
+import json
+
+import miniature
+import nibabel
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg import InputError, read
+
+SUBJECTS = ["sub-0051", "sub-0052", "sub-07", "sub-8"]
+ATLAS = "4S156Parcels"
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return miniature.xcpd(tmp_path_factory.mktemp("bids") / "xcpd")
+
+
+@pytest.fixture(scope="module")
+def cohort(release):
+    return read(release.folder, atlas=ATLAS)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Tables that a test may spoil."""
+    return miniature.xcpd(tmp_path / "xcpd")
+
+
+def excluded(cohort):
+    return {each.subject: (each.site, each.reason) for each in cohort.excluded}
+
+
+def table_of(release, subject, atlas=ATLAS):
+    (file,) = release.folder.glob(f"{subject}/**/*_atlas-{atlas}_*timeseries.tsv")
+    return file
+
+
+def test_tables_of_old_and_new_names(release, cohort):
+    assert cohort.subjects.tolist() == SUBJECTS  # ids keep their zeros
+    assert cohort.rois == miniature.PARCELS
+    assert cohort.lengths.tolist() == [12, 9, 15, 10]
+    for subject, series in zip(SUBJECTS, cohort.series, strict=True):
+        np.testing.assert_array_equal(series, np.nan_to_num(release.series[subject]).astype(np.float32))
+    assert cohort.atlas == ATLAS
+    assert cohort.name == "xcpd"
+
+
+def test_a_parcel_without_coverage_is_flat(cohort):
+    flat = [np.flatnonzero(np.ptp(series, axis=0) == 0).tolist() for series in cohort.series]
+    assert flat == [[], [3, 7], [], []]
+    assert not cohort.series[1][:, [3, 7]].any()
+
+
+def test_a_parcel_that_is_partly_missing_is_bad(own):
+    file = table_of(own, "sub-0051")
+    table = pd.read_csv(file, sep="\t")
+    table.loc[2, "LH_Vis_1"] = np.nan
+    table.to_csv(file, sep="\t", na_rep="n/a", index=False)
+    with pytest.raises(InputError, match=r"sub-0051: NaN at volume 3 of ROI LH_Vis_1 \(1 such values\)"):
+        read(own.folder, atlas=ATLAS)
+    assert "NaN at volume 3" in excluded(read(own.folder, atlas=ATLAS, on_bad="exclude"))["sub-0051"][1]
+
+
+def test_participants(cohort):
+    nan = np.nan
+    assert cohort.sites.tolist() == ["Oslo", "Oslo", "Rome", "Rome"]
+    assert cohort.labels.tolist() == [1, 0, 0, -1]
+    assert cohort.inputs == ("sex", "age")
+    np.testing.assert_array_equal(cohort.phenotypes["sex"], [1, 2, nan, 2])
+    np.testing.assert_array_equal(cohort.phenotypes["age"], [23.5, nan, 31, nan])  # age 0 is unknown
+    np.testing.assert_array_equal(cohort.phenotypes["iq"], [101, nan, 99, 120])
+    assert cohort.phenotypes["handedness"].tolist() == ["R", "", "L", "R"]
+    assert list(cohort.phenotypes.columns) == ["sex", "age", "handedness", "iq"]
+    assert "label from column group: patient = patient, control = control" in cohort.notes
+    assert "site from column site" in cohort.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "labels"),
+    [
+        (["2", "1", "2.0", "n/a"], {"patient": "2", "control": "1"}, [1, 0, 1, -1]),
+        (["ASD", "TD", "asperger", "n/a"], {"patient": "asd, Asperger"}, [1, 0, 1, -1]),
+        (["case", "sibling", "hc", "n/a"], {"control": "hc,sibling"}, [1, 0, 0, -1]),
+        (["1", "1", "case", "n/a"], {"control": 1}, [0, 0, 1, -1]),  # 1 is the usual word for a patient
+    ],
+)
+def test_words_of_the_labels(own, words, how, labels):
+    rows = [(*row[:3], word, *row[4:]) for row, word in zip(miniature.PARTICIPANTS, [*words, "n/a"], strict=True)]
+    miniature.write_rows(own.folder / "participants.tsv", miniature.PARTICIPANT_COLUMNS, rows)
+    assert read(own.folder, atlas=ATLAS, **how).labels.tolist() == labels
+
+
+def test_a_label_that_is_not_known_names_the_options(own):
+    rows = [(*row[:3], "sibling", *row[4:]) for row in miniature.PARTICIPANTS]
+    miniature.write_rows(own.folder / "participants.tsv", miniature.PARTICIPANT_COLUMNS, rows)
+    with pytest.raises(InputError, match=r"column group: label 'sibling' is not known; .*options patient and control") as error:
+        read(own.folder, atlas=ATLAS, patient="asd")
+    assert "dataset.toml" not in str(error.value)
+    with pytest.raises(InputError, match=r"options patient and control: sibling stands for both patient and control\."):
+        read(own.folder, atlas=ATLAS, patient="Sibling", control="sibling,td")
+
+
+def test_tr_comes_from_the_sidecar(cohort):
+    np.testing.assert_array_equal(cohort.tr, [2.0, 0.8, np.nan, 3.0])
+
+
+def test_tr_of_the_table_stands_in_for_a_sidecar(own):
+    rows = [(*row, 1.1) for row in miniature.PARTICIPANTS]
+    miniature.write_rows(own.folder / "participants.tsv", (*miniature.PARTICIPANT_COLUMNS, "RepetitionTime"), rows)
+    assert read(own.folder, atlas=ATLAS).tr.tolist() == [2.0, 0.8, 1.1, 3.0]
+
+
+def test_several_atlases_need_a_choice(release, tmp_path):
+    with pytest.raises(InputError, match=r"has several atlases, choose one of 4S156Parcels, Gordon\."):
+        read(release.folder)
+    with pytest.raises(InputError, match=r"has no atlas aal; it has 4S156Parcels, Gordon\."):
+        read(release.folder, atlas="aal")
+    cohort = read(release.folder, atlas="Gordon")
+    assert cohort.rois == miniature.GORDON
+    one = miniature.xcpd(tmp_path / "one", atlases=("Gordon",))
+    np.testing.assert_array_equal(read(one.folder).series[2], one.series["sub-07"].astype(np.float32))
+
+
+def test_columns_follow_the_names(own, cohort):
+    file = table_of(own, "sub-07")
+    table = pd.read_csv(file, sep="\t")
+    table[list(reversed(miniature.PARCELS))].to_csv(file, sep="\t", index=False)
+    again = read(own.folder, atlas=ATLAS)
+    assert again.rois == miniature.PARCELS
+    np.testing.assert_array_equal(again.series[2], cohort.series[2])
+
+
+def test_listed_without_series_is_recorded(cohort):
+    assert excluded(cohort) == {"sub-99": ("Rome", "listed but no series file")}
+
+
+def test_a_series_of_nobody(tmp_path):
+    release = miniature.xcpd(tmp_path / "xcpd", participants=miniature.PARTICIPANTS[1:])
+    with pytest.raises(InputError, match=r"sub-0051_.*timeseries\.tsv: subject sub-0051 is not in .*participants\.tsv"):
+        read(release.folder, atlas=ATLAS)
+    cohort = read(release.folder, atlas=ATLAS, on_bad="exclude")
+    assert cohort.subjects.tolist() == SUBJECTS[1:]
+    assert excluded(cohort)["sub-0051"] == ("", "series file but not listed")
+
+
+def test_participants_from_elsewhere_without_prefix_or_site(own, tmp_path, cohort):
+    (own.folder / "participants.tsv").unlink()
+    rows = [(str(row[0]).removeprefix("sub-"), row[3]) for row in miniature.PARTICIPANTS]
+    miniature.write_rows(tmp_path / "people.csv", ("subject", "dx"), rows, ",")
+    with pytest.raises(InputError, match=r"people\.csv has no column for the site"):
+        read(own.folder, atlas=ATLAS, participants=tmp_path / "people.csv")
+    other = read(own.folder, atlas=ATLAS, participants=tmp_path / "people.csv", site="Lund")
+    assert other.subjects.tolist() == ["0051", "0052", "07", "8"]
+    assert other.labels.tolist() == [1, 0, 0, -1]
+    assert set(other.sites) == {"Lund"}
+    np.testing.assert_array_equal(other.series[3], cohort.series[3])
+
+
+def test_a_second_run_needs_a_choice(own, cohort):
+    file = table_of(own, "sub-8")
+    for run in ("1", "2"):
+        other = file.with_name(file.name.replace("task-rest", f"task-rest_run-{run}"))
+        other.write_bytes(file.read_bytes() if run == "2" else table_of(own, "sub-07").read_bytes())
+    file.unlink()
+    with pytest.raises(InputError, match=r"subject sub-8 has a second run, .*run-1.*choose with only"):
+        read(own.folder, atlas=ATLAS)
+    chosen = read(own.folder, atlas=ATLAS, only="run-2")
+    np.testing.assert_array_equal(chosen.series[0], cohort.series[3])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return miniature.nifti(tmp_path_factory.mktemp("nifti"))
+
+
+@pytest.fixture(scope="module")
+def cut(images):
+    return read(images.folder, atlas_image=images.atlas, atlas_labels=images.labels)
+
+
+def test_regions_of_a_run(images, cut):
+    """Each column is the filtered mean of the voxels of its region, in the order of the label table."""
+    from nilearn.signal import clean
+
+    names = [f"region-{i}" for i in sorted((*miniature.REGIONS, miniature.LOST))]
+    assert cut.rois == tuple(names)
+    assert cut.labels.tolist() == [0, 1]
+    for subject, series in zip(cut.subjects, cut.series, strict=True):
+        band = {"low_pass": 0.1, "high_pass": 0.01, "t_r": images.trs[subject]}
+        expected = clean(images.series[subject], detrend=True, standardize=None, **band)
+        columns = [names.index(f"region-{i}") for i in miniature.REGIONS]
+        np.testing.assert_allclose(series[:, columns], expected, rtol=0, atol=1e-3)
+        assert series[:, columns].std(axis=0).min() > 0.01
+
+
+def test_a_region_lost_in_resampling_stays_as_a_flat_column(cut):
+    lost = cut.rois.index(f"region-{miniature.LOST}")
+    assert all(not series[:, lost].any() for series in cut.series)
+    assert 0 < lost < len(cut.rois) - 1
+
+
+def test_tr_of_a_run_from_json_or_header(cut):
+    assert cut.tr.tolist() == [2.0, 2.5]
+
+
+def test_regions_without_a_label_table_are_numbered(images, cut):
+    numbered = read(images.folder, atlas_image=images.atlas)
+    assert numbered.rois == tuple(str(i) for i in sorted((*miniature.REGIONS, miniature.LOST)))
+    np.testing.assert_array_equal(numbered.series[1], cut.series[1])
+    assert numbered.atlas == "atlas"
+
+
+def test_an_atlas_of_one_volume(images, cut, tmp_path):
+    atlas = nibabel.load(images.atlas)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(atlas.dataobj)[..., None], atlas.affine), tmp_path / "atlas.nii.gz")
+    np.testing.assert_array_equal(read(images.folder, atlas_image=tmp_path / "atlas.nii.gz").series[1], cut.series[1])
+
+
+def test_confounds_beside_the_run_are_removed(tmp_path):
+    images = miniature.nifti(tmp_path)
+    names = [f"{kind}_{axis}" for kind in ("trans", "rot") for axis in "xyz"]
+    names = [f"{name}{form}" for name in names for form in ("", "_derivative1", "_power2", "_derivative1_power2")]
+    motion = np.random.default_rng(5).normal(size=(60, len(names) + 3))
+    table = pd.DataFrame(motion, columns=[*names, "csf", "white_matter", "cosine00"])
+    slow = np.sin(2 * np.pi * 0.04 * 2.0 * np.arange(60))
+    table["trans_x"] = slow
+    table.loc[0, table.columns.str.contains("derivative")] = np.nan  # fMRIPrep's first derivative is n/a
+    place = images.folder / "sub-01" / "func"
+    (run,) = place.glob("*.nii.gz")
+    image = nibabel.load(run)
+    moved = nibabel.Nifti1Image(image.get_fdata(dtype=np.float32) + 50 * slow.astype(np.float32), image.affine, image.header)
+    nibabel.save(moved, run)
+    before = read(images.folder, atlas_image=images.atlas).series[0]
+    table.to_csv(place / "sub-01_task-rest_desc-confounds_timeseries.tsv", sep="\t", na_rep="n/a", index=False)
+    (place / "sub-01_task-rest_desc-confounds_timeseries.json").write_text(json.dumps({}))
+    after = read(images.folder, atlas_image=images.atlas).series[0]
+    there = before.any(axis=0)
+    assert (np.abs(slow @ before)[there] > 1000).all()
+    assert (np.abs(slow @ after)[there] < 20).all()
+
+
+def test_a_cut_download_of_a_run(tmp_path):
+    images = miniature.nifti(tmp_path)
+    (run,) = images.folder.glob("sub-02/func/*.nii.gz")
+    run.write_bytes(run.read_bytes()[:2000])
+    with pytest.raises(InputError, match=r"sub-02_.*_bold\.nii\.gz: the regions cannot be cut"):
+        read(images.folder, atlas_image=images.atlas)
+    cohort = read(images.folder, atlas_image=images.atlas, on_bad="exclude")
+    assert cohort.subjects.tolist() == ["sub-01"]
+    assert excluded(cohort)["sub-02"][1].startswith("sub-02_task-rest_space")

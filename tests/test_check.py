@@ -1,0 +1,152 @@
+"""`check`: every kind of finding is found where it is planted, and not where it is not."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg import check_cohort, make_cohort
+from m2lgdg.cohort import Exclusion
+from m2lgdg.duplicates import best_alignment, find_duplicates
+
+
+def changed(cohort, **values):
+    from dataclasses import replace
+
+    return replace(cohort, **values)
+
+
+def texts(result, level=None):
+    return [finding.text for finding in result.findings if level in (None, finding.level)]
+
+
+def test_a_clean_cohort_is_usable_and_its_table_counts(tiny):
+    result = check_cohort(tiny.with_inputs(["sex"]))
+    short = [text for text in texts(result, "finding") if "fewer than 100 volumes" not in text]
+    assert short == []
+    table = result.sites.set_index("site")
+    assert table["subjects"].to_dict() == {"north": 16, "south": 14, "west": 12, "east": 10}
+    assert (table["patients"] + table["controls"] == table["subjects"]).all()
+    assert table.loc["north", "patients"] == int(((tiny.sites == "north") & (tiny.labels == 1)).sum())
+    demo = check_cohort(make_cohort("demo", missing=0.0))
+    assert demo.exit_code == 0
+
+
+def test_one_site_one_class_no_label_are_unusable(tiny):
+    north = tiny.select(sites=["north"])
+    assert check_cohort(north).exit_code == 2
+    assert any("one site, north" in text for text in texts(check_cohort(north), "unusable"))
+    assert check_cohort(north, new_site=True).exit_code < 2
+    patients = check_cohort(tiny.select(tiny.labels == 1))
+    assert any("All labelled subjects are patients" in text for text in texts(patients, "unusable"))
+    assert any("No subject has a label" in text for text in texts(check_cohort(changed(tiny, labels=np.full(len(tiny), -1)))))
+
+
+def test_one_class_and_tiny_sites(tiny):
+    keep = (tiny.sites != "east") | (tiny.labels == 1)
+    result = check_cohort(tiny.select(keep))
+    n = int((keep & (tiny.sites == "east")).sum())
+    assert f"east has {n} patients and no control: as a target only its sensitivity is defined." in texts(result, "finding")
+    assert f"east has only {n} subjects: as a target its figures say little." in texts(result, "finding")
+
+
+def test_flat_rois_short_scans_and_units(tiny):
+    series = [np.array(one) for one in tiny.series]
+    series[0][:, :3] = 5.0
+    odd = np.flatnonzero(tiny.sites == "west")
+    for i in odd:
+        series[i] *= 300
+    result = check_cohort(changed(tiny, series=series))
+    first = str(tiny.subjects[0])
+    assert f"{first} ({tiny.sites[0]}) has 3 flat ROIs of 12." in texts(result, "finding")
+    assert any(text.startswith("west: the signal's standard deviation is") for text in texts(result, "finding"))
+    assert sum("units may differ" in text for text in texts(result)) == 1
+    assert result.sites.set_index("site").loc[tiny.sites[0], "with flat ROIs"] == 1
+    row = result.inclusion.set_index("subject").loc[first]
+    assert row["status"] == "included"
+    assert "3 flat ROIs" in row["reason"]
+
+
+def test_exclusions_are_counted_by_reason_and_site(tiny):
+    gone = (
+        Exclusion("a", "north", "listed but no series file"),
+        Exclusion("b", "north", "listed but no series file"),
+        Exclusion("c", "S4", "site left out: its subjects are those of S14 again"),
+        Exclusion("d", "west", "x.npy: subject d: NaN at volume 3 of ROI r."),
+    )
+    result = check_cohort(changed(tiny, excluded=gone))
+    assert "2 subjects excluded: listed but no series file (north 2)." in texts(result, "finding")
+    assert any(text.startswith("1 subject (c) excluded: site left out") for text in texts(result, "note"))
+    assert any("x.npy: subject d: NaN at volume 3" in text for text in texts(result, "finding"))
+    assert result.inclusion["status"].value_counts().to_dict() == {"included": len(tiny), "excluded": 4}
+
+
+def test_missingness_that_tells_the_site_or_the_label(tiny):
+    table = tiny.phenotypes.fillna(10.0)
+    table.loc[tiny.sites == "east", "age"] = np.nan
+    table.loc[tiny.labels == 0, "education"] = np.nan
+    found = texts(check_cohort(changed(tiny, phenotypes=table)), "finding")
+    assert "age is missing at east (10 of 10) but for 0 % elsewhere: missingness tells the site." in found
+    assert "education is missing for 100 % of controls and 0 % of patients: missingness tells the label." in found
+
+
+def test_proxies_by_name_and_by_value(tiny):
+    rng = np.random.default_rng(0)
+    table = tiny.phenotypes.assign(HAMD=rng.normal(size=len(tiny)), score=tiny.labels + 0.1 * rng.normal(size=len(tiny)))
+    result = check_cohort(changed(tiny, phenotypes=table))
+    assert "1 columns follow from the diagnosis and are no inputs: HAMD." in texts(result, "note")
+    assert "column score separates patients from controls almost perfectly: is it a label proxy?" in texts(result, "note")
+    as_input = check_cohort(changed(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
+    assert "input score separates patients from controls almost perfectly: is it a label proxy?" in texts(as_input, "finding")
+    assert "input HAMD follows from the diagnosis: a model can read the label from it." in texts(as_input, "finding")
+
+
+@pytest.fixture(scope="module")
+def twins():
+    """A cohort into which copies of known kinds were put: position -> position of its twin."""
+    cohort = make_cohort("tiny", n_rois=20, lengths=(120, 160), sizes={"a": 12, "b": 12, "c": 12}, seed=1)
+    series = [np.array(one) for one in cohort.series]
+    rng = np.random.default_rng(0)
+    series[20] = series[3].copy()  # exact, across sites
+    series[30] = 7.5 * series[5] - 100  # other units
+    series[10] = series[8][15:-10]  # volumes dropped, inside a site
+    noisy = series[2] + 0.15 * series[2].std(axis=0) * rng.normal(size=series[2].shape)
+    series[25] = noisy[5:]  # processed a little apart and shifted
+    return changed(cohort, series=series), {(3, 20): True, (5, 30): False, (8, 10): False, (2, 25): False}
+
+
+def test_duplicates_of_every_kind_are_found_and_nobody_else(twins):
+    cohort, planted = twins
+    found = {(pair.first, pair.second): pair.exact for pair in find_duplicates(cohort)}
+    assert found == planted
+
+
+def test_duplicates_are_told_with_their_danger(twins):
+    cohort, _ = twins
+    found = texts(check_cohort(cohort), "finding")
+    names = [f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in range(len(cohort))]
+    assert any(
+        text.startswith(f"{names[3]} and {names[20]} are the same series") and "see the target" in text for text in found
+    )
+    assert any(f"{names[8]} and {names[10]} are the same scan" in text and "validation" in text for text in found)
+
+
+def test_alignment_equals_a_slow_search():
+    rng = np.random.default_rng(2)
+    first, second = rng.normal(size=(40, 3)), rng.normal(size=(33, 3))
+    second[:20] = first[15:35]
+    unit = [(one - one.mean(axis=0)) / one.std(axis=0) for one in (first, second)]
+    best = -1.0
+    for shift in range(-32, 40):
+        pairs = [(t, t - shift) for t in range(40) if 0 <= t - shift < 33]
+        if len(pairs) >= 20:
+            a = np.array([unit[0][i] for i, _ in pairs])
+            b = np.array([unit[1][j] for _, j in pairs])
+            best = max(best, (a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
+    assert best_alignment(first, second) == pytest.approx(best, abs=1e-9)
+    assert best > 0.7
+
+
+def test_inclusion_lists_every_subject_once(tiny):
+    inclusion = check_cohort(tiny).inclusion
+    assert isinstance(inclusion, pd.DataFrame)
+    assert inclusion["subject"].tolist() == tiny.subjects.tolist()

@@ -1,0 +1,168 @@
+"""The commands from end to end, as a user types them, and how fast `--help` answers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import miniature
+import pandas as pd
+import pytest
+
+from m2lgdg import Cohort, make_cohort
+from m2lgdg.cli import main
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a command in this process: exit code, output, error output."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        streams = capsys.readouterr()
+        return ended.value.code or 0, streams.out, streams.err
+
+    return run
+
+
+def test_help_names_every_command_and_imports_nothing_heavy():
+    heavy = ("torch", "pandas", "numpy", "nilearn", "sklearn")
+    code = f"import sys, m2lgdg.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    text = subprocess.run([sys.executable, "-m", "m2lgdg.cli", "--help"], capture_output=True, text=True, check=True).stdout
+    for name in ("demo", "check", "convert", "methods", "run", "table", "report"):
+        assert name in text
+
+
+def test_version(command):
+    assert command("--version")[1].startswith("m2lgdg 0.")
+
+
+def test_demo_from_nothing_to_a_report(command, tmp_path):
+    code, text, _ = command("demo", "--preset", "tiny", "--jobs", 1, "--out", tmp_path / "demo")
+    assert code == 0
+    assert "Macro average over target sites" in text
+    assert "Planted in the patients" in text
+    page = (tmp_path / "demo" / "results" / "report.html").read_text()
+    assert "connectome-ensemble" in page
+    assert Cohort.load(tmp_path / "demo" / "tiny.cohort").hash == make_cohort("tiny").hash
+    code, again, _ = command("run", tmp_path / "demo" / "study.toml", "--out", tmp_path / "again")
+    assert code == 0
+    assert (tmp_path / "again" / "predictions.csv").read_bytes() == (tmp_path / "demo/results/predictions.csv").read_bytes()
+    assert "m2lgdg table" in again
+
+
+def test_check_writes_lists_and_convert_keeps_what_they_include(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_cohort("tiny").save("tiny.cohort")
+    code, text, _ = command("check", "tiny.cohort")
+    assert code == 1  # short scans
+    assert "usable, with findings" in text
+    inclusion = pd.read_csv("tiny-check/inclusion.csv")
+    assert (inclusion["status"] == "included").sum() == 52
+    inclusion.loc[:3, "status"] = "excluded"
+    inclusion.to_csv("mine.csv", index=False)
+    code, text, _ = command("convert", "tiny.cohort", "kept.cohort", "--keep", "mine.csv")
+    assert code == 0
+    kept = Cohort.load("kept.cohort")
+    assert len(kept) == 48
+    assert [one.reason for one in kept.excluded] == ["left out by mine.csv"] * 4
+
+
+def test_labels_of_a_bids_folder_are_coded_by_options(command, tmp_path):
+    rows = [
+        (*row[:3], {"patient": "bipolar", "n/a": "n/a"}.get(row[3], "relative"), *row[4:]) for row in miniature.PARTICIPANTS
+    ]
+    folder = miniature.xcpd(tmp_path / "xcpd", atlases=("Gordon",), participants=rows).folder
+    assert "--patient" in command("check", folder, "--out", tmp_path / "lists")[2]
+    coding = ("--patient", "mdd,bipolar", "--control", "relative")
+    assert command("check", folder, "--out", tmp_path / "lists", *coding)[0] == 1
+    assert command("convert", folder, tmp_path / "out.cohort", *coding)[0] == 0
+    assert Cohort.load(tmp_path / "out.cohort").labels.tolist() == [1, 0, 0, -1]
+
+
+def test_check_of_one_site_is_unusable_unless_it_is_a_new_site(command, tmp_path):
+    path = make_cohort("tiny").select(sites=["north"]).save(tmp_path / "one.cohort")
+    assert command("check", path, "--out", tmp_path / "a")[0] == 2
+    assert command("check", path, "--new-site", "--out", tmp_path / "b")[0] == 1
+
+
+def test_run_table_methods_and_failures(command, tmp_path):
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom m2lgdg.method import Method, method\n\n"
+        '@method("fails-at-north")\nclass Fails(Method):\n    """Fails where north is held out."""\n\n'
+        "    def learn(self, source, *, seed, device, progress):\n"
+        "        self.state_['x'] = np.array([source.site_names.index('north')])\n\n"
+        "    def score(self, target):\n        return np.full(len(target), 0.5)\n"
+    )
+    study = tmp_path / "study.toml"
+    study.write_text('cohort = "tiny.cohort"\nmethods = ["prior", "fails-at-north"]\nseeds = [0]\nplugins = ["mine.py"]\n')
+    code, text, errors = command("run", study, "--out", tmp_path / "out", "--set", "targets=['north', 'east']")
+    assert code == 1
+    assert "3 of 4 cells done" in text
+    assert "failed: fails-at-north, target north, seed 0: ValueError: 'north' is not in list" in errors
+    for form, mark in (
+        ("text", "Target east"),
+        ("markdown", "| Method |"),
+        ("latex", r"\toprule"),
+        ("csv", "table,Method,ACC"),
+    ):
+        code, text, _ = command("table", tmp_path / "out", "--format", form)
+        assert code == 0
+        assert mark in text
+    assert command("report", tmp_path / "out")[0] == 0
+    assert "1 cells failed" in (tmp_path / "out" / "report.html").read_text()
+    code, text, _ = command("methods", "--plugin", tmp_path / "mine.py")
+    assert code == 0
+    assert "fails-at-north" in text
+    assert "connectome-ensemble" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "nothing.toml", "--out", "out"), "nothing.toml does not exist."),
+        (("table", "nowhere"), "nowhere is no study folder: it has no predictions.csv."),
+        (("report", "nowhere"), "nowhere is no study folder: it has no predictions.csv."),
+        (
+            ("run", "study.toml", "--out", "out", "--set", "targets=['Mars']"),
+            "target Mars is not a site of cohort tiny; it has",
+        ),
+        (("run", "study.toml", "--out", "out", "--set", "methods=['x']"), "method x is not known"),
+        (("run", "study.toml", "--out", "out", "--set", "cohort='no.cohort'"), "no.cohort does not exist."),
+        (
+            ("run", "study.toml", "--out", "out", "--engine", "ray"),
+            "engine ray is not known; it is one of serial, joblib, dask.",
+        ),
+        (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: not of the form i/n"),
+        (("run", "study.toml", "--out", "study.toml"), "study.toml"),
+        (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),
+        (("run", "one.toml", "--out", "out"), "has one site only, north"),
+        (("run", "class.toml", "--out", "out"), "has labels of one class only"),
+        (("methods", "--plugin", "nothing.py"), "plugin nothing.py is not a Python file."),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(command, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    tiny = make_cohort("tiny")
+    tiny.save("tiny.cohort")
+    tiny.select(sites=["north"]).save("one.cohort")
+    tiny.select(tiny.labels == 1).save("class.cohort")
+    for name, cohort in (("study", "tiny"), ("one", "one"), ("class", "class")):
+        Path(f"{name}.toml").write_text(f'cohort = "{cohort}.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
+    code, _, errors = command(*arguments)
+    assert code == 2
+    lines = [line for line in errors.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not Path("out").exists()
+
+
+def test_table_of_an_unknown_best_or_format(command, tmp_path):
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    (tmp_path / "s.toml").write_text('cohort = "tiny.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
+    command("run", tmp_path / "s.toml", "--out", tmp_path / "out")
+    assert "the study has no method x; it has prior." in command("table", tmp_path / "out", "--best", "x")[2]
+    assert "format pdf is not known" in command("table", tmp_path / "out", "--format", "pdf")[2]

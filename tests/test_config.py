@@ -1,0 +1,69 @@
+"""Study files: what is wrong with one is told with its place and the nearest valid key."""
+
+import pytest
+
+from m2lgdg import InputError
+from m2lgdg.config import read_study
+
+GOOD = """
+cohort = "c.cohort"
+methods = ["fc-logistic", "prior"]
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_paths_relative_to_the_file(tmp_path):
+    study = read_study(write(tmp_path, GOOD))
+    assert study.seeds == [0, 1, 2, 3, 4]
+    assert study.targets is None
+    assert study.cohort == str(tmp_path / "c.cohort")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods = ['prior']", "key cohort is missing"),
+        (GOOD + "sedes = [1]", "key sedes is not known; did you mean seeds?"),
+        (GOOD + "seeds = '1'", "key seeds: input should be a valid list (it is '1')"),
+        (GOOD + "seeds = [1.5]", "key seeds.0: input should be a valid integer (it is 1.5)"),
+        (GOOD + "seeds = []", "key seeds: list should have at least 1 item"),
+        (GOOD + "seeds = [1, 1]", "a method or seed is listed twice"),
+        (GOOD.replace("fc-logistic", "fc-logistics"), "method fc-logistics is not known; did you mean fc-logistic?"),
+        (GOOD + "[method.fc-logistic]\nsite_fold = 3", "method fc-logistic has no field site_fold; did you mean site_folds?"),
+        (GOOD + "[method.fc-logistic]\nsite_folds = 'x'", "field site_folds: 'x' is not of type int"),
+        (GOOD + "[method.fc-logistic]\npenalties = [1, 'x']", "field penalties: (1, 'x') is not of type tuple"),
+        (GOOD + "[method.fc-svm]\nsite_folds = 3", "[method.fc-svm]: not one of the study's methods"),
+        (GOOD + "[sweep.prior]\nx = [1]", "method prior has no field x"),
+        (GOOD + "variants = ['phenotype']", "no method of the study has a variant phenotype; did you mean phenotypes?"),
+        (GOOD + "[variants]\nprior = ['x']", "method prior has no variant x"),
+        (GOOD + "threads = 0", "key threads: input should be greater than or equal to 1"),
+        (GOOD + "seeds = [", "is not valid TOML"),
+        (GOOD + "plugins = ['nothing.py']", "nothing.py is not a Python file"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, words):
+    with pytest.raises(InputError) as caught:
+        read_study(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "study.toml" in str(caught.value) or "plugin" in str(caught.value)
+
+
+def test_set_changes_one_key(tmp_path):
+    path = write(tmp_path, GOOD)
+    study = read_study(path, ["seeds=[7]", "method.fc-logistic.site_folds=3", "name=mine", "targets=['NYU']"])
+    assert (study.seeds, study.method, study.name, study.targets) == ([7], {"fc-logistic": {"site_folds": 3}}, "mine", ["NYU"])
+    with pytest.raises(InputError, match="--set seeds: not of the form key=value"):
+        read_study(path, ["seeds"])
+    with pytest.raises(InputError, match="key sedes is not known"):
+        read_study(path, ["sedes=[1]"])
+
+
+def test_a_broken_plugin_is_told(tmp_path):
+    (tmp_path / "broken_plugin.py").write_text("1 / 0")
+    with pytest.raises(InputError, match=r"broken_plugin\.py cannot be imported \(ZeroDivisionError"):
+        read_study(write(tmp_path, GOOD + "plugins = ['broken_plugin.py']"))

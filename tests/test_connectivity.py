@@ -1,0 +1,316 @@
+"""Connectivity features against numpy, scikit-learn, nilearn and slow loops, and what must not change them."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy.linalg import expm, logm, sqrtm
+from sklearn.covariance import ledoit_wolf
+
+from m2lgdg.connectivity import (
+    amplitude_features,
+    correlations,
+    covariances,
+    fc_features,
+    geometric_mean,
+    standardised,
+    tangent_features,
+    upper_triangle,
+)
+
+FLAT = np.float32(1000.1)  # a constant whose mean is not itself in floating point
+
+
+def signals(seed=0, lengths=(30, 55, 80, 42), rois=6, offset=0.0):
+    """Correlated series of differing lengths, each ROI with its own level and amplitude."""
+    rng = np.random.default_rng(seed)
+    mixing = rng.normal(size=(rois, rois))
+    series = []
+    for t in lengths:
+        own = mixing + 0.5 * rng.normal(size=mixing.shape)
+        series.append(((rng.normal(size=(t, rois)) @ own) * rng.uniform(0.1, 9, rois) + offset).astype(np.float32))
+    return series
+
+
+def with_flat(series, roi=2):
+    one = series.copy()
+    one[:, roi] = FLAT
+    return one
+
+
+def random_spd(rng, n, spread=0.5):
+    root = rng.normal(size=(n, n)) * spread
+    return expm((root + root.T) / 2)
+
+
+def test_standardised_series_have_mean_zero_and_variance_one():
+    (one,) = signals(lengths=(50,), offset=500.0)
+    kept = one.copy()
+    unit = standardised(one)
+    assert unit.dtype == np.float64
+    np.testing.assert_allclose(unit.mean(axis=0), 0, atol=1e-10)
+    np.testing.assert_allclose(unit.std(axis=0), 1)
+    for j in range(one.shape[1]):
+        values = [float(v) for v in one[:, j]]
+        mean = sum(values) / len(values)
+        sd = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+        np.testing.assert_allclose(unit[:, j], [(v - mean) / sd for v in values], atol=1e-9)
+    np.testing.assert_array_equal(one, kept)
+    assert (standardised(with_flat(one))[:, 2] == 0).all()
+
+
+def test_correlations_are_pearsons():
+    series = signals(offset=300.0)
+    found = correlations(series)
+    assert found.shape == (4, 6, 6)
+    for one, matrix in zip(series, found, strict=True):
+        np.testing.assert_allclose(matrix, np.corrcoef(one.astype(np.float64), rowvar=False), atol=1e-10)
+        np.testing.assert_array_equal(np.diag(matrix), 1)
+        np.testing.assert_array_equal(matrix, matrix.T)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=7), elements=st.integers(-3, 3)))
+def test_correlations_by_loops_also_with_flat_regions(one):
+    t, n = one.shape
+    rows = one.astype(float).tolist()
+    (got,) = correlations([one])
+    for a in range(n):
+        for b in range(n):
+            x, y = [row[a] for row in rows], [row[b] for row in rows]
+            mx, my = sum(x) / t, sum(y) / t
+            sxy = sum((u - mx) * (v - my) for u, v in zip(x, y, strict=True))
+            size = math.sqrt(sum((u - mx) ** 2 for u in x) * sum((v - my) ** 2 for v in y))
+            flat = min(x) == max(x) or min(y) == max(y)
+            expected = 1 if a == b else 0 if flat else sxy / size
+            assert got[a, b] == pytest.approx(expected, abs=1e-12)
+    assert np.abs(got).max() <= 1
+
+
+@pytest.mark.parametrize("value", [0.0, FLAT, np.float32(0.1), np.float32(-1e30)])
+def test_a_flat_roi_has_no_correlation(value):
+    (one,) = signals(lengths=(37,))
+    flat = one.copy()
+    flat[:, 2] = value
+    (matrix,) = correlations([flat])
+    assert matrix[2, 2] == 1
+    assert (np.delete(matrix[2], 2) == 0).all() and (np.delete(matrix[:, 2], 2) == 0).all()
+    rest = [0, 1, 3, 4, 5]
+    np.testing.assert_allclose(matrix[np.ix_(rest, rest)], correlations([one])[0][np.ix_(rest, rest)], atol=1e-12)
+    assert np.isfinite(fc_features([flat])).all()
+
+
+def test_edges_are_those_above_the_diagonal_row_by_row():
+    matrices = np.arange(32.0).reshape(2, 4, 4)
+    expected = [[matrices[s, a, b] for a in range(4) for b in range(a + 1, 4)] for s in range(2)]
+    np.testing.assert_array_equal(upper_triangle(matrices), expected)
+    assert expected[0] == [1, 2, 3, 6, 7, 11]
+
+
+def test_fc_features_are_fishers_z_clipped():
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=(60, 5)).astype(np.float32)
+    one[:, 1] = 2 * one[:, 0] + 1  # correlation 1
+    one[:, 2] = -one[:, 0]  # correlation -1
+    one[:, 3] = one[:, 0] + np.float32(0.02) * one[:, 4]  # beyond 0.999, not quite 1
+    (got,) = fc_features([one])
+    r = np.corrcoef(one.astype(np.float64), rowvar=False)
+    expected = []
+    for a in range(5):
+        for b in range(a + 1, 5):
+            c = min(max(r[a, b], -0.999), 0.999)
+            expected.append(0.5 * math.log((1 + c) / (1 - c)))
+    np.testing.assert_allclose(got, expected, atol=1e-10)
+    assert got[0] == pytest.approx(math.atanh(0.999)) and got[1] == pytest.approx(-math.atanh(0.999))
+    assert r[0, 3] > 0.999 and got[2] == pytest.approx(math.atanh(0.999))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.data())
+def test_fc_does_not_change_with_the_level_and_the_unit_of_a_roi(seed, data):
+    """Whole numbers times powers of two plus whole numbers are exact in float32, so that only our arithmetic can differ."""
+    one = np.random.default_rng(seed).integers(-50, 50, size=(25, 4)).astype(np.float32)
+    one[0], one[1] = 50, -50  # none is flat
+    shift = np.array(data.draw(st.lists(st.integers(-1000, 1000), min_size=4, max_size=4)), dtype=np.float32)
+    scale = np.array([2.0**k for k in data.draw(st.lists(st.integers(-6, 6), min_size=4, max_size=4))], dtype=np.float32)
+    np.testing.assert_allclose(fc_features([(one + shift) * scale]), fc_features([one]), atol=1e-10)
+    np.testing.assert_allclose(covariances([(one + shift) * scale]), covariances([one]), atol=1e-10)
+
+
+def test_the_sign_of_a_roi_turns_its_edges():
+    (one,) = signals(lengths=(40,))
+    turned = one * np.array([1, -1, 1, 1, 1, 1], dtype=np.float32)
+    sign = np.ones((6, 6))
+    sign[1], sign[:, 1] = -1, -1
+    np.testing.assert_allclose(correlations([turned])[0], correlations([one])[0] * np.where(np.eye(6), 1, sign), atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [4, 12, 60, 300])
+@pytest.mark.parametrize("flat", [False, True])
+def test_covariances_are_ledoit_and_wolfs(length, flat):
+    series = signals(seed=length, lengths=(length, length + 3), rois=8, offset=70.0)
+    if flat:
+        series = [with_flat(one) for one in series]
+    for one, got in zip(series, covariances(series), strict=True):
+        wide = one.astype(np.float64)
+        constant = (wide == wide[0]).all(axis=0)
+        unit = np.where(constant, 0.0, (wide - wide.mean(axis=0)) / np.where(constant, 1.0, wide.std(axis=0)))
+        np.testing.assert_allclose(got, ledoit_wolf(unit)[0], atol=1e-10)
+        np.testing.assert_array_equal(got, got.T)
+        assert np.linalg.eigvalsh(got).min() > 0
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_covariances_of_the_shortest_series_are_positive_definite(length):
+    for matrix in covariances([*signals(lengths=(length,)), *map(with_flat, signals(lengths=(length,)))]):
+        assert np.linalg.eigvalsh(matrix).min() > 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_geometric_mean_and_tangent_features_are_nilearns():
+    from nilearn.connectome import ConnectivityMeasure
+
+    series = signals(lengths=(40, 60, 80, 50, 45, 90, 70), rois=7)
+    ours = covariances(series)
+    reference = geometric_mean(ours)
+    # nilearn scales to unit variance with another ddof, so that it is given what we standardised.
+    peer = ConnectivityMeasure(kind="tangent", standardize=False, vectorize=False)
+    tangents = peer.fit_transform([standardised(one) for one in series])
+    np.testing.assert_allclose(reference, peer.mean_, atol=1e-4)
+    rows, columns = np.triu_indices(7)
+    scale = np.where(rows == columns, 1, math.sqrt(2))
+    np.testing.assert_allclose(tangent_features(ours, reference), tangents[:, rows, columns] * scale, atol=1e-3)
+
+
+def mean_log(matrices, reference):
+    whitening = np.linalg.inv(sqrtm(reference))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # logm names its error where it is above 1e-13
+        return sum(logm(whitening @ matrix @ whitening) for matrix in matrices) / len(matrices)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+@pytest.mark.parametrize("count", [2, 9])
+def test_the_geometric_mean_is_where_the_mean_logarithm_vanishes(spread, count):
+    rng = np.random.default_rng(0)
+    matrices = np.stack([random_spd(rng, 6, spread) for _ in range(count)])
+    reference = geometric_mean(matrices)
+    assert np.linalg.eigvalsh(reference).min() > 0
+    np.testing.assert_array_equal(reference, reference.T)
+    assert np.linalg.norm(mean_log(matrices, reference)) < 1e-4
+    finer = geometric_mean(matrices, tolerance=1e-12, steps=200)
+    assert np.linalg.norm(mean_log(matrices, finer)) < 1e-9
+    np.testing.assert_allclose(geometric_mean(matrices[::-1]), reference, atol=1e-4)
+    change = rng.normal(size=(6, 6)) + 3 * np.eye(6)
+    moved = np.stack([change @ matrix @ change.T for matrix in matrices])
+    np.testing.assert_allclose(
+        geometric_mean(moved, tolerance=1e-12, steps=200), change @ finer @ change.T, atol=1e-7 * np.abs(change).max() ** 2
+    )
+
+
+def test_the_geometric_mean_of_very_different_matrices():
+    """Eigenvalues over six orders of magnitude: full steps would run away."""
+    rng = np.random.default_rng(1)
+    matrices = np.stack([random_spd(rng, 6, 2.0) for _ in range(6)])
+    values = np.linalg.eigvalsh(matrices)
+    assert values.max() / values.min() > 1e6
+    reference = geometric_mean(matrices)
+    assert np.linalg.norm(mean_log(matrices, reference)) < 1e-3
+
+
+def test_the_geometric_mean_of_two_has_a_closed_form():
+    rng = np.random.default_rng(1)
+    a, b = random_spd(rng, 5), random_spd(rng, 5)
+    root = sqrtm(a)
+    inverse = np.linalg.inv(root)
+    expected = root @ sqrtm(inverse @ b @ inverse) @ root
+    np.testing.assert_allclose(geometric_mean(np.stack([a, b])), expected, atol=1e-4)
+
+
+def test_the_geometric_mean_of_commuting_matrices_is_exp_of_the_mean_log():
+    rng = np.random.default_rng(2)
+    axes = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    logs = rng.normal(size=(8, 6))
+    matrices = np.stack([axes @ np.diag(np.exp(values)) @ axes.T for values in logs])
+    np.testing.assert_allclose(geometric_mean(matrices), axes @ np.diag(np.exp(logs.mean(axis=0))) @ axes.T, atol=1e-4)
+    np.testing.assert_allclose(geometric_mean(matrices[:1]), matrices[0], atol=1e-10)
+
+
+def test_the_geometric_mean_stands_subjects_with_flat_rois_and_short_scans():
+    """A scan of three volumes and a flat ROI: eigenvalues from 1e-6 to 6, beside ordinary subjects."""
+    matrices = covariances([*signals(), *map(with_flat, signals(lengths=(3, 40)))])
+    assert np.linalg.norm(mean_log(matrices, geometric_mean(matrices))) < 1e-3
+
+
+def test_tangent_features_by_matrix_logarithms():
+    rng = np.random.default_rng(3)
+    matrices, reference = np.stack([random_spd(rng, 5) for _ in range(4)]), random_spd(rng, 5)
+    whitening = np.linalg.inv(sqrtm(reference))
+    got = tangent_features(matrices, reference)
+    assert got.shape == (4, 15)
+    logs = [logm(whitening @ matrix @ whitening) for matrix in matrices]
+    for features, log in zip(got, logs, strict=True):
+        expected = [log[a, b] * (1 if a == b else math.sqrt(2)) for a in range(5) for b in range(a, 5)]
+        np.testing.assert_allclose(features, expected, atol=1e-10)
+    for i in range(4):
+        for j in range(4):
+            assert np.linalg.norm(got[i] - got[j]) == pytest.approx(np.linalg.norm(logs[i] - logs[j]), abs=1e-10)
+    # The length of a subject's features is its affine-invariant distance from the reference.
+    for features, matrix in zip(got, matrices, strict=True):
+        values = np.linalg.eigvals(np.linalg.solve(reference, matrix)).real
+        assert np.linalg.norm(features) == pytest.approx(math.sqrt(sum(math.log(v) ** 2 for v in values)))
+    np.testing.assert_allclose(tangent_features(reference[None], reference), 0, atol=1e-10)
+
+
+def test_amplitudes_by_loops():
+    series = [*signals(offset=40.0), with_flat(signals(seed=1)[0])]
+    got = amplitude_features(series)
+    assert got.shape == (5, 6)
+    for one, features in zip(series, got, strict=True):
+        logs = {}
+        for j in range(6):
+            values = [float(v) for v in one[:, j]]
+            if min(values) < max(values):
+                mean = sum(values) / len(values)
+                logs[j] = math.log(math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)))
+        middle = sum(logs.values()) / len(logs)
+        np.testing.assert_allclose(features, [logs[j] - middle if j in logs else 0.0 for j in range(6)], atol=1e-9)
+    assert got[4, 2] == 0
+
+
+def test_amplitudes_do_not_change_with_the_unit_of_the_scanner():
+    (one,) = signals(lengths=(50,))
+    np.testing.assert_allclose(amplitude_features([one * 8]), amplitude_features([one]), atol=1e-12)
+    np.testing.assert_allclose(amplitude_features([-one]), amplitude_features([one]), atol=1e-12)
+    louder = one * np.array([np.e, 1, 1, 1, 1, 1], dtype=np.float32)
+    change = amplitude_features([louder]) - amplitude_features([one])
+    np.testing.assert_allclose(change, [[5 / 6, *[-1 / 6] * 5]], atol=1e-6)
+
+
+@pytest.mark.parametrize("rois", [6, 33])
+def test_features_do_not_depend_bit_for_bit_on_the_company(rois):
+    series = [*signals(lengths=(30, 55, 80, 42, 61), rois=rois), with_flat(signals(seed=4, lengths=(40,), rois=rois)[0])]
+    reference = geometric_mean(covariances(signals(seed=5, lengths=(90,) * 5, rois=rois)))
+
+    def tangents(some):
+        return tangent_features(covariances(some), reference)
+
+    for features in (fc_features, amplitude_features, correlations, covariances, tangents):
+        together = features(series)
+        for i, one in enumerate(series):
+            np.testing.assert_array_equal(features([one])[0], together[i])
+        np.testing.assert_array_equal(features(series[::-1])[::-1], together)
+        np.testing.assert_array_equal(features([*series, series[0], with_flat(series[1])])[: len(series)], together)
+
+
+def test_series_are_not_changed():
+    series = [*signals(), with_flat(signals()[0])]
+    kept = [one.copy() for one in series]
+    for features in (fc_features, amplitude_features, covariances):
+        features(series)
+    for one, before in zip(series, kept, strict=True):
+        np.testing.assert_array_equal(one, before)

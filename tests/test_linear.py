@@ -1,0 +1,117 @@
+"""The simple peers: the learners against slow solutions, balancing and centring by site, penalty choice by whole sites."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from m2lgdg import make, make_cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.methods.linear import _balance, _choose, _logistic, _ridge, _site_means
+from m2lgdg.metrics import platt
+from m2lgdg.splits import site_folds
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", seed=7)
+
+
+def test_ridge_solves_the_weighted_normal_equations():
+    rng = np.random.default_rng(0)
+    x, labels, weights = rng.normal(size=(30, 5)), rng.integers(0, 2, 30).astype(np.int8), rng.uniform(0.2, 2, 30)
+    coefficients, intercepts = _ridge(x, labels, weights, np.array([0.5, 20.0]))
+    y = 2.0 * labels - 1
+    for beta, alpha, strength in zip(coefficients, intercepts, (0.5, 20.0), strict=True):
+        residual = y - x @ beta - alpha
+        np.testing.assert_allclose(x.T @ (weights * residual), strength * beta, atol=1e-9)
+        assert (weights * residual).sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_rotating_into_the_row_space_changes_nothing(cohort):
+    """Logistic regression on 66 features directly, against the block fitted through the rotation."""
+    features = fc_features(cohort.series)
+    z = (features - features.mean(axis=0)) / features.std(axis=0)
+    block = _choose(z, z, cohort, np.ones(len(z)), [], _logistic, (0.3,))
+    strength = 0.3 * (z**2).sum() / len(z)
+    direct = LogisticRegression(C=1 / strength, max_iter=5000, tol=1e-9).fit(z, cohort.labels)
+    np.testing.assert_allclose(block.weights, direct.coef_[0], atol=1e-3)  # of weights up to 0.1
+    assert block.intercept == pytest.approx(direct.intercept_[0], abs=1e-3)
+
+
+def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
+    weights = _balance(cohort)
+    for site in cohort.site_names:
+        here = cohort.sites == site
+        assert weights[here & (cohort.labels == 1)].sum() == pytest.approx(here.sum() / 2)
+        assert weights[here & (cohort.labels == 0)].sum() == pytest.approx(here.sum() / 2)
+    one_class = cohort.select((cohort.sites != "east") | (cohort.labels == 0))
+    assert (_balance(one_class)[one_class.sites == "east"] == 0).all()
+
+
+def test_site_means_are_means_of_class_means(cohort):
+    features = fc_features(cohort.series)
+    means = _site_means(features, cohort, _balance(cohort))
+    for site in cohort.site_names:
+        here = cohort.sites == site
+        expected = sum(features[here & (cohort.labels == label)].mean(axis=0) for label in (0, 1)) / 2
+        np.testing.assert_allclose(means[here], np.tile(expected, (here.sum(), 1)))
+
+
+def test_held_out_decisions_never_saw_their_site(cohort):
+    """Changing the labels of one site leaves the held-out decisions of that site alone."""
+    features = fc_features(cohort.series)
+    z = (features - features.mean(axis=0)) / features.std(axis=0)
+    folds = site_folds(cohort.sites, cohort.labels, 4)
+    first = _choose(z, z, cohort, np.ones(len(z)), folds, _ridge, (1.0,))
+    flipped = cohort._changed(labels=np.where(cohort.sites == "east", 1 - cohort.labels, cohort.labels).astype(np.int8))
+    second = _choose(z, z, flipped, np.ones(len(z)), folds, _ridge, (1.0,))
+    east = cohort.sites == "east"
+    np.testing.assert_allclose(first.held_out[east], second.held_out[east], atol=1e-10)
+    assert np.abs(first.held_out[~east] - second.held_out[~east]).max() > 1e-3
+
+
+def test_the_penalty_is_chosen_by_sites_held_out(cohort):
+    fitted = make("fc-logistic", penalties=(0.1, 1.0, 10.0)).fit(cohort)
+    assert fitted.facts_["penalties"]["fc"] in (0.1, 1.0, 10.0)
+
+
+def test_calibration_never_turns_the_ranking_round():
+    decision = np.linspace(-1, 1, 20)
+    slope, _ = platt(decision, (decision < 0).astype(np.int8))
+    assert slope > 0
+    slope, offset = platt(decision, (decision > -0.5).astype(np.int8))
+    assert -0.6 < -offset / slope < -0.4
+
+
+def test_decision_is_linear_in_the_features_and_probability_monotone(cohort):
+    fitted = make("fc-logistic").fit(cohort)
+    decision = fitted.decision(cohort)
+    expected = fc_features(cohort.series) @ fitted.state_["fc.weights"] + fitted.state_["fc.intercept"]
+    np.testing.assert_allclose(decision, expected, atol=1e-10)
+    proba = fitted.predict_proba(cohort)[:, 1]
+    assert (np.diff(proba[np.argsort(decision)]) >= 0).all()
+
+
+def test_phenotypes_change_the_score_only_when_asked(cohort):
+    older = cohort.phenotypes.assign(age=cohort.phenotypes["age"] + 20)
+    changed = cohort._changed(phenotypes=older)
+    without, with_ = make("fc-logistic").fit(cohort), make("fc-logistic", phenotypes=True).fit(cohort)
+    np.testing.assert_array_equal(without.predict_proba(cohort), without.predict_proba(changed))
+    assert (with_.predict_proba(cohort) != with_.predict_proba(changed)).any()
+    bare = cohort._changed(phenotypes=cohort.phenotypes.drop(columns=["age", "sex", "education"]), inputs=())
+    np.testing.assert_array_equal(without.predict_proba(bare), without.predict_proba(cohort))
+
+
+def test_ensemble_removes_site_offsets_in_training():
+    """A cohort whose sites differ in class ratio and in connectivity: what tells the site must not be learned."""
+    shares = make_cohort("tiny", sizes={"a": 40, "b": 40, "c": 40}, roi_effect=0, edge_effect=0, phenotype_effect=0, seed=3)
+    rng = np.random.default_rng(0)
+    labels = np.where(shares.sites == "a", rng.random(len(shares)) < 0.85, rng.random(len(shares)) < 0.15).astype(np.int8)
+    confounded = shares._changed(labels=labels)
+    spread = {}
+    for name in ("fc-logistic", "connectome-ensemble"):
+        decision = make(name).fit(confounded).decision(confounded)
+        decision = (decision - decision.mean()) / decision.std()
+        spread[name] = decision[shares.sites == "a"].mean() - decision[shares.sites != "a"].mean()
+    assert spread["fc-logistic"] > 1.0
+    assert spread["connectome-ensemble"] < 0.5 * spread["fc-logistic"]

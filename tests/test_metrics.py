@@ -1,0 +1,398 @@
+"""Metrics against slow loops over the definitions, DeLong against its structural components and against simulation,
+calibration against two maximum-likelihood solvers."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+
+from m2lgdg.metrics import METRICS, auc, bootstrap_interval, calibration, delong, delong_interval, delong_test, evaluate
+
+NORMAL = NormalDist()
+quick = settings(max_examples=60, deadline=None)
+
+# Few distinct values, so that ties within and between the classes are common.
+coarse = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5000001, 0.7, 0.9, 1.0])
+fine = st.floats(0, 1, allow_subnormal=False)
+subject = st.tuples(st.sampled_from([0, 1]), st.one_of(coarse, fine))
+subjects = st.lists(subject, min_size=1, max_size=30)
+
+
+def ratio(top, bottom):
+    return top / bottom if bottom else math.nan
+
+
+def loop_counts(labels, proba, threshold):
+    counts = {(label, call): 0 for label in (0, 1) for call in (0, 1)}
+    for label, p in zip(labels, proba, strict=True):
+        counts[label, 1 if p >= threshold else 0] += 1
+    return counts
+
+
+def loop_auc(labels, score):
+    wins, pairs = 0.0, 0
+    for label, s in zip(labels, score, strict=True):
+        for other, r in zip(labels, score, strict=True):
+            if label == 1 and other == 0:
+                pairs += 1
+                wins += 1.0 if s > r else 0.5 if s == r else 0.0
+    return ratio(wins, pairs)
+
+
+def loop_metrics(labels, proba, threshold=0.5):
+    counts = loop_counts(labels, proba, threshold)
+    tp, fn, fp, tn = counts[1, 1], counts[1, 0], counts[0, 1], counts[0, 0]
+    return {
+        "ACC": ratio(tp + tn, len(labels)),
+        "SEN": ratio(tp, tp + fn),
+        "SPE": ratio(tn, tn + fp),
+        "F1": ratio(2 * tp, 2 * tp + fp + fn),
+        "AUC": loop_auc(labels, proba),
+        "Brier": ratio(sum((p - label) ** 2 for label, p in zip(labels, proba, strict=True)), len(labels)),
+    }
+
+
+def loop_delong(labels, scores):
+    """Variances and covariances of the structural components of DeLong, DeLong and Clarke-Pearson (1988), pair by pair."""
+    components = []
+    for score in scores:
+        patients = [s for label, s in zip(labels, score, strict=True) if label == 1]
+        controls = [s for label, s in zip(labels, score, strict=True) if label == 0]
+        psi = [[1.0 if x > y else 0.5 if x == y else 0.0 for y in controls] for x in patients]
+        v10 = [sum(row) / len(controls) for row in psi]
+        v01 = [sum(row[j] for row in psi) / len(patients) for j in range(len(controls))]
+        components.append((v10, v01))
+
+    def covariance(a, b):
+        mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+        return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / (len(a) - 1)
+
+    return [
+        [sum(covariance(one[side], two[side]) / len(one[side]) for side in (0, 1)) for two in components] for one in components
+    ]
+
+
+def draw(rng, n, shift=1.0):
+    """As many patients as controls, normal scores that are `shift` apart, and the labels."""
+    labels = np.repeat([1, 0], n)
+    return labels, rng.normal(size=2 * n) + shift * labels
+
+
+def expit(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def logit(p):
+    return np.log(p / (1 - p))
+
+
+def assert_scores(got, expected):
+    for name, value in expected.items():
+        assert got[name] == pytest.approx(value, abs=1e-12, nan_ok=True), name
+
+
+@quick
+@given(subjects, st.sampled_from([0.5, 0.25, 0.7]))
+def test_metrics_equal_loops_over_subjects_and_pairs(rows, threshold):
+    labels, proba = zip(*rows, strict=True)
+    got = evaluate(labels, proba, threshold)
+    assert tuple(got) == METRICS
+    assert_scores(got, loop_metrics(labels, proba, threshold))
+    assert auc(labels, proba) == pytest.approx(loop_auc(labels, proba), abs=1e-12, nan_ok=True)
+
+
+@quick
+@given(st.lists(st.tuples(st.sampled_from([-1, 0, 1]), coarse), min_size=1, max_size=25), st.randoms(use_true_random=False))
+def test_unknown_labels_and_the_order_of_subjects_do_not_count(rows, random):
+    known = [row for row in rows if row[0] != -1]
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    labels, proba = [row[0] for row in shuffled], [row[1] for row in shuffled]
+    expected = loop_metrics([row[0] for row in known], [row[1] for row in known])
+    assert_scores(evaluate(labels, proba), expected)
+    assert auc(labels, proba) == pytest.approx(expected["AUC"], abs=1e-12, nan_ok=True)
+
+
+def test_unknown_labels_do_not_count_in_intervals_tests_and_calibration():
+    labels, score = draw(np.random.default_rng(0), 20)
+    proba, other = expit(score), expit(score[::-1])
+    more, more_proba = np.append(labels, [-1, -1, -1]), np.append(proba, [0.1, 0.99, 0.5])
+    more_other = np.append(other, [0.4, 0.0, 1.0])
+    assert calibration(more, more_proba) == pytest.approx(calibration(labels, proba))
+    assert delong_interval(more, more_proba) == pytest.approx(delong_interval(labels, proba))
+    assert delong_test(more, more_proba, more_other) == pytest.approx(delong_test(labels, proba, other))
+    np.testing.assert_allclose(delong(more, [more_proba, more_other])[1], delong(labels, [proba, other])[1])
+    assert bootstrap_interval(more, more_proba, "AUC", draws=50) == bootstrap_interval(labels, proba, "AUC", draws=50)
+
+
+@quick
+@given(subjects)
+def test_auc_is_a_matter_of_order_and_turns_with_the_score(rows):
+    labels, score = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    assume(0 < labels.sum() < len(labels))
+    ranks = np.array([(score < s).sum() for s in score])
+    assert auc(labels, ranks) == pytest.approx(auc(labels, score), abs=1e-12)
+    assert auc(labels, -score) == pytest.approx(1 - auc(labels, score), abs=1e-12)
+    assert auc(1 - labels, score) == pytest.approx(1 - auc(labels, score), abs=1e-12)
+
+
+def test_f1_is_that_of_the_patients():
+    """3 of 4 patients found, 2 of 4 controls called patients: F1 is 6/9 for patients, 4/7 for controls."""
+    got = evaluate([1, 1, 1, 1, 0, 0, 0, 0], [0.9, 0.8, 0.7, 0.2, 0.6, 0.9, 0.1, 0.2])
+    assert got["F1"] == pytest.approx(2 / 3)
+    assert got["SEN"] == pytest.approx(0.75) and got["SPE"] == pytest.approx(0.5)
+
+
+def test_a_probability_at_the_threshold_is_called_patient():
+    got = evaluate([1, 0], [0.5, 0.5])
+    assert (got["SEN"], got["SPE"]) == (1, 0)
+
+
+@pytest.mark.parametrize("labels", [[], [-1, -1]])
+def test_nobody_gives_nan_everywhere(labels):
+    proba = [0.3] * len(labels)
+    assert all(math.isnan(value) for value in evaluate(labels, proba).values())
+    assert math.isnan(auc(labels, proba))
+    assert all(np.isnan(part).all() for part in delong(labels, proba))
+    for pair in (calibration(labels, proba), delong_interval(labels, proba), delong_test(labels, proba, proba)):
+        assert all(math.isnan(value) for value in pair)
+    for name in METRICS:
+        assert all(math.isnan(value) for value in bootstrap_interval(labels, proba, name, draws=20)), name
+
+
+@pytest.mark.parametrize(("label", "undefined"), [(0, "SEN"), (1, "SPE")])
+def test_one_class_leaves_what_needs_both_undefined(label, undefined):
+    labels, proba = [label] * 4, [0.1, 0.4, 0.6, 0.8]
+    got = evaluate(labels, proba)
+    assert got["ACC"] == 0.5
+    assert {name for name in METRICS if math.isnan(got[name])} >= {undefined, "AUC", "slope", "intercept"}
+    assert all(np.isnan(part).all() for part in delong(labels, proba))
+    for pair in (calibration(labels, proba), delong_interval(labels, proba), delong_test(labels, proba, proba)):
+        assert all(math.isnan(value) for value in pair)
+    assert all(math.isnan(value) for value in bootstrap_interval(labels, proba, "AUC", draws=20))
+
+
+@quick
+@given(st.lists(st.tuples(coarse, coarse, coarse), min_size=4, max_size=24), st.data())
+def test_delong_covariance_equals_the_structural_components(rows, data):
+    count = data.draw(st.integers(2, len(rows) - 2))
+    labels = data.draw(st.permutations([1] * count + [0] * (len(rows) - count)))
+    scores = list(zip(*rows, strict=True))
+    aucs, covariance = delong(labels, scores)
+    assert aucs.shape == (3,) and covariance.shape == (3, 3)
+    np.testing.assert_allclose(aucs, [loop_auc(labels, score) for score in scores], atol=1e-12)
+    np.testing.assert_allclose(covariance, loop_delong(labels, scores), atol=1e-12)
+    np.testing.assert_allclose(delong(labels, scores[0])[1], covariance[:1, :1], atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [[1, 0, 0, 0], [0, 1, 1, 1]])
+def test_delong_of_a_class_of_one_subject_has_an_auc_but_no_variance(labels):
+    """The spread of one component over a single subject cannot be estimated (ddof 1)."""
+    score = [0.5, 0.4, 0.6, 0.7]
+    aucs, covariance = delong(labels, score)
+    assert aucs[0] == pytest.approx(loop_auc(labels, score))
+    assert np.isnan(covariance).all()
+    assert all(math.isnan(value) for value in delong_interval(labels, score))
+
+
+def test_delong_variance_is_that_of_the_auc_over_many_samples():
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(1200):
+        labels, score = draw(rng, 30)
+        second = 0.6 * score + 0.8 * draw(rng, 30)[1]
+        aucs, covariance = delong(labels, [score, second])
+        found.append((*aucs, covariance[0, 0], covariance[1, 1], covariance[0, 1]))
+    first, second, *estimates = np.array(found).T
+    truth = np.cov(first, second)
+    assert first.mean() == pytest.approx(NORMAL.cdf(1 / math.sqrt(2)), abs=0.005)
+    assert np.mean(estimates, axis=1) == pytest.approx([truth[0, 0], truth[1, 1], truth[0, 1]], rel=0.12)
+
+
+def test_delong_interval_covers_the_true_auc():
+    rng = np.random.default_rng(2)
+    truth, covered = NORMAL.cdf(1 / math.sqrt(2)), []
+    for _ in range(600):
+        low, high = delong_interval(*draw(rng, 40), level=0.9)
+        covered.append(low <= truth <= high)
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.04)
+
+
+def test_delong_interval_is_normal_on_the_logit_scale():
+    labels, score = draw(np.random.default_rng(3), 25)
+    area, sd = loop_auc(labels, score), math.sqrt(loop_delong(labels, [score])[0][0])
+    for level in (0.8, 0.95):
+        half = NORMAL.inv_cdf((1 + level) / 2) * sd / (area * (1 - area))
+        expected = [float(expit(logit(area) + side * half)) for side in (-1, 1)]
+        assert delong_interval(labels, score, level) == pytest.approx(expected)
+
+
+def test_delong_test_equals_the_definition_and_is_antisymmetric():
+    rng = np.random.default_rng(4)
+    labels, first = draw(rng, 25)
+    second = 0.5 * first + draw(rng, 25, 0.3)[1]
+    v = loop_delong(labels, [first, second])
+    difference = loop_auc(labels, first) - loop_auc(labels, second)
+    p = 2 * NORMAL.cdf(-abs(difference) / math.sqrt(v[0][0] + v[1][1] - 2 * v[0][1]))
+    assert delong_test(labels, first, second) == pytest.approx((difference, p))
+    assert delong_test(labels, second, first) == pytest.approx((-difference, p))
+
+
+def test_delong_test_keeps_its_level_when_two_scores_are_equally_good():
+    rng = np.random.default_rng(5)
+    values = []
+    for _ in range(600):
+        labels, shared = draw(rng, 40, 0.0)
+        first, second = (shared + draw(rng, 40)[1] for _ in range(2))
+        values.append(delong_test(labels, first, second)[1])
+    for level in (0.05, 0.2, 0.5):
+        assert np.mean(np.array(values) < level) == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / 600))
+
+
+@quick
+@given(subjects)
+def test_delong_test_of_a_score_with_itself(rows):
+    labels, score = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    assume(2 <= labels.sum() <= len(labels) - 2)
+    difference, p = delong_test(labels, score, score)
+    assert (difference, p) == (0, 1)
+    ranks = [float((score < s).sum()) for s in score]
+    assert delong_test(labels, score, ranks) == pytest.approx((0, 1), abs=1e-12)
+
+
+def likelihood_fit(labels, x, slope=None):
+    """Slope and intercept of the greatest likelihood, by a general optimiser; a given slope is held."""
+
+    def loss(beta):
+        b = slope if slope is not None else beta[1]
+        eta = beta[0] + b * x
+        return np.sum(np.logaddexp(0, eta) - labels * eta)
+
+    start = [0.0] if slope is not None else [0.0, 0.0]
+    solution = minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000})
+    assert solution.success
+    return solution.x[::-1] if slope is None else solution.x
+
+
+@pytest.mark.parametrize(("a", "b", "n"), [(0.0, 1.0, 400), (0.8, 0.4, 200), (-1.5, 2.5, 150), (0.3, -0.7, 60), (3.0, 1.0, 90)])
+def test_calibration_is_the_maximum_likelihood_fit(a, b, n):
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=n)
+    labels = (rng.random(n) < expit(a + b * x)).astype(int)
+    slope, intercept = calibration(labels, expit(x))
+    assert slope == pytest.approx(likelihood_fit(labels, x)[0], abs=1e-5)
+    assert intercept == pytest.approx(likelihood_fit(labels, x, slope=1.0)[0], abs=1e-5)
+    peer = LogisticRegression(C=1e10, tol=1e-10, max_iter=10_000).fit(x[:, None], labels)
+    assert slope == pytest.approx(peer.coef_[0, 0], abs=1e-4)
+    assert evaluate(labels, expit(x))["slope"] == slope and evaluate(labels, expit(x))["intercept"] == intercept
+    assert np.sum(expit(x + intercept)) == pytest.approx(labels.sum(), abs=1e-6)  # the score equation at slope 1
+
+
+@quick
+@given(st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from([0.02, 0.3, 0.5, 0.6, 0.97])), min_size=4, max_size=30))
+def test_calibration_slope_is_defined_exactly_when_the_classes_overlap(rows):
+    """Overlap: neither way round are all patients at or above all controls. The score equations hold at the fit."""
+    labels, proba = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    assume(0 < labels.sum() < len(labels))
+    patients, controls, x = proba[labels == 1], proba[labels == 0], logit(proba)
+    slope, intercept = calibration(labels, proba)
+    if patients.min() >= controls.max() or patients.max() <= controls.min():
+        assert math.isnan(slope)
+        return
+    assert np.sum(expit(x + intercept)) == pytest.approx(labels.sum(), abs=1e-6)
+    alpha = likelihood_fit(labels, slope * x, slope=1.0)[0]
+    residual = labels - expit(alpha + slope * x)
+    assert residual @ x == pytest.approx(0, abs=1e-4)
+
+
+def test_calibration_slope_has_no_value_where_it_is_not_defined():
+    assert math.isnan(calibration([1, 1, 0], [0.3, 0.3, 0.3])[0])  # a constant
+    assert math.isnan(calibration([1, 1, 0, 0], [0.9, 0.6, 0.5, 0.1])[0])  # separated
+    assert math.isnan(calibration([1, 1, 0, 0], [0.1, 0.2, 0.6, 0.7])[0])  # separated the wrong way round
+    assert math.isnan(calibration([1, 1, 0, 0], [0.7, 0.6, 0.6, 0.5])[0])  # touching at one value: still infinite
+    assert math.isnan(calibration([1, 1, 0, 0], [0.1, 0.6, 0.6, 0.7])[0])
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e-2, 1, 4])
+def test_calibration_slope_of_probabilities_that_hardly_vary(factor):
+    """A method near chance may put everyone within a thousandth of 0.5; the slope then is in the thousands."""
+    rng = np.random.default_rng(12)
+    x = rng.normal(size=80)
+    labels = (rng.random(80) < expit(0.7 * x)).astype(int)
+    expected = likelihood_fit(labels, x)[0] / factor
+    assert calibration(labels, expit(factor * x))[0] == pytest.approx(expected, rel=1e-4)
+    assert calibration(labels, expit(factor * x - 4))[0] == pytest.approx(expected, rel=1e-4)  # far from 0.5 as well
+
+
+def test_calibration_stands_probabilities_of_zero_and_one():
+    slope, intercept = calibration([1, 0, 1, 0, 1, 0], [1.0, 0.0, 0.0, 0.3, 0.6, 1.0])
+    assert math.isfinite(slope) and math.isfinite(intercept)
+
+
+def test_intervals_hold_the_estimate_and_shrink_with_more_subjects():
+    labels, score = draw(np.random.default_rng(7), 15)
+    proba = expit(score - 0.5)
+    got = evaluate(labels, proba)
+    widths = []
+    for times in (1, 9):
+        many, much = np.tile(labels, times), np.tile(proba, times)
+        intervals = {"delong": delong_interval(many, much)}
+        intervals |= {name: bootstrap_interval(many, much, name, draws=120) for name in ("ACC", "F1", "Brier", "AUC")}
+        for name, (low, high) in intervals.items():
+            assert low < got["AUC" if name == "delong" else name] < high, name
+            assert 0 <= low < high <= 1, name
+        widths.append([high - low for low, high in intervals.values()])
+    np.testing.assert_allclose(np.divide(*widths), 3, rtol=0.35)
+
+
+def test_intervals_widen_with_the_level():
+    labels, score = draw(np.random.default_rng(8), 20)
+    for interval in (
+        lambda level: delong_interval(labels, score, level),
+        lambda level: bootstrap_interval(labels, expit(score), "AUC", level=level, draws=300),
+    ):
+        (a, b), (c, d), (e, f) = (interval(level) for level in (0.99, 0.9, 0.5))
+        assert a < c < e < f < d < b
+
+
+@pytest.mark.parametrize("name", ["SEN", "AUC", "Brier"])
+def test_bootstrap_is_the_percentile_interval_of_draws_within_each_class(name):
+    """Against a plain bootstrap with other random numbers; only chance may differ."""
+    labels, score = draw(np.random.default_rng(9), 20)
+    proba = expit(score)
+    rng = np.random.default_rng(10)
+    values = []
+    for _ in range(500):
+        who = np.concatenate([rng.choice(np.flatnonzero(labels == c), 20) for c in (0, 1)])
+        p, y = proba[who], labels[who]
+        values.append({"SEN": np.mean(p[y == 1] >= 0.5), "Brier": np.mean((p - y) ** 2)}.get(name))
+        if name == "AUC":
+            values[-1] = np.mean(p[y == 1][:, None] > p[y == 0]) + np.mean(p[y == 1][:, None] == p[y == 0]) / 2
+    got = bootstrap_interval(labels, proba, name, draws=500)
+    np.testing.assert_allclose(got, np.quantile(values, [0.025, 0.975]), atol=0.15 * (got[1] - got[0]))
+
+
+def test_bootstrap_is_seeded_and_leaves_the_global_generator_alone():
+    labels, score = draw(np.random.default_rng(11), 15)
+    proba = expit(score)
+    np.random.seed(0)
+    first = bootstrap_interval(labels, proba, "Brier", draws=100, seed=3)
+    state = np.random.random()
+    np.random.seed(0)
+    assert np.random.random() == state
+    assert bootstrap_interval(labels, proba, "Brier", draws=100, seed=3) == first
+    assert bootstrap_interval(labels, proba, "Brier", draws=100, seed=4) != first
+
+
+def test_inputs_may_be_lists_or_arrays_of_any_kind_and_stay_as_they_were():
+    labels, proba = np.array([1, 0, 1, 0, 1], dtype=np.int8), np.array([0.7, 0.6, 0.4, 0.2, 0.9], dtype=np.float32)
+    kept = labels.copy(), proba.copy()
+    assert evaluate(labels, proba) == pytest.approx(evaluate(labels.tolist(), proba.tolist()), rel=1e-6)
+    bootstrap_interval(labels, proba, "AUC", draws=10)
+    np.testing.assert_array_equal(labels, kept[0])
+    np.testing.assert_array_equal(proba, kept[1])

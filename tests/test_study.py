@@ -1,0 +1,233 @@
+"""The study runner: cells, resume, kill, engines, shards, failures; the predictions file must be the same bytes always."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
+from m2lgdg.study import read_predictions
+
+PLUGIN = '''
+import time
+from typing import ClassVar
+import numpy as np
+from m2lgdg.method import Method, method
+
+@method("slow-coin")
+class SlowCoin(Method):
+    """Draws a probability from the seed after a pause; fails where it is told to."""
+    pause: float = 0.0
+    fail_at: str = ""
+
+    def learn(self, source, *, seed, device, progress):
+        time.sleep(self.pause)
+        if self.fail_at and self.fail_at not in source.site_names:
+            raise RuntimeError("the coin was lost")
+        self.state_["bias"] = np.random.default_rng([seed, len(source)]).random(1)
+
+    def score(self, target):
+        return np.array([(float(self.state_["bias"][0]) + abs(float(one[0, 0]))) % 1 for one in target.series])
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
+    (tmp_path / "coin.py").write_text(PLUGIN)
+    return tmp_path
+
+
+def study(folder, **changes):
+    base = {
+        "cohort": str(folder / "tiny.cohort"),
+        "methods": ["prior", "fc-logistic", "slow-coin"],
+        "seeds": [0, 1],
+        "plugins": [str(folder / "coin.py")],
+        "variants": ["phenotypes"],
+    }
+    return base | changes
+
+
+def content(out):
+    return (Path(out) / "predictions.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The predictions of a quiet serial run, to compare all others with."""
+    folder = tmp_path_factory.mktemp("quiet")
+    make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
+    (folder / "coin.py").write_text(PLUGIN)
+    run_study(study(folder), folder / "out")
+    return content(folder / "out")
+
+
+def test_cells_and_predictions(folder):
+    cohort = make_cohort("tiny", seed=1)
+    summary = run_study(study(folder), folder / "out")
+    # prior 4 targets; fc-logistic 4 targets x (itself, phenotypes); slow-coin 4 targets x 2 seeds
+    assert (summary.total, summary.done, summary.failed) == (20, 20, [])
+    table = read_predictions(folder / "out")
+    assert len(table) == 52 * (1 + 2 + 2)
+    order = table[["method", "variant"]].drop_duplicates().to_numpy().tolist()
+    assert order == [["prior", ""], ["fc-logistic", ""], ["fc-logistic", "phenotypes"], ["slow-coin", ""]]
+    (fold,) = leave_one_site_out(cohort, ["east"])
+    proba = make("fc-logistic", phenotypes=True).fit(fold.source).predict_proba(fold.target)[:, 1]
+    part = table[(table.method == "fc-logistic") & (table.variant == "phenotypes") & (table.target == "east")]
+    np.testing.assert_allclose(part.proba, proba, atol=1e-9)
+    assert part.subject.tolist() == fold.target.subjects.tolist()
+    assert part.label.tolist() == fold.target.labels.tolist()
+
+
+def test_everything_needed_to_repeat_is_written(folder, undisturbed):
+    run_study(study(folder, sweep={"slow-coin": {"pause": [0.001]}}), folder / "out")
+    told = json.loads((folder / "out" / "study.json").read_text())
+    assert told["method"]["fc-logistic"]["site_folds"] == 5
+    assert told["targets"] == ["east", "north", "south", "west"]
+    assert told["inputs"] == ["sex", "age", "education"]
+    assert set(json.loads((folder / "out" / "environment.json").read_text())) >= {"python", "numpy", "code", "m2lgdg"}
+    inclusion = pd.read_csv(folder / "out" / "inclusion.csv")
+    assert len(inclusion) == 52
+    run_study(folder / "out" / "study.json", folder / "again")
+    assert content(folder / "again") == content(folder / "out")
+    assert "slow-coin,pause=0.001,0,east" in content(folder / "out").decode()
+
+
+def test_no_path_of_this_machine_is_written(folder):
+    run_study(study(folder), folder / "out")
+    for name in ("study.json", "environment.json", "inclusion.csv", "predictions.csv"):
+        assert str(folder) not in (folder / "out" / name).read_text()
+
+
+def test_a_finished_cell_is_not_run_again(folder):
+    run_study(study(folder), folder / "out")
+    before = {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").iterdir()}
+    summary = run_study(study(folder), folder / "out")
+    assert (summary.reused, summary.done) == (20, 0)
+    assert {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").iterdir()} == before
+
+
+def test_a_damaged_record_is_run_again(folder, undisturbed):
+    run_study(study(folder), folder / "out")
+    record = min((folder / "out" / "cells").iterdir())
+    record.write_text(record.read_text()[:50])
+    assert run_study(study(folder), folder / "out").done == 1
+    assert content(folder / "out") == undisturbed
+
+
+def test_keys_change_with_data_fields_and_seed(folder):
+    from m2lgdg.config import check_study
+    from m2lgdg.study import make_cells
+
+    cohort = make_cohort("tiny", seed=1)
+
+    def keys(cohort, **changes):
+        return {cell.key for cell in make_cells(check_study(study(folder, **changes), "s"), cohort)}
+
+    base = keys(cohort)
+    assert len(base) == 20
+    assert not base & keys(make_cohort("tiny", seed=2))
+    changed = keys(cohort, method={"fc-logistic": {"site_folds": 3}})
+    assert len(base & changed) == 12
+    assert not base & keys(cohort, threads=2)
+
+
+@pytest.mark.parametrize("engine", ["joblib", "dask"])
+def test_engines_give_the_same_bytes(folder, undisturbed, engine):
+    summary = run_study(study(folder), folder / "out", engine=engine, jobs=2)
+    assert summary.failed == []
+    assert content(folder / "out") == undisturbed
+
+
+def test_shards_together_give_the_same_bytes(folder, undisturbed):
+    for shard in ("2/3", "1/3"):
+        run_study(study(folder), folder / "out", shard=shard)
+        assert content(folder / "out") != undisturbed
+    run_study(study(folder), folder / "out", shard="3/3")
+    assert content(folder / "out") == undisturbed
+    with pytest.raises(InputError, match="--shard 4/3"):
+        run_study(study(folder), folder / "out", shard="4/3")
+
+
+def test_a_failing_cell_is_recorded_and_tried_again(folder, undisturbed):
+    broken = study(folder, method={"slow-coin": {"fail_at": "east"}})
+    summary = run_study(broken, folder / "out")
+    assert len(summary.failed) == 2
+    assert summary.failed[0] == ("slow-coin, target east, seed 0", "RuntimeError: the coin was lost")
+    failures = pd.read_csv(folder / "out" / "failures.csv")
+    assert failures.reason.tolist() == ["RuntimeError: the coin was lost"] * 2
+    assert len(read_predictions(folder / "out")) == 52 * 5 - 2 * 10
+    records = [json.loads(file.read_text()) for file in (folder / "out" / "cells").iterdir()]
+    assert any("the coin was lost" in record.get("traceback", "") for record in records)
+    assert run_study(broken, folder / "out").reused == 18
+
+
+def test_another_study_in_the_folder_is_refused(folder):
+    run_study(study(folder), folder / "out")
+    with pytest.raises(InputError, match="belongs to another study: its seeds"):
+        run_study(study(folder, seeds=[0, 1, 2]), folder / "out")
+    (folder / "full").mkdir()
+    (folder / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="is not empty and holds no study"):
+        run_study(study(folder), folder / "full")
+    assert [file.name for file in (folder / "full").iterdir()] == ["thesis.txt"]
+
+
+def test_a_cohort_of_other_content_is_refused(folder):
+    run_study(study(folder), folder / "out")
+    make_cohort("tiny", seed=5).save(folder / "tiny.cohort")
+    with pytest.raises(InputError, match="the content is not that of the study"):
+        run_study(folder / "out" / "study.json", folder / "again")
+
+
+KILLED = """
+import sys
+from m2lgdg import run_study
+run_study({study!r}, {out!r}, engine={engine!r}, jobs=2)
+"""
+
+
+@pytest.mark.parametrize("engine", ["serial", "joblib"])
+def test_killed_anywhere_then_resumed_gives_the_same_bytes(folder, undisturbed, engine):
+    out = folder / "out"
+    plain = study(folder, method={"slow-coin": {"pause": 0.05}})
+    run_study(plain, folder / "quiet")
+    command = [sys.executable, "-c", KILLED.format(study=plain, out=str(out), engine=engine)]
+    cells = out / "cells"
+    for wanted in (1, 6, 11):  # killed after the first cell, then later and later
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while (not cells.is_dir() or len(list(cells.glob("*.json"))) < wanted) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finished = len(list(cells.glob("*.json")))
+    assert finished >= 11
+    summary = run_study(plain, out)
+    assert summary.reused == finished
+    assert content(out) == content(folder / "quiet")
+    assert content(out).split(b"slow-coin")[0] == undisturbed.split(b"slow-coin")[0]
+
+
+def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
+    cohort = make_cohort("tiny", seed=1)
+    own = tmp_path / "own"
+    own.mkdir()
+    rows = ["participant_id\tsite\tdiagnosis\tage\tsex"]
+    for i, subject in enumerate(cohort.subjects):
+        np.save(own / f"{subject}.npy", cohort.series[i])
+        rows.append(f"{subject}\t{cohort.sites[i]}\t{'patient' if cohort.labels[i] else 'control'}\t{30 + i % 7}\tM")
+    (own / "participants.tsv").write_text("\n".join(rows) + "\n")
+    run_study({"cohort": str(own), "methods": ["fc-logistic"], "seeds": [0]}, folder / "out")
+    direct = folder / "direct"
+    run_study({"cohort": str(folder / "tiny.cohort"), "methods": ["fc-logistic"], "seeds": [0]}, direct)
+    assert content(folder / "out") == content(direct)
+    assert (folder / "out" / "cohort.cohort").is_file()

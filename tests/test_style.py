@@ -1,0 +1,63 @@
+"""The house rules that a test can hold: who may import whom, small files, modules that say what they are."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "m2lgdg"
+# Downwards only: a module may import those before it.
+ORDER = [
+    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "preprocess", "connectivity", "metrics"),
+    *("stats", "losses", "graph", "method", "deep", "methods", "config", "engines", "study", "report", "cli"),
+]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def place(module):
+    return ORDER.index(module.split(".")[1])
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("m2lgdg."):
+            yield node.module
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("m2lgdg."))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent != PACKAGE or path.stem != "__init__"], ids=str)
+def test_imports_go_one_way(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for module in imports(path):
+        if (own, module) in {("method", "m2lgdg.methods")}:  # the registry imports what is in the folder, when asked
+            continue
+        assert place(module) <= ORDER.index(own), f"{own} imports {module}"
+
+
+def test_the_order_names_every_module():
+    there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES} - {"__init__"}
+    assert there == set(ORDER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_files_are_small_and_say_what_they_are(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_nothing_is_pickled():
+    for path in FILES:
+        assert not re.search(r"import pickle|allow_pickle=True|weights_only=False|joblib\.(dump|load)", path.read_text()), path
+
+
+def test_the_readme_is_short_and_its_file_map_true():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    for name in ORDER:
+        assert f"`{name}" in text, f"README does not place {name}"
+    for name in re.findall(r"^\| `(\w+)", text, flags=re.M):
+        assert name in ORDER

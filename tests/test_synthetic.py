@@ -1,0 +1,109 @@
+"""The synthetic cohort: sizes, determinism, and that what is said to be planted is there and nothing else is."""
+
+import numpy as np
+import pytest
+
+from m2lgdg import InputError, make_cohort
+from m2lgdg.synthetic import PRESETS
+
+
+def log_amplitude(cohort):
+    amplitude = np.log([one.std(axis=0) for one in cohort.series])  # (subject, roi)
+    return amplitude - amplitude.mean(axis=1, keepdims=True)
+
+
+def connectivity(cohort):
+    return np.array([np.corrcoef(one.T) for one in cohort.series])  # (subject, roi, roi)
+
+
+def effect(values, cohort):
+    """Cohen's d of patients against controls after taking out each site's mean."""
+    values = np.array(values)
+    for site in cohort.site_names:
+        values[cohort.sites == site] -= values[cohort.sites == site].mean(axis=0)
+    patients, controls = values[cohort.labels == 1], values[cohort.labels == 0]
+    return (patients.mean(axis=0) - controls.mean(axis=0)) / values.std(axis=0)
+
+
+@pytest.fixture(scope="module")
+def strong():
+    return make_cohort("tiny", sizes={"a": 150, "b": 150, "c": 100}, edge_effect=1.5, roi_effect=1.5, seed=3)
+
+
+def test_the_paper_sized_preset_has_the_papers_sites():
+    sizes = PRESETS["rest-meta-mdd"].sizes
+    assert (len(sizes), sum(sizes.values())) == (22, 2269)
+    assert (sizes["S9"], sizes["S15"], sizes["S20"], sizes["S21"]) == (100, 100, 533, 156)
+    assert not {"S4", "S5", "S19"} & set(sizes)
+    assert PRESETS["rest-meta-mdd"].n_rois == 116
+
+
+def test_same_seed_same_bits_other_seed_other_cohort():
+    assert make_cohort("tiny", seed=5).hash == make_cohort("tiny", seed=5).hash
+    assert make_cohort("tiny", seed=5).hash != make_cohort("tiny", seed=6).hash
+
+
+def test_demo_has_the_aal_regions_and_differing_sites():
+    demo = make_cohort("demo")
+    assert demo.atlas == "aal"
+    assert demo.rois[0] == "Precentral_L"
+    lengths = {site: set(demo.lengths[demo.sites == site].tolist()) for site in demo.site_names}
+    assert all(len(each) == 1 for each in lengths.values())
+    assert len(set(demo.lengths.tolist())) > 3
+    assert set(demo.tr.tolist()) <= {1.5, 2.0, 2.5, 3.0}
+
+
+def test_planted_edges_and_rois_differ_and_others_do_not(strong):
+    truth = strong.truth
+    index = {name: i for i, name in enumerate(strong.rois)}
+    edges = [(index[a], index[b]) for a, b in truth["edges"]]
+    on_edges = effect(connectivity(strong), strong)
+    planted = np.array([on_edges[i, j] for i, j in edges])
+    assert (planted > 0.4).all()
+    rois = [index[name] for name in truth["rois"]]
+    on_rois = effect(log_amplitude(strong), strong)
+    assert (on_rois[rois] > 0.5).all()
+    untouched = [i for i in range(len(strong.rois)) if i not in rois and not any(i in edge for edge in edges)]
+    assert np.abs(on_edges[np.ix_(untouched, untouched)][np.triu_indices(len(untouched), 1)]).max() < 0.4
+
+
+def test_patients_are_older_with_less_schooling(strong):
+    table = strong.phenotypes[["age", "education"]]
+    shift = effect(table.fillna(table.mean()).to_numpy(), strong)
+    assert shift[0] > 0.15
+    assert shift[1] < -0.15
+
+
+def test_without_effects_nothing_differs():
+    null = make_cohort(
+        "tiny", sizes={"a": 150, "b": 150, "c": 100}, edge_effect=0, roi_effect=0, phenotype_effect=0, missing=0, seed=4
+    )
+    upper = np.triu_indices(len(null.rois), 1)
+    assert np.abs(effect(connectivity(null)[:, *upper], null)).max() < 0.4
+    assert np.abs(effect(null.phenotypes[["age", "education"]].to_numpy(), null)).max() < 0.25
+
+
+def test_sites_differ_in_spectrum_and_amplitude_unless_told_not_to():
+    def spread(cohort):
+        amplitude = [np.log(one.std()) for one in cohort.series]
+        means = [np.mean([a for a, s in zip(amplitude, cohort.sites, strict=True) if s == site]) for site in cohort.site_names]
+        return np.std(means)
+
+    assert spread(make_cohort("tiny", site_effect=1.0)) > 5 * spread(make_cohort("tiny", site_effect=0.0))
+
+
+def test_series_stay_in_the_band(tiny):
+    one, tr = tiny.series[0], tiny.tr[0]
+    power = np.abs(np.fft.rfft(one - one.mean(axis=0), axis=0)) ** 2
+    frequency = np.fft.rfftfreq(len(one), tr)
+    outside = (frequency > 0.1) | (frequency < 0.01)
+    assert power[outside].sum() < 1e-6 * power.sum()
+
+
+def test_bad_recipes_are_refused():
+    with pytest.raises(InputError, match="preset huge is not known"):
+        make_cohort("huge")
+    with pytest.raises(InputError, match="no field edges"):
+        make_cohort("tiny", edges=3)
+    with pytest.raises(InputError, match="cannot hold"):
+        make_cohort("tiny", n_rois=2, n_disease_rois=3)
