@@ -21,6 +21,7 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from m2lgdg import Cohort, InputError, cli
+from m2lgdg.commands import terminal
 from m2lgdg.readers import read
 from m2lgdg.readers.gather import load_array, load_mat
 from m2lgdg.readers.tables import read_sheet
@@ -714,7 +715,7 @@ def healthy(tmp_path_factory):
 @pytest.fixture(scope="session")
 def built():
     """The commands, which typer would build anew at each call."""
-    return typer.main.get_command(cli.app)
+    return typer.main.get_command(terminal.app)
 
 
 @pytest.fixture
@@ -723,9 +724,9 @@ def command(monkeypatch, capsys, tmp_path, built):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    monkeypatch.setattr(cli, "app", built)
-    monkeypatch.setattr(cli, "out", Console(force_terminal=False, color_system=None))
-    monkeypatch.setattr(cli, "err", Console(stderr=True, force_terminal=False, color_system=None))
+    monkeypatch.setattr(terminal, "app", built)
+    monkeypatch.setattr(terminal, "out", Console(force_terminal=False, color_system=None))
+    monkeypatch.setattr(terminal, "err", Console(stderr=True, force_terminal=False, color_system=None))
 
     def run(*words: object) -> Ended:
         given = [str(word).replace("{input}", str(tmp_path / "input")) for word in words]

@@ -16,7 +16,7 @@ methods     one file an idea
 config      study files
 engines, study             `run_study`: every cell once, resumable, on any engine
 report      tables and pages from predictions
-cli         the commands
+commands, cli              the commands
 """
 
 from __future__ import annotations

@@ -85,6 +85,19 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     return study
 
 
+def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
+    """The changed fields of one method: those of a variant, then `--set field=value` changes."""
+    known = load_methods()
+    if name not in known:
+        raise InputError(f"method {name} is not known{nearest(name, known)}.")
+    if variant is not None and variant not in known[name].variants:
+        raise InputError(f"method {name} has no variant {variant}{nearest(variant, known[name].variants)}.")
+    fields = dict(known[name].variants[variant]) if variant is not None else {}
+    for change in changes:
+        _apply(fields, change)
+    return fields
+
+
 def _check_fields(study: Study, where: str) -> None:
     known = load_methods()
     try:

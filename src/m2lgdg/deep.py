@@ -207,6 +207,16 @@ class DeepMethod(Method):
             decision.append(self._decision(network, batch))
         return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
 
+    def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
+        """(subject, dimension) representation that the classifier sees: a network's `parts(batch)["fused"]`."""
+        place = getattr(self, "_place", torch.device("cpu"))
+        network: Any = self.network().to(place)
+        scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
+        everyone = self._batch(cohort, standardised_series(cohort.series, self.length), scaler, place)
+        with torch.inference_mode():
+            fused = [network.parts(everyone.take(rows))["fused"] for rows in _pieces(len(cohort), place)]
+        return np.asarray(torch.cat(fused).float().cpu().numpy())
+
     def network(self) -> nn.Module:
         """The fitted network, ready to predict."""
         fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items() if name.startswith("fitted.")}

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -184,7 +186,7 @@ def run_cell(cell: Cell, place: Place) -> str | None:
     reason = None
     try:
         load_methods(place.plugins)
-        with threadpool_limits(place.threads):
+        with threadpool_limits(place.threads), _torch_threads(place.threads):
             cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
             (fold,) = leave_one_site_out(cohort, [cell.target])
             fitted = make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
@@ -206,6 +208,21 @@ def run_cell(cell: Cell, place: Place) -> str | None:
     record["seconds"] = round(time.monotonic() - start, 3)
     write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
     return reason
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Torch keeps a pool of its own; it is only there where a method is a network."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache

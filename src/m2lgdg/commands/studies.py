@@ -1,0 +1,171 @@
+"""`m2lgdg run`, `table`, `methods`, `report` and `demo`: studies and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from m2lgdg.commands import terminal
+from m2lgdg.commands.data import show_check, write_check
+
+if TYPE_CHECKING:
+    from m2lgdg.study import Summary
+
+Out = Annotated[Path, typer.Option("--out", help="folder of the study", show_default=False)]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a study", show_default=False)]
+Jobs = Annotated[int, typer.Option(min=1, help="processes")]
+
+
+@contextmanager
+def _watch(jobs: int) -> Iterator[Any]:
+    """A live line: cells done, running, failed, time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def watch(summary: Summary) -> None:
+            finished = summary.reused + summary.done + len(summary.failed)
+            ran = summary.done + len(summary.failed)
+            left = summary.seconds / ran * (summary.total - finished) if ran else 0.0
+            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left:.0f} s left"
+            bar.update(task, completed=finished, total=summary.total, description=text)
+
+        yield watch
+
+
+def _report_run(summary: Summary, folder: Path) -> None:
+    from rich.markup import escape
+
+    reused = f" ({summary.reused} were there already)" if summary.reused else ""
+    terminal.out.print(
+        f"{summary.reused + summary.done} of {summary.total} cells done{reused} in {summary.seconds:.0f} s.", soft_wrap=True
+    )
+    for reason in dict.fromkeys(reason for _, reason in summary.failed):
+        cells = [cell for cell, other in summary.failed if other == reason]
+        more = f" (and {len(cells) - 1} more)" if len(cells) > 1 else ""
+        terminal.err.print(f"failed: {cells[0]}{more}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    terminal.out.print(f"Wrote {escape(str(folder / 'predictions.csv'))}.", soft_wrap=True)
+    terminal.out.print(f"Next: m2lgdg table {escape(str(folder))}   or   m2lgdg report {escape(str(folder))}", soft_wrap=True)
+
+
+@terminal.app.command()
+def run(
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="a study file (.toml, or study.json of a run)", show_default=False)
+    ],
+    to: Out,
+    jobs: Jobs = 1,
+    engine: Annotated[str | None, typer.Option(help="serial, joblib or dask; by default joblib where jobs > 1")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="address of a Dask scheduler")] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only every n-th cell, for job arrays")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set seeds=[0,1]")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """Run a study: every method at every target site. Stop it any time; running it again goes on where it was.
+
+    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run.
+    """
+    from m2lgdg.config import read_study
+    from m2lgdg.study import run_study
+
+    # Plugins of the command line are relative to here, those of the file to the file.
+    resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
+    with _watch(jobs) as watch:
+        summary = run_study(resolved, to, engine=engine, jobs=jobs, scheduler=scheduler, shard=shard, watch=watch)  # type: ignore[arg-type]
+    _report_run(summary, to)
+    raise typer.Exit(1 if summary.failed else 0)
+
+
+@terminal.app.command()
+def table(
+    folder: Folder,
+    form: Annotated[str, typer.Option("--format", help="text, markdown, latex or csv")] = "text",
+    best: Annotated[str | None, typer.Option(help="the method to test against the others (default: highest AUC)")] = None,
+) -> None:
+    """Print the paper's tables of a study: each target site, then macro over sites with paired tests."""
+    from m2lgdg.report.tables import render, study_tables
+    from m2lgdg.study import read_predictions
+
+    typer.echo(render(study_tables(read_predictions(folder), best), form), nl=False)  # type: ignore[arg-type]
+
+
+@terminal.app.command()
+def methods(plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None) -> None:
+    """List the methods with their references, variants and fields."""
+    from dataclasses import fields
+
+    from rich.markup import escape
+
+    from m2lgdg.method import load_methods
+
+    for name, cls in load_methods(tuple(map(str, plugin or []))).items():
+        terminal.out.print(f"[bold]{escape(name)}[/]  {escape((cls.__doc__ or '').splitlines()[0])}", soft_wrap=True)
+        if cls.reference:
+            terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
+        values = ", ".join(f"{field.name} = {field.default!r}" for field in fields(cls))
+        terminal.out.print(f"    fields: {escape(values) or 'none'}", style="dim", soft_wrap=True)
+        if cls.variants:
+            terminal.out.print(f"    variants: {escape(', '.join(cls.variants))}", style="dim", soft_wrap=True)
+
+
+@terminal.app.command()
+def report(folder: Folder) -> None:
+    """Write report.html, one page with a study's answer, tables and figure that opens anywhere."""
+    from m2lgdg.report.page import write_report
+
+    terminal.out.print(f"Wrote {write_report(folder)}. Open it in a browser; it needs no network.", soft_wrap=True)
+
+
+DEMO_STUDY = """# Every site of a synthetic cohort left out once. Change it, and run: m2lgdg run study.toml --out mine
+name = "demo"
+cohort = "{cohort}"
+seeds = [0]
+methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-ensemble"]
+"""
+
+
+@terminal.app.command()
+def demo(
+    to: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("demo"),
+    preset: Annotated[str, typer.Option(help="tiny, demo or rest-meta-mdd")] = "demo",
+    seed: Annotated[int, typer.Option(help="another seed, another cohort")] = 0,
+    jobs: Jobs = 2,
+) -> None:
+    """Make a synthetic cohort whose truth is known, check it, leave each site out once, show tables and a report."""
+    from m2lgdg.check import check_cohort
+    from m2lgdg.report.page import write_report
+    from m2lgdg.report.tables import render, study_tables
+    from m2lgdg.storage import write_text
+    from m2lgdg.study import read_predictions, run_study
+    from m2lgdg.synthetic import make_cohort
+
+    cohort = make_cohort(preset, seed=seed)
+    path = cohort.save(to / f"{preset}.cohort")
+    result = check_cohort(cohort)
+    write_check(result, to / "check")
+    terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)
+    show_check(result)
+    assert cohort.truth is not None
+    terminal.out.print(
+        f"\nPlanted in the patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
+    )
+    study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
+    with _watch(jobs) as watch:
+        summary = run_study(study, to / "results", jobs=jobs, watch=watch)
+    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"))
+    page = write_report(to / "results")
+    terminal.out.print(
+        f"{summary.total} trainings in {summary.seconds:.0f} s. Wrote {path}, {to / 'check'}, {study} and {page}.",
+        soft_wrap=True,
+    )
+    terminal.out.print(
+        f"Next: open {page}, see all tables with m2lgdg table {to / 'results'}, or check your own: m2lgdg check FOLDER",
+        soft_wrap=True,
+    )
+    raise typer.Exit(1 if summary.failed else 0)

@@ -1,0 +1,137 @@
+"""The training loop: selection, stopping, seeds, devices and its messages, with a network small enough to follow."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from m2lgdg import InputError, leave_one_site_out, make_cohort
+from m2lgdg.deep import Batch, DeepMethod, choose_device
+from m2lgdg.method import METHODS, method
+
+
+class Tiny(nn.Module):
+    """Linear in the variance of each ROI's changes, which the standardised series still show."""
+
+    def __init__(self, n_rois):
+        super().__init__()
+        self.linear = nn.Linear(n_rois, 2)
+
+    def forward(self, batch: Batch):
+        return self.linear(10 * batch.series.diff(dim=2).square().mean(dim=2))
+
+
+@method("tiny-deep")
+class TinyDeep(DeepMethod):
+    """For these tests only."""
+
+    broken: str = ""
+    seen: ClassVar[list] = []
+
+    def build(self, shape):
+        return Tiny(shape.n_rois)
+
+    def loss(self, network, batch):
+        if self.broken == "nan":
+            return {"ce": network(batch).sum() * torch.nan}
+        if self.broken == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.seen.append(len(batch))
+        return super().loss(network, batch)
+
+
+del METHODS["tiny-deep"]  # not a method of the package: the contract suite need not see it
+
+FIELDS = {"length": 40, "epochs": 12, "warmup": 2, "patience": 4, "learning_rate": 0.05, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def fold():
+    (one,) = leave_one_site_out(make_cohort("tiny", seed=1), ["west"])
+    return one
+
+
+def test_the_kept_epoch_is_the_best_after_the_warm_up(fold):
+    fitted = TinyDeep(**FIELDS).fit(fold.source, seed=0)
+    history, best = fitted.facts_["history"], fitted.facts_["best_epoch"]
+    candidates = history[2:]
+    ranks = [(one["val_auc"], -one["val_loss"]) for one in candidates]
+    assert best == 3 + ranks.index(max(ranks))
+    assert len(history) <= min(12, best + 4)
+    every = TinyDeep(**FIELDS, select_after_warmup=False).fit(fold.source, seed=0)
+    all_ranks = [(one["val_auc"], -one["val_loss"]) for one in every.facts_["history"]]
+    assert every.facts_["best_epoch"] == 1 + all_ranks.index(max(all_ranks))
+
+
+def test_incomplete_batches_are_dropped_and_history_names_the_losses(fold):
+    TinyDeep.seen.clear()
+    fitted = TinyDeep(**FIELDS).fit(fold.source, seed=0)
+    assert set(TinyDeep.seen) == {8}
+    assert len(TinyDeep.seen) == len(fitted.facts_["history"]) * (fitted.facts_["training_subjects"] // 8)
+    assert set(fitted.facts_["history"][0]) == {"ce", "val_auc", "val_loss"}
+
+
+def test_calibration_is_that_of_source_validation_subjects(fold):
+    plain = TinyDeep(**FIELDS, calibration="none").fit(fold.source, seed=0)
+    platt = TinyDeep(**FIELDS).fit(fold.source, seed=0)
+    np.testing.assert_array_equal(plain.state_["calibration"], [1.0, 0.0])
+    slope, offset = platt.state_["calibration"]
+    logit = {name: np.log(one / (1 - one)) for name, one in _positive(plain=plain, platt=platt, target=fold.target).items()}
+    np.testing.assert_allclose(logit["platt"], slope * logit["plain"] + offset, atol=1e-5)
+
+
+def _positive(target, **fitted):
+    return {name: one.predict_proba(target)[:, 1] for name, one in fitted.items()}
+
+
+def test_training_leaves_the_global_generator_and_switches_alone(fold):
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    TinyDeep(**FIELDS, deterministic=True).fit(fold.source, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_seeds_matter_and_repeat(fold):
+    first, again, other = (TinyDeep(**FIELDS).fit(fold.source, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.state_["network.linear.weight"], again.state_["network.linear.weight"])
+    assert (first.state_["network.linear.weight"] != other.state_["network.linear.weight"]).any()
+
+
+def test_bf16_trains_close_to_fp32(fold):
+    single, half = (TinyDeep(**FIELDS, precision=precision).fit(fold.source, seed=0) for precision in ("fp32", "bf16"))
+    gap = np.abs(single.state_["network.linear.weight"] - half.state_["network.linear.weight"]).max()
+    assert 0 < gap < 0.3
+
+
+def test_validation_by_whole_sites(fold):
+    fitted = TinyDeep(**FIELDS, validation_by="site").fit(fold.source, seed=0)
+    sizes = {int((fold.source.sites == site).sum()) for site in fold.source.site_names}
+    assert fitted.facts_["validation_subjects"] in sizes
+
+
+def test_progress_is_told(fold):
+    told = []
+    TinyDeep(**FIELDS).fit(fold.source, seed=0, progress=lambda **values: told.append(values))
+    assert told[0]["epoch"] == 1
+    assert told[0]["epochs"] == 12
+    assert {"ce", "val_auc", "val_loss"} <= set(told[0])
+
+
+def test_mistakes_end_in_a_sentence(fold):
+    with pytest.raises(InputError, match="loss ce is nan in epoch 1; lower learning_rate"):
+        TinyDeep(**FIELDS, broken="nan").fit(fold.source)
+    with pytest.raises(InputError, match=r"ran out of memory on cpu: lower batch_size \(8\)"):
+        TinyDeep(**FIELDS, broken="memory").fit(fold.source)
+    with pytest.raises(InputError, match="device toaster is not available"):
+        choose_device("toaster")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+
+
+def test_weights_of_another_network_are_refused(fold):
+    fitted = TinyDeep(**FIELDS).fit(fold.source)
+    fitted.state_["network.linear.weight"] = fitted.state_["network.linear.weight"][:, :3]
+    with pytest.raises(InputError, match="the weights do not fit method"):
+        fitted.predict_proba(fold.target)

@@ -1,0 +1,98 @@
+"""`m2lgdg fit` and `m2lgdg predict`: a model folder made from all sites, used at a new one, and what they refuse."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg import Cohort, make_cohort
+from m2lgdg.cli import main
+from m2lgdg.method import Method
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cohort = make_cohort("tiny", seed=1)
+    cohort.select(cohort.sites != "west").save("known.cohort")
+    cohort.select(sites=["west"]).save("new.cohort")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return run
+
+
+def test_fit_then_predict_is_the_same_in_python(command):
+    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
+    assert code == 0
+    assert "trained on 40 subjects of 3 sites" in text
+    code, text, _ = command("predict", "model", "new.cohort", "--out", "p.csv")
+    assert code == 0
+    assert "not a diagnostic device" in text
+    table = pd.read_csv("p.csv")
+    new = Cohort.load("new.cohort")
+    assert table["subject"].tolist() == new.subjects.tolist()
+    np.testing.assert_allclose(table["proba"], Method.load("model").predict_proba(new)[:, 1], atol=1e-12)
+    assert (table["decision"] == (table["proba"] >= 0.5)).all()
+
+
+def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
+    changes = ["--set", "epochs=2", "--set", "warmup=1", "--set", "length=32"]
+    code, text, _ = command(
+        "fit", "known.cohort", "--method", "m2lgdg", "--variant", "small", *changes, "--out", "model", "--device", "cpu"
+    )
+    assert code == 0
+    assert "2 epochs, best 2: validation AUC" in text
+    assert sorted(file.name for file in Path("model").iterdir()) == ["method.json", "weights.safetensors"]
+    about = json.loads(Path("model/method.json").read_text())
+    assert about["fields"]["epochs"] == 2
+    assert about["facts"]["source"]["sites"].keys() == {"east", "north", "south"}
+    assert len(about["facts"]["history"]) == 2
+    assert command("predict", "model", "new.cohort", "--out", "p.csv")[0] == 0
+    assert len(pd.read_csv("p.csv")) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fit", "known.cohort", "--method", "fc-logistics", "--out", "m"), "method fc-logistics is not known; did you mean"),
+        (("fit", "known.cohort", "--variant", "x", "--out", "m"), "has no variant x; known are phenotypes."),
+        (("fit", "known.cohort", "--set", "site_fold=3", "--out", "m"), "has no field site_fold; did you mean site_folds?"),
+        (("fit", "known.cohort", "--inputs", "height", "--out", "m"), "input height is not a phenotype column"),
+        (("fit", "nothing", "--out", "m"), "nothing does not exist."),
+        (("fit", "known.cohort", "--method", "m2lgdg", "--device", "toaster", "--out", "m"), "device toaster is not available"),
+        (("predict", "nowhere", "new.cohort", "--out", "p.csv"), "nowhere is no model folder: it has no method.json."),
+        (
+            ("predict", "model", "other.cohort", "--out", "p.csv"),
+            "the model was trained on 12 ROIs (synthetic), the cohort has 13.",
+        ),
+        (("predict", "model", "swapped.cohort", "--out", "p.csv"), "ROI 1 is roi-001 in the model but roi-002 in the cohort"),
+        (("predict", "broken", "new.cohort", "--out", "p.csv"), "weights.safetensors"),
+        (("fit", "known.cohort", "--out", "model"), "model is not empty; choose another --out."),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(command, arguments, words):
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "broken")
+    Path("broken/weights.safetensors").write_bytes(Path("broken/weights.safetensors").read_bytes()[:-7])
+    make_cohort("tiny", n_rois=13).save("other.cohort")
+    new = Cohort.load("new.cohort")
+    new._changed(rois=(new.rois[1], new.rois[0], *new.rois[2:])).save("swapped.cohort")
+    code, _, errors = command(*arguments)
+    assert code == 2
+    lines = [line for line in errors.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not Path("m").exists()
+    assert not Path("p.csv").exists()
