@@ -29,13 +29,14 @@ def write_report(folder: str | Path) -> Path:
     folder = Path(folder)
     predictions = read_predictions(folder)
     study, environment = (_read_json(folder / name) for name in ("study.json", "environment.json"))
+    tables = study_tables(predictions)
     page = Environment(autoescape=True).from_string((files("m2lgdg") / "report" / "page.html").read_text(encoding="utf-8"))
     text = page.render(
         study={"name": study.get("name", "study")},
         answer=_answer(predictions),
         failures=_rows(folder / "failures.csv"),
         forest=_forest(predictions),
-        tables=study_tables(predictions),
+        tables=[tables[-1], *tables[:-1]],  # the overall answer first
         facts=_facts(predictions, study, environment, _rows(folder / "inclusion.csv")),
     )
     return write_text(folder / "report.html", text)
@@ -98,7 +99,7 @@ def _forest(predictions: pd.DataFrame) -> str:
                 axis.plot([area], [y], "o", color=colours(k % 20), ms=4, label=label(*key) if s == 0 else None)
     axis.axvline(0.5, color="0.5", lw=1, ls=":")
     axis.set_yticks(range(len(sites)), [site if len(site) < 30 else site[:29] + "…" for site in sites])
-    axis.invert_yaxis()
+    axis.set_ylim(len(sites) - 0.5, -0.5)
     axis.set_xlim(0.2, 1.0)
     axis.set_xlabel("AUC at the unseen site (line: 95 % DeLong interval)")
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,85 @@
+"""Tables and the page: right numbers, ranks and formats; hostile names stay text; nothing is fetched."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg.metrics import auc
+from m2lgdg.report.page import write_report
+from m2lgdg.report.tables import render, study_tables
+
+HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
+
+
+@pytest.fixture
+def predictions():
+    """Two methods (one of them perfect), two targets, two seeds."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for target in ("NYU", "USM"):
+        labels = np.array([0, 1] * 10)
+        for seed in (0, 1):
+            for method, variant, noise in (("good", "", 0.0), ("noisy", "with-age", 0.6)):
+                proba = np.clip(0.5 + 0.4 * (labels - 0.5) + noise * rng.normal(size=20), 0, 1)
+                rows += [(method, variant, seed, target, f"s{i}", labels[i], proba[i]) for i in range(20)]
+    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+
+
+def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
+    nyu, usm, macro = study_tables(predictions)
+    assert [table.title for table in (nyu, usm, macro)] == ["Target NYU", "Target USM", "Macro average over target sites"]
+    areas = {}
+    for (target, seed), part in predictions[predictions.method == "noisy"].groupby(["target", "seed"]):
+        areas[target, seed] = 100 * auc(part.label.to_numpy(), part.proba.to_numpy())
+    column = nyu.header.index("AUC")
+    pair = [areas["NYU", seed] for seed in (0, 1)]
+    assert nyu.rows[1][0] == "noisy + with-age"
+    assert nyu.rows[1][column] == f"{np.mean(pair):.2f} ± {np.std(pair, ddof=1):.2f}"
+    assert nyu.rows[0][column] == "100.00 ± 0.00"
+    assert (nyu.ranks[0][column], nyu.ranks[1][column]) == (1, 2)
+    sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
+    assert macro.rows[1][column] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
+    assert macro.rows[1][macro.header.index("AUC difference")] == f"{100 - np.mean(sites):+.2f}"
+
+
+def test_formats(predictions):
+    tables = study_tables(predictions)
+    markdown = render(tables, "markdown")
+    assert "| good | **" in markdown
+    assert "\\textbf{" in render(tables, "latex")
+    assert "\\underline{" in render(tables, "latex")
+    frame = pd.read_csv(pd.io.common.StringIO(render(tables[:1], "csv")))
+    assert frame["Method"].tolist() == ["good", "noisy + with-age"]
+
+
+def test_hostile_names_stay_text(predictions, tmp_path):
+    hostile = predictions.assign(target=predictions.target.where(predictions.target != "NYU", HOSTILE))
+    hostile["variant"] = hostile["variant"].where(hostile["variant"] == "", "</td><img src=x onerror=alert(1)>")
+    latex, markdown = (render(study_tables(hostile), form) for form in ("latex", "markdown"))
+    assert r"\textbackslash{}" in latex
+    assert not re.search(r"(?<!\\)[&%#](?![^&]*\\\\)", latex.split(r"\toprule")[0].split("caption{")[1].replace(r"\&", ""))
+    assert "\\|" not in markdown.split("\n")[0]
+    hostile.to_csv(tmp_path / "predictions.csv", index=False)
+    page = write_report(tmp_path).read_text()
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_page_fetches_nothing(predictions, tmp_path):
+    predictions.to_csv(tmp_path / "predictions.csv", index=False)
+    page = write_report(tmp_path).read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "http" not in page
+    assert "not a diagnostic device" in page
+    assert "Mean AUC over 2 unseen sites: good 100.0" in page
+
+
+def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
+    alone = predictions[(predictions.target == "NYU") & (predictions.label == 1)]
+    table = study_tables(pd.concat([alone, predictions[predictions.target == "USM"]]))[0]
+    assert table.rows[0][table.header.index("AUC")] == "-"
+    assert table.rows[0][table.header.index("SEN")] == "100.00 ± 0.00"
+    assert table.rows[0][table.header.index("SPE")] == "-"
