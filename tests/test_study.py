@@ -231,3 +231,23 @@ def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
     run_study({"cohort": str(folder / "tiny.cohort"), "methods": ["fc-logistic"], "seeds": [0]}, direct)
     assert content(folder / "out") == content(direct)
     assert (folder / "out" / "cohort.cohort").is_file()
+
+
+def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed, monkeypatch):
+    import m2lgdg.study as runner
+
+    real, left = runner.write_text, [9]  # three files of the study itself, then six cells
+
+    def filling(path, text):
+        left[0] -= 1
+        if left[0] < 0:
+            raise InputError(f"cannot write {path}: No space left on device.")
+        return real(path, text)
+
+    monkeypatch.setattr(runner, "write_text", filling)
+    with pytest.raises(InputError, match="No space left on device"):
+        run_study(study(folder), folder / "out")
+    assert len(list((folder / "out" / "cells").iterdir())) == 6
+    monkeypatch.setattr(runner, "write_text", real)
+    assert run_study(study(folder), folder / "out").reused == 6
+    assert content(folder / "out") == undisturbed
