@@ -49,6 +49,17 @@ def test_one_class_and_tiny_sites(tiny):
     assert f"east has only {n} subjects: as a target its figures say little." in texts(result, "finding")
 
 
+def test_many_tiny_sites_are_one_sentence_and_swapped_series_are_noticed(tiny):
+    few = tiny.select(np.concatenate([np.flatnonzero(tiny.sites == site)[:3] for site in tiny.site_names]))
+    found = texts(check_cohort(few), "finding")
+    assert (
+        "4 sites have fewer than 10 subjects: as targets their figures say little (east 3, north 3, south 3, west 3)." in found
+    )
+    wide = changed(tiny, series=[one[:11] for one in tiny.series])
+    assert "Every scan has fewer volumes (11) than ROIs (12): are time and ROI swapped?" in texts(check_cohort(wide), "note")
+    assert not any("swapped" in text for text in texts(check_cohort(tiny)))
+
+
 def test_flat_rois_short_scans_and_units(tiny):
     series = [np.array(one) for one in tiny.series]
     series[0][:, :3] = 5.0

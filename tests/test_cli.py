@@ -107,7 +107,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
         ("text", "Target east"),
         ("markdown", "| Method |"),
         ("latex", r"\toprule"),
-        ("csv", "table,Method,ACC"),
+        ("csv", "table,method,metric,mean,sd"),
     ):
         code, text, _ = command("table", tmp_path / "out", "--format", form)
         assert code == 0

@@ -1,5 +1,6 @@
 """Tables and the page: right numbers, ranks and formats; hostile names stay text; nothing is fetched."""
 
+import io
 import re
 
 import numpy as np
@@ -50,8 +51,10 @@ def test_formats(predictions):
     assert "| good | **" in markdown
     assert "\\textbf{" in render(tables, "latex")
     assert "\\underline{" in render(tables, "latex")
-    frame = pd.read_csv(pd.io.common.StringIO(render(tables[:1], "csv")))
-    assert frame["Method"].tolist() == ["good", "noisy + with-age"]
+    frame = pd.read_csv(io.StringIO(render(tables, "csv")))
+    good = frame[(frame["table"] == "Target NYU") & (frame["method"] == "good") & (frame["metric"] == "AUC")]
+    assert good[["mean", "sd"]].to_numpy().tolist() == [[100.0, 0.0]]
+    assert set(frame["table"]) == {table.title for table in tables}
 
 
 def test_hostile_names_stay_text(predictions, tmp_path):

@@ -21,6 +21,7 @@ from m2lgdg.duplicates import find_duplicates
 Level = Literal["unusable", "finding", "note"]
 SHORT = 100  # volumes
 TINY = 10  # subjects of a site
+BAD = "bad files"
 MANY_FLAT = 0.1  # share of a subject's ROIs
 EXPECTED = ("site left out", "failed by", "no scan in")  # exclusions that were asked for, or that the release itself states
 
@@ -54,13 +55,16 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     flat = np.array([(one == one[0]).all(axis=0) for one in cohort.series])  # (subject, roi)
     findings = [
         *([] if new_site else _protocol(cohort)),
+        *([] if new_site else _tiny(cohort)),
         *_exclusions(cohort),
         *_duplicates(cohort),
         *_flat(cohort, flat),
         *_short(cohort),
+        *_swapped(cohort),
         *_units(cohort, flat),
         *_missing(cohort),
         *_proxies(cohort),
+        Finding("note", f"inputs of the methods: {', '.join(cohort.inputs) or 'none'}"),
         *(Finding("note", note) for note in cohort.notes),
     ]
     order: dict[Level, int] = {"unusable": 0, "finding": 1, "note": 2}
@@ -129,8 +133,19 @@ def _protocol(cohort: Cohort) -> Iterator[Finding]:
             had, lacks = ("patients", "control") if here[0] else ("controls", "patient")
             measure = "sensitivity" if here[0] else "specificity"
             yield Finding("finding", f"{site} has {len(here)} {had} and no {lacks}: as a target only its {measure} is defined.")
-        if len(here) < TINY:
-            yield Finding("finding", f"{site} has only {len(here)} subjects: as a target its figures say little.")
+
+
+def _tiny(cohort: Cohort) -> Iterator[Finding]:
+    sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
+    tiny = {site: size for site, size in sizes.items() if size < TINY}
+    if len(tiny) > 3:
+        listed = ", ".join(f"{site} {size}" for site, size in tiny.items())
+        yield Finding(
+            "finding", f"{len(tiny)} sites have fewer than {TINY} subjects: as targets their figures say little ({listed})."
+        )
+        return
+    for site, size in tiny.items():
+        yield Finding("finding", f"{site} has only {size} subject{'s' * (size > 1)}: as a target its figures say little.")
 
 
 def _exclusions(cohort: Cohort) -> Iterator[Finding]:
@@ -141,13 +156,19 @@ def _exclusions(cohort: Cohort) -> Iterator[Finding]:
         at = ", ".join(f"{site} {sites[site]}" for site in sorted(sites, key=natural_key))
         level: Level = "note" if reason.startswith(EXPECTED) else "finding"
         who = f" ({named[0].subject})" if count == 1 else ""
-        text = named[0].reason if reason == "unreadable" and count == 1 else reason
+        text = reason
+        if reason == BAD:
+            text = (
+                named[0].reason
+                if count == 1
+                else f"{BAD}, the first {named[0].reason.rstrip('.')}; all are in the inclusion list"
+            )
         yield Finding(level, f"{count} subject{'s' * (count > 1)}{who} excluded: {text.rstrip('.')} ({at}).")
 
 
 def _general(reason: str) -> str:
     """Reasons that name a file are one kind."""
-    return "unreadable" if reason.endswith(".") else reason
+    return BAD if reason.endswith(".") else reason
 
 
 def _duplicates(cohort: Cohort) -> Iterator[Finding]:
@@ -183,6 +204,12 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
             f"{site}: {here.sum()} of {total} scans have fewer than {SHORT} volumes ({_span(cohort.lengths[here].tolist())})."
         )
         yield Finding("finding", text, tuple(cohort.subjects[here].tolist()))
+
+
+def _swapped(cohort: Cohort) -> Iterator[Finding]:
+    if (cohort.lengths < len(cohort.rois)).all():
+        text = f"Every scan has fewer volumes ({_span(cohort.lengths.tolist())}) than ROIs ({len(cohort.rois)})"
+        yield Finding("note", f"{text}: are time and ROI swapped?")
 
 
 def _units(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:

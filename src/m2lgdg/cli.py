@@ -41,7 +41,8 @@ def main() -> None:
     try:
         terminal.app()
     except InputError as error:
-        _stop(f"{one_line(error)}.")
+        text = one_line(error)
+        _stop(text if text.endswith("?") else f"{text}.")
     except MemoryError:
         _stop("this needs more memory than there is.")
     except OSError as error:

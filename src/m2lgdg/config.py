@@ -73,13 +73,13 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     known = load_methods(tuple(plugins))
     for name in study.methods:
         if name not in known:
-            raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}.")
+            raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
     if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
         raise InputError(f"{where}: a method or seed is listed twice.")
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:
             if name not in study.methods:
-                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}.")
+                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}")
     _check_fields(study, where)
     _check_variants(study, where)
     return study
@@ -89,9 +89,9 @@ def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[st
     """The changed fields of one method: those of a variant, then `--set field=value` changes."""
     known = load_methods()
     if name not in known:
-        raise InputError(f"method {name} is not known{nearest(name, known)}.")
+        raise InputError(f"method {name} is not known{nearest(name, known)}")
     if variant is not None and variant not in known[name].variants:
-        raise InputError(f"method {name} has no variant {variant}{nearest(variant, known[name].variants)}.")
+        raise InputError(f"method {name} has no variant {variant}{nearest(variant, known[name].variants)}")
     fields = dict(known[name].variants[variant]) if variant is not None else {}
     for change in changes:
         _apply(fields, change)
@@ -118,16 +118,16 @@ def _check_variants(study: Study, where: str) -> None:
         for variant in study.variants:
             if variant not in have:
                 raise InputError(
-                    f"{where}, key variants: no method of the study has a variant {variant}{nearest(variant, have)}."
+                    f"{where}, key variants: no method of the study has a variant {variant}{nearest(variant, have)}"
                 )
         return
     for name, variants in study.variants.items():
         if name not in study.methods:
-            raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}.")
+            raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}")
         for variant in variants:
             if variant not in known[name].variants:
                 raise InputError(
-                    f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, known[name].variants)}."
+                    f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, known[name].variants)}"
                 )
 
 
@@ -152,7 +152,7 @@ def _sentence(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))
     if first["type"] == "extra_forbidden":
-        return f"{where}: key {place} is not known{nearest(place, list(Study.model_fields))}."
+        return f"{where}: key {place} is not known{nearest(place, list(Study.model_fields))}"
     if first["type"] == "missing":
         return f"{where}: key {place} is missing."
     message = first["msg"][0].lower() + first["msg"][1:]

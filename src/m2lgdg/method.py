@@ -136,6 +136,10 @@ class Method:
             about = json.loads(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise InputError(f"{path} is not of format {FORMAT}.")
+            if about["method"] not in load_methods():
+                raise InputError(
+                    f"{path}: method {about['method']} is not known here; give the file that defines it (--plugin)."
+                )
             fitted = make(about["method"], **about["fields"])
             fitted.facts_ = dict(about["facts"])
         except FileNotFoundError:
@@ -199,7 +203,7 @@ def make(name: str, **fields: Any) -> Method:
     """A method by its registered name, with some fields changed; unknown names, fields and wrong types are refused."""
     cls = load_methods().get(name)
     if cls is None:
-        raise InputError(f"method {name} is not known{nearest(name, METHODS)}.")
+        raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
     return cls(**checked_fields(cls, fields))
 
 
@@ -210,7 +214,7 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
     checked = {}
     for key, given in fields.items():
         if key not in known:
-            raise InputError(f"method {cls.name} has no field {key}{nearest(key, known)}.")
+            raise InputError(f"method {cls.name} has no field {key}{nearest(key, known)}")
         value: Any = tuple(given) if isinstance(given, list) else given
         if not _fits(value, hints[key]):
             kind = getattr(hints[key], "__name__", str(hints[key]))
@@ -220,9 +224,9 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def nearest(word: str, known: Any) -> str:
-    """A hint for a message: '; did you mean X?' or the list of what is known."""
+    """The end of a message: '; did you mean X?' or the list of what is known."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known) or 'none'}"
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known) or 'none'}."
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -130,7 +130,8 @@ def check(
         f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}."
     )
     if result.exit_code < 2 and path.is_dir():
-        terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {_file_name(cohort)}.cohort", soft_wrap=True)
+        drop = " --drop-bad" if any(one.reason.endswith(".") for one in cohort.excluded) else ""
+        terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {_file_name(cohort)}.cohort{drop}", soft_wrap=True)
     raise typer.Exit(result.exit_code)
 
 

@@ -32,8 +32,8 @@ def _watch(jobs: int) -> Iterator[Any]:
         def watch(summary: Summary) -> None:
             finished = summary.reused + summary.done + len(summary.failed)
             ran = summary.done + len(summary.failed)
-            left = summary.seconds / ran * (summary.total - finished) if ran else 0.0
-            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left:.0f} s left"
+            left = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left not known yet"
+            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left}"
             bar.update(task, completed=finished, total=summary.total, description=text)
 
         yield watch

@@ -119,8 +119,10 @@ def _ranks(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[li
 
 def render(tables: list[Table], form: Format) -> str:
     """All tables in one of the formats."""
-    if form not in RENDER:
-        raise InputError(f"format {form} is not known; it is one of {', '.join(RENDER)}.")
+    if form != "csv" and form not in RENDER:
+        raise InputError(f"format {form} is not known; it is one of {', '.join(RENDER)}, csv.")
+    if form == "csv":
+        return _csv(tables)
     return "\n\n".join(RENDER[form](table) for table in tables) + "\n"
 
 
@@ -172,10 +174,16 @@ def _latex(table: Table) -> str:
     )
 
 
-def _csv(table: Table) -> str:
-    frame = pd.DataFrame(table.rows, columns=table.header)
-    frame.insert(0, "table", table.title)
-    return str(frame.to_csv(index=False, lineterminator="\n")).rstrip("\n")
+def _csv(tables: list[Table]) -> str:
+    """One row a number: table, method, metric, mean, sd."""
+    rows = []
+    for table in tables:
+        for cells in table.rows:
+            for metric, cell in zip(table.header[1:], cells[1:], strict=True):
+                mean, _, sd = cell.partition(" ± ")
+                rows.append((table.title, cells[0], metric, "" if mean == "-" else mean, sd))
+    frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd"])
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
-RENDER = {"text": _text, "markdown": _markdown, "latex": _latex, "csv": _csv}
+RENDER = {"text": _text, "markdown": _markdown, "latex": _latex}
