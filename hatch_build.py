@@ -15,10 +15,12 @@ class NumbersHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         folder = Path(self.root) / "src" / "m2lgdg" / "readers"
         compiler = next(filter(shutil.which, [(sysconfig.get_config_var("CC") or "cc").split()[0], "cc", "gcc", "clang"]), None)
-        if compiler is None:
-            self.app.display_warning("no C compiler: text files will be read by numpy, about five times slower")
+        command = [compiler or "cc", "-O3", "-shared", "-fPIC", "-o", str(folder / "_numbers.so"), str(folder / "_numbers.c")]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            (folder / "_numbers.so").unlink(missing_ok=True)
+            self.app.display_warning("no working C compiler: numpy will read text files, about five times slower")
             return
-        command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(folder / "_numbers.so"), str(folder / "_numbers.c")]
-        subprocess.run(command, check=True)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
