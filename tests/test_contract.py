@@ -194,3 +194,28 @@ def test_stays_at_chance_on_permuted_labels(name, planted):
     shuffled = [dataclasses.replace(planted, labels=draw.permutation(planted.labels)) for _ in range(2)]
     scored = 2 * (80 if targets else 160)
     assert abs(np.mean([held_out_auc(name, one, targets) for one in shuffled]) - 0.5) < 4 * 0.58 / np.sqrt(scored)  # 4 se
+
+
+class Spy(Method):
+    """Keeps what `score` is given, as a method that wanted to peek would."""
+
+    name = "spy"
+
+    def learn(self, source, *, seed, device, progress):
+        self.state_["x"] = np.zeros(1)
+
+    def score(self, target):
+        self.seen = target
+        return np.full(len(target), 0.5)
+
+
+def test_a_method_that_wants_to_peek_sees_nothing(fold):
+    """No method of ours looks at labels, so only a spy can tell whether they are there to be looked at."""
+    assert set(fold.target.labels.tolist()) == {0, 1}
+    spy = Spy().fit(fold.source)
+    spy.predict_proba(fold.target)
+    assert set(spy.seen.labels.tolist()) == {-1}
+    assert set(spy.seen.sites.tolist()) == {""}
+    assert not set(spy.seen.subjects.tolist()) & set(fold.target.subjects.tolist())
+    assert list(spy.seen.phenotypes.columns) == list(fold.source.inputs)
+    assert spy.seen.truth is None
