@@ -33,7 +33,13 @@ def method(variant="C4", **fields):
 
 def shape(own):
     series = np.random.default_rng(0).normal(size=(4, ROIS, own.length)).astype(np.float32)
-    return Shape(n_rois=ROIS, length=own.length, n_inputs=INPUTS, n_sites=3, fitted=own.prepare(None, series))
+    return Shape(
+        n_rois=ROIS,
+        length=own.length,
+        n_inputs=INPUTS,
+        n_sites=3,
+        fitted=own.prepare(None, {"series": torch.from_numpy(series)}),
+    )
 
 
 def randomised(module, seed=0):
@@ -60,7 +66,7 @@ def network_of(variant="C4", seed=0, **fields):
 def batch_for(own, seed=1, subjects=SUBJECTS):
     rng = torch.Generator().manual_seed(seed)
     series, inputs = torch.randn(subjects, ROIS, own.length, generator=rng), torch.randn(subjects, INPUTS, generator=rng)
-    return Batch(series=series, phenotypes=inputs, label=torch.arange(subjects) % 2, site=torch.arange(subjects) // 2 % 3)
+    return Batch({"series": series}, inputs, label=torch.arange(subjects) % 2, site=torch.arange(subjects) // 2 % 3)
 
 
 def agrees(given, expected):
@@ -129,7 +135,7 @@ def test_local_encoder(fields):
 
 def test_the_graph_is_the_group_graph_of_the_standardised_series():
     own, series = method(percentile=70.0), np.random.default_rng(3).normal(size=(4, ROIS, 25)).astype(np.float32)
-    (graph,) = own.prepare(None, series).values()
+    (graph,) = own.prepare(None, {"series": torch.from_numpy(series)}).values()
     np.testing.assert_array_equal(graph, oracle.adjacency(oracle.group_correlation([one.T for one in series]), 70))
 
 
@@ -211,7 +217,8 @@ def test_variants_have_the_ticks_of_the_ablation_table(variant, modules, losses)
 def test_one_modality_alone_never_looks_at_the_other(variant, ignored):
     own, network = network_of(variant)
     batch = batch_for(own)
-    without = dataclasses.replace(batch, **{ignored: torch.full_like(getattr(batch, ignored), torch.nan)})
+    nothing = torch.full_like(getattr(batch, ignored), torch.nan)
+    without = dataclasses.replace(batch, **({"features": {"series": nothing}} if ignored == "series" else {ignored: nothing}))
     assert torch.equal(network(without), network(batch))
 
 

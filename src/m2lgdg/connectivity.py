@@ -50,6 +50,13 @@ def fc_features(series: Series) -> Floats:
     return np.arctanh(np.clip(upper_triangle(correlations(series)), -CLIP, CLIP))
 
 
+def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:
+    """(subject, roi, roi) Fisher z of the correlations, 0 on the diagonal: what networks on connectivity take in."""
+    result = np.arctanh(np.clip(correlations(series), -CLIP, CLIP))
+    result[:, np.arange(result.shape[-1]), np.arange(result.shape[-1])] = 0.0
+    return result.astype(np.float32)
+
+
 def amplitude_features(series: Series) -> Floats:
     """(subject, roi) log standard deviation of each ROI relative to the subject's mean over ROIs; 0 for a flat ROI."""
     spread = np.array([one.std(axis=0, dtype=np.float64) for one in series])

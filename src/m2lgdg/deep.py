@@ -1,7 +1,8 @@
 """`DeepMethod`: the only training loop. A subclass writes `build` (the network) and `loss`, rarely `step`.
 
 AdamW, linear warm-up then cosine, gradient clipping, early stopping on source-validation AUC, seeding, device and precision
-are here and nowhere else. The whole source lies on the device, and a batch is a row of indices.
+are here and nowhere else. The whole source lies on the device, and a batch is a row of indices. A subclass may also say what
+the network sees of a scan (`features`), what is fitted first (`prepare`), and who meets in a batch (`batches`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 @dataclass(frozen=True)
 class Batch:
-    """Some subjects on the device: series (subject, roi, time), phenotypes (subject, input), label and site numbers."""
+    """Some subjects on the device: a method's `features` of their scans, phenotypes (subject, input), label, site number."""
 
-    series: Tensor
+    features: Mapping[str, Tensor]
     phenotypes: Tensor
     label: Tensor
     site: Tensor
@@ -39,9 +40,19 @@ class Batch:
     def __len__(self) -> int:
         return len(self.label)
 
+    def __getitem__(self, name: str) -> Tensor:
+        """(subject, ...) one of the features."""
+        return self.features[name]
+
+    @property
+    def series(self) -> Tensor:
+        """(subject, roi, time) standardised series, where the method has them among its features."""
+        return self.features["series"]
+
     def take(self, rows: Tensor) -> Batch:
         """The subjects at some positions."""
-        return Batch(self.series[rows], self.phenotypes[rows], self.label[rows], self.site[rows])
+        features = {name: value[rows] for name, value in self.features.items()}
+        return Batch(features, self.phenotypes[rows], self.label[rows], self.site[rows])
 
 
 @dataclass(frozen=True)
@@ -80,9 +91,27 @@ class DeepMethod(Method):
         """The network; its forward takes a Batch and returns logits (subject, 2)."""
         raise NotImplementedError(f"{type(self).__name__} must write build")
 
-    def prepare(self, train: Cohort, series: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
-        """What else is fitted on source-training subjects (a group graph, say); `series` are theirs, standardised."""
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """What the network sees of each scan, (subject, ...) by name; computed once, each row from that subject alone."""
+        return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """What else is fitted on source-training subjects (a group graph, say); `features` are theirs."""
         return {}
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer; the schedule scales the rate of each of its groups."""
+        return torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """An epoch's batches, as positions among source-training subjects: all shuffled, the incomplete last one dropped."""
+        size = min(self.batch_size, len(label))
+        shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
+        return list(shuffled.view(-1, size))  # (batch, subject)
+
+    def candidate(self, epoch: int) -> bool:
+        """Whether the network after this epoch (from 0) may be the one that is kept."""
+        return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The terms of the training loss by name; their sum is minimised."""
@@ -127,39 +156,39 @@ class DeepMethod(Method):
         if not len(validation):  # too few subjects to spare any
             validation = training
         scaler = PhenotypeScaler.fit(source.select(training))
-        series = standardised_series(source.series, self.length)
-        fitted = self.prepare(source.select(training), series[training])
+        everyone = self._batch(source, scaler, place)
+        train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
+        fitted = self.prepare(source.select(training), everyone.take(train).features)
         shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
-        everyone = self._batch(source, series, scaler, place)
         counts = np.bincount(source.labels[training], minlength=2)
         self._class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1)), device=place).float()
 
         network = self.build(shape).to(place)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        optimizer = self.optimizer(network)
+        rates = [group["lr"] for group in optimizer.param_groups]
         order = torch.Generator().manual_seed(seed)
-        train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
-        size = min(self.batch_size, len(training))
-        per_epoch = len(training) // size
+        sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
         kept: dict[str, npt.NDArray[Any]] = {}
         for epoch in range(self.epochs):
             network.train()
-            rows = train[torch.randperm(len(train), generator=order).to(place)]
+            self._epoch = epoch  # for losses that change while training goes on
             sums: dict[str, Tensor] = {}
-            for i in range(per_epoch):
-                rate = self.learning_rate * schedule(epoch * per_epoch + i, per_epoch, self.warmup, self.epochs)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                terms = self.step(network, everyone.take(rows[i * size : (i + 1) * size]), optimizer)
+            batches = self.batches(sites, labels, order)
+            for i, rows in enumerate(batches):
+                share = schedule(epoch * len(batches) + i, len(batches), self.warmup, self.epochs)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * share
+                terms = self.step(network, everyone.take(train[rows.to(place)]), optimizer)
                 sums = {name: sums.get(name, 0.0) + term for name, term in terms.items()}
-            record = {name: float(total) / per_epoch for name, total in sums.items()}
+            record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
             record |= self._validate(network, everyone.take(check_rows))
             history.append(record)
             if progress:
                 progress(epoch=epoch + 1, epochs=self.epochs, **record)
-            if self.select_after_warmup and epoch < min(self.warmup, self.epochs - 1):
+            if not self.candidate(epoch):
                 continue
             rank = (record["val_auc"], -record["val_loss"])
             if best is None or rank > best:
@@ -203,8 +232,7 @@ class DeepMethod(Method):
         decision = []
         for start in range(0, len(target), PIECE):  # a piece at a time, so that a large site need not fit on the device
             part = target.select(np.arange(start, min(start + PIECE, len(target))))
-            batch = self._batch(part, standardised_series(part.series, self.length), scaler, place)
-            decision.append(self._decision(network, batch))
+            decision.append(self._decision(network, self._batch(part, scaler, place)))
         return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
 
     def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
@@ -212,7 +240,7 @@ class DeepMethod(Method):
         place = getattr(self, "_place", torch.device("cpu"))
         network: Any = self.network().to(place)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
-        everyone = self._batch(cohort, standardised_series(cohort.series, self.length), scaler, place)
+        everyone = self._batch(cohort, scaler, place)
         with torch.inference_mode():
             fused = [network.parts(everyone.take(rows))["fused"] for rows in _pieces(len(cohort), place)]
         return np.asarray(torch.cat(fused).float().cpu().numpy())
@@ -237,10 +265,10 @@ class DeepMethod(Method):
     def _shape(self, n_rois: int, n_inputs: int, n_sites: int, fitted: Mapping[str, npt.NDArray[Any]]) -> Shape:
         return Shape(n_rois, self.length, n_inputs, n_sites, fitted)
 
-    def _batch(self, cohort: Cohort, series: npt.NDArray[np.float32], scaler: PhenotypeScaler, place: torch.device) -> Batch:
+    def _batch(self, cohort: Cohort, scaler: PhenotypeScaler, place: torch.device) -> Batch:
         numbers = {site: i for i, site in enumerate(cohort.site_names)}
         return Batch(
-            series=torch.from_numpy(series).to(place),
+            features={name: value.to(place) for name, value in self.features(cohort, place).items()},
             phenotypes=torch.from_numpy(scaler.transform(cohort).astype(np.float32)).to(place),
             label=torch.from_numpy(cohort.labels.astype(np.int64)).to(place),
             site=torch.tensor([numbers[site] for site in cohort.sites.tolist()], device=place),

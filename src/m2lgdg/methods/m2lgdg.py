@@ -274,9 +274,11 @@ class M2LGDG(DeepMethod):
         "length": (150, 175, 200, 225),
     }
 
-    def prepare(self, train: Cohort, series: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph of source-training subjects."""
-        return {"adjacency": group_graph([one.T for one in series], self.percentile)} if self.imaging else {}
+        if not self.imaging:
+            return {}
+        return {"adjacency": group_graph([one.T for one in features["series"].cpu().numpy()], self.percentile)}
 
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
