@@ -184,6 +184,7 @@ def attention(state, queries, keys, heads):
 
 def convolution(weight, bias, x, stride=1):
     """(channel, time) with zeros half a kernel beyond both ends; every stride-th output is kept."""
+    weight = weight.reshape(*weight.shape[:3])  # a kernel (time, 1) is one along time
     out, _, width = weight.shape
     half, time = width // 2, x.shape[1]
     y = np.zeros((out, -(-time // stride)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from m2lgdg.deep import Batch, Shape
+from m2lgdg.graph import chebyshev_operators
 from m2lgdg.methods.m2lgdg import M2LGDG, CrossAttention, GlobalEncoder, LocalBlock, LocalEncoder, phenotype_encoder
 
 torch.set_num_threads(1)
@@ -110,7 +111,7 @@ def test_global_encoder(length):
     assert encoder.transformer.layers[0].linear1.out_features == 4 * own.hidden
 
 
-@pytest.mark.parametrize(("width", "channels", "stride"), [(2, 3, 1), (3, 3, 2), (2, 3, 2), (3, 3, 1)])
+@pytest.mark.parametrize(("width", "channels", "stride"), [(2, 3, 1), (3, 3, 2), (2, 3, 2), (3, 3, 1), (1, 8, 1), (2, 8, 2)])
 @pytest.mark.parametrize("time", [12, 13])
 @pytest.mark.parametrize("order", [1, 3])
 def test_local_block(width, channels, stride, time, order):
@@ -119,7 +120,7 @@ def test_local_block(width, channels, stride, time, order):
     assert ("residual.0.weight" in state) == ((width, stride) != (channels, 1))
     rng = np.random.default_rng(2)
     features, matrix = rng.normal(size=(3, width, time, ROIS)), rng.normal(size=(ROIS, ROIS)) / ROIS
-    given = block(torch.tensor(features).float(), torch.tensor(matrix).float())
+    given = block(torch.tensor(features).float(), chebyshev_operators(torch.tensor(matrix).float(), order))
     assert given.shape == (3, channels, -(-time // stride), ROIS) and (given >= 0).all()
     agrees(given, [oracle.local_block(state, one, matrix, stride) for one in features])
 

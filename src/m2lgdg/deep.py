@@ -141,9 +141,13 @@ class DeepMethod(Method):
         try:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
             torch.use_deterministic_algorithms(self.deterministic)
+            if devices:
+                torch.cuda.reset_peak_memory_stats(place)
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
                 self._train(source, seed, place, progress)
+            if devices:
+                self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
         except torch.OutOfMemoryError:
             advice = f"lower batch_size ({self.batch_size}) or length ({self.length}), or set precision to bf16"
             raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
@@ -161,7 +165,7 @@ class DeepMethod(Method):
         fitted = self.prepare(source.select(training), everyone.take(train).features)
         shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
         counts = np.bincount(source.labels[training], minlength=2)
-        self._class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1)), device=place).float()
+        self._class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(place)
 
         network = self.build(shape).to(place)
         optimizer = self.optimizer(network)
@@ -220,8 +224,8 @@ class DeepMethod(Method):
         """(subject,) difference of the two logits."""
         with torch.inference_mode():
             parts = [network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)]
-            logits = torch.cat(parts).double()
-        return (logits[:, 1] - logits[:, 0]).cpu().numpy()
+            logits = torch.cat(parts).cpu().double()
+        return (logits[:, 1] - logits[:, 0]).numpy()
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """The calibrated softmax of the kept network's logits."""

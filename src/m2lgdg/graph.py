@@ -38,6 +38,16 @@ def propagation(adjacency: Tensor, embedding: Tensor, beta: float = 0.5) -> Tens
     return scale[:, None] * mixed * scale[None, :]
 
 
+def chebyshev_operators(operator: Tensor, order: int) -> Tensor:
+    """(roi, (order - 1) roi): the transposed T_1 to T_{order - 1} side by side; (..., roi) features meet all in one product."""
+    before, now = torch.eye(len(operator), device=operator.device, dtype=operator.dtype), operator
+    found = []
+    for _ in range(order - 1):
+        found.append(now.T)
+        before, now = now, 2 * (operator @ now) - before
+    return torch.cat(found, dim=1) if found else operator.new_empty(len(operator), 0)
+
+
 def chebyshev(operator: Tensor, features: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     """Sum over k of T_k(operator) features weights_k + bias.
 

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
-from m2lgdg.graph import chebyshev, group_graph, propagation
+from m2lgdg.graph import chebyshev_operators, group_graph, propagation
+from m2lgdg.kernels import Gelu, TimeConvolution, gelu, time_convolution
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
 from m2lgdg.method import method
 
@@ -31,23 +32,22 @@ class GlobalEncoder(nn.Module):
         layers: list[nn.Module] = []
         width, length = 1, shape.length
         for channels, kernel in zip(own.global_channels, own.global_kernels, strict=True):
-            layers += [nn.Conv1d(width, channels, kernel, padding=kernel // 2), nn.BatchNorm1d(channels), nn.GELU()]
-            layers += [nn.MaxPool1d(2), nn.Dropout(own.dropout)]
+            layers += [TimeConvolution(width, channels, kernel), nn.BatchNorm2d(channels), Gelu()]
+            layers += [nn.MaxPool2d((2, 1)), nn.Dropout(own.dropout)]
             width, length = channels, length // 2
         self.convolutions = nn.Sequential(*layers)
         self.projection = nn.Linear(width * length, own.hidden)
         self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, own.hidden))
         block = nn.TransformerEncoderLayer(
-            own.hidden, own.heads, 4 * own.hidden, own.dropout, activation="gelu", batch_first=True, norm_first=False
+            own.hidden, own.heads, 4 * own.hidden, own.dropout, activation=gelu, batch_first=True, norm_first=False
         )
         self.transformer = nn.TransformerEncoder(block, own.layers, enable_nested_tensor=False)
         self.output = mlp(own.hidden, own.global_width, own.global_width, own.dropout)
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, global)."""
-        subjects, rois, time = series.shape
-        features = self.convolutions(series.reshape(subjects * rois, 1, time))  # (subject roi, channel, time / 8)
-        tokens = self.projection(features.flatten(1)).view(subjects, rois, -1) + self.identity  # (subject, roi, hidden)
+        features = self.convolutions(series.transpose(1, 2).unsqueeze(1))  # (subject, channel, time / 8, roi)
+        tokens = self.projection(features.flatten(1, 2).transpose(1, 2)) + self.identity  # (subject, roi, hidden)
         pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
         return pooled
 
@@ -59,20 +59,34 @@ class LocalBlock(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.empty(own.chebyshev_order, width, channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        nn.init.xavier_uniform_(self.weights)
-        kernel = own.temporal_kernel
-        self.temporal = nn.Conv2d(channels, channels, (kernel, 1), stride=(stride, 1), padding=(kernel // 2, 0))
+        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # all terms enter one sum: their fans add up
+        self.temporal = TimeConvolution(channels, channels, own.temporal_kernel, stride)
         self.norm = nn.BatchNorm2d(channels)
         self.residual: nn.Module = nn.Identity()
         if width != channels or stride != 1:
             self.residual = nn.Sequential(nn.Conv2d(width, channels, 1, stride=(stride, 1)), nn.BatchNorm2d(channels))
         self.dropout = nn.Dropout(own.dropout)
 
-    def forward(self, features: Tensor, operator: Tensor) -> Tensor:
-        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi)."""
-        spread = chebyshev(operator, features.permute(0, 2, 3, 1), self.weights, self.bias)  # (subject, time, roi, channel)
-        through = self.norm(self.temporal(spread.permute(0, 3, 1, 2)))
-        return self.dropout(functional.relu(through + self.residual(features)))  # type: ignore[no-any-return]
+    def forward(self, features: Tensor, operators: Tensor) -> Tensor:
+        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); the operators of `chebyshev_operators`."""
+        spread = (features @ operators).view(*features.shape[:3], len(self.weights) - 1, features.shape[3])
+        terms = torch.cat([features, *spread.unbind(3)], dim=1)  # (subject, order channel, time, roi)
+        mixing = self.weights.flatten(0, 1).T[:, :, None, None]  # (channel out, order channel, 1, 1)
+        if terms.shape[1] < len(mixing):
+            through = folded(terms, mixing, self.bias, self.temporal)
+        else:
+            through = self.temporal(functional.conv2d(terms, mixing, self.bias))
+        return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
+
+
+def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
+    """temporal(conv2d(terms, mixing, bias)) as one convolution: with few terms going to many channels, far less work."""
+    stride = temporal.stride[0]
+    weight = torch.einsum("octz,cizy->oity", temporal.weight, mixing)  # (channel out, term, kernel, 1)
+    level = bias[None, :, None, None].expand(
+        1, -1, terms.shape[2], 1
+    )  # padding comes after the bias, so borders see less of it
+    return time_convolution(terms, weight, None, stride) + time_convolution(level, temporal.weight, temporal.bias, stride)
 
 
 class LocalEncoder(nn.Module):
@@ -83,7 +97,7 @@ class LocalEncoder(nn.Module):
         self.adjacency: Tensor
         self.register_buffer("adjacency", torch.from_numpy(np.array(shape.fitted["adjacency"])))
         self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, own.edge_width))
-        self.beta = own.beta
+        self.beta, self.order = own.beta, own.chebyshev_order
         widths = (1, *own.local_channels)
         blocks = zip(widths[:-1], widths[1:], own.local_strides, strict=True)
         self.blocks = nn.ModuleList(LocalBlock(width, channels, stride, own) for width, channels, stride in blocks)
@@ -91,10 +105,10 @@ class LocalEncoder(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, local)."""
-        operator = propagation(self.adjacency, self.edges, self.beta)
+        operators = chebyshev_operators(propagation(self.adjacency, self.edges, self.beta), self.order)
         features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
-            features = block(features, operator)
+            features = block(features, operators)
         pooled: Tensor = self.output(features.mean(dim=(2, 3)))
         return pooled
 
