@@ -1,0 +1,195 @@
+"""BrainGNN: graph convolutions whose kernel knows the ROI, and poolings that keep the ROIs which subjects of a class agree on.
+
+A subject is a graph of its own, Fisher-z correlations at the nodes and absolute partial correlations on the edges; training is
+`deep.py`'s, the covariances are `connectivity.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import Series, covariances, fisher_matrices
+from m2lgdg.deep import PIECE, Batch, DeepMethod, Shape
+from m2lgdg.method import method
+
+
+class RoiConvolution(nn.Module):
+    """Each ROI has its own kernel, a mixture of a few that communities of ROIs share; neighbours count by their edge."""
+
+    def __init__(self, n_rois: int, width: int, own: BrainGNN) -> None:
+        super().__init__()
+        self.communities = nn.Linear(n_rois, own.communities, bias=False)
+        self.mixture = nn.Linear(own.communities, width * own.hidden)
+        self.bias = nn.Parameter(torch.zeros(own.hidden))
+        self.form = own.form
+
+    def forward(self, nodes: Tensor, edges: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(subject, roi, width) -> (subject, node, hidden); nodes are all ROIs or those `kept`, edges (subject, node, node)."""
+        mixed = self.mixture(functional.relu(self.communities.weight.T))  # (roi, width hidden)
+        kernels = mixed.view(len(mixed), nodes.shape[2], -1)  # (roi, width, hidden)
+        sent = torch.einsum("sid,ide->sie", nodes, kernels)  # by all ROIs: a kernel for each node kept would be far slower
+        if kept is not None:
+            sent = rows(sent, kept)
+        weights = edges + torch.eye(edges.shape[1], device=edges.device)
+        if self.form == "paper":
+            return functional.relu(weights @ sent + self.bias)
+        return torch.softmax(weights.masked_fill(weights == 0, -torch.inf), dim=2) @ sent + self.bias
+
+
+class RoiPooling(nn.Module):
+    """Keeps the share of nodes that score highest along a learned direction, each multiplied by the sigmoid of its score."""
+
+    def __init__(self, own: BrainGNN) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.empty(own.hidden).uniform_(-1, 1) / math.sqrt(own.hidden))
+        self.ratio, self.form = own.ratio, own.form
+
+    def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All nodes weighted, positions of those kept (subject, kept), and the score of every node before its sigmoid."""
+        scores = (nodes.float() * self.direction).sum(dim=2) / torch.linalg.vector_norm(self.direction)  # (subject, node)
+        if self.form == "paper":
+            scores = functional.layer_norm(scores, scores.shape[1:])
+        order = torch.argsort(scores, dim=1, descending=True, stable=True)  # of equal scores the earlier node is kept
+        kept = order[:, : math.ceil(self.ratio * scores.shape[1])].sort(dim=1).values
+        return nodes * torch.sigmoid(scores)[:, :, None], kept, scores
+
+
+class Network(nn.Module):
+    """Two convolutions, each with its pooling and readout, and a classifier of both readouts."""
+
+    def __init__(self, shape: Shape, own: BrainGNN) -> None:
+        super().__init__()
+        self.first, self.second = (RoiConvolution(shape.n_rois, width, own) for width in (shape.n_rois, own.hidden))
+        self.pool_first, self.pool_second = RoiPooling(own), RoiPooling(own)
+        layers: list[nn.Module] = []
+        width = 4 * own.hidden
+        for out in own.head:
+            layers += [nn.Linear(width, out), nn.ReLU(), nn.BatchNorm1d(out), nn.Dropout(own.dropout)]
+            width = out
+        self.classifier = nn.Sequential(*layers, nn.Linear(width, 2))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits, both readouts, and for each pooling the score of every node and the positions of those kept."""
+        edges = batch["partial"]
+        first, kept, scores = self.pool_first(self.first(batch["fc"], edges))
+        edges = two_hop(rows(rows(edges, kept).mT, kept).mT)  # (subject, kept, kept)
+        second, kept_second, scores_second = self.pool_second(self.second(first, edges, kept))
+        fused = torch.cat([readout(rows(first, kept)), readout(rows(second, kept_second))], dim=1)  # (subject, 4 hidden)
+        found = {"scores": scores, "kept": kept, "scores_second": scores_second, "kept_second": kept_second}
+        return found | {"fused": fused, "logits": self.classifier(fused)}
+
+
+def rows(matrices: Tensor, kept: Tensor) -> Tensor:
+    """(subject, node, ...) -> (subject, kept, ...): each subject's own choice of rows."""
+    return torch.take_along_dim(matrices, kept[:, :, None], dim=1)
+
+
+def two_hop(edges: Tensor) -> Tensor:
+    """(A + I)² without its diagonal: neighbours of neighbours, whom pooling may have parted, become neighbours."""
+    itself = torch.eye(edges.shape[1], device=edges.device)
+    return ((edges + itself) @ (edges + itself)) * (1 - itself)
+
+
+def readout(nodes: Tensor) -> Tensor:
+    """(subject, node, hidden) -> (subject, 2 hidden): maximum and mean over nodes."""
+    return torch.cat([nodes.amax(dim=1), nodes.mean(dim=1)], dim=1)
+
+
+def topk_loss(scores: Tensor, kept: Tensor) -> Tensor:
+    """Sigmoids of the scores kept should be 1 and of those dropped 0: their mean negative log-likelihood."""
+    return functional.binary_cross_entropy_with_logits(scores, torch.zeros_like(scores).scatter(1, kept, 1.0))
+
+
+def consistency_loss(scores: Tensor, label: Tensor) -> Tensor:
+    """Mean squared distance between the scores of all ROIs of two subjects of a class, summed over the classes."""
+    total = torch.zeros((), device=scores.device)
+    for one in (0, 1):
+        own = (label == one).float()[:, None]  # (subject, 1)
+        count = own.sum().clamp(min=1)
+        middle = (own * scores).sum(dim=0) / count  # (roi,)
+        total = total + 2 * (own * (scores - middle).square()).sum() / count  # over pairs it is twice that to the middle
+    return total
+
+
+def partial_correlations(series: Series, place: torch.device) -> Tensor:
+    """(subject, roi, roi) absolute partial correlations of the shrunk covariances; 0 on the diagonal and with a flat ROI."""
+    precision = torch.linalg.inv(torch.from_numpy(covariances(series)).to(place))
+    scale = precision.diagonal(dim1=1, dim2=2).rsqrt()
+    partial: Tensor = (scale[:, :, None] * precision * scale[:, None, :]).abs().float()
+    return partial * (1 - torch.eye(partial.shape[1], device=place))
+
+
+@method("braingnn")
+class BrainGNN(DeepMethod):
+    """BrainGNN: ROI-aware graph convolutions on partial correlations, ROI-selection pooling, losses on its scores.
+
+    Mended: the release's consistency loss compares sorted scores of kept nodes; here whole score vectors in the order of ROIs.
+    Mended: the release squashes scores up to three times before its losses; here once.
+    Read: `form` "paper" is relu(W h_i + sum e_ij W h_j) with scores standardised in each graph; "release" has a softmax over
+    edges instead, nearly uniform on this dense graph, no ReLU and plain scores. Both have the release's bias.
+    Read: all partial correlations are edges, as in the release; the unit loss has the paper's weight 1, the release's is 0.
+    Read: the learning rate is 1e-3 for cohorts as noisy as ABIDE; the release's is 0.01.
+    """
+
+    communities: int = 8
+    hidden: int = 32
+    ratio: float = 0.5
+    head: tuple[int, ...] = (32, 512)
+    form: Literal["paper", "release"] = "paper"
+    unit_weight: float = 1.0
+    topk_weight: float = 0.1
+    consistency_weight: float = 0.1
+    warmup: int = 5
+    batch_size: int = 100
+    learning_rate: float = 1e-3
+    weight_decay: float = 5e-3
+    dropout: float = 0.5
+    label_smoothing: float = 0.0
+
+    reference: ClassVar[str] = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "release": {"form": "release", "unit_weight": 0.0, "learning_rate": 0.01},
+        "small": {"hidden": 16, "head": (16, 32), "learning_rate": 0.01},
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "consistency_weight": (0.0, 0.1, 0.3, 0.5, 1.0),
+        "topk_weight": (0.0, 0.1, 0.5),
+        "communities": (4, 8, 16),
+        "learning_rate": (1e-4, 1e-3, 1e-2),
+    }
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """Fisher-z correlations, and absolute partial correlations by inversion of some covariances at a time."""
+        pieces = [cohort.series[start : start + PIECE] for start in range(0, len(cohort), PIECE)]
+        return {
+            "fc": torch.from_numpy(fisher_matrices(cohort.series)),
+            "partial": torch.cat([partial_correlations(piece, place) for piece in pieces]),
+        }
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network at this number of ROIs."""
+        return Network(shape, self)
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy, unit length of both directions, clear choices in both poolings, agreement in the first."""
+        assert isinstance(network, Network)
+        found = network.parts(batch)
+        lengths = [torch.linalg.vector_norm(pool.direction) for pool in (network.pool_first, network.pool_second)]
+        first, second = (topk_loss(found[f"scores{which}"], found[f"kept{which}"]) for which in ("", "_second"))
+        return {
+            "ce": self.cross_entropy(found["logits"], batch),
+            "unit": self.unit_weight * sum((length - 1).square() for length in lengths),
+            "topk": self.topk_weight * (first + second),
+            "consistency": self.consistency_weight * consistency_loss(torch.sigmoid(found["scores"]), batch.label),
+        }

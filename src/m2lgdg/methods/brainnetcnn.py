@@ -1,0 +1,123 @@
+"""BrainNetCNN: filters as wide as the brain over a connectivity matrix, from edges to nodes to the whole graph.
+
+One of the baselines; the network sees Fisher-z connectivity and nothing else, and training is `deep.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fisher_matrices
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.method import method
+
+SLOPE = 0.33  # of the leaky ReLU
+
+
+class EdgeToEdge(nn.Module):
+    """Each edge becomes a weighted sum of all edges that share a node with it: those of its row and those of its column."""
+
+    def __init__(self, width: int, channels: int, n_rois: int) -> None:
+        super().__init__()
+        self.row = nn.Conv2d(width, channels, (1, n_rois))
+        self.column = nn.Conv2d(width, channels, (n_rois, 1))
+
+    def forward(self, edges: Tensor) -> Tensor:
+        """(subject, channel, roi, roi) -> the same with other channels."""
+        return self.row(edges) + self.column(edges)  # type: ignore[no-any-return]  # (.., roi, 1) + (.., 1, roi)
+
+
+class Network(nn.Module):
+    """Edge-to-edge layers, edge-to-node, node-to-graph, then dense layers; leaky ReLU after each but the last."""
+
+    def __init__(self, shape: Shape, own: BrainNetCNN) -> None:
+        super().__init__()
+        channels = (1, *own.edge_channels)
+        self.edges = nn.ModuleList(EdgeToEdge(before, after, shape.n_rois) for before, after in pairwise(channels))
+        self.nodes = nn.Conv2d(channels[-1], own.node_channels, (1, shape.n_rois))
+        self.graph = nn.Conv2d(own.node_channels, own.graph_channels, (shape.n_rois, 1))
+        self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise((own.graph_channels, *own.hidden)))
+        self.output = nn.Linear((own.graph_channels, *own.hidden)[-1], 2)
+        self.dropout = nn.Dropout(own.dropout)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")  # +- sqrt(3 / fan-in)
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits, and the last hidden layer that they are linear in."""
+        edges = batch["fc"].unsqueeze(1)  # (subject, 1, roi, roi)
+        for layer in self.edges:
+            edges = functional.leaky_relu(layer(edges), SLOPE)  # (subject, edge channel, roi, roi)
+        nodes = functional.leaky_relu(self.nodes(edges), SLOPE)  # (subject, node channel, roi, 1)
+        fused = self.dropout(functional.leaky_relu(self.graph(nodes).flatten(1), SLOPE))  # (subject, graph channel)
+        for layer in self.hidden:
+            fused = self.dropout(functional.leaky_relu(layer(fused), SLOPE))  # (subject, hidden)
+        return {"logits": self.output(fused), "fused": fused}
+
+
+@method("brainnetcnn")
+class BrainNetCNN(DeepMethod):
+    """BrainNetCNN: edge-to-edge, edge-to-node and node-to-graph filters on Fisher-z connectivity.
+
+    The stack is the publication's; variant `lite` is the stack of the common PyTorch port, which later papers compare with.
+    Mended against that port: dropout is off outside training, and there is no activation on the logits.
+    Read so: edge-to-node has row filters only, as in the authors' release (the columns of a symmetric matrix say the same).
+    Read so: Xavier is Caffe's, in which the publication was trained, hence by fan-in; PyTorch's would count a filter as wide as
+    the brain once for each ROI it is never moved to.
+    Read so: Adam replaces SGD and its doubled rate of biases, cross-entropy the squared error of the original regression.
+    """
+
+    edge_channels: tuple[int, ...] = (32, 32)
+    node_channels: int = 64
+    graph_channels: int = 256
+    hidden: tuple[int, ...] = (128, 30)
+    dropout: float = 0.5
+    batch_size: int = 16
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.0
+
+    reference: ClassVar[str] = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "lite": {"edge_channels": (32, 64), "node_channels": 1},
+        "small": {
+            "edge_channels": (8, 8),
+            "node_channels": 16,
+            "graph_channels": 32,
+            "hidden": (16, 8),
+            "dropout": 0.2,
+            "learning_rate": 3e-3,
+            "epochs": 40,
+            "warmup": 4,
+            "patience": 15,
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "dropout": (0.1, 0.3, 0.5, 0.7),
+        "weight_decay": (1e-4, 5e-4, 1e-3, 1e-2),
+        "learning_rate": (3e-5, 1e-4, 3e-4, 1e-3),
+    }
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """Fisher z of each subject's correlations, 0 on the diagonal."""
+        return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Adam, whose weight decay is a part of the gradient."""
+        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network of this configuration."""
+        return Network(shape, self)

@@ -1,0 +1,358 @@
+"""MM-GTUNets: a population graph of source subjects by phenotype and connectivity, two graph U-Nets, and targets that read it.
+
+In the order of the flow: affinity of subjects, transformer convolution, U-Net, fusion, losses. A target is a query: it reads
+source nodes and itself, and writes into nothing. What comes first is in `mm_gtunets_source.py`, training is `deep.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.method import method
+from m2lgdg.methods.mm_gtunets_source import (
+    ENCODER,
+    Nodes,
+    PhenotypeVAE,
+    Source,
+    phenotype_rules,
+    recursive_elimination,
+    squared_distances,
+)
+from m2lgdg.preprocess import PhenotypeScaler
+
+
+class Affinity(nn.Module):
+    """What agreeing in a phenotype is worth: reward with one label, penalty with two, motivation where a label is not known."""
+
+    def __init__(self, phenotypes: int) -> None:
+        super().__init__()
+        self.coefficients = nn.Parameter(torch.tensor([1.0, -1.0, 0.5]).repeat(phenotypes, 1))  # (phenotype, 3)
+        self.mixture = nn.Parameter(torch.zeros(phenotypes))
+
+    def constrained(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(phenotype, 1, 1) each: reward no less than motivation; penalty below 0, by its size or its sum with motivation."""
+        reward, penalty, motivation = self.coefficients[:, :, None, None].unbind(1)
+        return torch.maximum(reward, motivation), -torch.maximum(penalty.abs(), penalty + motivation), motivation
+
+    def forward(self, agree: Tensor, same: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(phenotype, i, j) agreement and, where both are labelled, (i, j) same label -> (i, j) affinity, () reward given."""
+        reward, penalty, motivation = self.constrained()
+        told = motivation * agree if same is None else reward * (agree & same) + penalty * (agree & ~same)
+        affinity = (torch.softmax(self.mixture, 0)[:, None, None] * torch.sigmoid(told)).sum(0)
+        return affinity, functional.relu(told).sum() if same is not None else told.new_zeros(())
+
+
+class Graph(NamedTuple):
+    """Weights of what nodes read: base nodes each other and themselves, queries the base nodes and themselves; 0 is no edge."""
+
+    base: Tensor  # (base, base), 0 on the diagonal
+    base_loop: Tensor  # (base,)
+    query: Tensor  # (query, base)
+    query_loop: Tensor  # (query,)
+
+    def keep(self, rows: Tensor) -> Graph:
+        """The graph of some base nodes and all queries."""
+        return Graph(self.base[rows][:, rows], self.base_loop[rows], self.query[:, rows], self.query_loop)
+
+    def thinned(self, share: float) -> Graph:
+        """With a share of the edges gone; everybody still reads themselves."""
+        base, query = (edges * (torch.rand_like(edges) >= share) for edges in (self.base, self.query))
+        return self._replace(base=base, query=query)
+
+    def whole(self) -> Tensor:
+        """(node, node) base nodes, then queries, without edges among queries."""
+        above = torch.cat([self.base + torch.diag(self.base_loop), self.query.T], dim=1)
+        return torch.cat([above, torch.cat([self.query, torch.diag(self.query_loop)], dim=1)])
+
+
+Pair = tuple[Tensor, Tensor]  # (base, width) and (query, width)
+
+
+class TransformerConvolution(nn.Module):
+    """Attention over the edges of a node, whose weights are in keys and values, gated with the node itself."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, 4 * out)  # query, key, value and skip
+        self.edge = nn.Parameter(torch.empty(out).uniform_(-1.0, 1.0))
+        self.gate = nn.Linear(3 * out, 1, bias=False)
+
+    def forward(self, nodes: Pair, graph: Graph) -> Pair:
+        """(base, in), (query, in) -> (base, out), (query, out)."""
+        # One after the other: what base nodes become must not depend, in the last bit, on who reads them.
+        base, query = (self.project(one).chunk(4, dim=1) for one in nodes)
+        return self._read(base, base, graph.base, graph.base_loop), self._read(query, base, graph.query, graph.query_loop)
+
+    def _read(self, own: Sequence[Tensor], base: Sequence[Tensor], edges: Tensor, loop: Tensor) -> Tensor:
+        (query, key, value, skip), (_, keys, values, _) = own, base  # (reader, out), (base, out)
+        weights = torch.cat([edges, loop[:, None]], dim=1)  # (reader, base + itself)
+        match = torch.cat([query @ keys.T, (query * key).sum(1, keepdim=True)], dim=1)
+        match = (match + weights * (query @ self.edge)[:, None]) / math.sqrt(query.shape[1])
+        share = torch.softmax(match.float().masked_fill(weights == 0, -torch.inf), dim=1)
+        read = share[:, :-1] @ values + share[:, -1:] * value + (share * weights).sum(1, keepdim=True) * self.edge
+        gate = torch.sigmoid(self.gate(torch.cat([read, skip, read - skip], dim=1)))
+        mixed: Tensor = gate * skip + (1 - gate) * read
+        return mixed
+
+
+class GTUNet(nn.Module):
+    """Graph U-Net: pool the base nodes level by level, come back up with skips; queries go along on every level."""
+
+    def __init__(self, width: int, depth: int, own: MMGTUNets) -> None:
+        super().__init__()
+        self.pool_share, hidden = own.pool_share, own.hidden
+        self.first, self.last = TransformerConvolution(width, hidden), TransformerConvolution(hidden, own.embedding)
+        self.down, self.up = (TransformerConvolution(hidden, hidden) for _ in range(2))  # shared by all levels
+        self.projections = nn.Parameter(torch.empty(depth, hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
+        self.dropout = nn.Dropout(own.dropout)
+
+    def forward(self, nodes: Pair, graph: Graph) -> Pair:
+        """(base, in), (query, in) -> (base, embedding), (query, embedding)."""
+        base, query = self._rectified(self.first(nodes, graph))
+        levels: list[tuple[Tensor, Tensor, Graph, Tensor]] = []
+        for projection in self.projections:
+            score = pool_score(base, projection)  # (base,)
+            rows = torch.topk(score, math.ceil(self.pool_share * len(base))).indices.sort().values
+            levels.append((base, query, graph, rows))
+            graph = graph.keep(rows)
+            base = base[rows] * torch.tanh(score[rows])[:, None]
+            query = query * torch.tanh(pool_score(query, projection))[:, None]
+            base, query = self._rectified(self.down((base, query), graph))
+        for level in reversed(range(len(levels))):
+            base_skip, query_skip, graph, rows = levels[level]
+            nodes = base_skip.index_add(0, rows, base), query_skip + query
+            base, query = self._rectified(self.up(nodes, graph)) if level else self.last(nodes, graph)
+        return self.dropout(base), self.dropout(query)
+
+    @staticmethod
+    def _rectified(nodes: Pair) -> Pair:
+        return functional.relu(nodes[0]), functional.relu(nodes[1])
+
+
+def pool_score(nodes: Tensor, projection: Tensor) -> Tensor:
+    """(node,) projection on a direction, in float32."""
+    score: Tensor = (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
+    return score
+
+
+class Fusion(nn.Module):
+    """The sum of both embeddings and their mean, each weighed by an attention of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.imaging, self.phenotype, self.mean = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, imaging: Tensor, phenotype: Tensor) -> tuple[Tensor, Tensor]:
+        """Twice (node, width) -> (node, width) joint embedding, (2,) modality weights."""
+        mean = (imaging + phenotype) / 2
+        a_i, a_p, a_m = torch.tanh(self.imaging(imaging)), torch.tanh(self.phenotype(phenotype)), torch.tanh(self.mean(mean))
+        sizes = torch.stack([one.float().square().sum() for one in (a_i, a_p)])
+        weights = torch.softmax(sizes / a_m.float().square().sum().clamp(min=1e-12), dim=0)
+        return a_m * mean + a_i * imaging + a_p * phenotype, weights
+
+
+class Insertion(NamedTuple):
+    """Queries inserted into a graph of labelled base nodes, and what the losses need."""
+
+    logits: Tensor  # (query, 2)
+    fused: Tensor  # (query, embedding)
+    imaging: Tensor  # (base + query, embedding)
+    phenotype: Tensor  # (base + query, embedding)
+    modality: Tensor  # (2,) weights of imaging and phenotypes
+    graph: Graph  # before edges are dropped
+    value: Tensor  # () reward given
+
+
+class Network(nn.Module):
+    """All of MM-GTUNets; `insert` puts queries into a graph, `forward` puts a batch into that of source-training subjects."""
+
+    def __init__(self, shape: Shape, own: MMGTUNets) -> None:
+        super().__init__()
+        self.source, self.edge_dropout = Source(shape.fitted), own.edge_dropout
+        self.affinity = Affinity(len(self.source.tolerance))
+        width = len(self.source.chosen)
+        self.imaging, self.phenotype = GTUNet(width, own.imaging_depth, own), GTUNet(width, own.phenotype_depth, own)
+        self.fusion = Fusion(own.embedding)
+        hidden = own.head_width
+        self.head = nn.Sequential(nn.Linear(own.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits of subjects who each read the source graph alone."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits and the fused representation."""
+        source = self.source
+        found = self.insert(source(source.fc, source.phenotypes), source.label, self.nodes(batch))
+        return {"logits": found.logits, "fused": found.fused}
+
+    def nodes(self, batch: Batch) -> Nodes:
+        """The batch's subjects as nodes."""
+        found: Nodes = self.source(batch["fc"][:, self.source.chosen], batch.phenotypes)
+        return found
+
+    def insert(self, base: Nodes, label: Tensor, query: Nodes) -> Insertion:
+        """Queries into the graph of labelled base nodes, which they read and leave as it was."""
+        graph, value = self.graph(base, label, query)
+        read = graph.thinned(self.edge_dropout) if self.training else graph
+        imaging = torch.cat(self.imaging((base.imaging, query.imaging), read))  # (base + query, embedding)
+        phenotype = torch.cat(self.phenotype((base.latent, query.latent), read))
+        joint, modality = self.fusion(imaging, phenotype)
+        fused = joint[len(label) :]
+        return Insertion(self.head(fused), fused, imaging, phenotype, modality, graph, value)
+
+    def graph(self, base: Nodes, label: Tensor, query: Nodes) -> tuple[Graph, Tensor]:
+        """The population graph, affinity times similarity, and the reward given in it."""
+        source = self.source
+        with torch.autocast(label.device.type, enabled=False):
+            within, value = self.affinity(source.agree(base, base), label[:, None] == label[None, :])
+            across, _ = self.affinity(source.agree(query, base))
+            itself, _ = self.affinity(torch.ones_like(query.phenotypes, dtype=torch.bool).T[:, :, None])  # (query, 1)
+            loops = torch.eye(len(label), dtype=torch.bool, device=label.device)
+            edges = (within * source.similarity(base, base)).masked_fill(loops, 0.0)
+            return Graph(edges, within.diagonal(), across * source.similarity(query, base), itself[:, 0]), value
+
+
+def smoothness(embedding: Tensor, graph: Tensor) -> Tensor:
+    """tr(E' (D - G) E) / n²: large where strong edges join unlike embeddings."""
+    embedding = embedding.float()
+    own = (graph.sum(1) * embedding.square().sum(1)).sum()
+    return (own - (embedding * (graph @ embedding)).sum()) / len(graph) ** 2
+
+
+def isolation(graph: Tensor) -> Tensor:
+    """Minus the mean logarithm of the degree: large where nodes are cut off."""
+    return -graph.sum(1).log().mean()
+
+
+@method("mm-gtunets")
+class MMGTUNets(DeepMethod):
+    """Multi-modal graph transformer U-Nets on a population graph of source, which each target reads alone.
+
+    A saved model holds the chosen features, phenotypes and labels of source-training subjects: they are the graph.
+    Made inductive: all is fitted on source-training subjects; a target has motivation edges to them only, is never pooled away
+    and changes nothing they do. At each update a share of source plays the target: these subjects leave the labelled graph,
+    read it as targets do, and are all that cross-entropy and batch norm see.
+    Kept: features are eliminated with the labels of all source-training subjects, so pseudo-targets look easier than targets.
+    Mended: every phenotype has a graph and coefficients of its own, none is the site, motivation needs agreement, their mixture
+    is learned, the reward loss and the modality weights carry gradient, dropout and VAE noise end with training.
+    Mended: the VAE's divergence has a weight of 0.01; with 1 and phenotypes in [0, 1] its means are the same for everybody.
+    Read: the degree loss is minus the log degree, as usual in graph learning (the release adds it); the graph's losses see it
+    before edges are dropped; the constraint on the coefficients holds for the values in use, and the mixture is a softmax.
+    Read: continuous phenotypes other than age agree within a quarter of their sd, about what two years are of ABIDE's ages;
+    imputed phenotypes count as if known; one that does not vary in source is left out.
+    """
+
+    epochs: int = 100
+    warmup: int = 5
+    patience: int = 20
+    weight_decay: float = 5e-4
+    dropout: float = 0.3
+    selected: int = 500
+    elimination_step: int = 100
+    elimination_penalty: float = 1.0
+    vae_hidden: int = 256
+    vae_epochs: int = 3000
+    vae_patience: int = 100
+    vae_rate: float = 1e-3
+    kl_weight: float = 0.01
+    agreement_years: float = 2.0
+    agreement_sd: float = 0.25
+    imaging_depth: int = 2
+    phenotype_depth: int = 3
+    hidden: int = 128
+    embedding: int = 16
+    head_width: int = 256
+    pool_share: float = 0.8
+    edge_dropout: float = 0.3
+    target_share: float = 0.2
+    draws: int = 5  # updates an epoch; with 100 epochs the release's 500
+    smoothness_weight: float = 1.0
+    degree_weight: float = 1e-4
+    reward_weight: float = 1e-2
+
+    reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "small": {
+            **{"selected": 40, "elimination_step": 5, "vae_hidden": 32, "vae_epochs": 60, "hidden": 32, "embedding": 8},
+            **{"head_width": 32, "learning_rate": 4e-3, "draws": 3},
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "selected": (100, 250, 500, 1000),
+        "target_share": (0.1, 0.2, 0.3, 0.5),
+        "edge_dropout": (0.0, 0.3, 0.5),
+    }
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """(subject, edge) Fisher z of the correlations."""
+        return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """Features chosen, scales, agreement, phenotype codes, VAE, kernel width, and the source nodes themselves."""
+        fc, place = features["fc"].cpu().numpy(), features["fc"].device
+        chosen = recursive_elimination(
+            fc.astype(np.float64), train.labels, self.selected, self.elimination_step, self.elimination_penalty
+        )
+        fc = fc[:, chosen]
+        spread = fc.std(axis=0)
+        scaler = PhenotypeScaler.fit(train)
+        phenotypes = scaler.transform(train).astype(np.float32)
+        fitted = phenotype_rules(scaler, phenotypes, self.agreement_years, self.agreement_sd) | {
+            **{"chosen": chosen, "centre": fc.mean(axis=0), "spread": np.where(spread > 1e-6, spread, np.float32(1))},
+            **{"fc": fc, "phenotypes": phenotypes, "label": train.labels.astype(np.int64)},
+        }
+        source = Source(fitted).to(place)
+        codes = source.codes(source.used(source.phenotypes))
+        vae = PhenotypeVAE(codes.shape[1], self.vae_hidden, len(chosen)).to(place)
+        vae.pretrain(codes, self.vae_epochs, self.vae_patience, self.vae_rate, self.weight_decay, self.kl_weight)
+        weights = vae.state_dict()
+        fitted |= {f"vae_{name}".replace(".", "_"): weights[name].cpu().numpy() for name in ENCODER}
+        nodes = Source(fitted)(torch.from_numpy(fc), torch.from_numpy(phenotypes))
+        distance = squared_distances(nodes, nodes).sqrt().numpy()
+        pairs = distance[np.triu_indices(len(distance), 1)]
+        return fitted | {"sigma": np.array(max(float(pairs.mean()), 1e-6), dtype=np.float32)}
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network of this configuration."""
+        return Network(shape, self)
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Adam with the penalty in the gradient, as in the release."""
+        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """Everybody `draws` times in one shuffle, turned so that others come first each time: the pseudo-targets."""
+        shuffled = torch.randperm(len(label), generator=order)
+        return [torch.roll(shuffled, -draw * self.pseudo_targets(len(label))) for draw in range(self.draws)]
+
+    def pseudo_targets(self, subjects: int) -> int:
+        """How many of the first in a batch play the target; batch norm needs two."""
+        return min(max(round(self.target_share * subjects), 2), subjects - 1)
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy of the pseudo-targets, who read the graph of the rest, and the losses of the graph."""
+        assert isinstance(network, Network)
+        everyone, count = torch.arange(len(batch), device=batch.label.device), self.pseudo_targets(len(batch))
+        query, base = batch.take(everyone[:count]), batch.take(everyone[count:])
+        found = network.insert(network.nodes(base), base.label, network.nodes(query))
+        terms = {"ce": self.cross_entropy(found.logits, query)}
+        with torch.autocast(batch.label.device.type, enabled=False):
+            whole = found.graph.whole()
+            rough = torch.stack([smoothness(found.imaging, whole), smoothness(found.phenotype, whole)])
+            terms["smoothness"] = self.smoothness_weight * (found.modality * rough).sum()
+            terms["degree"] = self.degree_weight * isolation(whole)  # of both modalities, whose weights sum to 1
+            value = found.value / len(batch) ** 2
+            terms["reward"] = found.modality[1] * self.reward_weight / (value + 1e-5)
+        return terms

@@ -1,0 +1,197 @@
+"""UFA-Net: an attention-guided spatio-temporal graph network whose dense layers have the same mean at every source site.
+
+One of the baselines; it was made to adapt to one unlabelled target site, and aligns source sites here, without any target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import correlations
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.kernels import TimeConvolution
+from m2lgdg.method import method
+from m2lgdg.sampler import site_batches
+
+
+def shared_graph(series: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """(roi, roi) |correlation| of the (subject, roi, time) series put end to end, no self-loops, D^-1/2 A D^-1/2."""
+    strength = np.abs(correlations([np.concatenate(series, axis=1).T])[0])
+    np.fill_diagonal(strength, 0.0)
+    degree = strength.sum(axis=1)  # (roi,)
+    scale = np.where(degree > 0, 1 / np.sqrt(np.where(degree > 0, degree, 1.0)), 0.0)  # a ROI that is flat in all has no edge
+    return np.asarray(scale[:, None] * strength * scale, dtype=np.float32)
+
+
+def site_discrepancy(features: Tensor, site: Tensor) -> Tensor:
+    """Linear MMD: squared distance of two sites' mean (subject, d) features, averaged over all pairs of sites."""
+    _, position = torch.unique(site, return_inverse=True)
+    member = functional.one_hot(position).float()  # (subject, site)
+    if member.shape[1] < 2:
+        return features.float().sum() * 0.0
+    with torch.autocast(features.device.type, enabled=False):  # small differences of large means
+        means = (member / member.sum(dim=0)).T @ features.float()  # (site, d)
+    return 2 * means.var(dim=0).sum()  # what the average over pairs comes to
+
+
+class Block(nn.Module):
+    """Space first, then time: channels mixed, ROIs mixed along the masked graph, then a convolution along each ROI's series."""
+
+    def __init__(self, width: int, channels: int, n_rois: int, own: UFANet) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(width, channels, 1)
+        self.mask = nn.Parameter(torch.ones(n_rois, n_rois))
+        self.norm_space = nn.BatchNorm2d(channels)
+        self.temporal = TimeConvolution(channels, channels, own.temporal_kernel)
+        self.norm_time = nn.BatchNorm2d(channels)
+        self.dropout = nn.Dropout(own.dropout)
+
+    def forward(self, features: Tensor, graph: Tensor) -> Tensor:
+        """(subject, channel, time, roi) -> the same with other channels."""
+        spread = self.mix(features) @ (graph * self.mask)  # (subject, channel, time, roi)
+        through = self.temporal(functional.relu(self.norm_space(spread)))
+        return functional.relu(self.dropout(self.norm_time(through)))
+
+
+class Network(nn.Module):
+    """Blocks on the shared graph, a mean over ROIs, and dense layers with nothing between them, down to one number."""
+
+    def __init__(self, shape: Shape, own: UFANet) -> None:
+        super().__init__()
+        self.graph: Tensor
+        self.register_buffer("graph", torch.from_numpy(np.array(shape.fitted["graph"])))
+        self.norm = nn.BatchNorm1d(shape.n_rois)
+        channels = (1, *own.channels)
+        self.blocks = nn.ModuleList(Block(before, after, shape.n_rois, own) for before, after in pairwise(channels))
+        bins = own.time_bins or shape.length
+        averaging = functional.adaptive_avg_pool1d(torch.eye(shape.length), bins) if own.time_bins else None
+        self.averaging: Tensor | None  # (time, bin)
+        self.register_buffer("averaging", averaging, persistent=False)
+        widths = (channels[-1] * bins, *own.widths)
+        self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.output = nn.Linear(widths[-1], 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits, the output of each dense layer (dense1, dense2, ...), and as `fused` that of the last."""
+        features = self.norm(batch.series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        for block in self.blocks:
+            features = block(features, self.graph)
+        course = features.mean(dim=3)  # (subject, channel, time)
+        if self.averaging is not None:
+            course = course @ self.averaging  # (subject, channel, bin)
+        fused = course.flatten(1)
+        found = {}
+        for i, layer in enumerate(self.dense, start=1):
+            fused = found[f"dense{i}"] = layer(fused)
+        logit = self.output(fused)  # (subject, 1)
+        return found | {"fused": fused, "logits": torch.cat([torch.zeros_like(logit), logit], dim=1)}
+
+
+@method("ufa-net")
+class UFANet(DeepMethod):
+    """UFA-Net: spatio-temporal graph blocks with learned edge masks, feature means aligned among source sites.
+
+    Mended: the graph is of source-training subjects alone, and the target site takes no part in the alignment.
+    Mended: all sites of a batch pass the network together, so that batch norm hides no difference between them in training.
+    Mended: batches are balanced by class within a site, so that sites are not made alike in their share of patients.
+    Kept: nothing non-linear between the dense layers; one output x, given as logits [0, x], whose softmax is the sigmoid of x.
+    Kept: the dense layers see every time point, though the phase of a resting scan is arbitrary; `time_bins` averages instead.
+    Kept: the alignment as a plain sum over dimensions, which at first outweighs the cross-entropy; it trains nevertheless.
+    Changed: warm-up and cosine stand for the halving of the rate, and one run with an alignment that begins late for the two
+    stages. The kept epoch is one with alignment, unless the run is too short to have any, and patience is long, because the
+    alignment undoes at first what was learned without it.
+    """
+
+    channels: tuple[int, ...] = (16, 16, 16, 16)
+    temporal_kernel: int = 11
+    time_bins: int = 0  # averages over time that the dense layers see; 0: every time point, as published
+    widths: tuple[int, ...] = (1024, 512, 64)
+    dropout: float = 0.5
+    sites_per_batch: int = 4
+    batch_size: int = 128
+    batches_per_epoch: int = 0  # 0: as many as go once through source
+    alignment_weight: float = 1.0
+    alignment_start: int = 20  # epochs of classification alone
+    per_dimension: bool = False  # each layer's term divided by its width
+    epochs: int = 120
+    patience: int = 100
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.0
+
+    reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "unaligned": {"alignment_weight": 0.0},
+        "per-dimension": {"per_dimension": True},
+        "small": {
+            "length": 100,
+            "channels": (8, 8),
+            "time_bins": 1,
+            "widths": (16, 8),
+            "dropout": 0.2,
+            "batch_size": 32,
+            "batches_per_epoch": 8,
+            "alignment_start": 5,
+            "learning_rate": 0.5,
+            "epochs": 40,
+            "warmup": 4,
+            "patience": 15,
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "alignment_weight": (0.01, 0.1, 0.5, 1.0, 2.0, 10.0),
+        "alignment_start": (0, 10, 20, 40),
+        "sites_per_batch": (2, 4, 8),
+        "time_bins": (0, 1, 5, 20),
+        "dropout": (0.1, 0.3, 0.5, 0.7),
+    }
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """The graph that all subjects share."""
+        return {"graph": shared_graph(features["series"].cpu().numpy())}
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network of this configuration."""
+        return Network(shape, self)
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        rate, decay = self.learning_rate, self.weight_decay
+        return torch.optim.SGD(network.parameters(), lr=rate, momentum=self.momentum, weight_decay=decay)
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """`batch_size` subjects of `sites_per_batch` sites (or of all there are), the same number of each."""
+        together = min(self.sites_per_batch, len(torch.unique(site)))
+        per_site = max(2, self.batch_size // together)
+        count = self.batches_per_epoch or None
+        return site_batches(site, label, order, sites_per_batch=together, per_site=per_site, count=count)
+
+    def candidate(self, epoch: int) -> bool:
+        """Only a network that was aligned, where there will be one."""
+        aligned = bool(self.alignment_weight) and self.alignment_start < self.epochs
+        return super().candidate(epoch) and (not aligned or epoch >= self.alignment_start)
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy, and once its time has come the discrepancy of sites summed over the dense layers."""
+        assert isinstance(network, Network)
+        found = network.parts(batch)
+        terms = {"ce": self.cross_entropy(found["logits"], batch)}
+        if self.alignment_weight and self._epoch >= self.alignment_start:
+            layers = [found[f"dense{i}"] for i in range(1, len(self.widths) + 1)]
+            gaps = [site_discrepancy(one, batch.site) / (one.shape[1] if self.per_dimension else 1) for one in layers]
+            terms["alignment"] = self.alignment_weight * torch.stack(gaps).sum()
+        return terms

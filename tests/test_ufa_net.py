@@ -1,0 +1,350 @@
+"""UFA-Net with random weights against loops over its equations; its graph, its alignment and when it begins, its settings."""
+
+import itertools
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from m2lgdg import make_cohort
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.methods.ufa_net import Block, UFANet, shared_graph, site_discrepancy
+from m2lgdg.preprocess import PhenotypeScaler
+
+torch.set_num_threads(1)
+ROIS, LENGTH, SUBJECTS = 4, 9, 6
+ODD = {"length": LENGTH, "channels": (2, 3), "temporal_kernel": 5, "widths": (7, 6, 5)}  # all differ, so a swapped one shows
+
+
+def randomised(module, seed=0):
+    """Every parameter, statistic and edge drawn anew; the graph is not symmetric, so that a transposed one shows."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, value in module.state_dict().items():
+        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
+            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
+        elif value.is_floating_point():
+            wide = value[0].numel() if value.ndim > 1 else 4
+            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
+    return module.eval()
+
+
+def numbers(module):
+    return {name: value.double().numpy() for name, value in module.state_dict().items()}
+
+
+def method(**fields):
+    own = UFANet(**(ODD | fields))
+    own._class_weight, own._epoch = torch.tensor([0.8, 1.4]), own.epochs - 1  # what training sets
+    return own
+
+
+def shape(own, rois=ROIS):
+    return Shape(rois, own.length, 3, 2, {"graph": np.full((rois, rois), 1 / rois, dtype=np.float32)})
+
+
+def network_of(rois=ROIS, seed=0, **fields):
+    own = method(**fields)
+    return own, randomised(own.build(shape(own, rois)), seed)
+
+
+def batch_for(own, seed=1, subjects=SUBJECTS, rois=ROIS):
+    series = torch.randn(subjects, rois, own.length, generator=torch.Generator().manual_seed(seed))
+    return Batch({"series": series}, torch.zeros(subjects, 3), torch.arange(subjects) % 2, torch.arange(subjects) // 2)
+
+
+def agrees(given, expected):
+    np.testing.assert_allclose(given.detach().numpy(), np.array(expected), rtol=1e-5, atol=1e-5)
+
+
+def block(state, x, graph):
+    """(channel, time, roi) -> the same with other channels, one time point and one ROI after the other."""
+    mixing, time, rois = state["mix.weight"][:, :, 0, 0], x.shape[1], x.shape[2]
+    mixed = np.array([[[oracle.dot(w, x[:, t, n]) for n in range(rois)] for t in range(time)] for w in mixing])
+    mixed += state["mix.bias"][:, None, None]
+    spread = np.zeros_like(mixed)
+    for c, t, j in np.ndindex(spread.shape):
+        spread[c, t, j] = sum(mixed[c, t, i] * graph[i, j] * state["mask"][i, j] for i in range(rois))
+    spread = np.maximum(oracle.batch_norm(oracle.under(state, "norm_space"), spread), 0)
+    weight, bias = state["temporal.weight"], state["temporal.bias"]
+    through = np.stack([oracle.convolution(weight, bias, spread[:, :, n]) for n in range(rois)], axis=-1)
+    return np.maximum(oracle.batch_norm(oracle.under(state, "norm_time"), through), 0)
+
+
+def discrepancy(features, site):
+    """|mean - mean|^2 over all pairs of sites, averaged."""
+    means = [sum(f for f, s in zip(features, site, strict=True) if s == one) / site.count(one) for one in sorted(set(site))]
+    gaps = [sum((a - b) ** 2) for a, b in itertools.combinations(means, 2)]
+    return sum(gaps) / len(gaps)
+
+
+def test_the_graph_is_the_correlation_of_the_series_put_end_to_end():
+    series = np.random.default_rng(0).normal(size=(5, ROIS, 30)) + np.random.default_rng(1).normal(size=(5, 1, 30))
+    series = (series - series.mean(axis=2, keepdims=True)) / series.std(axis=2, keepdims=True)
+    series[2, 1] = 0.0  # a ROI that one subject lacks
+    joined = [np.concatenate([one[i] for one in series]) for i in range(ROIS)]
+    strength = [[0.0 if i == j else abs(oracle.pearson(a, b)) for j, b in enumerate(joined)] for i, a in enumerate(joined)]
+    degree = [sum(row) for row in strength]
+    expected = [[strength[i][j] / math.sqrt(degree[i] * degree[j]) for j in range(ROIS)] for i in range(ROIS)]
+    given = shared_graph(series.astype(np.float32))
+    np.testing.assert_allclose(given, expected, rtol=1e-5)
+    assert given.dtype == np.float32
+
+
+def test_without_flat_rois_that_is_the_mean_correlation_however_its_sign():
+    own, cohort = method(length=40), make_cohort("tiny", sizes={"a": 6}, seed=3)
+    features = own.features(cohort, torch.device("cpu"))
+    (graph,) = own.prepare(cohort, features).values()
+    mean = oracle.group_correlation([one.T for one in features["series"].numpy()])
+    assert (mean < -0.02).any()  # a negative one counts by its size
+    scale = np.sqrt(np.abs(mean).sum(axis=1))
+    np.testing.assert_allclose(graph, np.abs(mean) / scale / scale[:, None], atol=1e-6)
+
+
+def test_a_roi_that_nobody_has_gets_no_edges():
+    series = np.random.default_rng(0).normal(size=(3, ROIS, 20)).astype(np.float32)
+    series[:, 2] = 0.0
+    graph = shared_graph(series)
+    assert not graph[2].any() and not graph[:, 2].any() and np.isfinite(graph).all()
+    assert (graph[np.ix_([0, 1, 3], [0, 1, 3])].sum(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize(("width", "channels", "kernel"), [(1, 3, 5), (3, 2, 7), (2, 2, 11)])
+def test_a_block(width, channels, kernel):
+    layer = randomised(Block(width, channels, ROIS, method(temporal_kernel=kernel)))
+    rng = np.random.default_rng(0)
+    x, graph = rng.normal(size=(3, width, LENGTH, ROIS)), rng.normal(size=(ROIS, ROIS)) / 2
+    given = layer(torch.tensor(x).float(), torch.tensor(graph).float())
+    agrees(given, [block(numbers(layer), one, graph) for one in x])
+    assert (given > 0).any()
+
+
+@pytest.mark.parametrize("bins", [0, 1, 4, 9])
+def test_the_whole_network(bins):
+    own, network = network_of(time_bins=bins)
+    state, batch = numbers(network), batch_for(own)
+    expected = {name: [] for name in ("dense1", "dense2", "dense3", "fused", "logits")}
+    for series in batch.series.double().numpy():
+        x = oracle.batch_norm(oracle.under(state, "norm"), series).T[None]
+        for place in range(2):
+            x = block(oracle.under(state, f"blocks.{place}"), x, state["graph"])
+        course = x.mean(axis=2)  # (channel, time)
+        if bins:
+            edges = [(b * LENGTH // bins, -(-(b + 1) * LENGTH // bins)) for b in range(bins)]
+            course = np.array([[row[a:b].mean() for a, b in edges] for row in course])
+        x = course.reshape(-1)
+        for place in range(3):
+            x = oracle.linear(oracle.under(state, f"dense.{place}"), x)
+            expected[f"dense{place + 1}"].append(x)
+        expected["fused"].append(x)
+        expected["logits"].append([0.0, *oracle.linear(oracle.under(state, "output"), x)])
+    given = network.parts(batch)
+    assert given.keys() == expected.keys()
+    for name, value in expected.items():
+        agrees(given[name], value)
+    agrees(network(batch), expected["logits"])
+
+
+def test_the_softmax_of_the_logits_is_the_sigmoid_of_the_one_output():
+    own, network = network_of()
+    found = network.parts(batch_for(own))
+    single = network.output(found["fused"])[:, 0]
+    torch.testing.assert_close(found["logits"].softmax(dim=1)[:, 1], single.sigmoid())
+    own._class_weight, label = None, batch_for(own).label
+    binary = torch.nn.functional.binary_cross_entropy_with_logits(single, label.float())
+    torch.testing.assert_close(own.loss(network, batch_for(own))["ce"], binary)
+
+
+def test_two_sites_differ_by_the_squared_difference_of_their_means():
+    features = np.random.default_rng(0).normal(size=(10, 5))
+    site = [4, 1, 4, 1, 1, 4, 4, 1, 4, 1]
+    given = site_discrepancy(torch.tensor(features), torch.tensor(site))
+    one, other = features[np.array(site) == 1], features[np.array(site) == 4]
+    assert given.item() == pytest.approx(sum((one.mean(axis=0) - other.mean(axis=0)) ** 2), rel=1e-5)
+    # For equal numbers that is the linear-kernel estimate over all pairs of differences.
+    delta = one - other
+    assert given.item() == pytest.approx(np.mean([a @ b for a in delta for b in delta]), rel=1e-5)
+
+
+@pytest.mark.parametrize("site", [[0, 0, 1, 1, 2, 2], [3, 9, 9, 1, 3, 3], [0, 1, 2, 3, 4, 5], [1, 0, 0, 0, 0, 0]])
+def test_several_sites_differ_by_the_average_over_their_pairs(site):
+    features = np.random.default_rng(1).normal(size=(6, 4)) + 2
+    given = site_discrepancy(torch.tensor(features), torch.tensor(site))
+    assert given.item() == pytest.approx(discrepancy(features, site), rel=1e-5)
+
+
+def test_identical_sites_do_not_differ_and_one_site_has_nothing_to_differ_from():
+    features = 10 + torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    site = torch.tensor([0] * 5 + [1] * 5 + [2] * 5)
+    mixed = features[[4, 2, 0, 1, 3]]
+    assert site_discrepancy(torch.cat([features, mixed, features]), site).item() < 1e-8
+    alone = features.clone().requires_grad_()
+    gap = site_discrepancy(alone, torch.zeros(5, dtype=torch.long))
+    gap.backward()
+    assert gap.item() == 0.0 and not alone.grad.any()
+
+
+def test_the_discrepancy_is_invariant_and_its_gradient_right():
+    features, site = np.random.default_rng(2).normal(size=(6, 3)), [0, 0, 1, 1, 1, 2]
+    given = torch.tensor(features, requires_grad=True)
+    gap = site_discrepancy(given, torch.tensor(site))
+    gap.backward()
+    np.testing.assert_allclose(given.grad, oracle.gradient(lambda x: discrepancy(x, site), features), atol=1e-5)
+    shifted = site_discrepancy(torch.tensor(features) + 3.0, torch.tensor(site))
+    renamed = site_discrepancy(torch.tensor(features), 7 - torch.tensor(site))
+    torch.testing.assert_close(shifted, gap.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(renamed, gap.detach())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(site_discrepancy(torch.tensor(features), torch.tensor(site)), gap.detach())
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_the_alignment_is_summed_over_the_dense_layers(weight, per_dimension):
+    own, network = network_of(alignment_weight=weight, per_dimension=per_dimension)
+    batch = batch_for(own)
+    parts = {name: value.detach().double().numpy() for name, value in network.parts(batch).items()}
+    layers = [parts[f"dense{i}"] for i in (1, 2, 3)]
+    total = sum(discrepancy(one, batch.site.tolist()) / (one.shape[1] if per_dimension else 1) for one in layers)
+    terms = own.loss(network, batch)
+    agrees(terms["alignment"], weight * total)
+    agrees(terms["ce"], oracle.cross_entropy(parts["logits"], batch.label.tolist(), [0.8, 1.4], 0.0))
+
+
+def test_the_alignment_begins_after_its_epochs_of_classification_alone():
+    own, network = network_of(alignment_start=3)
+    for epoch, names in {0: {"ce"}, 2: {"ce"}, 3: {"ce", "alignment"}, 9: {"ce", "alignment"}}.items():
+        own._epoch = epoch
+        assert own.loss(network, batch_for(own)).keys() == names
+    own.alignment_weight = 0.0
+    assert own.loss(network, batch_for(own)).keys() == {"ce"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, range(20, 120)),
+        ({"epochs": 30}, range(20, 30)),
+        ({"epochs": 21}, [20]),
+        ({"epochs": 20}, range(10, 20)),  # never aligned: the loop's own rule
+        ({"epochs": 5, "warmup": 2}, range(2, 5)),
+        ({"epochs": 1}, [0]),
+        ({"epochs": 5, "select_after_warmup": False}, range(5)),
+        ({"epochs": 30, "select_after_warmup": False}, range(20, 30)),
+        ({"epochs": 30, "warmup": 25}, range(25, 30)),
+        ({"epochs": 30, "alignment_weight": 0.0}, range(10, 30)),
+        ({"epochs": 12, "alignment_start": 0}, range(10, 12)),
+    ],
+)
+def test_only_aligned_networks_are_kept_where_there_are_any(fields, kept):
+    own = UFANet(**fields)
+    assert [epoch for epoch in range(own.epochs) if own.candidate(epoch)] == list(kept)
+
+
+def test_a_fit_keeps_an_aligned_epoch_and_a_short_one_keeps_something():
+    source = make_cohort("tiny", seed=1, n_rois=5, n_disease_edges=2, sizes={"a": 14, "b": 10, "c": 1})
+    quick = UFANet.variants["small"] | {"length": 20, "batch_size": 8, "batches_per_epoch": 1, "warmup": 1}
+    fitted = UFANet(**(quick | {"epochs": 5, "alignment_start": 2})).fit(source)
+    assert ["alignment" in one for one in fitted.facts_["history"]] == [False, False, True, True, True]
+    assert fitted.facts_["best_epoch"] > 2
+    short = UFANet(**(quick | {"epochs": 2})).fit(source)
+    assert short.facts_["best_epoch"] == 2 and not any("alignment" in one for one in short.facts_["history"])
+    again = UFANet(**(quick | {"epochs": 5, "alignment_start": 2, "deterministic": True})).fit(source)
+    np.testing.assert_array_equal(again.predict_proba(source), fitted.predict_proba(source))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "together", "each"), [([60] * 6, 32, 4, 8), ([40, 9, 3], 32, 3, 10), ([5, 1], 128, 2, 64)]
+)
+def test_batches_hold_the_same_number_of_each_site_and_class(sizes, size, together, each):
+    site = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    label = torch.arange(len(site)) % 2
+    own, order = UFANet(batch_size=size), torch.Generator().manual_seed(0)
+    batches = own.batches(site, label, order)
+    assert len(batches) == max(1, sum(sizes) // (together * each))
+    for rows in batches:
+        _, counts = torch.unique(site[rows], return_counts=True)
+        assert counts.tolist() == [each] * together
+        for one in torch.unique(site[rows]).tolist():
+            if sizes[one] > 1:
+                assert label[rows][site[rows] == one].sum() == each // 2
+    assert len(UFANet(batch_size=size, batches_per_epoch=7).batches(site, label, order)) == 7
+
+
+def test_all_sites_pass_the_network_together():
+    own, network = network_of()
+    seen = []
+    network.norm.register_forward_hook(lambda module, given, result: seen.append(given[0].shape[0]))
+    own.loss(network.train(), batch_for(own))
+    assert seen == [SUBJECTS]
+
+
+def test_sgd_with_momentum():
+    own, network = network_of(learning_rate=0.07, weight_decay=0.02, momentum=0.8)
+    (group,) = own.optimizer(network).param_groups
+    assert type(own.optimizer(network)) is torch.optim.SGD
+    assert (group["lr"], group["weight_decay"], group["momentum"], group["nesterov"]) == (0.07, 0.02, 0.8, False)
+    assert len(group["params"]) == len(list(network.parameters()))
+
+
+def test_masks_start_at_one_and_every_parameter_learns():
+    own = method(dropout=0.0)
+    network = own.build(shape(own))
+    assert all((one.mask == 1).all() for one in network.blocks)
+    own, network = network_of(dropout=0.0)
+    sum(own.loss(network.train(), batch_for(own)).values()).backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_dropout_is_in_force_in_training_and_only_there():
+    own, network = network_of()
+    batch = batch_for(own)
+    assert [module.p for module in network.modules() if isinstance(module, torch.nn.Dropout)] == [0.5, 0.5]
+    assert torch.equal(network(batch), network(batch))
+    torch.manual_seed(0)
+    network.train()
+    assert not torch.equal(network(batch), network(batch))
+
+
+@pytest.mark.parametrize(("rois", "length"), [(5, 20), (13, 31)])
+def test_flat_rois_give_finite_values_and_gradients(rois, length):
+    own, network = network_of(rois=rois, length=length)
+    series = batch_for(own, rois=rois).series.clone()
+    series[:, 2], series[0] = 0.0, 0.0  # a flat ROI in all, all ROIs flat in one
+    batch = Batch({"series": series}, torch.zeros(SUBJECTS, 3), torch.arange(SUBJECTS) % 2, torch.arange(SUBJECTS) // 2)
+    network = own.build(Shape(rois, length, 3, 2, own.prepare(None, {"series": series}))).train()
+    total = sum(own.loss(network, batch).values())
+    total.backward()
+    assert torch.isfinite(total) and all(torch.isfinite(p.grad).all() for p in network.parameters())
+
+
+SETTINGS = {
+    **{"channels": (16, 16, 16, 16), "temporal_kernel": 11, "widths": (1024, 512, 64), "dropout": 0.5, "length": 200},
+    **{"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 128, "sites_per_batch": 4, "epochs": 120},
+    **{"alignment_weight": 1.0, "alignment_start": 20, "per_dimension": False, "time_bins": 0, "label_smoothing": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_defaults(name):
+    assert UFANet().fields()[name] == SETTINGS[name]
+
+
+def test_the_number_of_parameters_at_116_rois_and_200_time_points():
+    network = UFANet().build(shape(UFANet(), 116))
+    assert sum(p.numel() for p in network.parameters()) == 3_902_009
+
+
+def test_it_can_learn_32_subjects_by_heart():
+    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, roi_effect=0.0, edge_effect=0.0, seed=0)
+    off = {"dropout": 0.0, "weight_decay": 0.0, "alignment_weight": 0.0, "learning_rate": 0.05}
+    own = method(**(off | {"length": 40, "channels": (8, 8), "widths": (32, 16, 8)}))
+    own._class_weight = None
+    batch = own._batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
+    torch.manual_seed(0)
+    network = own.build(Shape(12, 40, 3, 2, own.prepare(cohort, batch.features))).train()
+    optimizer = own.optimizer(network)
+    for _ in range(60):
+        own.step(network, batch, optimizer)
+    assert (network.eval()(batch).argmax(dim=1) == batch.label).all()
