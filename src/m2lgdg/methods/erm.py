@@ -1,0 +1,116 @@
+"""ERM, and what it shares with the generalization methods: one network on connectivity, one sampler of sites, one loss.
+
+`cdann`, `coral`, `group_dro`, `iib`, `irm`, `mixup` and `mldg` build on `SiteMethod` and `Network`, so that the algorithm is
+all they differ in. Training is `deep.py`'s, the batches are `sampler.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.losses import smoothed_cross_entropy
+from m2lgdg.method import method
+from m2lgdg.sampler import site_batches
+
+
+class Network(nn.Module):
+    """A multi-layer perceptron on standardised connectivity; phenotypes join its representation before the classifier."""
+
+    def __init__(self, shape: Shape, own: SiteMethod) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.scale: Tensor
+        self.register_buffer("mean", torch.from_numpy(np.array(shape.fitted["mean"])))
+        self.register_buffer("scale", torch.from_numpy(np.array(shape.fitted["scale"])))
+        layers: list[nn.Module] = []
+        for before, after in pairwise((len(self.mean), *own.widths)):
+            layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU(), nn.Dropout(own.dropout)]
+        self.encoder = nn.Sequential(*layers)
+        self.classifier = nn.Linear(own.widths[-1] + shape.n_inputs, 2)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits and the representation of the scan."""
+        fused = self.encode(batch["fc"])
+        return {"fused": fused, "logits": self.classify(fused, batch.phenotypes)}
+
+    def encode(self, fc: Tensor) -> Tensor:
+        """(subject, edge) Fisher z -> (subject, width)."""
+        encoded: Tensor = self.encoder((fc - self.mean) / self.scale)
+        return encoded
+
+    def classify(self, fused: Tensor, phenotypes: Tensor) -> Tensor:
+        """(subject, width) and (subject, input) -> (subject, 2) logits."""
+        logits: Tensor = self.classifier(torch.cat([fused, phenotypes], dim=1))
+        return logits
+
+
+@dataclass
+class SiteMethod(DeepMethod):
+    """A method that meets some sites in each batch, the same number of subjects of each; not a method of its own."""
+
+    widths: tuple[int, ...] = (256, 128)
+    sites_per_batch: int = 8
+    per_site: int = 8
+    site_power: float = 0.5  # sites are drawn by size to this power
+    epochs: int = 200
+    patience: int = 40
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-3
+    dropout: float = 0.5
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """(subject, edge) Fisher z of the correlations above the diagonal."""
+        return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """Mean and spread of each edge; an edge that never varies is left as it is."""
+        fc = features["fc"].cpu().numpy().astype(np.float64)  # (subject, edge)
+        spread = fc.std(axis=0)
+        return {"mean": fc.mean(axis=0).astype(np.float32), "scale": np.where(spread > 1e-6, spread, 1.0).astype(np.float32)}
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The shared network."""
+        return Network(shape, self)
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """Some sites at a time, classes balanced within each."""
+        per = {"sites_per_batch": self.sites_per_batch, "per_site": self.per_site}
+        return site_batches(site, label, order, power=self.site_power, **per)
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Without class weights: the batches are balanced already."""
+        return smoothed_cross_entropy(logits, batch.label, None, self.label_smoothing)
+
+
+@method("erm")
+class ERM(SiteMethod):
+    """Empirical risk minimisation: the mean loss over subjects of the batch's sites, nothing else.
+
+    The plain peer of the generalization methods, with their network, batches and training.
+    """
+
+    reference: ClassVar[str] = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15}
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "site_power": (0.0, 0.5, 1.0),
+        "learning_rate": (1e-4, 3e-4, 1e-3, 3e-3),
+        "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),
+        "dropout": (0.0, 0.1, 0.5),
+    }
