@@ -185,7 +185,7 @@ class DeepMethod(Method):
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * share
                 terms = self.step(network, everyone.take(train[rows.to(place)]), optimizer)
-                sums = {name: sums.get(name, 0.0) + term for name, term in terms.items()}
+                sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
             record |= self._validate(network, everyone.take(check_rows))

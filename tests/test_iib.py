@@ -1,0 +1,183 @@
+"""IIB: bottleneck, both classifiers and every term against loops, ERM as a special case, the ramp, an overfit."""
+
+import numpy as np
+import pytest
+import torch
+
+from m2lgdg import make, make_cohort
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.methods.iib import IIB, divergence
+
+torch.set_num_threads(1)
+EDGES, INPUTS, SITES = 10, 3, 3
+SITE, LABEL = np.array([0, 2, 1, 0, 2, 1]), np.array([1, 0, 0, 0, 1, 1])
+
+
+def method(**fields):
+    return make("iib", widths=(7, 5), latent=4, site_width=2, **{"head_width": 6, "epochs": 10, "dropout": 0.0, **fields})
+
+
+def network(own, seed=0):
+    rng = np.random.default_rng(seed)
+    fitted = {"mean": rng.normal(size=EDGES).astype(np.float32), "scale": rng.uniform(0.5, 2, EDGES).astype(np.float32)}
+    built = own.build(Shape(5, 20, INPUTS, SITES, fitted))
+    draw = torch.Generator().manual_seed(seed)
+    for value in built.parameters():
+        value.data = 0.7 * torch.randn(value.shape, generator=draw)
+    return built.eval()
+
+
+def batch(seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    fc, inputs = torch.randn(len(SITE), EDGES, generator=draw), torch.randn(len(SITE), INPUTS, generator=draw)
+    return Batch({"fc": fc}, inputs, torch.from_numpy(LABEL), torch.from_numpy(SITE))
+
+
+def numbers(module):
+    return {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
+
+
+def linear(state, name, x):
+    weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+    return np.array([sum(weight[o, i] * x[i] for i in range(len(x))) + bias[o] for o in range(len(bias))])
+
+
+def block(state, name, place, x):
+    """Linear, layer norm, ReLU."""
+    x = linear(state, f"{name}.{place}", x)
+    middle = sum(x) / len(x)
+    x = (x - middle) / (sum((one - middle) ** 2 for one in x) / len(x) + 1e-5) ** 0.5
+    return np.maximum(x * state[f"{name}.{place + 1}.weight"] + state[f"{name}.{place + 1}.bias"], 0)
+
+
+def gaussian(state, fc):
+    """Mean and log variance of one subject."""
+    x = (fc - state["mean"]) / state["scale"]
+    for name, place in (("encoder", 0), ("encoder", 4), ("bottleneck", 0), ("bottleneck", 3)):
+        x = block(state, name, place, x)
+    return linear(state, "mu", x), linear(state, "log_variance", x)
+
+
+def classified(state, name, x):
+    if f"{name}.weight" in state:
+        return linear(state, name, x)
+    return linear(state, f"{name}.2", np.maximum(linear(state, f"{name}.0", x), 0))
+
+
+def smoothed(logits, label):
+    log = logits - np.log(np.exp(logits).sum())
+    return -(0.95 * log[label] + 0.05 * log[1 - label])
+
+
+@pytest.mark.parametrize("head_width", [6, 0])
+def test_every_term_against_loops(head_width):
+    own = method(bottleneck_weight=0.3, invariance_weight=4.0, rise=0.4, head_width=head_width)
+    built, given = network(own).train(), batch()
+    own._epoch = 1  # a quarter of the rise
+    torch.manual_seed(5)
+    noise = torch.randn(len(SITE), 4).double().numpy()
+    torch.manual_seed(5)
+    found = own.loss(built, given)
+    state, blind, aware, kl = numbers(built), 0.0, 0.0, 0.0
+    for i in range(len(SITE)):
+        mu, log_variance = gaussian(state, given["fc"][i].double().numpy())
+        z = [mu[k] + np.exp(log_variance[k] / 2) * noise[i, k] for k in range(4)]
+        inputs = given.phenotypes[i].double().tolist()
+        blind += smoothed(classified(state, "classifier", [*z, *inputs]), LABEL[i]) / len(SITE)
+        known = [*z, *inputs, *state["sites.weight"][SITE[i]]]
+        aware += smoothed(classified(state, "aware", known), LABEL[i]) / len(SITE)
+        kl -= sum(1 + log_variance[k] - mu[k] ** 2 - np.exp(log_variance[k]) for k in range(4)) / 2 / len(SITE)
+    expected = {"ce": blind, "aware": aware, "bottleneck": 0.3 * kl, "invariance": 4 * 0.25 * (blind - aware) ** 2}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name].item(), value, rtol=2e-5, err_msg=name)
+
+
+def test_prediction_takes_the_mean_and_asks_no_site():
+    built, given = network(method()), batch()
+    parts, state = built.parts(given), numbers(built)
+    for i in range(len(SITE)):
+        mu, _ = gaussian(state, given["fc"][i].double().numpy())
+        np.testing.assert_allclose(parts["fused"][i].detach(), mu, atol=1e-5)
+        both = [*mu, *given.phenotypes[i].double().tolist()]
+        np.testing.assert_allclose(parts["logits"][i].detach(), classified(state, "classifier", both), atol=1e-5)
+    other = Batch(given.features, given.phenotypes, given.label, torch.zeros_like(given.site))
+    assert torch.equal(built(other), built(given))
+    for value in [*built.aware.parameters(), *built.sites.parameters()]:
+        value.data.fill_(torch.nan)
+    assert torch.equal(built(given), parts["logits"])
+
+
+def test_divergence_of_a_standard_normal_is_0_and_of_others_what_integration_says():
+    assert divergence(torch.zeros(5, 3), torch.zeros(5, 3)) == 0
+    grid = np.linspace(-30, 30, 200001)
+    mu, log_variance = 0.7, -1.2
+    density = np.exp(-((grid - mu) ** 2) / 2 / np.exp(log_variance)) / np.sqrt(2 * np.pi * np.exp(log_variance))
+    ratio = -((grid - mu) ** 2) / 2 / np.exp(log_variance) - log_variance / 2 + grid**2 / 2
+    expected = (density * ratio).sum() * (grid[1] - grid[0])
+    found = divergence(torch.tensor([[mu, 0.0]] * 4), torch.tensor([[log_variance, 0.0]] * 4))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_sampled_value_has_the_mean_and_spread_it_should():
+    built, given = network(method()).train(), batch().take(torch.zeros(20000).long())
+    torch.manual_seed(0)
+    parts = built.parts(given)
+    spread = parts["log_variance"][0].mul(0.5).exp()
+    assert ((parts["fused"].mean(dim=0) - parts["mu"][0]).abs() < 5 * spread / 20000**0.5).all()
+    torch.testing.assert_close(parts["fused"].std(dim=0), spread, rtol=0.03, atol=0)
+
+
+def test_without_extras_the_gradient_is_erms_on_the_mean():
+    own = method(bottleneck_weight=0.0, invariance_weight=0.0)
+    own._epoch = 9
+    built, given = network(own).train(), batch()
+    built.log_variance.weight.data.zero_()
+    built.log_variance.bias.data.fill_(-80.0)  # no noise
+    names = [name for name, _ in built.named_parameters() if not name.startswith(("aware.", "sites.", "log_variance."))]
+    terms = own.loss(built, given)
+    assert terms["bottleneck"] == terms["invariance"] == 0
+    total = sum(terms.values()) - terms["aware"]
+    found = torch.autograd.grad(total, [built.get_parameter(name) for name in names])
+    built.eval()
+    loss = own.cross_entropy(built.classify(built.parts(given)["mu"], given.phenotypes), given)
+    for name, one, two in zip(
+        names, found, torch.autograd.grad(loss, [built.get_parameter(name) for name in names]), strict=True
+    ):
+        assert two.any()
+        torch.testing.assert_close(one, two, msg=name)
+
+
+def test_the_penalty_rises_and_the_kept_epoch_has_felt_all_of_it():
+    own = IIB(epochs=20, warmup=0, rise=0.2)
+    assert [own.ramp(epoch) for epoch in (0, 1, 2, 4, 19)] == [0, 0.25, 0.5, 1, 1]
+    assert [epoch for epoch in range(20) if not own.candidate(epoch)] == [0, 1, 2, 3]
+    assert [epoch for epoch in range(20) if not IIB(epochs=20, warmup=6).candidate(epoch)] == [0, 1, 2, 3, 4, 5]
+    assert IIB(epochs=1).candidate(0)
+    assert IIB(select_after_warmup=False).candidate(0)
+
+
+def test_what_knows_the_site_decays_more():
+    built = network(method())
+    groups = method(aware_decay=0.5, weight_decay=0.1, learning_rate=0.2).optimizer(built).param_groups
+    knowing = {id(value) for name, value in built.named_parameters() if name.startswith(("aware.", "sites."))}
+    for group, decay, expected in zip(groups, (0.1, 0.5), (False, True), strict=True):
+        assert (group["weight_decay"], group["lr"]) == (decay, 0.2)
+        assert all((id(value) in knowing) == expected for value in group["params"])
+    assert sum(len(group["params"]) for group in groups) == len(list(built.parameters()))
+
+
+def test_parameters_of_the_default():
+    built = IIB().build(Shape(5, 20, 3, 20, {"mean": np.zeros(EDGES, np.float32), "scale": np.ones(EDGES, np.float32)}))
+    encoder = 10 * 256 + 256 * 3 + 256 * 128 + 128 * 3
+    bottleneck = 128 * 64 + 64 * 3 + 64 * 64 + 64 * 3 + 2 * (64 * 64 + 64)
+    heads = (67 * 32 + 32 + 66) + (75 * 32 + 32 + 66) + 20 * 8
+    assert sum(value.numel() for value in built.parameters()) == encoder + bottleneck + heads
+
+
+def test_overfits_32_subjects():
+    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, seed=0)
+    own = make("iib", widths=(32, 16), dropout=0.0, weight_decay=0.0, label_smoothing=0.0, epochs=60, warmup=2, patience=60)
+    own.validation_share = own.bottleneck_weight = own.invariance_weight = own.aware_decay = 0.0
+    fitted = own.fit(cohort, seed=0)
+    assert ((fitted.predict_proba(cohort)[:, 1] >= 0.5) == cohort.labels).all()
