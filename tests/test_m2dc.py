@@ -1,0 +1,554 @@
+"""M2DC with random weights against loops over its equations, its three batch norms, episodes, the inner step, an overfit."""
+
+import copy
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from m2lgdg import InputError, make_cohort
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.methods.m2dc import (
+    M2DC,
+    AttentionReadout,
+    Autoencoder,
+    GraphIsomorphism,
+    MetaBatchNorm,
+    TemporalBlock,
+    distances,
+    edge_share,
+    windows_of,
+)
+from m2lgdg.methods.msstan import strongest_edges, window_correlations
+
+torch.set_num_threads(1)
+ROIS, LENGTH, SHOTS = 7, 24, 2
+STILL = {"dropout": 0.0, "head_dropout": 0.0}
+
+
+def method(**fields):
+    own = M2DC(**{"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3, **fields})
+    own._class_weight = torch.tensor([0.2, 9.0])  # must not be looked at
+    return own
+
+
+def network_of(seed=0, rois=ROIS, **fields):
+    own = method(**fields)
+    return own, randomised(own.build(Shape(rois, own.length, 3, 3, {})), seed)
+
+
+def randomised(module, seed=0):
+    """Every parameter and statistic of a module drawn anew, in eval mode; nothing stays 0 or 1 by its initialisation."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, value in module.state_dict().items():
+        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
+            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
+        elif value.is_floating_point():
+            wide = max(1, value[0].numel()) if value.ndim > 1 else 4
+            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
+    return module.eval()
+
+
+def numbers(module):
+    return {name: value.double().numpy().copy() for name, value in module.state_dict().items()}
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scans(subjects, rois=ROIS, length=LENGTH, seed=1):
+    return drawn(subjects, rois, length, seed=seed).cumsum(-1) / 2
+
+
+def episode(sites=3, seed=1, **shape):
+    """Sites one after the other, two subjects of each class in each."""
+    count = sites * 2 * SHOTS
+    label = (torch.arange(count) % (2 * SHOTS) >= SHOTS).long()
+    return Batch({"series": scans(count, seed=seed, **shape)}, torch.zeros(count, 3), label, torch.arange(count) // (2 * SHOTS))
+
+
+def agrees(given, expected, near=1e-5):
+    np.testing.assert_allclose(given.detach().numpy(), np.array(expected), rtol=near, atol=near)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-np.asarray(x, float)))
+
+
+def normed(state, rows, training=False):
+    """(row, width), by the rows' own mean and biased variance in training."""
+    rows = np.array(rows)
+    out = np.zeros_like(rows)
+    for c in range(rows.shape[1]):
+        mean, var = state.get("running_mean", [0] * 99)[c], state.get("running_var", [1] * 99)[c]
+        if training:
+            mean = sum(rows[:, c]) / len(rows)
+            var = sum((v - mean) ** 2 for v in rows[:, c]) / len(rows)
+        out[:, c] = (rows[:, c] - mean) / math.sqrt(var + 1e-5) * state["weight"][c] + state["bias"][c]
+    return out
+
+
+def gin(state, nodes, graphs, training=False):
+    """(window, roi, width) of all subjects: rows of the batch norm are all ROIs of all windows."""
+    rows = []
+    for h, graph in zip(nodes, graphs, strict=True):
+        for i in range(len(h)):
+            rows.append(sum(graph[i, j] * h[j] for j in range(len(h))) + state["epsilon"][0] * h[i])
+    rows = np.array(rows)
+    for place in (0, 3):
+        rows = oracle.linear(oracle.under(state, f"mlp.{place}"), rows)
+        rows = np.maximum(normed(oracle.under(state, f"mlp.{place + 1}"), rows, training), 0)
+    return rows.reshape(np.shape(nodes))
+
+
+def sero(state, nodes, training=False):
+    means = np.array([sum(h) / len(h) for h in nodes])
+    inner = normed(oracle.under(state, "embed.1"), oracle.linear(oracle.under(state, "embed.0"), means), training)
+    shares = sigmoid(oracle.linear(oracle.under(state, "attend"), oracle.gelu(inner)))
+    return np.array([sum(a[n] * h[n] for n in range(len(h))) / len(h) for a, h in zip(shares, nodes, strict=True)])
+
+
+def temporal(state, x):
+    x = oracle.layer_norm(oracle.under(state, "norm_attention"), oracle.attention(oracle.under(state, "attention"), x, x, 1))
+    wide = np.maximum(oracle.linear(oracle.under(state, "feed.0"), x), 0)
+    return oracle.layer_norm(oracle.under(state, "norm_feed"), x + oracle.linear(oracle.under(state, "feed.3"), wide))
+
+
+def clock(state, series):
+    """(roi, time) -> (time, width), by the equations of an LSTM."""
+    width = state["weight_hh_l0"].shape[1]
+    h, c, out = np.zeros(width), np.zeros(width), []
+    for t in range(series.shape[1]):
+        gates = state["weight_ih_l0"] @ series[:, t] + state["bias_ih_l0"] + state["weight_hh_l0"] @ h + state["bias_hh_l0"]
+        i, f, g, o = np.split(gates, 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        out.append(h)
+    return np.array(out)
+
+
+def graph_of(window, rank=70):
+    """Binary: correlations above the percentile of the whole matrix, ones on its diagonal; self loops."""
+    n = len(window)
+    matrix = np.array([[1.0 if i == j else oracle.pearson(window[i], window[j]) for j in range(n)] for i in range(n)])
+    threshold = oracle.percentile(matrix.ravel().tolist(), rank)
+    return np.array([[float(i == j or matrix[i, j] > threshold) for j in range(n)] for i in range(n)])
+
+
+def encode(state, series, points=12, stride=4, layers=2, training=False):
+    """(subject, roi, time) of one site -> (layer, subject, 3 width)."""
+    nodes, graphs, windows = [], [], 0
+    for one in series:
+        codes, rois = clock(oracle.under(state, "clock"), one), len(one)
+        starts = range(0, one.shape[1] - points, stride)
+        windows = len(starts)
+        for start in starts:
+            graphs.append(graph_of(one[:, start : start + points]))
+            given = [np.concatenate([np.eye(rois)[n], codes[start + points - 1]]) for n in range(rois)]
+            nodes.append(oracle.linear(oracle.under(state, "start"), np.array(given)))
+    found = []
+    for place in range(layers):
+        nodes = gin(oracle.under(state, f"graphs.{place}"), nodes, graphs, training)
+        read = sero(oracle.under(state, f"readouts.{place}"), nodes, training)
+        rows = []
+        for s in range(len(series)):
+            own = slice(s * windows, (s + 1) * windows)
+            q = temporal(oracle.under(state, f"temporal.{place}"), read[own])
+            parts = [np.concatenate([nodes[own][w].mean(axis=0), read[own][w], q[w]]) for w in range(windows)]
+            rows.append(sum(parts))
+        found.append(rows)
+    return np.array(found)
+
+
+def plain(state, encoded, training=False):
+    return np.array([normed(oracle.under(state, f"norms.{p}"), rows, training) for p, rows in enumerate(encoded)])
+
+
+def classify(state, latent):
+    return sum(oracle.linear(oracle.under(state, f"heads.{place}"), rows) for place, rows in enumerate(latent))
+
+
+def latents(layers):
+    """(layer, subject, width) -> (subject, layer width)."""
+    return np.array([np.concatenate([layer[s] for layer in layers]) for s in range(len(layers[0]))])
+
+
+@pytest.mark.parametrize(
+    ("length", "points", "stride", "windows"), [(200, 50, 10, 15), (100, 50, 10, 5), (50, 25, 10, 3), (20, 10, 9, 2)]
+)
+def test_windows(length, points, stride, windows):
+    assert windows_of(length, 50, 10) == (points, stride)
+    assert window_correlations(scans(1, 3, length), points, stride).shape[1] == windows
+
+
+def test_any_length_has_two_windows_and_impossible_ones_are_refused():
+    for length, window, stride in itertools.product(range(20, 80), (3, 20, 50, 500), (1, 5, 50)):
+        points, step = windows_of(length, window, stride)
+        assert 3 <= points <= length // 2 and len(range(0, length - points, step)) >= 2
+    for window, stride in [(2, 5), (50, 0)]:
+        with pytest.raises(InputError, match="no two windows of three points"):
+            method(window=window, stride=stride).build(Shape(5, LENGTH, 0, 2, {}))
+
+
+@pytest.mark.parametrize("rois", [3, 5, 8, 11, 16])
+@pytest.mark.parametrize("rank", [50, 70, 85])
+def test_edges_are_entries_above_the_percentile_of_the_whole_matrix(rois, rank):
+    series = scans(2, rois, 15)
+    found = strongest_edges(window_correlations(series, 14, 3), edge_share(rois, rank))
+    np.testing.assert_array_equal(found[:, 0], [graph_of(one[:, :14], rank) for one in series.double().numpy()])
+
+
+def test_edges_at_116_rois():
+    network = M2DC(hidden=2).build(Shape(116, 200, 0, 2, {}))
+    graph = strongest_edges(window_correlations(scans(1, 116, 51), 50, 10), network.density)[0, 0]
+    assert graph.triu(1).sum() == 1960  # of 13456 entries 4037 are at or above the percentile, 116 of them on the diagonal
+    assert torch.equal(graph, graph.T) and (graph.diagonal() == 1).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_graph_isomorphism(training):
+    layer, nodes = randomised(GraphIsomorphism(5)).train(training), drawn(4, 6, 5)
+    graph = (drawn(4, 6, 6, seed=1) > 0).float()  # not symmetric
+    expected = gin(numbers(layer), nodes.double().numpy(), graph.double().numpy(), training)
+    agrees(layer(nodes, graph), expected)
+    assert 0.2 < (expected > 0).mean() < 0.8
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_readout(training):
+    layer, nodes = randomised(AttentionReadout(5, 6, 0.0)).train(training), drawn(4, 6, 5)
+    agrees(layer(nodes), sero(numbers(layer), nodes.double().numpy(), training))
+    assert {m.p for m in AttentionReadout(5, 6, 0.1).modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
+
+
+@pytest.mark.parametrize("windows", [1, 2, 5])
+def test_temporal_block(windows):
+    layer, x = randomised(TemporalBlock(5, 0.1)), drawn(3, windows, 5)
+    agrees(layer(x), [temporal(numbers(layer), one) for one in x.double().numpy()])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_plain_batch_norm_and_its_running_statistics(training):
+    norm, x = randomised(MetaBatchNorm(5)).train(training), drawn(6, 5) * 2 + 1
+    before, rows = numbers(norm), x.double().numpy()
+    agrees(norm(x), normed(before, rows, training))
+    share = 0.1 if training else 0.0
+    agrees(norm.running_mean, (1 - share) * before["running_mean"] + share * rows.mean(axis=0))
+    agrees(norm.running_var, (1 - share) * before["running_var"] + share * rows.var(axis=0, ddof=1))
+
+
+@pytest.mark.parametrize("spread", ["sd", "variance"])
+def test_sampling_towards_the_sites_that_were_met(spread):
+    """The same draws again: first the noise of all sites, then one share for all."""
+    norm, x = randomised(MetaBatchNorm(5)).train(), drawn(4, 5)
+    met = [3 * drawn(6, 5, seed=1) + 2, 0.5 * drawn(3, 5, seed=2)]
+    before = copy.deepcopy(norm.state_dict())
+    torch.manual_seed(3)
+    given = norm.sampled(x, [norm.statistics(one, spread) for one in met])
+    torch.manual_seed(3)
+    noise, share = torch.randn(2, 4, 5).double().numpy(), torch.rand(()).item()
+    assert 0.02 < share < 0.98
+    for k, site in enumerate(one.double().numpy() for one in met):
+        mixture = np.zeros((4, 5))
+        for i, c in itertools.product(range(4), range(5)):
+            mean = sum(site[:, c]) / len(site)
+            variance = sum((v - mean) ** 2 for v in site[:, c]) / len(site)
+            sample = mean + (math.sqrt(variance) if spread == "sd" else variance) * noise[k, i, c]
+            mixture[i, c] = share * sample + (1 - share) * x[i, c].item()
+        agrees(given[k], normed(numbers(norm), mixture, training=True))
+    assert given.shape == (2, 4, 5)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
+def test_the_share_is_uniform_and_nothing_of_it_is_plain_all_of_it_forgets_the_subject():
+    norm, x, others = randomised(MetaBatchNorm(5)).train(), drawn(4, 5), drawn(2, 4, 5, seed=1)
+    torch.testing.assert_close(norm.mixed(x, others, torch.tensor(0.0)), norm(x).expand(2, 4, 5))
+    torch.testing.assert_close(norm.mixed(x, others, torch.tensor(1.0)), torch.stack([norm(one) for one in others]))
+    shares = []
+    norm.mixed = lambda features, drawn, share: shares.append(share.item())
+    site = norm.statistics(x, "sd")
+    for _ in range(400):
+        norm.sampled(x, [site])
+    np.testing.assert_allclose(np.quantile(shares, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.08)
+
+
+def test_the_met_sites_get_no_gradient_from_sampling_but_the_query_does():
+    norm, x, met = randomised(MetaBatchNorm(5)).train(), drawn(4, 5).requires_grad_(), drawn(6, 5, seed=1).requires_grad_()
+    norm.sampled(x, [norm.statistics(met, "sd")]).square().sum().backward()
+    assert met.grad is None and x.grad.any() and norm.weight.grad.any()
+
+
+def pairs(query, support, query_label, support_label, margin):
+    intra, inter = [], []
+    for e, y in zip(query, query_label, strict=True):
+        for other, z in zip(support, support_label, strict=True):
+            if y == z:
+                intra.append(1 - oracle.dot(e, other) / math.sqrt(oracle.dot(e, e) * oracle.dot(other, other)))
+            else:
+                inter.append(max(0.0, margin - math.sqrt(sum((e - other) ** 2))) ** 2)
+    return sum(intra) / max(1, len(intra)), sum(inter) / max(1, len(inter))
+
+
+@pytest.mark.parametrize("margin", [1.5, 10.0])
+def test_distances(margin):
+    query, support = drawn(5, 3), drawn(7, 3, seed=1)
+    labels = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([1, 1, 0, 1, 0, 0, 0])
+    same = labels[0][:, None] == labels[1]
+    expected = pairs(query.double().numpy(), support.double().numpy(), *(one.tolist() for one in labels), margin)
+    agrees(torch.stack(distances(query, support, same, margin)), expected)
+
+
+def test_distances_draw_a_class_together_and_push_classes_apart():
+    support = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    near, far = torch.tensor([[2.0, 0.1]]), torch.tensor([[-2.0, 0.1]])
+    same = torch.tensor([[True, False]])
+    assert all(a < b for a, b in zip(distances(near, support, same, 10.0), distances(far, support, same, 10.0), strict=True))
+
+
+def test_distances_without_pairs_or_at_one_point_have_finite_gradients():
+    query, support = torch.zeros(2, 3, requires_grad=True), torch.zeros(3, 3, requires_grad=True)
+    for same in (torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)):
+        intra, inter = distances(query, support, same, 10.0)
+        assert (intra.item(), inter.item()) == ((1.0, 0.0) if same.all() else (0.0, 100.0))
+        (intra + inter).backward()
+    assert query.grad.isfinite().all() and support.grad.isfinite().all()
+
+
+def test_autoencoder():
+    coder, x = randomised(Autoencoder(6, 3)), drawn(5, 6)
+    embedding, error = coder(x)
+    expected, errors = autoencoder(numbers(coder), x.double().numpy())
+    agrees(embedding, expected)
+    agrees(error, errors)
+
+
+def autoencoder(state, rows):
+    embedding = oracle.linear(oracle.under(state, "encoder"), rows)
+    inner = np.maximum(normed(oracle.under(state, "decoder.0"), embedding, training=True), 0)
+    back = oracle.linear(oracle.under(state, "decoder.2"), inner)
+    return embedding, [sum((a - b) ** 2) / len(a) for a, b in zip(back, rows, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_whole_network_in_eval_mode(seed):
+    _, network = network_of(seed)
+    batch = episode(1, seed=seed)
+    batch.series[0, 5] = 0.0
+    state = numbers(network)
+    latent = plain(state, encode(state, batch.series.double().numpy()))
+    given = network.parts(batch)
+    agrees(given["fused"], latents(latent))
+    agrees(given["logits"], classify(state, latent))
+    agrees(network(batch), classify(state, latent))
+    assert given["logits"].std(dim=0).min() > 1e-3
+
+
+@pytest.mark.parametrize("fields", [{}, {"spread": "variance", "margin": 3.0}, {"sampling": False}, {"constraint_weight": 0.0}])
+def test_the_losses_of_an_episode(fields):
+    """Every site by its own statistics; the query in a copy for each of the two sites, by the same draws again."""
+    own, network = network_of(5, **{"constraint_weight": 0.3, "label_smoothing": 0.1, **STILL, **fields})
+    batch = episode()
+    state, series, label = numbers(network), batch.series.double().numpy(), batch.label.tolist()
+    encoded = [encode(state, series[4 * k : 4 * k + 4], training=True) for k in range(3)]
+    support = [plain(state, one, training=True) for one in encoded[:2]]
+    network.train()
+    losses = [
+        oracle.cross_entropy(classify(state, one) / 0.5, label[4 * k : 4 * k + 4], [1, 1]) for k, one in enumerate(support)
+    ]
+    agrees(own.support_loss(network, batch), sum(losses) / 2)
+    torch.manual_seed(4)
+    given = own.loss(network, batch)
+    torch.manual_seed(4)
+    copies = [plain(state, encoded[2], training=True)]
+    if own.sampling:
+        copies = [np.zeros_like(encoded[2]) for _ in range(2)]
+        for place in range(2):
+            noise, share = torch.randn(2, 4, 18).double().numpy(), torch.rand(()).item()
+            for k in range(2):
+                met = encoded[k][place]
+                scale = met.std(axis=0) if own.spread == "sd" else met.var(axis=0)
+                mixture = share * (met.mean(axis=0) + scale * noise[k]) + (1 - share) * encoded[2][place]
+                copies[k][place] = normed(oracle.under(state, f"norms.{place}"), mixture, training=True)
+    logits = np.concatenate([classify(state, one) for one in copies])
+    asked = label[8:] * len(copies)
+    agrees(given["query"], oracle.cross_entropy(logits / 0.5, asked, [1, 1]), 1e-4)
+    if not own.constraint_weight:
+        assert given.keys() == {"query"}
+        return
+    rows = np.concatenate([latents(one) for one in support + copies])
+    embedding, error = autoencoder(oracle.under(state, "autoencoder"), rows)
+    intra, inter = pairs(embedding[8:], embedding[:8], asked, label[:8], own.margin)
+    agrees(given["intra"], 0.3 * intra, 1e-4)
+    agrees(given["inter"], 0.3 * inter, 1e-4)
+    agrees(given["reconstruction"], 0.3 * (sum(error[:8]) / 8 + sum(error[8:]) / len(asked)), 1e-4)
+    assert given.keys() == {"query", "intra", "inter", "reconstruction"}
+
+
+@pytest.mark.parametrize("support_weight", [0.0, 0.7])
+def test_the_inner_step_is_taken_back_bit_for_bit(support_weight):
+    own, network = network_of(2, support_weight=support_weight, clip=0.5, inner_share=10.0, **STILL)
+    batch, optimizer = episode(), own.optimizer(network.train())
+    optimizer.param_groups[0]["lr"] = 0.003  # where the schedule stands
+    after_support = copy.deepcopy(network)
+    support = own.support_loss(after_support, batch)  # moves the running statistics
+    learned = [name for name, _ in network.named_parameters() if "autoencoder" not in name]
+    slopes = dict(zip(learned, torch.autograd.grad(support, after_support.predictor()), strict=True))
+    ahead = copy.deepcopy(after_support)
+    with torch.no_grad():
+        for name, value in ahead.named_parameters():
+            value -= 10.0 * 0.003 * slopes.get(name, torch.zeros(()))
+    torch.manual_seed(6)
+    terms = own.loss(ahead, batch)
+    sum(terms.values()).backward()
+    expected = {n: p.grad + support_weight * slopes.get(n, torch.zeros(())) for n, p in ahead.named_parameters()}
+    length = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
+    assert length > own.clip  # so that clipping shows
+
+    seen = []
+    optimizer.step = lambda: seen.append(
+        (copy.deepcopy(network.state_dict()), {name: p.grad.clone() for name, p in network.named_parameters()})
+    )
+    torch.manual_seed(6)
+    given = own.step(network, batch, optimizer)
+    ((state, gradients),) = seen
+    for name, value in after_support.state_dict().items():
+        assert torch.equal(state[name], value), name
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name] * own.clip / length, rtol=1e-4, atol=1e-6, msg=name)
+    assert given.keys() == terms.keys() | {"support"} and not any(value.requires_grad for value in given.values())
+    agrees(given["support"], support_weight * support.item())
+    assert not torch.equal(state["norms.0.running_mean"], numbers_before(own)["norms.0.running_mean"])
+
+
+def numbers_before(own):
+    return randomised(own.build(Shape(ROIS, LENGTH, 3, 3, {})), 2).state_dict()
+
+
+def test_every_parameter_learns():
+    own, network = network_of(3)
+    before = copy.deepcopy(dict(network.named_parameters()))
+    own.step(network.train(), episode(), own.optimizer(network))
+    still = {name for name, value in network.named_parameters() if torch.equal(value, before[name])}
+    assert all(name.endswith(".bias") for name in still)  # a bias before a batch norm has a gradient of rounding alone
+
+
+def test_episodes_meet_sites_with_enough_subjects_of_both_classes():
+    """Sites 0 to 3 have 9 of each class, 4 has 9 of one, 5 has 3 of the other class, 6 has one subject."""
+    counts = [(9, 9)] * 4 + [(9, 0), (9, 3), (1, 0)]
+    site = torch.tensor([n for n, (a, b) in enumerate(counts) for _ in range(a + b)])
+    label = torch.tensor([y for a, b in counts for y in [0] * a + [1] * b])
+    own, order = M2DC(), torch.Generator().manual_seed(0)
+    batches, met = own.batches(site, label, order), set()
+    assert len(batches) == 40
+    for rows in batches:
+        sites, labels = site[rows].view(3, 10), label[rows].view(3, 10)
+        assert (sites == sites[:, :1]).all() and len(set(sites[:, 0].tolist())) == 3 and (labels.sum(dim=1) == 5).all()
+        assert len(set(rows.tolist())) == 30
+        met |= set(sites.flatten().tolist())
+    assert met == {0, 1, 2, 3}
+    assert not all(torch.equal(a, b) for a, b in zip(batches, own.batches(site, label, order), strict=True))  # anew
+
+    def sites_of(*kept):
+        rows = torch.isin(site, torch.tensor(kept))
+        return {frozenset(site[rows][one].tolist()) for one in own.batches(site[rows], label[rows], order)}
+
+    assert sites_of(0, 1, 4, 5, 6) == {frozenset({0, 1, 5})}  # three of a class are better than no third site
+    assert sites_of(0, 1, 4, 6) == {frozenset({0, 1})}
+    assert {len(one) for one in sites_of(0, 4, 6)} == {3} and sites_of(4) == {frozenset({4})}
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_the_last_site_is_the_query_and_a_single_one_is_both(sites):
+    batch = episode(sites)
+    support, query = method().by_site(batch)
+    assert torch.equal(query.series, batch.series[-4:]) and len(support) == max(1, sites - 1)
+    for k, one in enumerate(support):
+        assert torch.equal(one.series, batch.series[4 * k : 4 * k + 4]) and torch.equal(one.site, batch.site[4 * k : 4 * k + 4])
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_flat_scans_and_poor_sites_leave_everything_finite(sites):
+    own, network = network_of()
+    batch = episode(sites)
+    batch.series[0] = 0.0  # a whole scan
+    batch.series[1, 3] = 0.1
+    batch.series[4:] = batch.series[-1:]  # one subject again and again
+    batch = dataclasses.replace(batch, label=torch.where(batch.site == 0, 0, batch.label))
+    optimizer = own.optimizer(network.train())
+    for _ in range(3):
+        terms = own.step(network, batch, optimizer)
+    assert all(value.isfinite() for value in terms.values())
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+@pytest.mark.parametrize(("rois", "length"), [(5, 20), (31, 33)])
+def test_a_subject_is_alone_in_eval_mode(rois, length):
+    _, network = network_of(rois=rois, length=length)
+    batch = episode(2, rois=rois, length=length)
+    together = network(batch)
+    torch.testing.assert_close(torch.cat([network(batch.take(torch.tensor([i]))) for i in range(8)]), together)
+    other = dataclasses.replace(batch, label=1 - batch.label, site=batch.site + 5, phenotypes=batch.phenotypes + 1)
+    assert torch.equal(network(other), together) and together.std(dim=0).min() > 1e-3
+    assert network.clock.training and not network.norms[0].training  # an LSTM in eval mode has no gradient on a GPU
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower path, on processors without bfloat16
+def test_bfloat16_and_deterministic_algorithms():
+    own, network = network_of(precision="bf16", **STILL)
+    batch, before = episode(), torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with own._autocast(torch.device("cpu")):
+            half = network(batch)
+        torch.testing.assert_close(half, network(batch), rtol=0.1, atol=0.1)
+        assert not torch.equal(half, network(batch))
+        with own._autocast(torch.device("cpu")):
+            terms = own.loss(network.train(), batch)
+        assert all(term.dtype == torch.float32 for term in terms.values())
+        own.step(network.train(), batch, own.optimizer(network))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+def test_the_number_of_parameters_the_rates_and_the_defaults():
+    def dense(*widths):
+        return sum(a * b + b for a, b in itertools.pairwise(widths))
+
+    own = M2DC()
+    network = own.build(Shape(116, 200, 3, 17, {}))
+    start = 4 * 128 * (116 + 128 + 2) + dense(116 + 128, 128)
+    layer = (1 + dense(128, 128, 128) + 4 * 128) + (dense(128, 128, 116) + 2 * 128)
+    layer += 4 * dense(128, 128) + dense(128, 256, 128) + 4 * 128 + 2 * 384 + dense(384, 2)
+    coder = dense(1536, 8, 1536) + 2 * 8
+    assert sum(p.numel() for p in network.parameters()) == start + 4 * layer + coder == 980_596
+    groups = own.optimizer(network).param_groups
+    assert [group["lr"] for group in groups] == [5e-4, 5e-5] and {group["weight_decay"] for group in groups} == {0.0}
+    assert [sum(p.numel() for p in group["params"]) for group in groups] == [start + 4 * layer, coder]
+    assert not any(one.epsilon.any() for one in network.graphs)
+    assert network.dropout.p == 0.5 and network.readouts[0].dropout.p == network.temporal[0].dropout.p == 0.1
+    given = {"window": 50, "percentile": 70.0, "meta_train_sites": 2, "shots": 5, "temperature": 0.5, "inner_share": 0.01}
+    given |= {"constraint_weight": 0.01, "margin": 10.0, "spread": "sd", "sampling": True, "clip": 1.0, "epochs": 60}
+    assert given.items() <= own.fields().items()
+
+
+def test_it_can_learn_32_subjects_by_heart():
+    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, n_rois=8, seed=4)
+    off = {"sampling": False, "constraint_weight": 0.0, "dropout": 0.0, "head_dropout": 0.0}
+    own = method(hidden=16, layers=1, shots=8, episodes=60, learning_rate=0.01, **off)
+    label = torch.from_numpy(cohort.labels.astype(np.int64))
+    site = torch.from_numpy((cohort.sites == "b").astype(np.int64))
+    everyone = Batch(own.features(cohort, torch.device("cpu")), torch.zeros(32, 3), label, site)
+    torch.manual_seed(0)
+    network = own.build(Shape(8, LENGTH, 3, 2, {}))
+    optimizer = own.optimizer(network)
+    for rows in own.batches(site, label, torch.Generator().manual_seed(0)):
+        own.step(network, everyone.take(rows), optimizer)
+    with torch.inference_mode():
+        assert (network.eval()(everyone).argmax(dim=1) == label).all()
