@@ -38,6 +38,10 @@ def test_defaults_and_paths_relative_to_the_file(tmp_path):
         (GOOD + "[method.fc-logistic]\nsite_folds = 'x'", "field site_folds: 'x' is not of type int"),
         (GOOD + "[method.fc-logistic]\npenalties = [1, 'x']", "field penalties: (1, 'x') is not of type tuple"),
         (GOOD + "[method.fc-svm]\nsite_folds = 3", "[method.fc-svm]: not one of the study's methods"),
+        (
+            GOOD + "[method.fc-logistic]\nvariant = 'phenotype'",
+            "method fc-logistic has no variant phenotype; did you mean phenotypes?",
+        ),
         (GOOD + "[sweep.prior]\nx = [1]", "method prior has no field x"),
         (GOOD + "variants = ['phenotype']", "no method of the study has a variant phenotype; did you mean phenotypes?"),
         (GOOD + "[variants]\nprior = ['x']", "method prior has no variant x"),
@@ -61,6 +65,11 @@ def test_set_changes_one_key(tmp_path):
         read_study(path, ["seeds"])
     with pytest.raises(InputError, match="key sedes is not known"):
         read_study(path, ["sedes=[1]"])
+
+
+def test_a_method_may_begin_with_a_variant(tmp_path):
+    study = read_study(write(tmp_path, GOOD + "[method.fc-logistic]\nsite_folds = 3\nvariant = 'phenotypes'"))
+    assert study.method == {"fc-logistic": {"phenotypes": True, "site_folds": 3}}
 
 
 def test_a_broken_plugin_is_told(tmp_path):

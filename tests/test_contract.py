@@ -23,8 +23,14 @@ def fold():
 
 @pytest.fixture(scope="module")
 def fitted(fold):
-    """Each method once, fitted on the fold's source."""
-    return {name: make(name, **small(name)).fit(fold.source, seed=0) for name in NAMES}
+    """Each method, fitted on the fold's source when it is first asked for."""
+
+    class Fits(dict):
+        def __missing__(self, name):
+            self[name] = make(name, **small(name)).fit(fold.source, seed=0)
+            return self[name]
+
+    return Fits()
 
 
 def small(name, **changes):

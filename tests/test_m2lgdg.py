@@ -19,7 +19,7 @@ SMALL = {  # all widths differ, so that a swapped one shows; the last local bloc
     **{"length": 25, "global_channels": (3, 4, 5), "hidden": 8, "heads": 2, "layers": 2, "global_width": 6},
     **{"local_channels": (3, 4, 4), "local_strides": (1, 2, 1), "local_width": 5, "imaging_width": 7, "edge_width": 3},
     **{"phenotype_hidden": (9, 10), "phenotype_width": 11, "shared_width": 12, "fusion_heads": 3, "fusion_layers": 2},
-    **{"fused_width": 16},
+    **{"fused_width": 16, "dropout": 0.1},
 }
 COMPONENTS = ("shared_f", "private_f", "shared_n", "private_n")
 DUAL, PHENOTYPES = {"global_encoder", "local_encoder", "combine"}, {"phenotype_encoder"}

@@ -80,9 +80,20 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         for name in table:
             if name not in study.methods:
                 raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}")
+    study = study.model_copy(update={"method": {name: _begun(name, dict(own), where) for name, own in study.method.items()}})
     _check_fields(study, where)
     _check_variants(study, where)
     return study
+
+
+def _begun(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """[method.NAME] may begin with `variant = "..."`: that variant's fields, then the others."""
+    if "variant" not in fields:
+        return fields
+    try:
+        return method_fields(name, str(fields.pop("variant")), []) | fields
+    except InputError as error:
+        raise InputError(f"{where}, [method.{name}]: {error}") from None
 
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:

@@ -69,8 +69,8 @@ PRESETS = {
     ),
     "demo": Recipe(
         sizes={"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35},
-        n_disease_rois=24,
-        roi_effect=2.0,
+        n_disease_rois=48,
+        roi_effect=3.0,
         edge_effect=1.0,
     ),
     "rest-meta-mdd": Recipe(sizes=REST_SITES, patient_share=(0.44, 0.63), lengths=(140, 240), trs=(2.0, 2.5, 3.0)),

@@ -126,7 +126,10 @@ DEMO_STUDY = """# Every site of a synthetic cohort left out once. Change it, and
 name = "demo"
 cohort = "{cohort}"
 seeds = [0]
-methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-ensemble"]
+methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-ensemble", "m2lgdg"]
+
+[method.m2lgdg]
+variant = "small"    # narrow enough for a laptop; without this line the paper's size, which wants a GPU
 """
 
 
