@@ -151,6 +151,14 @@ class TestContract:
             assert make(name, **changes).fields() is not None
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # PyTorch tells so of small bfloat16 products on some CPUs
+@pytest.mark.parametrize("name", [name for name in NAMES if issubclass(METHODS[name], DeepMethod)])
+def test_networks_train_in_half_precision_and_when_told_to_be_deterministic(name, fold):
+    proba = make(name, **small(name, precision="bf16", deterministic=True)).fit(fold.source, seed=0).predict_proba(fold.target)
+    assert np.isfinite(proba).all()
+    assert np.ptp(proba[:, 1]) > 0
+
+
 def make_whole(parts):
     """One cohort of several."""
     import pandas as pd

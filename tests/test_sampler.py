@@ -52,10 +52,10 @@ def test_every_batch_is_sites_in_a_row_with_balanced_classes(counts, sites_per_b
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_sites_come_in_proportion_to_a_power_of_their_size(power):
     site, label = cohort([(1, 1), (4, 4), (9, 9), (36, 36)])
-    batches = site_batches(site, label, generator(), sites_per_batch=1, per_site=2, power=power, count=20_000)
+    batches = site_batches(site, label, generator(), sites_per_batch=1, per_site=2, power=power, count=5_000)
     seen = torch.bincount(torch.stack([site[rows[0]] for rows in batches]), minlength=4) / len(batches)
     weight = np.array([2, 8, 18, 72.0]) ** power
-    np.testing.assert_allclose(seen, weight / weight.sum(), atol=0.02)
+    np.testing.assert_allclose(seen, weight / weight.sum(), atol=0.03)
 
 
 def test_same_generator_same_batches():
