@@ -1,0 +1,349 @@
+"""MetaExplainer: learned connectivity whose contrast between the classes is asked to be sparse and alike at all sites.
+
+The network learns a graph from the series and passes connectivity along it. Each update of `deep.py`'s loop is a dual one: a
+trial step at some sites, and the gradient after it at others, applied to the weights from before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fisher_matrices
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.losses import smoothed_cross_entropy
+from m2lgdg.method import method
+from m2lgdg.sampler import balanced_sites, site_batches
+
+SLOPE = 0.2  # of the leaky ReLU
+
+
+class Encoder(nn.Module):
+    """Convolutions along time, alike for every ROI, to a softmax over a few features of each ROI."""
+
+    def __init__(self, length: int, own: MetaExplainer) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = 1
+        for channels, kernel, stride in zip(own.channels, own.kernels, own.strides, strict=True):
+            size = min(kernel, length)  # a short series is seen whole
+            layers += [nn.Conv2d(width, channels, (size, 1), (stride, 1)), nn.BatchNorm2d(channels), nn.ReLU()]
+            width, length = channels, (length - size) // stride + 1
+        pool = min(own.pool, length)
+        self.convolutions = nn.Sequential(*layers, nn.MaxPool2d((pool, 1)))
+        self.output = dense(width * (length // pool), own.hidden, own.embedding)[:-1]
+
+    def forward(self, series: Tensor) -> Tensor:
+        """(subject, roi, time) -> (subject, roi, feature)."""
+        scaled = functional.instance_norm(series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        found = self.convolutions(scaled).flatten(1, 2).transpose(1, 2)  # (subject, roi, channel time)
+        return torch.softmax(self.output(found), dim=2)
+
+
+class LearnedConnectivity(nn.Module):
+    """Attention among ROIs; the inner products of what it gives are the edges."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        """(subject, roi, feature) -> (subject, roi, roi)."""
+        width = nodes.shape[2]
+        parts = [part(nodes).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)]
+        query, key, value = parts  # (subject, head, roi, feature / heads)
+        share = torch.softmax(query @ key.mT / math.sqrt(width), dim=3)  # (subject, head, roi, other roi)
+        with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
+            joined = (share.float() @ value.float()).transpose(1, 2).flatten(2)  # (subject, roi, feature)
+            return joined @ joined.mT  # type: ignore[no-any-return]
+
+
+class Network(nn.Module):
+    """Encoder, learned connectivity, message passing of Fisher-z rows along it, and a classifier that phenotypes join."""
+
+    def __init__(self, shape: Shape, own: MetaExplainer) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.scale: Tensor
+        for name in ("mean", "scale"):  # saved among what was fitted, so not once more here
+            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
+        n, self.n_sites, self.own = shape.n_rois, shape.n_sites, own
+        self.encoder = Encoder(shape.length, own)
+        self.connectivity = LearnedConnectivity(own.embedding, own.heads)
+        self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *own.graph_widths)])
+        self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # a ROI is a channel
+        wide, narrow = own.classifier_widths
+        first, second = dense(n * own.graph_widths[-1], wide), dense(wide, narrow)
+        self.fuse = nn.Sequential(nn.Dropout(own.dropout), first, nn.Dropout(own.dropout), second)
+        self.classifier = nn.Linear(narrow + shape.n_inputs, 2)
+        self.history: Tensor  # (site, class, roi, roi) and (site,), of training alone: `optimizer` makes them
+        self.known: Tensor
+        self.trial: torch.optim.Optimizer
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits, the representation of the scan, and the learned connectivity."""
+        edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
+        nodes = (batch["fc"] - self.mean) / self.scale  # (subject, roi, feature)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            nodes = norm(layer(passed(edges, nodes, self.own.normalisation, self.own.self_loops)))
+        fused = self.fuse(nodes.flatten(1))
+        logits = self.classifier(torch.cat([fused, batch.phenotypes], dim=1))
+        return {"connectivity": edges, "fused": fused, "logits": logits}
+
+
+def dense(*widths: int) -> nn.Sequential:
+    """Linear layers, each with a leaky ReLU."""
+    layers = [(nn.Linear(a, b), nn.LeakyReLU(SLOPE)) for a, b in pairwise(widths)]
+    return nn.Sequential(*(part for pair in layers for part in pair))
+
+
+def passed(edges: Tensor, nodes: Tensor, normalisation: str, self_loops: bool) -> Tensor:
+    """(subject, roi, other) and (subject, other, feature) -> (subject, roi, feature): each node's sum over its edges."""
+    if normalisation == "release":
+        return edges.sum(dim=2, keepdim=True) * nodes
+    degree = edges.abs().sum(dim=2, keepdim=True).clamp(min=1e-6)  # (subject, roi, 1); edges may be negative
+    if normalisation == "row":
+        edges = edges / degree
+    elif normalisation == "size":
+        edges = edges / len(edges[0])
+    elif normalisation == "symmetric":
+        edges = edges / (degree * degree.mT).sqrt()
+    return edges @ nodes + nodes if self_loops else edges @ nodes
+
+
+def class_means(edges: Tensor, label: Tensor, per_site: int) -> tuple[Tensor, Tensor]:
+    """Sites in a row -> (site, class, roi, roi) mean connectivity and (site, class) subjects; 0 where there is nobody."""
+    member = functional.one_hot(label, 2).to(edges.dtype).view(-1, per_site, 2)  # (site, subject, class)
+    count = member.sum(dim=1)
+    with torch.autocast(edges.device.type, enabled=False):
+        sums = torch.einsum("spij,spc->scij", edges.view(-1, per_site, *edges.shape[1:]), member)
+    return sums / count.clamp(min=1)[:, :, None, None], count
+
+
+def contrast_maps(means: Tensor) -> Tensor:
+    """(site, class, roi, roi) -> (site, roi, roi): sigmoid of |difference of the classes|, standardised down each column."""
+    contrast = (means[:, 0] - means[:, 1]).abs()
+    centred = contrast - contrast.mean(dim=1, keepdim=True)
+    return torch.sigmoid(centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt())
+
+
+def stability(maps: Tensor) -> Tensor:
+    """Mean over pairs of sites of the soft Dice loss of their maps; 0 where there is no pair."""
+    flat = maps.flatten(1)  # (site, edge)
+    one, other = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
+    dice = 2 * (flat[one] * flat[other]).sum(dim=1) / (flat[one].sum(dim=1) + flat[other].sum(dim=1))
+    return (1 - dice).sum() / max(len(dice), 1)
+
+
+@contextmanager
+def unrecorded(network: nn.Module) -> Iterator[None]:
+    """Batch norm by the batch's statistics, which the running ones do not take in."""
+    norms = [part for part in network.modules() if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+@method("metaexplainer")
+class MetaExplainer(DeepMethod):
+    """MetaExplainer: meta-learning over sites of a learned connectivity with sparse and stable contrasts of the classes.
+
+    Mended: nodes get the sum over their edges, where the release multiplies a node by its row sum (normalisation "release");
+    no sigmoid before cross-entropy; values of the attention have their own projection, and the attention is in force.
+    Mended: contrasts are of unmixed subjects, with class means that remember a site's earlier draws, since 5 against 5 are few.
+    Read: convolution, batch norm, ReLU, as the text says; dropout is before and within the classifier; Fisher z for Pearson.
+    Read: the sparsity of the release, the mean and not the sum over edges, which would drown the cross-entropy (hence its
+    weight); stability is a mean over pairs of sites, its weight what the release's sum over 21 pairs is to 7 sites.
+    Read: the trial step is on plain cross-entropy, the outer one's is on subjects mixed with others of their site; the two
+    optimizers keep their own moments. No second derivatives.
+    Batch norm: running statistics learn from the outer sites' unmixed subjects alone; other passes leave them as they are.
+    Differs: edges are divided by the number of ROIs and a node keeps itself (`self_loops`): learned edges are all but equal at
+    first, and their sum alone would give every ROI the same state.
+    Differs: phenotypes join at the last hidden layer; with fewer than 13 sites half are outer; sites with fewer than 5 of a
+    class are inner only; 2,000 steps with the loop's warm-up and cosine.
+    """
+
+    channels: tuple[int, ...] = (32, 32, 16)
+    kernels: tuple[int, ...] = (4, 8, 8)
+    strides: tuple[int, ...] = (2, 1, 1)
+    pool: int = 16
+    hidden: int = 32
+    embedding: int = 8
+    heads: int = 4
+    graph_widths: tuple[int, int] = (64, 8)
+    classifier_widths: tuple[int, int] = (256, 32)
+    normalisation: Literal["size", "row", "symmetric", "none", "release"] = "size"
+    self_loops: bool = True
+    inner_sites: int = 6
+    outer_sites: int = 7
+    per_site: int = 10
+    site_power: float = 0.5  # sites are drawn by size to this power
+    mixup: float = 1.0  # both parameters of the beta distribution; 0: nobody is mixed
+    sparsity_weight: float = 0.1
+    stability_weight: float = 0.03
+    memory: float = 0.5  # share of a site's earlier class means in the present ones
+    steps_per_epoch: int = 20
+    epochs: int = 100
+    warmup: int = 5
+    learning_rate: float = 1e-3
+    dropout: float = 0.5
+    label_smoothing: float = 0.0
+
+    reference: ClassVar[str] = (
+        "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
+    )
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "no-explanation": {"sparsity_weight": 0.0, "stability_weight": 0.0},
+        "release": {"normalisation": "release"},
+        "small": {
+            "channels": (8, 8, 4),
+            "hidden": 16,
+            "classifier_widths": (32, 16),
+            "steps_per_epoch": 4,
+            "learning_rate": 2e-3,
+            "epochs": 40,
+            "warmup": 4,
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "sparsity_weight": (0.0, 0.01, 0.1, 1.0),
+        "stability_weight": (0.0, 0.01, 0.03, 0.1, 1.0),
+        "normalisation": ("size", "row", "symmetric", "none", "release"),
+        "mixup": (0.0, 0.2, 1.0),
+    }
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """Standardised series, which the graph is learned from, and Fisher-z correlations, which travel along it."""
+        return super().features(cohort, place) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """Mean and spread of each edge; an edge that never varies is left as it is."""
+        fc = features["fc"].cpu().numpy()  # (subject, roi, roi)
+        spread = fc.std(axis=0, dtype=np.float64)
+        mean = fc.mean(axis=0, dtype=np.float64)
+        return {"mean": mean.astype(np.float32), "scale": np.where(spread > 1e-6, spread, 1.0).astype(np.float32)}
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network at this number of ROIs and time points."""
+        return Network(shape, self)
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Adam, and another for the trial steps; also the empty memory of class means."""
+        assert isinstance(network, Network)
+        n = len(network.mean)
+        network.history = network.mean.new_zeros(network.n_sites, 2, n, n)
+        network.known = torch.zeros(network.n_sites, dtype=torch.bool, device=network.mean.device)
+        adam = [torch.optim.Adam(network.parameters(), self.learning_rate, weight_decay=self.weight_decay) for _ in range(2)]
+        network.trial = adam[0]
+        return adam[1]
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """Inner sites, then outer sites, classes balanced within each."""
+        everyone, fit = torch.unique(site), balanced_sites(site, label, least=self.per_site // 2)
+        fit = fit if len(fit) else everyone
+        outer = min(self.outer_sites, len(fit), -(-len(everyone) // 2))
+        inner = min(self.inner_sites, len(everyone) - outer)
+        self._inner = inner * self.per_site
+
+        def draw(allowed: Tensor, sites: int) -> Tensor:
+            here = torch.nonzero(allowed).flatten()
+            per = {"sites_per_batch": sites, "per_site": self.per_site, "count": 1}
+            return here[site_batches(site[here], label[here], order, power=self.site_power, **per)[0]]
+
+        whole = []
+        for _ in range(self.steps_per_epoch):
+            last = draw(torch.isin(site, fit), outer)
+            first = [draw(~torch.isin(site, site[last]), inner)] if inner else []
+            whole.append(torch.cat([*first, last]))
+        return whole
+
+    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """A trial step at the inner sites; the gradient after it, at the outer sites, moves the weights from before it."""
+        assert isinstance(network, Network)
+        rows = torch.arange(len(batch), device=batch.label.device)
+        before = [value.detach().clone() for value in network.parameters()]
+        terms = {}
+        if self._inner:
+            for group in network.trial.param_groups:
+                group["lr"] = optimizer.param_groups[0]["lr"]
+            inner = batch.take(rows[: self._inner])
+            with unrecorded(network), self._autocast(batch.label.device):
+                trial = self.cross_entropy(network(inner), inner)
+            self._gradient(trial, network)
+            network.trial.step()
+            terms["trial"] = trial.detach()
+        with self._autocast(batch.label.device):
+            found = self.loss(network, batch.take(rows[self._inner :]))
+        self._gradient(torch.stack(list(found.values())).sum(), network)
+        with torch.no_grad():
+            for value, old in zip(network.parameters(), before, strict=True):
+                value.copy_(old)
+        optimizer.step()
+        return terms | {name: term.detach() for name, term in found.items()}
+
+    def _gradient(self, loss: Tensor, network: nn.Module) -> None:
+        network.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Of the outer sites: cross-entropy of the mixed subjects, sparsity and stability of the unmixed ones' contrasts."""
+        assert isinstance(network, Network)
+        found = network.parts(batch)
+        maps = contrast_maps(self.remembered(network, found["connectivity"], batch))
+        if self.mixup:
+            share, other, mixed = self.mixed(batch)
+            with unrecorded(network):
+                logits = network(mixed)
+            entropy = share * self.cross_entropy(logits, batch) + (1 - share) * self.cross_entropy(logits, other)
+        else:
+            entropy = self.cross_entropy(found["logits"], batch)
+        sparsity = maps.mean() if len(maps) else maps.sum()
+        return {
+            "ce": entropy,
+            "sparsity": self.sparsity_weight * sparsity,
+            "stability": self.stability_weight * stability(maps),
+        }
+
+    def remembered(self, network: Network, edges: Tensor, batch: Batch) -> Tensor:
+        """(site, class, roi, roi) class means of the sites with both classes, joined with their past, which has no gradient."""
+        means, count = class_means(edges.float(), batch.label, self.per_site)
+        both = (count > 0).all(dim=1)
+        means, number = means[both], batch.site[:: self.per_site][both]
+        past = (self.memory * network.known[number])[:, None, None, None]  # (site, 1, 1, 1)
+        means = past * network.history[number] + (1 - past) * means
+        network.history[number], network.known[number] = means.detach(), True
+        return means
+
+    def mixed(self, batch: Batch) -> tuple[float, Batch, Batch]:
+        """The share of themselves that subjects keep, who they are mixed with, and the mixture."""
+        share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
+        sites = len(batch) // self.per_site
+        partner = torch.rand(sites, self.per_site).argsort(dim=1) + self.per_site * torch.arange(sites)[:, None]
+        other = batch.take(partner.flatten().to(batch.label.device))
+        features = {name: share * value + (1 - share) * other[name] for name, value in batch.features.items()}
+        phenotypes = share * batch.phenotypes + (1 - share) * other.phenotypes
+        return share, other, Batch(features, phenotypes, batch.label, batch.site)
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Without class weights: the batches are balanced already."""
+        return smoothed_cross_entropy(logits, batch.label, None, self.label_smoothing)
