@@ -10,6 +10,7 @@ import pytest
 
 from m2lgdg import Cohort, make_cohort
 from m2lgdg.cli import main
+from m2lgdg.method import PAPER
 
 
 @pytest.fixture
@@ -118,6 +119,11 @@ def test_run_table_methods_and_failures(command, tmp_path):
     assert code == 0
     assert "fails-at-north" in text
     assert "connectome-ensemble" in text
+    found = [text.index(f"  {name}  ") for name in PAPER]  # all fourteen, in the order of the paper's tables
+    assert len(found) == 14 and found == sorted(found)
+    code, text, _ = command("methods", "mixup")
+    assert code == 0
+    assert "alpha: 0.2" in text and "per-subject: share_per_subject = True" in text and "before Fisher z" in text
 
 
 @pytest.mark.parametrize(
@@ -141,6 +147,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
         (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),
         (("run", "one.toml", "--out", "out"), "has one site only, north"),
         (("run", "class.toml", "--out", "out"), "has labels of one class only"),
+        (("methods", "mixupp"), "method mixupp is not known; did you mean mixup?"),
         (("methods", "--plugin", "nothing.py"), "plugin nothing.py is not a Python file."),
     ],
 )

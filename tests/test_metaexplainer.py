@@ -254,20 +254,24 @@ def test_both_terms_are_weighted_means_on_unmixed_subjects_and_the_entropy_is_of
     own, network, _ = ready(sparsity_weight=0.7, stability_weight=0.4, mixup=0.5)
     batch = batch_for(own)
     seen = []
-    monkeypatch.setattr(MetaExplainer, "mixed", lambda self, b: seen.append(MIXED(self, b)) or seen[-1])
+    monkeypatch.setattr(MetaExplainer, "mixing", lambda self, b: seen.append(MIXING(self, b)) or seen[-1])
     terms = own.loss(network, batch)
-    (share, other, mixed) = seen[0]
+    (share, partner) = seen[0]
+    other = batch.take(partner)
     maps = contrasts(network.parts(batch)["connectivity"].detach().double().numpy(), batch.label.tolist(), own.per_site)
     agrees(terms["sparsity"], 0.7 * np.mean(maps))
     agrees(terms["stability"], 0.4 * dice(maps))
-    log = torch.log_softmax(network(mixed), dim=1)
+    mixed = {"phenotypes": share * batch.phenotypes + (1 - share) * other.phenotypes}
+    edges = [network.parts(one)["connectivity"] for one in (batch, other)]  # the series themselves are never mixed
+    mixed |= {"edges": share * edges[0] + (1 - share) * edges[1], "fc": share * batch["fc"] + (1 - share) * other["fc"]}
+    log = torch.log_softmax(network.decide(**mixed)["logits"], dim=1)
     rows = torch.arange(len(batch))
     agrees(terms["ce"], -(share * log[rows, batch.label] + (1 - share) * log[rows, other.label]).mean().detach())
     plain = make("metaexplainer", **SMALL, mixup=0.0).loss(network, batch)
     agrees(plain["ce"], -torch.log_softmax(network(batch), dim=1)[rows, batch.label].mean().detach())
 
 
-MIXED = MetaExplainer.mixed
+MIXING = MetaExplainer.mixing
 
 
 def test_subjects_are_mixed_with_others_of_their_site():
@@ -276,13 +280,11 @@ def test_subjects_are_mixed_with_others_of_their_site():
     torch.manual_seed(0)
     shares = set()
     for _ in range(5):
-        share, other, mixed = own.mixed(batch)
+        share, partner = own.mixing(batch)
+        other = batch.take(partner)
         shares.add(share)
         assert 0 < share < 1
         assert torch.equal(other.site, batch.site)
-        for name in ("series", "fc"):
-            torch.testing.assert_close(mixed[name], share * batch[name] + (1 - share) * other[name])
-        torch.testing.assert_close(mixed.phenotypes, share * batch.phenotypes + (1 - share) * other.phenotypes)
         for n in (0, 2, 3):
             here = batch.site == n
             assert sorted(other["fc"][here][:, 0, 1].tolist()) == sorted(batch["fc"][here][:, 0, 1].tolist())

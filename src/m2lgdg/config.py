@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.method import checked_fields, load_methods, nearest
+from m2lgdg.method import checked_fields, find, load_methods, nearest
 from m2lgdg.storage import InputError, one_line
 
 Scalar = bool | int | float | str
@@ -98,12 +98,10 @@ def _begun(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
     """The changed fields of one method: those of a variant, then `--set field=value` changes."""
-    known = load_methods()
-    if name not in known:
-        raise InputError(f"method {name} is not known{nearest(name, known)}")
-    if variant is not None and variant not in known[name].variants:
-        raise InputError(f"method {name} has no variant {variant}{nearest(variant, known[name].variants)}")
-    fields = dict(known[name].variants[variant]) if variant is not None else {}
+    variants = find(name).variants
+    if variant is not None and variant not in variants:
+        raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
+    fields = dict(variants[variant]) if variant is not None else {}
     for change in changes:
         _apply(fields, change)
     return fields

@@ -28,6 +28,10 @@ from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, wr
 
 FORMAT = "m2lgdg-model-1"
 METHODS: dict[str, type[Method]] = {}
+PAPER = (  # the paper's method and those it is compared with, as its tables list them
+    *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
+    *("mm-gtunets", "metaexplainer"),
+)
 T = TypeVar("T", bound="type[Method]")
 
 
@@ -201,10 +205,15 @@ def _load_plugin(path: Path) -> None:
 
 def make(name: str, **fields: Any) -> Method:
     """A method by its registered name, with some fields changed; unknown names, fields and wrong types are refused."""
-    cls = load_methods().get(name)
-    if cls is None:
-        raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
+    cls = find(name)
     return cls(**checked_fields(cls, fields))
+
+
+def find(name: str) -> type[Method]:
+    """A method's class by its registered name."""
+    if name not in load_methods():
+        raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
+    return METHODS[name]
 
 
 def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from m2lgdg.commands import terminal
 from m2lgdg.commands.data import show_check, write_check
 
 if TYPE_CHECKING:
+    from m2lgdg.method import Method
     from m2lgdg.study import Summary
 
 Out = Annotated[Path, typer.Option("--out", help="folder of the study", show_default=False)]
@@ -96,22 +97,55 @@ def table(
 
 
 @terminal.app.command()
-def methods(plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None) -> None:
-    """List the methods with their references, variants and fields."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method, with its fields, variants and sweeps")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """List the methods with their references: the paper's, the simple peers, the others; or tell all of one."""
+    from rich.markup import escape
+
+    from m2lgdg.method import PAPER, find, load_methods
+
+    known = load_methods(tuple(map(str, plugin or [])))
+    if name is not None:
+        _tell(name, find(name))
+        return
+    peers = [one for one, cls in known.items() if cls.__module__ == "m2lgdg.methods.linear"]
+    others = [one for one in known if one not in PAPER and one not in peers]
+    groups = {"The paper's method and those it is compared with": PAPER, "Simple peers": peers, "Others": others}
+    for title, names in groups.items():
+        terminal.out.print(f"[bold]{title}[/]")
+        for one in (one for one in names if one in known):
+            cls = known[one]
+            terminal.out.print(f"  [bold]{escape(one)}[/]  {escape((cls.__doc__ or '').splitlines()[0])}", soft_wrap=True)
+            if cls.reference:
+                terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
+    terminal.out.print("Next: m2lgdg methods NAME for the fields and variants of one.")
+
+
+def _tell(name: str, cls: type[Method]) -> None:
+    """All there is to know of a method."""
     from dataclasses import fields
+    from inspect import getdoc
 
     from rich.markup import escape
 
-    from m2lgdg.method import load_methods
-
-    for name, cls in load_methods(tuple(map(str, plugin or []))).items():
-        terminal.out.print(f"[bold]{escape(name)}[/]  {escape((cls.__doc__ or '').splitlines()[0])}", soft_wrap=True)
-        if cls.reference:
-            terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
-        values = ", ".join(f"{field.name} = {field.default!r}" for field in fields(cls))
-        terminal.out.print(f"    fields: {escape(values) or 'none'}", style="dim", soft_wrap=True)
-        if cls.variants:
-            terminal.out.print(f"    variants: {escape(', '.join(cls.variants))}", style="dim", soft_wrap=True)
+    terminal.out.print(f"[bold]{escape(name)}[/]  {escape(getdoc(cls) or '')}", soft_wrap=True)
+    if cls.reference:
+        terminal.out.print(f"\n{escape(cls.reference)}", style="dim", soft_wrap=True)
+    variants = {
+        one: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) for one, changed in cls.variants.items()
+    }
+    tables = {
+        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls)},
+        "variants and what they change": {one: changes or "nothing" for one, changes in variants.items()},
+        "fields to sweep and their values": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
+    }
+    for title, table in tables.items():
+        if table:
+            terminal.out.print(f"\n[bold]{title}[/]")
+        for key, told in table.items():
+            terminal.out.print(f"  {escape(key)}: {escape(told)}", soft_wrap=True)
 
 
 @terminal.app.command()

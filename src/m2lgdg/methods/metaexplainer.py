@@ -98,12 +98,15 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the representation of the scan, and the learned connectivity."""
         edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
-        nodes = (batch["fc"] - self.mean) / self.scale  # (subject, roi, feature)
+        return {"connectivity": edges} | self.decide(edges, batch["fc"], batch.phenotypes)
+
+    def decide(self, edges: Tensor, fc: Tensor, phenotypes: Tensor) -> dict[str, Tensor]:
+        """Logits and representation, from learned connectivity, Fisher z (both (subject, roi, roi)) and phenotypes."""
+        nodes = (fc - self.mean) / self.scale  # (subject, roi, feature)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             nodes = norm(layer(passed(edges, nodes, self.own.normalisation, self.own.self_loops)))
         fused = self.fuse(nodes.flatten(1))
-        logits = self.classifier(torch.cat([fused, batch.phenotypes], dim=1))
-        return {"connectivity": edges, "fused": fused, "logits": logits}
+        return {"fused": fused, "logits": self.classifier(torch.cat([fused, phenotypes], dim=1))}
 
 
 def dense(*widths: int) -> nn.Sequential:
@@ -173,6 +176,7 @@ class MetaExplainer(DeepMethod):
     Read: convolution, batch norm, ReLU, as the text says; dropout is before and within the classifier; Fisher z for Pearson.
     Read: the sparsity of the release, the mean and not the sum over edges, which would drown the cross-entropy (hence its
     weight); stability is a mean over pairs of sites, its weight what the release's sum over 21 pairs is to 7 sites.
+    Mended: subjects are mixed in learned connectivity and correlations, not in series, whose mixture is no scan of anybody.
     Read: the trial step is on plain cross-entropy, the outer one's is on subjects mixed with others of their site; the two
     optimizers keep their own moments. No second derivatives.
     Batch norm: running statistics learn from the outer sites' unmixed subjects alone; other passes leave them as they are.
@@ -311,9 +315,11 @@ class MetaExplainer(DeepMethod):
         found = network.parts(batch)
         maps = contrast_maps(self.remembered(network, found["connectivity"], batch))
         if self.mixup:
-            share, other, mixed = self.mixed(batch)
+            share, partner = self.mixing(batch)
+            whole = (found["connectivity"], batch["fc"], batch.phenotypes)
             with unrecorded(network):
-                logits = network(mixed)
+                logits = network.decide(*(share * one + (1 - share) * one[partner] for one in whole))["logits"]
+            other = batch.take(partner)
             entropy = share * self.cross_entropy(logits, batch) + (1 - share) * self.cross_entropy(logits, other)
         else:
             entropy = self.cross_entropy(found["logits"], batch)
@@ -334,15 +340,12 @@ class MetaExplainer(DeepMethod):
         network.history[number], network.known[number] = means.detach(), True
         return means
 
-    def mixed(self, batch: Batch) -> tuple[float, Batch, Batch]:
-        """The share of themselves that subjects keep, who they are mixed with, and the mixture."""
+    def mixing(self, batch: Batch) -> tuple[float, Tensor]:
+        """The share of themselves that subjects keep, and the position of the one of their site whom each is mixed with."""
         share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
         sites = len(batch) // self.per_site
         partner = torch.rand(sites, self.per_site).argsort(dim=1) + self.per_site * torch.arange(sites)[:, None]
-        other = batch.take(partner.flatten().to(batch.label.device))
-        features = {name: share * value + (1 - share) * other[name] for name, value in batch.features.items()}
-        phenotypes = share * batch.phenotypes + (1 - share) * other.phenotypes
-        return share, other, Batch(features, phenotypes, batch.label, batch.site)
+        return share, partner.flatten().to(batch.label.device)
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Without class weights: the batches are balanced already."""
