@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from networks import numbers, randomised
 
 from m2lgdg import make_cohort
 from m2lgdg.deep import Batch, Shape
@@ -15,18 +16,6 @@ from m2lgdg.preprocess import PhenotypeScaler
 torch.set_num_threads(1)
 ROIS, SUBJECTS = 5, 3
 ODD = {"edge_channels": (2, 3), "node_channels": 4, "graph_channels": 6, "hidden": (7, 8)}  # all differ, so a swapped one shows
-
-
-def randomised(module, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    for value in module.state_dict().values():
-        wide = value[0].numel() if value.ndim > 1 else 4
-        value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
-    return module.eval()
-
-
-def numbers(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
 
 
 def shape(rois=ROIS):

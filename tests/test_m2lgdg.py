@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from networks import numbers, randomised
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.graph import chebyshev_operators
@@ -41,22 +42,6 @@ def shape(own):
         n_sites=3,
         fitted=own.prepare(None, {"series": torch.from_numpy(series)}),
     )
-
-
-def randomised(module, seed=0):
-    """Every parameter and statistic of a module drawn anew, in eval mode; nothing stays 0 or 1 by its initialisation."""
-    rng = torch.Generator().manual_seed(seed)
-    for name, value in module.state_dict().items():
-        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
-            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
-        elif value.is_floating_point() and not name.endswith("adjacency"):
-            wide = max(1, value[0].numel()) if value.ndim > 1 else 4
-            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
-    return module.eval()
-
-
-def numbers(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
 
 
 def network_of(variant="C4", seed=0, **fields):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from networks import numbers, randomised
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fisher_matrices
@@ -30,17 +31,6 @@ SMALL = {
 }
 
 
-def randomised(module, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    for name, value in module.state_dict().items():
-        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
-            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
-        elif value.is_floating_point():
-            wide = max(1, value[0].numel()) if value.ndim > 1 else 4
-            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
-    return module.eval()
-
-
 def network_of(seed=0, **fields):
     own = MetaExplainer(**SMALL | fields)
     rng = np.random.default_rng(seed)
@@ -59,14 +49,6 @@ def batch_for(own, sites=(2, 0, 3), seed=1):
         label=torch.arange(n) % 2,
         site=torch.tensor(sites).repeat_interleave(own.per_site),
     )
-
-
-def numbers(module, prefix=""):
-    return {
-        name.removeprefix(prefix): value.double().numpy()
-        for name, value in module.state_dict().items()
-        if name.startswith(prefix)
-    }
 
 
 def agrees(given, expected):
@@ -184,7 +166,7 @@ def test_the_whole_network_against_loops():
     mean, scale = network.mean.double().numpy(), network.scale.double().numpy()
     expected = {"connectivity": [], "fused": [], "logits": []}
     for series, fc, inputs in zip(*(v.double().numpy() for v in (batch.series, batch["fc"], batch.phenotypes)), strict=True):
-        edges = learned(numbers(network, "connectivity."), encoded(numbers(network, "encoder."), own, series), own.heads)
+        edges = learned(numbers(network.connectivity), encoded(numbers(network.encoder), own, series), own.heads)
         nodes = (fc - mean) / scale
         for i, layers in enumerate(((0, 2), (0,), (0, 2))):
             nodes = travelled(edges, nodes, "size", True)

@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from networks import numbers, randomised
 
 from m2lgdg import InputError, make_cohort
 from m2lgdg.deep import Batch, Shape
@@ -34,22 +35,6 @@ def method(**fields):
 def network_of(seed=0, rois=ROIS, **fields):
     own = method(**fields)
     return own, randomised(own.build(Shape(rois, own.length, 3, 3, {})), seed)
-
-
-def randomised(module, seed=0):
-    """Every parameter and statistic of a module drawn anew, in eval mode; nothing stays 0 or 1 by its initialisation."""
-    rng = torch.Generator().manual_seed(seed)
-    for name, value in module.state_dict().items():
-        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
-            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
-        elif value.is_floating_point():
-            wide = max(1, value[0].numel()) if value.ndim > 1 else 4
-            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
-    return module.eval()
-
-
-def numbers(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
 
 
 def scans(subjects=SUBJECTS, rois=ROIS, length=LENGTH, seed=1):

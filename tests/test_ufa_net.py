@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from networks import numbers, randomised
 
 from m2lgdg import make_cohort
 from m2lgdg.deep import Batch, Shape
@@ -16,22 +17,6 @@ from m2lgdg.preprocess import PhenotypeScaler
 torch.set_num_threads(1)
 ROIS, LENGTH, SUBJECTS = 4, 9, 6
 ODD = {"length": LENGTH, "channels": (2, 3), "temporal_kernel": 5, "widths": (7, 6, 5)}  # all differ, so a swapped one shows
-
-
-def randomised(module, seed=0):
-    """Every parameter, statistic and edge drawn anew; the graph is not symmetric, so that a transposed one shows."""
-    rng = torch.Generator().manual_seed(seed)
-    for name, value in module.state_dict().items():
-        if name.endswith("running_var") or (value.ndim == 1 and name.endswith("weight")):
-            value.copy_(0.5 + torch.rand(value.shape, generator=rng))
-        elif value.is_floating_point():
-            wide = value[0].numel() if value.ndim > 1 else 4
-            value.copy_(torch.randn(value.shape, generator=rng) * 1.5 / wide**0.5)
-    return module.eval()
-
-
-def numbers(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
 
 
 def method(**fields):

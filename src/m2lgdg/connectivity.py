@@ -57,6 +57,13 @@ def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:
     return result.astype(np.float32)
 
 
+def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
+    """Mean and spread of each feature over source subjects, the first dimension; what never varies is left as it is."""
+    spread = values.std(axis=0, dtype=np.float64)
+    scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
+    return {"mean": values.mean(axis=0, dtype=np.float64).astype(np.float32), "scale": scale}
+
+
 def amplitude_features(series: Series) -> Floats:
     """(subject, roi) log standard deviation of each ROI relative to the subject's mean over ROIs; 0 for a flat ROI."""
     spread = np.array([one.std(axis=0, dtype=np.float64) for one in series])

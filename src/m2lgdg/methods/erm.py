@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import fc_features
+from m2lgdg.connectivity import fc_features, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
@@ -78,10 +78,8 @@ class SiteMethod(DeepMethod):
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and spread of each edge; an edge that never varies is left as it is."""
-        fc = features["fc"].cpu().numpy().astype(np.float64)  # (subject, edge)
-        spread = fc.std(axis=0)
-        return {"mean": fc.mean(axis=0).astype(np.float32), "scale": np.where(spread > 1e-6, spread, 1.0).astype(np.float32)}
+        """Mean and spread of each edge."""
+        return {**source_scaling(features["fc"].cpu().numpy())}
 
     def build(self, shape: Shape) -> nn.Module:
         """The shared network."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import fc_features
+from m2lgdg.connectivity import fc_features, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, Shape, schedule
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
@@ -156,9 +156,7 @@ class GenM(DeepMethod):
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Mean and spread of each edge, and the support set: half of each class, from all sites in turn."""
         fc = features["fc"].cpu().numpy()  # (subject, edge)
-        spread = fc.std(axis=0, dtype=np.float64)
-        scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
-        fitted = {"mean": fc.mean(axis=0, dtype=np.float64).astype(np.float32), "scale": scale}
+        fitted = {**source_scaling(fc)}
         if self.modulation == "bank":
             rows = balanced_rows(train.sites, train.labels, self.support, torch.randperm(len(train)).numpy())
             fitted["support"] = fc[rows]

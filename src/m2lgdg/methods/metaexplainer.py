@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import fisher_matrices
+from m2lgdg.connectivity import fisher_matrices, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
@@ -240,11 +240,8 @@ class MetaExplainer(DeepMethod):
         return super().features(cohort, place) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and spread of each edge; an edge that never varies is left as it is."""
-        fc = features["fc"].cpu().numpy()  # (subject, roi, roi)
-        spread = fc.std(axis=0, dtype=np.float64)
-        mean = fc.mean(axis=0, dtype=np.float64)
-        return {"mean": mean.astype(np.float32), "scale": np.where(spread > 1e-6, spread, 1.0).astype(np.float32)}
+        """Mean and spread of each edge."""
+        return {**source_scaling(features["fc"].cpu().numpy())}
 
     def build(self, shape: Shape) -> nn.Module:
         """The network at this number of ROIs and time points."""
