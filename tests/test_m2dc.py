@@ -403,8 +403,8 @@ def test_the_inner_step_is_taken_back_bit_for_bit(support_weight):
     ((state, gradients),) = seen
     for name, value in after_support.state_dict().items():
         assert torch.equal(state[name], value), name
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[name] * own.clip / length, rtol=1e-4, atol=1e-6, msg=name)
+    for name, gradient in gradients.items():  # those of biases before a batch norm are rounding, up to 2e-6
+        torch.testing.assert_close(gradient, expected[name] * own.clip / length, rtol=1e-4, atol=1e-5, msg=name)
     assert given.keys() == terms.keys() | {"support"} and not any(value.requires_grad for value in given.values())
     agrees(given["support"], support_weight * support.item())
     assert not torch.equal(state["norms.0.running_mean"], numbers_before(own)["norms.0.running_mean"])
