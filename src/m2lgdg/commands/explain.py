@@ -1,0 +1,57 @@
+"""`m2lgdg explain`: what a fitted model's decisions rest on, as tables of ROIs, edges and phenotypes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from m2lgdg.commands import terminal
+from m2lgdg.commands.models import Given
+
+
+@terminal.app.command()
+def explain(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    path: Given,
+    to: Annotated[Path, typer.Option("--out", help="the folder to write the tables to", show_default=False)],
+    steps: Annotated[int, typer.Option(help="points of the path of integrated gradients")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto")] = "cpu",
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """Score the ROIs, edges and phenotypes that a model's decisions on a cohort rest on."""
+    from rich.markup import escape
+
+    from m2lgdg.explain import LOOSE
+    from m2lgdg.explain import explain as explained
+    from m2lgdg.method import Method, load_methods
+    from m2lgdg.readers import read
+    from m2lgdg.storage import InputError
+
+    load_methods(tuple(map(str, plugin or [])))
+    fitted = Method.load(model)
+    if to.exists() and not to.is_dir():
+        raise InputError(f"{to} is not a folder; choose another --out.")
+    with terminal.progress(f"reading {path.name}") as progress:
+        cohort = read(path, progress=progress)
+    with terminal.progress(f"explaining {fitted.name}") as progress:
+        found = explained(fitted, cohort, steps=steps, device=device, progress=progress)
+    found.save(to)
+    terminal.out.print(f"{escape(found.about['scores'])}.", style="dim", soft_wrap=True)
+    for title, table, column in (("ROIs", found.rois, "roi"), ("Phenotypes", found.phenotypes, "phenotype")):
+        if table["score"].any():
+            terminal.out.print(f"[bold]{title}[/]")
+            for _, row in table.head(10).iterrows():
+                terminal.out.print(f"  {row['score']:10.4g}  {escape(str(row[column]))}", highlight=False, soft_wrap=True)
+    error = found.error()
+    if error is not None:
+        relative = error.get("median_relative", 0.0)
+        terminal.out.print(
+            f"Completeness: attributions miss {relative:.1%} of a decision's change (median; largest miss "
+            f"{error['max_absolute']:.2g} logits)."
+        )
+        if relative > LOOSE:
+            terminal.out.print("That is much: take more --steps; a network that chooses by thresholds is never complete.")
+    terminal.out.print(f"Wrote {escape(str(to))}: roi, edges, phenotypes and gate tables, explanation.json.", soft_wrap=True)
+    terminal.out.print("Next: explain the models of other folds or seeds too; m2lgdg.explain.mean_over joins them in Python.")
