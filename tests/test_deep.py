@@ -135,3 +135,22 @@ def test_weights_of_another_network_are_refused(fold):
     fitted.state_["network.linear.weight"] = fitted.state_["network.linear.weight"][:, :3]
     with pytest.raises(InputError, match="the weights do not fit method"):
         fitted.predict_proba(fold.target)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("epochs", 0),
+            ("batch_size", 1),
+            ("length", 3),
+            ("learning_rate", 0.0),
+            ("learning_rate", float("nan")),
+            ("clip", 0.0),
+        ),
+        *(("dropout", 1.0), ("dropout", -0.1), ("label_smoothing", 1.5), ("validation_share", 1.0), ("weight_decay", -1.0)),
+    ],
+)
+def test_numbers_that_cannot_train_are_told_by_name(field, value, fold):
+    with pytest.raises(InputError, match=f"field {field}: {value} is"):
+        TinyDeep(**FIELDS | {field: value}).fit(fold.source)

@@ -174,7 +174,7 @@ class Flat(DeepMethod):
     name = "flat"
     length: int = 12
     epochs: int = 1
-    learning_rate: float = 0.0
+    learning_rate: float = 1e-3
 
     def features(self, cohort, place):
         square = torch.from_numpy(fisher_matrices(cohort.series))

@@ -25,6 +25,8 @@ from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.splits import validation_split
 from m2lgdg.storage import InputError
 
+LEAST = {"length": 8, "epochs": 1, "warmup": 0, "patience": 1, "batch_size": 2, "learning_rate": 1e-12, "clip": 1e-12}
+SHARES = ("weight_decay", "dropout", "label_smoothing", "validation_share")  # from 0, and all but weight decay below 1
 PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 
@@ -134,6 +136,7 @@ class DeepMethod(Method):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
+        self._check_fields()
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -154,6 +157,16 @@ class DeepMethod(Method):
         finally:
             torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+    def _check_fields(self) -> None:
+        """Numbers that no training can be done with, told by name."""
+        for name, least in LEAST.items():
+            if not getattr(self, name) >= least:
+                raise InputError(f"method {self.name}, field {name}: {getattr(self, name)} is too small.")
+        for name in SHARES:
+            value = getattr(self, name)
+            if not value >= 0 or (name != "weight_decay" and value >= 1):
+                raise InputError(f"method {self.name}, field {name}: {value} is not a share from 0 to below 1.")
 
     def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)

@@ -39,7 +39,6 @@ PATTERNS = (
 ROI_COLUMNS = ("rank", "roi", "code", "x", "y", "z", "score", "sd")
 EDGE_COLUMNS = ("roi", "other roi", "score", "direction")
 PHENOTYPE_COLUMNS = ("phenotype", "score", "sd", "direction")
-GATE_COLUMNS = ("site", "label", "subjects")
 COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 

@@ -226,6 +226,9 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
             raise InputError(f"method {cls.name} has no field {key}{nearest(key, known)}")
         value: Any = tuple(given) if isinstance(given, list) else given
         if not _fits(value, hints[key]):
+            if typing.get_origin(hints[key]) is Literal:
+                one_of = ", ".join(map(str, typing.get_args(hints[key])))
+                raise InputError(f"method {cls.name}, field {key}: {value!r} is not one of {one_of}.")
             kind = getattr(hints[key], "__name__", str(hints[key]))
             raise InputError(f"method {cls.name}, field {key}: {value!r} is not of type {kind}.")
         checked[key] = float(value) if hints[key] is float else value
