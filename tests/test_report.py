@@ -1,15 +1,17 @@
 """Tables and the page: right numbers, ranks and formats; hostile names stay text; nothing is fetched."""
 
 import io
+import json
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from m2lgdg.method import make
 from m2lgdg.metrics import auc
 from m2lgdg.report.page import write_report
-from m2lgdg.report.tables import render, study_tables
+from m2lgdg.report.tables import changed_fields, render, study_tables
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
 
@@ -86,3 +88,14 @@ def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
     assert table.rows[0][table.header.index("AUC")] == "-"
     assert table.rows[0][table.header.index("SEN")] == "100.00 ± 0.00"
     assert table.rows[0][table.header.index("SPE")] == "-"
+
+
+def test_what_did_not_run_with_its_defaults_is_told():
+    def told(name, **changes):
+        return changed_fields(json.loads(json.dumps({"method": {name: make(name, **changes).fields()}})))
+
+    assert told("m2lgdg") == ""
+    assert told("m2lgdg", epochs=7, learning_rate=1e-3) == "m2lgdg (epochs = 7, learning_rate = 0.001)"
+    assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
+    assert changed_fields({"method": {"somebody's": {"width": 3}}}) == "somebody's (its fields are in study.json)"
+    assert changed_fields({}) == ""

@@ -94,6 +94,18 @@ def table(
     from m2lgdg.study import read_predictions
 
     typer.echo(render(study_tables(read_predictions(folder), best), form), nl=False)  # type: ignore[arg-type]
+    if form in ("text", "markdown"):
+        _tell_changes(folder)
+
+
+def _tell_changes(folder: Path) -> None:
+    """A table of methods that did not run with their defaults must say so."""
+    from m2lgdg.report.page import read_json
+    from m2lgdg.report.tables import changed_fields
+
+    changed = changed_fields(read_json(folder / "study.json"))
+    if changed:
+        typer.echo(f"\nNot with their defaults: {changed}.")
 
 
 @terminal.app.command()
@@ -195,10 +207,11 @@ def demo(
     study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
     with _watch(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
-    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"))
+    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"), nl=False)
+    _tell_changes(to / "results")
     page = write_report(to / "results")
     terminal.out.print(
-        f"{summary.total} trainings in {summary.seconds:.0f} s. Wrote {path}, {to / 'check'}, {study} and {page}.",
+        f"\n{summary.total} trainings in {summary.seconds:.0f} s. Wrote {path}, {to / 'check'}, {study} and {page}.",
         soft_wrap=True,
     )
     terminal.out.print(

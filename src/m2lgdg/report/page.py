@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.metrics import delong_interval
-from m2lgdg.report.tables import label, study_tables
+from m2lgdg.report.tables import changed_fields, label, study_tables
 from m2lgdg.stats import cell_scores, macro_scores, site_scores
 from m2lgdg.storage import write_text
 from m2lgdg.study import read_predictions
@@ -28,7 +28,7 @@ def write_report(folder: str | Path) -> Path:
 
     folder = Path(folder)
     predictions = read_predictions(folder)
-    study, environment = (_read_json(folder / name) for name in ("study.json", "environment.json"))
+    study, environment = (read_json(folder / name) for name in ("study.json", "environment.json"))
     tables = study_tables(predictions)
     page = Environment(autoescape=True).from_string((files("m2lgdg") / "report" / "page.html").read_text(encoding="utf-8"))
     text = page.render(
@@ -65,6 +65,7 @@ def _facts(
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
         ("selection", "penalties, calibration and early stopping on source subjects only"),
+        ("fields changed from their defaults", changed_fields(study) or "none"),
         ("decision threshold", "0.5"),
         ("cohort content", str(study.get("cohort_hash", ""))[:16]),
         ("versions", ", ".join(f"{name} {version}" for name, version in environment.items())),
@@ -110,7 +111,8 @@ def _forest(predictions: pd.DataFrame) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))

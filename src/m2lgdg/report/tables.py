@@ -6,8 +6,9 @@ others. Made from the predictions table through `stats`; used by `m2lgdg table` 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,25 @@ def study_tables(predictions: pd.DataFrame, best: str | None = None, metrics: tu
     chosen = _best(macro, keys, best)
     tables = [_site_table(scores, keys, metrics, site) for site in dict.fromkeys(scores["target"])]
     return [*tables, _macro_table(scores, macro, keys, chosen, metrics)]
+
+
+def changed_fields(study: dict[str, Any]) -> str:
+    """Which methods of a study did not run with their defaults, and what was changed; nothing where all did."""
+    from m2lgdg.method import load_methods, make
+
+    told = []
+    for name, fields in (study.get("method") or {}).items():
+        if name not in load_methods():  # of a plugin that is not loaded here
+            told.append(f"{name} (its fields are in study.json)" if fields else name)
+            continue
+        default = json.loads(json.dumps(make(name).fields()))  # tuples as lists, as study.json has them
+        changed = {field: value for field, value in fields.items() if default.get(field) != value}
+        for variant, changes in load_methods()[name].variants.items():
+            if changed and json.loads(json.dumps({**changes})) == changed:
+                changed = {"variant": variant}
+        if changed:
+            told.append(f"{name} ({', '.join(f'{field} = {json.dumps(value)}' for field, value in changed.items())})")
+    return "; ".join(told)
 
 
 def label(method: str, variant: str) -> str:
