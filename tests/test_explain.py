@@ -367,7 +367,7 @@ def test_saved_tables_come_back_with_codes_and_centroids(tmp_path):
     row = found.rois.set_index("roi").loc["Precentral_R"]
     assert row[["code", "x", "y", "z"]].tolist() == ["2002", 41.5, -10.0, 53.6]
     found.save(tmp_path / "new" / "folder")
-    names = {"roi": found.rois, "edges": found.edges, "phenotypes": found.phenotypes, "gate": found.gate}
+    names = {"roi": found.rois, "edges": found.edges, "phenotypes": found.phenotypes, "gate": found.gate, "map": found.map}
     folder = tmp_path / "new" / "folder"
     assert {file.name for file in folder.iterdir()} == {"explanation.json", *(f"{name}.csv" for name in names)}
     for name, table in names.items():
@@ -389,7 +389,9 @@ def explanation(scores, gate=0.5, method="flat", names=("a", "b", "c")):
     gates = pd.DataFrame({"site": ["S10", "S2"], "label": [1, 1], "subjects": [3, 4], "imaging": gate, "phenotypes": 1 - gate})
     missed = pd.DataFrame({"subject": ["s"], "difference": 1.0, "attributed": 0.9, "absolute": 0.1, "relative": 0.1})
     about = {"method": method, "cohort": "hash", "subjects": 7}
-    return Explanation(rois.sample(frac=1, random_state=int(scores[0])), edges, phenotypes, gates, missed, about)
+    return Explanation(
+        rois.sample(frac=1, random_state=int(scores[0])), edges, phenotypes, gates, missed, pd.DataFrame(), about
+    )
 
 
 def test_mean_over_folds_has_an_interval(tmp_path):

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
+from m2lgdg.explain import Explanation, explain
 from m2lgdg.study import read_predictions
 
 PLUGIN = '''
@@ -251,3 +252,36 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed,
     monkeypatch.setattr(runner, "write_text", real)
     assert run_study(study(folder), folder / "out").reused == 6
     assert content(folder / "out") == undisturbed
+
+
+def test_a_study_explains_what_it_is_asked_to(folder):
+    """Every cell of the method itself, none of a variant or another method, and predictions are the same as without."""
+    few = {"methods": ["prior", "fc-logistic"], "seeds": [0], "plugins": []}
+    names = make_cohort("tiny", seed=1).site_names[:2]
+    few |= {"targets": list(names)}
+    run_study(study(folder, **few), folder / "plain")
+    run_study(study(folder, **few, explain=["fc-logistic"]), folder / "out")
+    assert content(folder / "plain") == content(folder / "out")
+    cells = [json.loads(path.read_text()) for path in sorted((folder / "out" / "cells").iterdir())]
+    explained = {path.name for path in (folder / "out" / "explanations").iterdir()}
+    assert explained == {cell["key"] for cell in cells if (cell["method"], cell["variant"]) == ("fc-logistic", "")}
+    assert len(explained) == 2
+    for cell in cells:
+        if cell["key"] in explained:
+            (fold,) = leave_one_site_out(make_cohort("tiny", seed=1), [cell["target"]])
+            wanted = explain(make("fc-logistic").fit(fold.source), fold.target)
+            found = Explanation.load(folder / "out" / "explanations" / cell["key"])
+            pd.testing.assert_frame_equal(found.rois, wanted.rois)
+            assert found.about == json.loads(json.dumps(wanted.about)) | {"completeness": None}
+    assert not (folder / "plain" / "explanations").exists()
+
+
+def test_what_cannot_be_explained_does_not_fail_a_study(folder):
+    summary = run_study(study(folder, methods=["prior"], plugins=[], variants=[], explain=True), folder / "out")
+    assert not summary.failed
+    cells = [json.loads(path.read_text()) for path in (folder / "out" / "cells").iterdir()]
+    assert {cell["unexplained"] for cell in cells} == {
+        "method prior has nothing to explain: it is neither a network nor a linear method."
+    }
+    with pytest.raises(InputError, match="key explain: fc-svm is not one of the study's methods"):
+        run_study(study(folder, explain=["fc-svm"]), folder / "other")

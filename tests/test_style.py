@@ -11,7 +11,8 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a module may import those before it.
 ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "preprocess", "connectivity", "metrics"),
-    *("stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods", "config", "engines", "study", "explain"),
+    *("stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
+    *("representation", "explain", "config", "engines", "study"),
     *("report", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -35,6 +35,8 @@ class Study(BaseModel):
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
     variants: list[str] | dict[str, list[str]] = Field(default=[], description="for every method that has them, or by method")
     sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
+    explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
+    explain_steps: int = Field(default=64, ge=1, description="points of the path of integrated gradients")
     plugins: list[str] = []
     device: str = "cpu"
     threads: int = Field(default=1, ge=1, description="threads of one cell; the same number gives the same bits")
@@ -80,6 +82,9 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         for name in table:
             if name not in study.methods:
                 raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}")
+    for name in study.explain if isinstance(study.explain, list) else []:
+        if name not in study.methods:
+            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{nearest(name, study.methods)}")
     study = study.model_copy(update={"method": {name: _begun(name, dict(own), where) for name, own in study.method.items()}})
     _check_fields(study, where)
     _check_variants(study, where)

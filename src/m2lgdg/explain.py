@@ -1,7 +1,7 @@
 """`explain`: which ROIs, edges and phenotypes the decisions of a fitted method rest on, as tables that can be saved.
 
 Comes after training: networks are explained by integrated gradients, linear methods by activation patterns; `mean_over`
-joins the explanations of several folds or seeds.
+joins the explanations of several folds or seeds. A study explains each cell it is asked to, the report shows their mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.readers.atlas import regions
-from m2lgdg.storage import InputError, write_texts
+from m2lgdg.representation import MAP_COLUMNS, read_representation
+from m2lgdg.storage import InputError, one_line, write_texts
 
 Floats = npt.NDArray[np.float64]
 TOGETHER = 4  # subjects explained at a time
@@ -39,6 +40,7 @@ PATTERNS = (
 ROI_COLUMNS = ("rank", "roi", "code", "x", "y", "z", "score", "sd")
 EDGE_COLUMNS = ("roi", "other roi", "score", "direction")
 PHENOTYPE_COLUMNS = ("phenotype", "score", "sd", "direction")
+TABLES = {"roi": "rois", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate", "map": "map"}  # file -> table
 COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 
@@ -50,6 +52,7 @@ class Explanation:
     `edges`: every pair of ROIs, where the method sees connectivity. `direction` is signed: above 0 speaks for patient.
     `gate`: mean gate weights by site and label (-1 unknown), where the network has a gate.
     `completeness`: for each subject, how far the attributions are from the change of the decision that they should sum to.
+    `map`: the network's representation in two dimensions, with site and label of each point and no id.
     """
 
     rois: pd.DataFrame
@@ -57,21 +60,33 @@ class Explanation:
     phenotypes: pd.DataFrame
     gate: pd.DataFrame
     completeness: pd.DataFrame
+    map: pd.DataFrame
     about: dict[str, Any]
 
     def save(self, folder: str | Path) -> Path:
-        """Write roi.csv, edges.csv, phenotypes.csv, gate.csv and explanation.json, which names no subject."""
-        tables = {"roi": self.rois, "edges": self.edges, "phenotypes": self.phenotypes, "gate": self.gate}
-        texts = {f"{name}.csv": table.to_csv(index=False, lineterminator="\n") for name, table in tables.items()}
+        """Write roi.csv, edges.csv, phenotypes.csv, gate.csv, map.csv and explanation.json; no subject is named."""
+        texts = {f"{name}.csv": getattr(self, held).to_csv(index=False, lineterminator="\n") for name, held in TABLES.items()}
         about = self.about | {"completeness": self.error()}
         texts["explanation.json"] = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         return write_texts(folder, texts)
 
+    @classmethod
+    def load(cls, folder: str | Path) -> Explanation:
+        """Read what `save` wrote; of `completeness` only the error over subjects is left."""
+        folder = Path(folder)
+        names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
+        try:
+            about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
+            tables = {held: pd.read_csv(folder / f"{name}.csv", dtype=names) for name, held in TABLES.items()}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder} holds no explanation that can be read ({one_line(error)}).") from None
+        return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+
     def error(self) -> dict[str, float] | None:
         """The completeness error over subjects: mean and largest absolute, median and largest relative; None for patterns."""
+        if not len(self.completeness):
+            return self.about.get("completeness")
         absolute, relative = self.completeness["absolute"], self.completeness["relative"].dropna()
-        if not len(absolute):
-            return None
         found = {"mean_absolute": float(absolute.mean()), "max_absolute": float(absolute.max())}
         if len(relative):
             found |= {"median_relative": float(relative.median()), "max_relative": float(relative.max())}
@@ -94,9 +109,12 @@ def explain(
     *,
     steps: int = 64,
     device: str = "cpu",
+    source: Cohort | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Explanation:
     """Explain a fitted method's decisions on a cohort, best one of subjects it was not trained on.
+
+    With the `source` it was trained on, the map of a network's representation shows both, and probes read the source's.
 
     A network that chooses by thresholds (windowed graphs, the strongest nodes) jumps along the path, and gradients do not
     see jumps: its `completeness` is bad, and no number of `steps` mends it.
@@ -109,9 +127,12 @@ def explain(
     # As for a prediction: no label, site or id can matter.
     seen = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
+    points = pd.DataFrame(columns=list(MAP_COLUMNS))
     if isinstance(fitted, DeepMethod):
         found = _through_network(fitted, seen, steps, choose_device(device), progress)
         about |= {"scores": GRADIENTS, "steps": steps, "baseline": BASELINE}
+        if hasattr(fitted.network(), "parts"):  # a method of a user's own may have none
+            points, about["readability"] = read_representation(fitted, cohort, source)
     elif isinstance(fitted, Linear):
         found = _patterns(fitted, seen)
         about |= {"scores": PATTERNS, "steps": None, "baseline": None}
@@ -123,6 +144,7 @@ def explain(
         phenotypes=_phenotype_table(found.phenotypes, seen.inputs),
         gate=_gate_table(found.gate, cohort),
         completeness=_completeness_table(found.change, cohort),
+        map=points,
         about=about,
     )
 
@@ -337,7 +359,9 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
         phenotypes=_sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes")),
         gate=_by_site(gate),
         completeness=pd.concat([one.completeness for one in given], ignore_index=True),
+        map=given[0].map.iloc[:0],  # maps of different trainings have nothing to do with each other
         about=given[0].about
+        | _joined_about(given)
         | {
             "cohort": [one.about["cohort"] for one in given],
             "subjects": [one.about["subjects"] for one in given],
@@ -345,6 +369,20 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
             "interval": "2.5 and 97.5 percentiles over explanations" if len(given) >= 5 else "smallest and largest",
         },
     )
+
+
+def _joined_about(given: list[Explanation]) -> dict[str, Any]:
+    """Completeness errors and readabilities over explanations: largest of the largest, means of the others."""
+    joined: dict[str, Any] = {}
+    errors = [error for one in given if (error := one.error()) is not None]
+    for name, each in (("completeness", errors), ("readability", [one.about.get("readability") or {} for one in given])):
+        numbers = pd.DataFrame(each).select_dtypes("number")
+        if numbers.size:
+            joined[name] = {
+                str(key): float(column.max() if str(key).startswith("max") else column.mean())
+                for key, column in numbers.dropna(axis=1, how="all").items()
+            }
+    return joined
 
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:

@@ -24,12 +24,14 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
-from m2lgdg.method import load_methods, make
+from m2lgdg.method import Method, load_methods, make
 from m2lgdg.readers import read
-from m2lgdg.splits import leave_one_site_out
+from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 
 LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib")  # facts of a fit that a record keeps
+# What can change no prediction:
+ASIDE = ("cli", "config", "study", "check", "duplicates", "leakage", "synthetic", "stats", "explain", "representation")
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
@@ -43,6 +45,7 @@ class Cell:
     seed: int
     fields: dict[str, Any]
     key: str
+    explain: int = 0  # steps of the path along which its decisions are explained; 0: they are not
 
     def __str__(self) -> str:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
@@ -146,12 +149,20 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         for variant, changes in _variants(study, name):
             fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            steps = 0 if variant else _explained(study, name)
+            explained = [steps, _explaining_code()] if steps else []
             for target in targets:
                 for seed in seeds:
-                    told = json.dumps([name, fields, target, seed, *common], sort_keys=True)
+                    told = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
                     key = hashlib.sha256(told.encode()).hexdigest()[:24]
-                    cells.append(Cell(name, variant, target, seed, fields, key))
+                    cells.append(Cell(name, variant, target, seed, fields, key, steps))
     return cells
+
+
+def _explained(study: Study, name: str) -> int:
+    """The steps by which a method is explained, or 0: variants and sweeps never are."""
+    asked = study.explain if isinstance(study.explain, bool) else name in study.explain
+    return study.explain_steps if asked else 0
 
 
 def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,9 +182,15 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def code_version(plugins: tuple[str, ...] = ()) -> str:
     """A hash of the code that can change a prediction: the package but for commands, reports and readers, and the plugins."""
     package = Path(__file__).parent
-    aside = ("cli.py", "config.py", "study.py", "check.py", "duplicates.py", "synthetic.py", "stats.py", "explain.py")
-    files = [file for file in sorted(package.glob("*.py")) if file.name not in aside]
+    files = [file for file in sorted(package.glob("*.py")) if file.stem not in ASIDE]
     files += sorted((package / "methods").glob("*.py")) + [Path(plugin) for plugin in plugins]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+@cache
+def _explaining_code() -> str:
+    """A hash of the code that makes explanations."""
+    files = [Path(__file__).parent / name for name in ("explain.py", "representation.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -182,7 +199,7 @@ def run_cell(cell: Cell, place: Place) -> str | None:
     from threadpoolctl import threadpool_limits
 
     start = time.monotonic()
-    record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name != "fields"}
+    record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
     reason = None
     try:
         load_methods(place.plugins)
@@ -191,6 +208,8 @@ def run_cell(cell: Cell, place: Place) -> str | None:
             (fold,) = leave_one_site_out(cohort, [cell.target])
             fitted = make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
             proba = fitted.predict_proba(fold.target)[:, 1]
+            if cell.explain:
+                record |= _explain_cell(cell, fitted, fold, place)
         record |= {
             "status": "done",
             "subjects": fold.target.subjects.tolist(),
@@ -208,6 +227,23 @@ def run_cell(cell: Cell, place: Place) -> str | None:
     record["seconds"] = round(time.monotonic() - start, 3)
     write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
     return reason
+
+
+def _explain_cell(cell: Cell, fitted: Method, fold: Fold, place: Place) -> dict[str, str]:
+    """Write the cell's explanation; what cannot be explained (a method, a site of two subjects) does not fail the cell."""
+    from m2lgdg.explain import explain
+
+    try:
+        found = explain(fitted, fold.target, steps=cell.explain, device=place.device, source=fold.source)
+    except InputError as error:
+        return {"unexplained": str(error)}
+    found.save(explanation_path(place.out, cell.key))
+    return {}
+
+
+def explanation_path(out: str | Path, key: str) -> Path:
+    """Where a cell's explanation lies."""
+    return Path(out) / "explanations" / key
 
 
 @contextmanager

@@ -53,5 +53,10 @@ def explain(
         )
         if relative > LOOSE:
             terminal.out.print("That is much: take more --steps; a network that chooses by thresholds is never complete.")
-    terminal.out.print(f"Wrote {escape(str(to))}: roi, edges, phenotypes and gate tables, explanation.json.", soft_wrap=True)
-    terminal.out.print("Next: explain the models of other folds or seeds too; m2lgdg.explain.mean_over joins them in Python.")
+    read = found.about.get("readability") or {}
+    if read.get("site") is not None:
+        right, chance = f"{read['site']:.0%}", f"{read['site_chance']:.0%}"
+        terminal.out.print(f"A linear probe reads the site from the representation: {right} right, chance {chance}.")
+    written = "tables of ROIs, edges, phenotypes, gate weights, a map of subjects; explanation.json"
+    terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
+    terminal.out.print("Next: `explain = true` in a study file explains every fold, and the study's report shows their mean.")
