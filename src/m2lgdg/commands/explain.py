@@ -53,9 +53,9 @@ def explain(
         )
         if relative > LOOSE:
             terminal.out.print("That is much: take more --steps; a network that chooses by thresholds is never complete.")
-    read = found.about.get("readability") or {}
-    if read.get("site") is not None:
-        right, chance = f"{read['site']:.0%}", f"{read['site_chance']:.0%}"
+    probed = found.about.get("readability") or {}
+    if probed.get("site") is not None:
+        right, chance = f"{probed['site']:.0%}", f"{probed['site_chance']:.0%}"
         terminal.out.print(f"A linear probe reads the site from the representation: {right} right, chance {chance}.")
     written = "tables of ROIs, edges, phenotypes, gate weights, a map of subjects; explanation.json"
     terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
