@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a module may import those before it.
 ORDER = [
-    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "preprocess", "connectivity", "metrics"),
-    *("stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
+    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage"),
+    *("preprocess", "connectivity", "metrics", "stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
     *("representation", "explain", "config", "engines", "study"),
     *("report", "commands", "cli"),
 ]

@@ -1,0 +1,116 @@
+"""Each way to leak is found where it is planted, counted by a slow loop, and not where it is not."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from m2lgdg import InputError
+from m2lgdg.leakage import check_folds, leakage_checks
+from m2lgdg.splits import Fold, leave_one_site_out
+
+CHECKS = (
+    "target site absent from source",
+    "no subject on both sides",
+    "no identical scan on both sides",
+    "no near-duplicate scan on both sides",
+    "no label proxy among the inputs",
+    "source labels known",
+)
+
+
+def failed(result):
+    return {one["check"]: one["detail"] for one in result if not one["passed"]}
+
+
+def first_of(cohort, site, label=None):
+    return int(np.flatnonzero((cohort.sites == site) & ((cohort.labels == label) if label is not None else True))[0])
+
+
+def copied(cohort, into, series):
+    """The cohort with the series of one subject replaced."""
+    return replace(cohort, series=[series if i == into else one for i, one in enumerate(cohort.series)])
+
+
+def test_a_clean_cohort_passes_everything(tiny):
+    result = leakage_checks(tiny)
+    assert tuple(one["check"] for one in result) == CHECKS
+    assert all(one["passed"] is True and one["detail"].startswith("Over 4 targets: ") for one in result)
+    assert "(inputs: sex, age, education)" in result[4]["detail"]
+    assert json.loads(json.dumps(result)) == result
+    assert leakage_checks(tiny, ["east"])[0]["detail"].startswith("Over 1 target: ")
+
+
+def test_an_unknown_target_is_an_error(tiny):
+    with pytest.raises(InputError, match="target moon is not a site"):
+        leakage_checks(tiny, ["moon"])
+
+
+def test_an_identical_scan_is_found_at_both_targets_and_at_no_other(tiny):
+    north, south = first_of(tiny, "north"), first_of(tiny, "south")
+    cohort = copied(tiny, south, tiny.series[north])
+    again = "source holds scans of its subjects again (1 of {}; `m2lgdg check` names them)"
+    assert failed(leakage_checks(cohort)) == {
+        CHECKS[2]: f"Target north: {again.format('south')}; target south: {again.format('north')}."
+    }
+    assert failed(leakage_checks(cohort, ["east", "west"])) == {}
+    told = json.dumps(leakage_checks(cohort))
+    assert not any(subject in told for subject in cohort.subjects)
+
+
+def test_two_copies_within_one_site_do_not_cross(tiny):
+    two = np.flatnonzero(tiny.sites == "north")[:2]
+    assert failed(leakage_checks(copied(tiny, two[1], tiny.series[two[0]]))) == {}
+
+
+def test_a_copy_without_a_label_is_in_no_source_but_may_hide_none(tiny):
+    """The first of three copies has no label: the two others still face each other."""
+    north, south, west = (first_of(tiny, site) for site in ("north", "south", "west"))
+    labels = tiny.labels.copy()
+    labels[north] = -1
+    cohort = replace(copied(tiny, south, tiny.series[north]), labels=labels)
+    assert failed(leakage_checks(cohort, ["south"])) == {}
+    assert "Target north" in failed(leakage_checks(cohort, ["north"]))[CHECKS[2]]
+    cohort = copied(cohort, west, tiny.series[north])
+    assert "(1 of west;" in failed(leakage_checks(cohort, ["south"]))[CHECKS[2]]
+    assert "(1 of south, 1 of west;" in failed(leakage_checks(cohort, ["north"]))[CHECKS[2]]
+
+
+def test_a_cropped_and_rescaled_scan_is_a_near_duplicate_not_an_identical_one(tiny):
+    north, west = first_of(tiny, "north"), first_of(tiny, "west")
+    cohort = copied(tiny, west, 3 * tiny.series[north][5:] + 1)
+    found = failed(leakage_checks(cohort, ["west", "east"]))
+    assert list(found) == [CHECKS[3]]
+    assert found[CHECKS[3]].startswith("Target west: source holds scans of its subjects again (1 of north;")
+
+
+def test_proxies_and_unlabelled_subjects(tiny):
+    phenotypes = tiny.phenotypes.assign(HAMD=np.arange(len(tiny), dtype=float))
+    cohort = replace(tiny, phenotypes=phenotypes).with_inputs(["age", "HAMD"], allow_proxies=True)
+    assert failed(leakage_checks(cohort)) == {
+        CHECKS[4]: "Every target: HAMD follows from the diagnosis (allow_proxies is set)."
+    }
+    labels = np.where(np.arange(len(tiny)) % 5 == 0, -1, tiny.labels)
+    assert failed(leakage_checks(replace(tiny, labels=labels))) == {}
+
+
+@pytest.mark.parametrize("extra", [1, 3])
+def test_a_broken_split_is_caught(tiny, extra):
+    """What `splits` never does: target subjects in source, and source without labels."""
+    fold, other = leave_one_site_out(tiny, ["north", "south"])
+    own = np.flatnonzero(tiny.sites == "north")[:extra]
+    leaking = Fold("north", tiny.select((tiny.sites != "north") | np.isin(np.arange(len(tiny)), own)), fold.target)
+    found = failed(check_folds(tiny, [leaking, other]))
+    shared = sum(a == b for a, b in product(leaking.source.subjects, leaking.target.subjects))
+    assert shared == extra
+    assert list(found) == list(CHECKS[:3])
+    assert found[CHECKS[0]] == f"Target north: {extra} of its own subjects in source."
+    assert found[CHECKS[1]] == f"Target north: {extra} subject ids are also in source."
+    assert f"({extra} of north;" in found[CHECKS[2]]
+    labels = tiny.labels.copy()
+    labels[np.flatnonzero(tiny.sites == "west")[:extra]] = -1
+    cohort = replace(tiny, labels=labels)
+    bare = Fold("north", cohort.select(sites=["south", "west", "east"]), cohort.select(sites=["north"]))
+    assert failed(check_folds(cohort, [bare])) == {CHECKS[5]: f"Target north: {extra} source subjects have no label."}
