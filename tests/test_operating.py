@@ -1,0 +1,196 @@
+"""The operating point: every number against a loop from its definition, intervals and bins over random input."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import binomtest
+
+from m2lgdg import InputError
+from m2lgdg.report.operating import (
+    calibration_bins,
+    calibration_error,
+    confusion,
+    net_benefit,
+    operating_table,
+    predictive_values,
+    wilson,
+)
+from m2lgdg.report.tables import render
+
+quick = settings(max_examples=80, deadline=None)
+subjects = st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1)), min_size=1, max_size=60)
+coarse = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4).map(lambda i: i / 4)), min_size=1, max_size=60)
+
+
+def told(rows):
+    """A predictions table of one method from (seed, target, subject, label, proba)."""
+    named = [("fc", "", *row) for row in rows]
+    return pd.DataFrame(named, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+
+
+def cells(table, row=0):
+    return dict(zip(table.header, table.rows[row], strict=True))
+
+
+@quick
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_is_where_the_score_test_turns(pair):
+    part, whole = pair
+    low, high = wilson(part, whole)
+    other = binomtest(part, whole).proportion_ci(0.95, method="wilson")
+    assert (low, high) == pytest.approx((other.low, other.high), abs=1e-9)
+    assert 0 <= low <= part / whole <= high <= 1
+    for bound in {low, high} - {0.0, 1.0}:
+        distance = abs(part / whole - bound) / math.sqrt(bound * (1 - bound) / whole)
+        assert distance == pytest.approx(1.959964, abs=1e-5)
+    assert wilson(whole - part, whole) == pytest.approx((1 - high, 1 - low))
+
+
+def test_wilson_by_hand_and_of_nobody():
+    z2 = 1.959963985**2
+    half = math.sqrt(z2 * (8 * 2 / 10 + z2 / 4))
+    assert wilson(8, 10) == pytest.approx(((8 + z2 / 2 - half) / (10 + z2), (8 + z2 / 2 + half) / (10 + z2)))
+    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert np.isnan(wilson(0, 0)).all()
+    assert wilson(0, 7)[0] == 0.0
+    assert wilson(7, 7)[1] == 1.0
+
+
+@quick
+@given(subjects, st.integers(1, 12))
+def test_bins_of_distinct_probabilities_are_of_equal_count(pairs, bins):
+    pairs = list({p: (y, p) for y, p in pairs}.values())
+    labels, proba = zip(*pairs, strict=True)
+    table = calibration_bins(labels, proba, bins)
+    assert table["n"].sum() == len(pairs)
+    assert len(table) == min(bins, len(pairs))
+    assert table["n"].max() - table["n"].min() <= 1
+    left = sorted(pairs, key=lambda pair: pair[1])
+    for row in table.itertuples():
+        here, left = left[: row.n], left[row.n :]
+        assert row.proba == pytest.approx(sum(p for _, p in here) / row.n)
+        assert row.observed == pytest.approx(sum(y for y, _ in here) / row.n)
+        other = binomtest(sum(y for y, _ in here), row.n).proportion_ci(0.95, method="wilson")
+        assert (row.low, row.high) == pytest.approx((other.low, other.high), abs=1e-9)
+
+
+@quick
+@given(coarse, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_equal_probabilities_share_a_bin_whatever_the_order(pairs, bins, random):
+    shuffled = pairs[:]
+    random.shuffle(shuffled)
+    table, again = (calibration_bins(*zip(*each, strict=True), bins) for each in (pairs, shuffled))
+    pd.testing.assert_frame_equal(table, again)
+    sizes = [sum(p == value for _, p in pairs) for value in sorted({p for _, p in pairs})]
+    ends = set(np.cumsum(sizes).tolist())
+    assert set(np.cumsum(table["n"]).tolist()) <= ends
+    assert np.average(table["observed"], weights=table["n"]) == pytest.approx(np.mean([y for y, _ in pairs]))
+
+
+def test_bins_leave_unknown_labels_out_and_refuse_none():
+    table = calibration_bins([0, 1, -1, 1], [0.2, 0.4, 0.3, 0.9], 1)
+    assert table[["proba", "observed", "n"]].to_numpy().tolist() == [[0.5, pytest.approx(2 / 3), 3]]
+    assert len(calibration_bins([], [], 5)) == 0
+    with pytest.raises(InputError, match="0 bins"):
+        calibration_bins([0, 1], [0.1, 0.2], 0)
+
+
+def test_calibration_error_over_five_bins():
+    proba = np.arange(50) / 50
+    labels = (np.arange(50) % 10 < 3).astype(int)  # three of ten in every bin
+    expected = sum(abs(sum(proba[10 * k : 10 * k + 10]) / 10 - 0.3) for k in range(5)) / 5
+    assert calibration_error(labels, proba) == pytest.approx(expected)
+    assert np.isnan(calibration_error(labels[:49], proba[:49]))
+
+
+@quick
+@given(subjects, st.floats(0, 1))
+def test_confusion_counts_everybody_once(pairs, threshold):
+    expected = {(y, said): sum(y == a and (b >= threshold) == said for a, b in pairs) for y in (0, 1) for said in (False, True)}
+    order = ((1, True), (1, False), (0, False), (0, True))
+    assert confusion(*zip(*pairs, strict=True), threshold) == tuple(expected[key] for key in order)
+
+
+def negative_log_likelihood(labels, linear):
+    return sum(math.log1p(math.exp(-x if y else x)) for y, x in zip(labels, linear, strict=True))
+
+
+def test_the_table_takes_the_mean_over_seeds():
+    """Subject a is missed by seed 0 alone and found by the mean; d is alarmed by seed 1 alone and rejected by the mean."""
+    first = {"a": (1, 0.4), "b": (1, 0.8), "c": (1, 0.3), "d": (0, 0.1), "e": (0, 0.7), "f": (0, 0.2), "x": (-1, 0.9)}
+    second = {"a": 0.8, "b": 0.6, "c": 0.3, "d": 0.6, "e": 0.7, "f": 0.4, "x": 0.9}
+    rows = [(0, "NYU", one, y, p) for one, (y, p) in first.items()]
+    rows += [(1, "NYU", one, y, second[one]) for one, (y, _) in first.items()]
+    table = operating_table(told([*rows, (0, "USM", "z", 1, 0.5)]))
+    row = cells(table)
+    labels, means = [1, 1, 1, 0, 0, 0], [0.6, 0.7, 0.3, 0.35, 0.7, 0.3]
+    assert [row[name] for name in ("Method", "Target", "n", "patients")] == ["fc", "NYU", "6", "3"]
+    assert [row[name] for name in ("TP", "FN", "TN", "FP")] == ["2", "1", "2", "1"]
+    other = binomtest(2, 3).proportion_ci(0.95, method="wilson")
+    assert row["SEN"] == row["SPE"] == f"66.7 ({100 * other.low:.1f}-{100 * other.high:.1f})"
+    assert row["Brier"] == f"{sum((p - y) ** 2 for y, p in zip(labels, means, strict=True)) / 6:.3f}"
+    logits = [math.log(p / (1 - p)) for p in means]
+    both = minimize(lambda w: negative_log_likelihood(labels, [w[0] + w[1] * x for x in logits]), [0.0, 1.0], tol=1e-10)
+    alone = minimize(lambda w: negative_log_likelihood(labels, [w[0] + x for x in logits]), [0.0], tol=1e-10)
+    assert float(row["slope"]) == pytest.approx(both.x[1], abs=1e-3)
+    assert float(row["intercept"]) == pytest.approx(alone.x[0], abs=1e-3)
+    assert row["ECE"] == "-"
+    lonely = cells(table, 1)
+    assert [lonely[name] for name in ("n", "TP", "FN", "TN", "FP", "SPE", "slope")] == ["1", "1", "0", "0", "0", "-", "-"]
+    assert "| fc | NYU | 6 |" in render([table], "markdown")
+
+
+def test_large_sites_have_a_calibration_error():
+    rng = np.random.default_rng(0)
+    proba = rng.uniform(size=60)
+    rows = [(0, "NYU", f"s{i}", int(rng.uniform() < p), p) for i, p in enumerate(proba)]
+    ranked = sorted((p, y) for *_, y, p in rows)
+    parts = [ranked[12 * k : 12 * k + 12] for k in range(5)]
+    error = sum(abs(sum(p for p, _ in part) - sum(y for _, y in part)) for part in parts) / 60
+    assert cells(operating_table(told(rows)))["ECE"] == f"{error:.3f}"
+
+
+def test_predictive_values_by_bayes():
+    assert predictive_values(0.9, 0.8, 0.1) == pytest.approx((0.09 / 0.27, 0.72 / 0.73))
+    ppv, npv = predictive_values(0.7, 0.6, 0.5)  # among 200, half patients: 70 of 110 called, 60 of 90 not called
+    assert (ppv, npv) == pytest.approx((70 / 110, 60 / 90))
+    assert predictive_values(1.0, 1.0, 0.3) == (1.0, 1.0)
+    nobody_called = predictive_values(0.0, 1.0, 0.3)
+    assert np.isnan(nobody_called[0])
+    assert nobody_called[1] == pytest.approx(0.7)
+    with pytest.raises(InputError, match="prevalence 30 is not"):
+        predictive_values(0.9, 0.8, 30)
+
+
+@quick
+@given(subjects, st.lists(st.floats(0, 0.95), min_size=1, max_size=5))
+def test_net_benefit_is_found_patients_less_weighted_alarms(pairs, thresholds):
+    labels, proba = zip(*pairs, strict=True)
+    table = net_benefit(labels, proba, thresholds)
+    n = len(pairs)
+    for threshold, row in zip(thresholds, table.itertuples(), strict=True):
+        odds = threshold / (1 - threshold)
+        found = sum(y == 1 and p >= threshold for y, p in pairs)
+        alarms = sum(y == 0 and p >= threshold for y, p in pairs)
+        assert row.threshold == threshold
+        assert row.model == pytest.approx(found / n - alarms / n * odds, abs=1e-9)
+        assert row.treat_all == pytest.approx(sum(labels) / n - (n - sum(labels)) / n * odds, abs=1e-9)
+        assert row.treat_none == 0
+    own = net_benefit(labels, proba, thresholds, prevalence=sum(labels) / n)
+    pd.testing.assert_frame_equal(own, table)
+
+
+def test_net_benefit_at_another_prevalence_and_bad_thresholds():
+    """Three of four patients and one of four controls reach 0.2; of a clinic of 1,000 with 100 patients 75 and 225 would."""
+    labels, proba = [1, 1, 1, 1, 0, 0, 0, 0], [0.9, 0.5, 0.2, 0.1, 0.3, 0.1, 0.1, 0.0]
+    table = net_benefit(labels, proba, [0.2], prevalence=0.1)
+    assert table["model"].tolist() == pytest.approx([75 / 1000 - 225 / 1000 * 0.25])
+    assert table["treat_all"].tolist() == pytest.approx([100 / 1000 - 900 / 1000 * 0.25])
+    assert np.isnan(net_benefit([1, 1], [0.4, 0.6], [0.2], prevalence=0.1)["model"][0])  # no control tells the alarms
+    with pytest.raises(InputError, match="threshold 1 is not"):
+        net_benefit(labels, proba, [0.5, 1.0])
