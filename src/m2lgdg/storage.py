@@ -73,6 +73,13 @@ def write_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file atomically."""
+    with writing(path) as part:
+        part.write_bytes(content)
+    return Path(path)
+
+
 def write_texts(folder: str | Path, texts: Mapping[str, str]) -> Path:
     """Write the text files of a folder by their names: none takes its place before all are written."""
     with contextlib.ExitStack() as stack:

@@ -24,6 +24,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
+from m2lgdg.leakage import leakage_checks
 from m2lgdg.method import Method, load_methods, make
 from m2lgdg.readers import read
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -363,6 +364,7 @@ def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:
     rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
     inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
     write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
+    write_text(out / "checks.json", json.dumps(leakage_checks(cohort, study.targets), indent=1, ensure_ascii=False) + "\n")
     write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
     write_text(path, text)
 

@@ -100,10 +100,10 @@ def table(
 
 def _tell_changes(folder: Path) -> None:
     """A table of methods that did not run with their defaults must say so."""
-    from m2lgdg.report.page import read_json
+    from m2lgdg.report.contents import read_json
     from m2lgdg.report.tables import changed_fields
 
-    changed = changed_fields(read_json(folder / "study.json"))
+    changed = changed_fields(read_json(folder / "study.json", {}))
     if changed:
         typer.echo(f"\nNot with their defaults: {changed}.")
 

@@ -31,6 +31,11 @@ class Table:
     ranks: list[list[int]]
     note: str = ""
 
+    @property
+    def ranked(self) -> bool:
+        """Whether best and second are told."""
+        return any(any(row) for row in self.ranks)
+
 
 def study_tables(predictions: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
     """The site table and the macro table; `best` is tested against all others (default: the highest macro AUC)."""

@@ -1,0 +1,96 @@
+"""The top of the report, in words: who was studied, the answer with its interval, the best simple peer, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from m2lgdg.metrics import delong_interval
+from m2lgdg.report.contents import Contents, Key
+from m2lgdg.report.operating import over_seeds
+from m2lgdg.report.tables import label
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The method in question, the simple peer beside it, and the sentences of the top."""
+
+    main: Key
+    peer: Key | None
+    cohort: str
+    answer: str
+    beside: str
+    warnings: list[str]
+
+
+def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
+    """`scores` are per site (`stats.site_scores`); the question is about M²LG-DG where it was run, else about the best."""
+    areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
+    order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
+    keys: list[Key] = [(str(method), str(variant)) for method, variant in order.index]
+    warnings = _warnings(contents)
+    if not keys:
+        none = "No target site has both patients and controls, so no AUC is defined."
+        return Answer(contents.keys[0], None, _cohort(contents), none, "", warnings)
+    main = ("m2lgdg", "") if ("m2lgdg", "") in keys else keys[0]
+    peers = [key for key in keys if key != main and key[0] in simple_peers()]
+    peer = peers[0] if peers else None
+    beside = ""
+    if peer is not None:
+        beside = f"The best simple peer, {label(*peer)}: {_mean_area(contents.predictions, areas, peer)}."
+        if order[peer] >= order[main]:
+            warnings.insert(0, f"A simple model does as well or better: {label(*peer)} against {label(*main)}.")
+    sites = int(areas[main].count())
+    where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
+    told = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. 50 is chance."
+    return Answer(main, peer, _cohort(contents), told, beside, warnings)
+
+
+def simple_peers() -> list[str]:
+    """The linear methods and the prior."""
+    from m2lgdg.method import load_methods
+
+    return [name for name, cls in load_methods().items() if cls.__module__ == "m2lgdg.methods.linear"]
+
+
+def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
+    """The mean over sites with a t interval; of a single site its AUC with DeLong's."""
+    values = areas[key].dropna()
+    if len(values) > 1:
+        half = float(student.ppf(0.975, len(values) - 1)) * float(values.std(ddof=1)) / np.sqrt(len(values))
+        low, high, how = values.mean() - half, values.mean() + half, "t over sites"
+    else:
+        mean = over_seeds(predictions)
+        part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == values.index[0])]
+        low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy())
+        how = "DeLong"
+    return f"{100 * values.mean():.1f} (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
+
+
+def _cohort(contents: Contents) -> str:
+    """Who was studied, who was left out and why."""
+    inclusion = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "reason"])
+    included, out = (inclusion[inclusion["status"] == status] for status in ("included", "excluded"))
+    if not len(included):
+        return f"{contents.predictions['subject'].nunique()} subjects were tested."
+    told = f"{len(included)} subjects of {included['site'].nunique()} sites"
+    if contents.cohort is not None:
+        labels = Counter(contents.cohort.labels.tolist())
+        told += f" ({labels[1]} patients, {labels[0]} controls)"
+    if not len(out):
+        return f"{told}; nobody was left out."
+    reasons = Counter(out["reason"]).most_common(5)
+    said = "; ".join(f"{count} {reason.rstrip('.')}" for reason, count in reasons)
+    return f"{told}; {len(out)} left out: {said}{'; others in inclusion.csv' if len(set(out['reason'])) > 5 else ''}."
+
+
+def _warnings(contents: Contents) -> list[str]:
+    told = [f"Leakage check failed: {one['check']}. {one['detail']}" for one in contents.checks if not one.get("passed", True)]
+    missing = contents.missing()
+    if missing:
+        told.append(f"Not run yet: {', '.join(missing)}. Run the study again to go on.")
+    return told

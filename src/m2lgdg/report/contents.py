@@ -1,0 +1,140 @@
+"""What a study folder holds, read once for its report: predictions, settings, records, explanations, and the cohort if near.
+
+Everything but the predictions may be missing; the report then leaves out what it was for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.explain import Explanation
+from m2lgdg.storage import InputError
+from m2lgdg.study import explanation_path, read_predictions
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A study folder's files; `records` are those of the cells that the predictions are of."""
+
+    folder: Path
+    predictions: pd.DataFrame
+    study: dict[str, Any]
+    environment: dict[str, Any]
+    checks: list[dict[str, Any]]
+    inclusion: list[dict[str, str]]
+    failures: list[dict[str, str]]
+    records: list[dict[str, Any]]
+    cohort: Cohort | None
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every (method, variant), in the order of the predictions."""
+        return list(dict.fromkeys(zip(self.predictions["method"], self.predictions["variant"], strict=True)))
+
+    @property
+    def swept(self) -> dict[str, dict[str, list[Any]]]:
+        """The study's sweeps: method -> field -> values."""
+        sweeps = self.study.get("sweep")
+        return sweeps if isinstance(sweeps, dict) else {}
+
+    def is_sweep(self, key: Key) -> bool:
+        """Whether a row is one value of a sweep."""
+        return any(key[1] == f"{field}={value}" for field, values in self.swept.get(key[0], {}).items() for value in values)
+
+    def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
+        """The explained cells of each method, with their records."""
+        found: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
+        for record in self.records:
+            path = explanation_path(self.folder, record["key"])
+            if path.is_dir():
+                found.setdefault(record["method"], []).append((record, Explanation.load(path)))
+        return found
+
+    def missing(self) -> list[str]:
+        """Cells that the study asks for and that are neither there nor failed, a sentence a method."""
+        have = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in self.failures}
+        rows = self.predictions.drop_duplicates(["method", "variant", "target", "seed"])
+        have |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
+        told = []
+        for method in self.study.get("methods") or []:
+            own = {row[3] for row in have if row[0] == method}
+            seeds = [str(seed) for seed in self.study.get("seeds") or []]
+            asked = seeds if len(own) > 1 or not _runs_once(method) else seeds[:1]
+            gone = sum((method, "", target, seed) not in have for target in self.study.get("targets") or [] for seed in asked)
+            if gone:
+                told.append(f"{gone} cell{'s' if gone > 1 else ''} of {method}")
+        return told
+
+
+def _runs_once(method: str) -> bool:
+    """Whether a method has no randomness, so that one seed is all there is to run."""
+    from m2lgdg.method import load_methods
+
+    known = load_methods()
+    return method in known and not known[method].stochastic
+
+
+def read_contents(folder: str | Path) -> Contents:
+    """Read a study folder."""
+    folder = Path(folder)
+    predictions = read_predictions(folder)
+    study = read_json(folder / "study.json", {})
+    return Contents(
+        folder=folder,
+        predictions=predictions,
+        study=study,
+        environment=read_json(folder / "environment.json", {}),
+        checks=read_json(folder / "checks.json", []),
+        inclusion=_rows(folder / "inclusion.csv"),
+        failures=_rows(folder / "failures.csv"),
+        records=_records(folder, predictions),
+        cohort=_cohort(folder, study),
+    )
+
+
+def read_json(path: Path, empty: Any) -> Any:
+    """What a JSON file holds, if it is of the kind of `empty`; else `empty`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return empty
+    return content if isinstance(content, type(empty)) else empty
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    rows: list[dict[str, str]] = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    return rows
+
+
+def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
+    """The newest finished record of each cell in the predictions, in their order; older code leaves records behind."""
+    wanted = predictions.drop_duplicates(["method", "variant", "target", "seed"])
+    places = {(row.method, row.variant, row.target, row.seed): i for i, row in enumerate(wanted.itertuples())}
+    newest: dict[int, tuple[float, dict[str, Any]]] = {}
+    for path in (folder / "cells").glob("*.json"):
+        record = read_json(path, {})
+        cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
+        place, when = places.get(cell), path.stat().st_mtime
+        if place is not None and record.get("status") == "done" and when >= newest.get(place, (0.0, {}))[0]:
+            newest[place] = (when, record)
+    return [newest[place][1] for place in sorted(newest)]
+
+
+def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
+    """The study's cohort, where it still lies where the study says and has the same content."""
+    path = folder / str(study.get("cohort", ""))
+    try:
+        cohort = Cohort.load(path) if path.is_file() else None
+    except InputError:
+        return None
+    return cohort if cohort is not None and cohort.hash == study.get("cohort_hash") else None

@@ -1,0 +1,190 @@
+"""Figures of scores: forest plot, ROC and calibration by target, sensitivity curves, training curves.
+
+Each takes tables and gives a `Figure`; which of them a study has is decided in `sections`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from m2lgdg.metrics import delong_interval
+from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.operating import calibration_bins
+from m2lgdg.report.tables import label
+
+Key = tuple[str, str]
+
+
+def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Figure:
+    """AUC (mean over seeds) of each method by target, with DeLong intervals of the probabilities averaged over seeds."""
+    sites = list(dict.fromkeys(mean["target"]))
+    areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
+    step = 0.8 / len(keys)
+
+    def paint(sheet: Sheet) -> None:
+        axis = sheet.canvas.add_subplot()
+        for k, key in enumerate(keys):
+            axis.plot([], [], mark(k), color=colour(k), ms=4, label=short(label(*key), 40))
+            for s, site in enumerate(sites):
+                part, area = _part(mean, key, site), float(areas.get((*key, site), np.nan))
+                if not len(part) or math.isnan(area):
+                    continue
+                low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy())
+                y = s + k * step - 0.4 + step / 2
+                axis.plot([low, high], [y, y], color=colour(k), lw=1.2, alpha=0.6)
+                (dot,) = axis.plot([area], [y], mark(k), color=colour(k), ms=4)
+                told = f"{label(*key)}, {site}: AUC {100 * area:.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+                sheet.tip(dot, f"{told}, {len(part)} subjects")
+        axis.axvline(0.5, color=FAINT, lw=1, ls=":")
+        for edge in np.arange(len(sites) - 1) + 0.5:
+            axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
+        axis.set_yticks(range(len(sites)), [short(site) for site in sites])
+        axis.set_ylim(len(sites) - 0.5, -0.5)
+        axis.set_xlabel("AUC at the unseen site")
+        sheet.canvas.legend(loc="outside right upper", fontsize=8)
+
+    height = 1.0 + max(0.14 * len(keys) + 0.22, 0.4) * len(sites)
+    caption = "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals. Dotted: chance."
+    alt = "Area under the curve of each method at each target site with intervals; the tables have the numbers"
+    return draw("forest", caption, alt, (9, height), paint)
+
+
+def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
+    """ROC curves of the probabilities averaged over seeds, one panel a target with both classes."""
+    from sklearn.metrics import roc_curve
+
+    def paint(axis: Axes, site: str) -> None:
+        for k, key in enumerate(keys):
+            part = _part(mean, key, site)
+            if part["label"].nunique() == 2:
+                wrong, right, _ = roc_curve(part["label"], part["proba"])
+                axis.plot(wrong, right, color=colour(k), lw=1.3, label=short(label(*key), 40))
+        axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
+
+    caption = "ROC at each target site, probabilities averaged over seeds. Dotted: chance."
+    names = ("1 - specificity", "sensitivity")
+    return _panels("roc", caption, "ROC curves by target site", _both_classes(mean), paint, names)
+
+
+def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
+    """Observed share of patients in bins of equal count, with Wilson intervals, one panel a target."""
+
+    def paint(axis: Axes, site: str) -> None:
+        for k, key in enumerate(keys):
+            part = _part(mean, key, site)
+            if not len(part):
+                continue
+            bins = calibration_bins(part["label"].to_numpy(), part["proba"].to_numpy(), max(2, min(8, len(part) // 12)))
+            ends = [bins["observed"] - bins["low"], bins["high"] - bins["observed"]]
+            style: dict[str, Any] = {"color": colour(k), "fmt": "o-", "ms": 3, "lw": 1.1, "elinewidth": 0.7}
+            axis.errorbar(bins["proba"], bins["observed"], np.maximum(ends, 0), label=short(label(*key), 40), **style)
+        axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
+
+    caption = "Calibration at each target site: observed share of patients in bins of equal count, with 95 % Wilson intervals."
+    names = ("predicted probability", "share of patients")
+    return _panels("calibration", caption, "Calibration curves by target site", _both_classes(mean), paint, names)
+
+
+def sensitivity_curves(method: str, macro: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
+    """ACC, F1 and AUC over the values of each swept field, the default marked by a larger point."""
+    base = macro[(macro["method"] == method) & (macro["variant"] == "")]
+
+    def paint(sheet: Sheet) -> None:
+        panels = np.atleast_1d(sheet.canvas.subplots(1, len(axes), sharey=True))
+        for panel, (name, values) in zip(panels, axes.items(), strict=True):
+            everyone = [*values, *([default[name]] if default.get(name) not in values and name in default else [])]
+            everyone.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
+            for m, metric in enumerate(("ACC", "F1", "AUC")):
+                rows = [
+                    base if value == default.get(name) else _variant(macro, method, f"{name}={value}") for value in everyone
+                ]
+                heights = [100 * float(row[row["metric"] == metric]["mean"].mean()) for row in rows]
+                panel.plot(range(len(everyone)), heights, "-", color=colour(m), lw=1.3, label=metric)
+                for i, (value, height) in enumerate(zip(everyone, heights, strict=True)):
+                    large = value == default.get(name)
+                    (dot,) = panel.plot([i], [height], "o", color=colour(m), ms=8 if large else 4)
+                    sheet.tip(dot, f"{name} = {value}{' (default)' if large else ''}: {metric} {height:.1f}")
+            panel.set_xticks(range(len(everyone)), [short(str(value), 12) for value in everyone])
+            panel.set_xlabel(name)
+        panels[0].set_ylabel("mean over target sites (%)")
+        panels[0].legend(fontsize=8)
+
+    caption = f"{method}: ACC, F1 and AUC over swept fields; the default is the larger point."
+    return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 3.0), paint)
+
+
+def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figure | None:
+    """Loss and source-validation AUC by epoch, a thin line a training and a thick one for their mean while half still train."""
+    histories = {name: runs for name, runs in histories.items() if runs}
+    if not histories:
+        return None
+
+    def paint(sheet: Sheet) -> None:
+        grid = sheet.canvas.subplots(len(histories), 2, squeeze=False)
+        for row, (name, runs) in zip(grid, histories.items(), strict=True):
+            for axis, curve, title in zip(row, (_loss, _area), ("training loss", "validation AUC"), strict=True):
+                lines = [[curve(epoch) for epoch in run] for run in runs]
+                for line in lines:
+                    axis.plot(range(1, len(line) + 1), line, color=FAINT, lw=0.6, alpha=0.6)
+                until = int(np.median([len(line) for line in lines]))
+                padded = np.array([line[:until] + [np.nan] * (until - len(line)) for line in lines])
+                axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=colour(0), lw=1.8)
+                axis.set_ylabel(title)
+            row[0].set_title(f"{short(name)}: {len(runs)} training{'s' if len(runs) > 1 else ''}", loc="left", fontsize=9)
+        for axis in grid[-1]:
+            axis.set_xlabel("epoch")
+
+    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch; grey: each training, blue: their mean."
+    return draw("training", caption, "Training curves; no table holds these numbers", (9, 2.0 * len(histories) + 0.4), paint)
+
+
+def _loss(epoch: dict[str, float]) -> float:
+    return sum(value for name, value in epoch.items() if not name.startswith("val_"))
+
+
+def _area(epoch: dict[str, float]) -> float:
+    return epoch.get("val_auc", math.nan)
+
+
+def _part(mean: pd.DataFrame, key: Key, site: str) -> pd.DataFrame:
+    return mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
+
+
+def _variant(macro: pd.DataFrame, method: str, variant: str) -> pd.DataFrame:
+    return macro[(macro["method"] == method) & (macro["variant"] == variant)]
+
+
+def _both_classes(mean: pd.DataFrame) -> list[str]:
+    return [site for site in dict.fromkeys(mean["target"]) if mean[mean["target"] == site]["label"].nunique() == 2]
+
+
+def _panels(
+    name: str, caption: str, alt: str, sites: list[str], paint: Callable[[Axes, str], None], names: tuple[str, str]
+) -> Figure | None:
+    """Square panels, one a site, with one legend; None where there is no site to show."""
+    if not sites:
+        return None
+    columns = min(4, len(sites))
+    rows = math.ceil(len(sites) / columns)
+
+    def all_of_them(sheet: Sheet) -> None:
+        grid = sheet.canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        for axis in grid.flat[len(sites) :]:
+            axis.remove()
+        for axis, site in zip(grid.flat, sites, strict=False):
+            paint(axis, site)
+            axis.set_title(short(site, 24), fontsize=9, color=INK)
+            axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        sheet.canvas.supxlabel(names[0], fontsize=9)
+        sheet.canvas.supylabel(names[1], fontsize=9)
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        sheet.canvas.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels) or 1), fontsize=8)
+
+    width = max(4.2, 2.3 * columns)
+    return draw(name, caption, alt, (width, 2.3 * rows + 1.1), all_of_them)
