@@ -1,0 +1,284 @@
+"""TRIPOD+AI and REFORMS for one study: what the run knows is filled in, the rest is left to the authors.
+
+`known_facts` reads a study folder, `checklists` puts its facts into the templates of checklists.tsv; the report prints them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.metrics import METRICS, THRESHOLD
+from m2lgdg.report.subgroups import EYES, MOTION
+from m2lgdg.report.tables import changed_fields, label
+from m2lgdg.splits import leave_one_site_out
+from m2lgdg.stats import cell_scores, macro_scores, site_scores
+from m2lgdg.storage import InputError, one_line
+from m2lgdg.study import read_predictions
+
+TO_COMPLETE = "authors to complete"
+CITATIONS = {
+    "TRIPOD+AI": "Collins et al. 2024, BMJ 385: e078378",
+    "REFORMS": "Kapoor et al. 2024, Science Advances 10: eadk3452",
+}
+NOTE = (
+    "Filled in by the software from the files of this study, each item in short words of our own; an answer may cover only a "
+    "part of its item. It is a start for the authors, and no statement that the study meets the checklist."
+)
+MOST_NAMED = 8  # methods whose performance is spelled out; the tables have all
+# True of every method of the package, by what `Method` and the study runner let it see; a plugin may do as it likes.
+OURS = {
+    "selection": "Penalties, early stopping and calibration are chosen on source subjects alone",
+    "imputation": "Sex is imputed by its mode, other inputs by medians, all of source-training subjects",
+    "transformations": "Phenotypes are imputed and z-scored with source-training statistics; series or their connectivity are "
+    "standardised by each subject alone or with source statistics, as each method says",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item and what the run answers to it."""
+
+    item: str
+    section: str
+    topic: str
+    answer: str
+    filled: bool
+
+
+@dataclass(frozen=True)
+class Checklist:
+    """One checklist, pre-filled."""
+
+    title: str
+    citation: str
+    note: str
+    rows: list[Row]
+
+
+def checklists(known: Mapping[str, str]) -> list[Checklist]:
+    """Both checklists; an item is answered where all facts that its template names are known."""
+    text = (files("m2lgdg") / "report" / "checklists.tsv").read_text(encoding="utf-8")
+    items = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [
+        Checklist(f"{name}, pre-filled", citation, NOTE, [_row(item, known) for item in items if item["checklist"] == name])
+        for name, citation in CITATIONS.items()
+    ]
+
+
+def _row(item: Mapping[str, str], known: Mapping[str, str]) -> Row:
+    needed = [key for _, key, _, _ in Formatter().parse(item["answer"]) if key]
+    filled = bool(needed) and all(known.get(key) for key in needed)
+    answer = item["answer"].format_map(known) if filled else TO_COMPLETE
+    return Row(item["item"], item["section"], item["topic"], answer, filled)
+
+
+def known_facts(folder: Path) -> dict[str, str]:
+    """What the files of a study folder know, in words; a file that is not there leaves its facts out."""
+    folder = Path(folder)
+    study, environment, checks = (_json(folder / f"{name}.json") for name in ("study", "environment", "checks"))
+    facts = _study_facts(study or {}) | _environment_facts(environment or {}) | _check_facts(checks or [])
+    if (folder / "inclusion.csv").is_file():
+        facts |= _inclusion_facts(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False))
+    if (folder / "predictions.csv").is_file():
+        facts |= _prediction_facts(read_predictions(folder))
+    cohort = _cohort(folder, study or {})
+    return facts | (_cohort_facts(cohort, (study or {}).get("targets")) if cohort is not None else {})
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
+
+
+def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
+    """The study's cohort, where its file is still there and still has the study's content."""
+    if not study.get("cohort") or not (folder / study["cohort"]).is_file():
+        return None
+    try:
+        cohort = Cohort.load(folder / study["cohort"])
+        inputs = study.get("inputs")
+        if inputs is not None and tuple(inputs) != cohort.inputs:
+            cohort = cohort.with_inputs(inputs, allow_proxies=study.get("allow_proxies", False) or cohort.allow_proxies)
+    except InputError:
+        return None
+    return cohort if cohort.hash == study.get("cohort_hash") else None
+
+
+def _study_facts(study: dict[str, Any]) -> dict[str, str]:
+    if not study:
+        return {}
+    targets, seeds = study.get("targets") or [], study.get("seeds") or []
+    facts = {
+        "study": str(study.get("name", "")),
+        "cohort_hash": str(study.get("cohort_hash") or ""),
+        "inputs": ", ".join(study.get("inputs") or []) or "none",
+        "hyperparameters": changed_fields(study) or "nothing",
+        "device": f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' * (study.get('threads', 1) > 1)} a cell",
+    }
+    if targets:
+        facts["split"] = (
+            f"Each target site is held out whole and source is every labelled subject of the other sites; targets: "
+            f"{', '.join(targets)}; seeds {', '.join(map(str, seeds))} (the first alone for methods without randomness)"
+        )
+    return facts | ({} if study.get("plugins") else OURS)
+
+
+def _environment_facts(environment: dict[str, str]) -> dict[str, str]:
+    facts = {"environment": ", ".join(f"{name} {version}" for name, version in environment.items())}
+    if "m2lgdg" in environment and "code" in environment:
+        facts["code"] = f"m2lgdg {environment['m2lgdg']}, hash of the code that makes predictions {environment['code']}"
+    return facts
+
+
+def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
+    parts = {"checks": "", "checks_duplicates": "on both sides", "checks_inputs": "inputs"}
+    chosen = {key: [one for one in checks if word in one["check"]] for key, word in parts.items()}
+    return {key: _told(some) for key, some in chosen.items() if some}
+
+
+def _told(checks: list[dict[str, Any]]) -> str:
+    failed = [f"{one['check']}: {str(one['detail']).rstrip('.')}" for one in checks if not one["passed"]]
+    names = "; ".join(one["check"] for one in checks)
+    return f"Checked: {names}; " + (f"NOT passed: {'; '.join(failed)}" if failed else "all passed")
+
+
+def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
+    included = table[table["status"] == "included"]
+    # A reason that ends as a sentence names a file or a subject, which a shared page must not.
+    reasons = Counter("unusable file" if why.endswith(".") else why for why in table[table["status"] == "excluded"]["reason"])
+    return {
+        "included": str(len(included)),
+        "excluded": str(len(table) - len(included)),
+        "exclusions": "; ".join(f"{why} {count}" for why, count in reasons.most_common()) or "none",
+    }
+
+
+def _prediction_facts(predictions: pd.DataFrame) -> dict[str, str]:
+    sites = site_scores(cell_scores(predictions, ("AUC", "slope", "intercept")))
+    keys = list(dict.fromkeys(zip(predictions["method"], predictions["variant"], strict=True)))
+    count = predictions["target"].nunique()
+    facts = {
+        "methods": ", ".join(label(*key) for key in keys),
+        "method_count": str(len(keys)),
+        "target_count": str(count),
+        "tested": str(predictions.loc[predictions["label"] >= 0, "subject"].nunique()),
+        "metrics": f"{', '.join(METRICS)}; ACC, SEN, SPE and F1 at the threshold {THRESHOLD:g}",
+        "threshold": f"The probability of being a patient; a patient at {THRESHOLD:g} or above, fixed beforehand and not tuned",
+        "updating": "None: no model was updated or recalibrated with data of a target",
+        "baselines": ", ".join(_baselines([name for name, _ in keys])),
+    }
+    if count > 1 and len(keys) > 1:
+        facts["comparison"] = (
+            f"Paired t-tests over {count} target sites of the method with the highest AUC, chosen afterwards, against every "
+            "other, Holm within AUC"
+        )
+    return facts | _performance(sites)
+
+
+def _baselines(names: list[str]) -> list[str]:
+    from m2lgdg.method import load_methods
+
+    known = load_methods()
+    return [name for name in dict.fromkeys(names) if name in known and known[name].__module__ == "m2lgdg.methods.linear"]
+
+
+def _performance(sites: pd.DataFrame) -> dict[str, str]:
+    """AUC over sites with t intervals; and where the method with the highest is best and worst, and how calibrated."""
+    macro = macro_scores(sites[sites["metric"] == "AUC"]).dropna(subset=["mean"])
+    macro = macro.sort_values("mean", ascending=False, kind="stable")
+    if not len(macro):
+        return {}
+    told = [f"{label(row.method, row.variant)} {_interval(row.mean, row.sd, row.sites)}" for row in macro.itertuples()]
+    more = f"; {len(told) - MOST_NAMED} more in the tables" if len(told) > MOST_NAMED else ""
+    best = macro.iloc[0]
+    mine = sites[(sites["method"] == best["method"]) & (sites["variant"] == best["variant"])].dropna(subset=["mean"])
+    areas = mine[mine["metric"] == "AUC"].set_index("target")["mean"]
+    name = label(best["method"], best["variant"])
+    facts = {
+        "performance": f"Mean AUC over target sites (95 % t interval over sites): {'; '.join(told[:MOST_NAMED])}{more}",
+        "heterogeneity": f"AUC of {name} from {100 * areas.min():.1f} ({areas.idxmin()}) to {100 * areas.max():.1f} "
+        f"({areas.idxmax()}) over {len(areas)} target sites",
+    }
+    middle = mine.groupby("metric")["mean"].median()
+    if {"slope", "intercept"} <= set(middle.index):
+        facts["calibration"] = f"Median over sites for {name}: slope {middle['slope']:.2f}, intercept {middle['intercept']:.2f}"
+    return facts
+
+
+def _interval(mean: float, sd: float, sites: int) -> str:
+    if sites < 3:  # an interval from two sites would be wider than the scale
+        return f"{100 * mean:.1f} ({sites} site{'s' * (sites > 1)}, no interval)"
+    half = float(t.ppf(0.975, sites - 1)) * sd / np.sqrt(sites)
+    return f"{100 * mean:.1f} ({100 * max(mean - half, 0):.1f}-{100 * min(mean + half, 1):.1f})"
+
+
+def _cohort_facts(cohort: Cohort, targets: list[str] | None) -> dict[str, str]:
+    patients, controls = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
+    sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
+    shares = [float((here == 1).mean()) for site in sizes if len(here := _labels(cohort, site))]
+    folds = [(fold.source.labels, _labels(cohort, fold.site)) for fold in leave_one_site_out(cohort, targets)]
+    sides = [f"{_span(list(map(len, side)))} ({_span([int(one.sum()) for one in side])})" for side in zip(*folds, strict=True)]
+    columns = {str(name).lower() for name in cohort.phenotypes}
+    kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
+    groups = [name for name, names in kinds.items() if columns & set(names)]
+    tr = cohort.tr[~np.isnan(cohort.tr)]
+    seconds = f"{_span(tr)} s" if len(tr) else "unknown"
+    atlas = f" of atlas {cohort.atlas}" if cohort.atlas else ""
+    return {
+        "cohort_name": cohort.name,
+        "subjects": str(len(cohort)),
+        "patients": str(patients),
+        "controls": str(controls),
+        "site_count": str(len(sizes)),
+        "sites": ", ".join(f"{site} {size}" for site, size in sizes.items()),
+        "balance": f"{100 * patients / (patients + controls):.0f} % of the labelled are patients, "
+        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % by site",
+        "fold_sizes": f"Labelled subjects (patients): source {sides[0]}, target {sides[1]}",
+        "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR {seconds}",
+        "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
+        "outcome": next((note for note in cohort.notes if "label" in note), ""),
+        "subgroups": ", ".join([*groups, "site size"]),
+        "characteristics": "; ".join(_characteristics(cohort.phenotypes)),
+    }
+
+
+def _labels(cohort: Cohort, site: str) -> Any:
+    return cohort.labels[(cohort.sites == site) & (cohort.labels >= 0)]
+
+
+def _missing(cohort: Cohort, column: str) -> str:
+    lost = cohort.phenotypes[column].isna().to_numpy()
+    shares = [f"{name} {100 * lost[cohort.labels == k].mean():.1f}" for name, k in (("patients", 1), ("controls", 0))]
+    return f"{column} {100 * lost.mean():.1f} % ({', '.join(shares)})"
+
+
+def _characteristics(table: pd.DataFrame) -> list[str]:
+    told = []
+    if "age" in table and table["age"].dtype == np.float64 and table["age"].notna().any():
+        low, middle, high = table["age"].quantile([0.25, 0.5, 0.75])
+        told.append(f"age median {middle:.1f} (quartiles {low:.1f}, {high:.1f})")
+    if "sex" in table and table["sex"].notna().any():
+        told.append(f"{100 * (table['sex'].dropna() == 1).mean():.0f} % male")
+    return told
+
+
+def _span(values: Any) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
