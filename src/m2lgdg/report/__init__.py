@@ -1,1 +1,1 @@
-"""Tables and pages made from a study's predictions; nothing here touches a cohort or a model."""
+"""Tables and pages made from the files of a study; nothing here fits or changes a model."""
