@@ -161,11 +161,18 @@ def _tell(name: str, cls: type[Method]) -> None:
 
 
 @terminal.app.command()
-def report(folder: Folder) -> None:
-    """Write report.html, one page with a study's answer, tables and figure that opens anywhere."""
+def report(
+    folder: Folder,
+    three_d: Annotated[bool, typer.Option("--3d", help="also brains that can be turned, of explained methods")] = False,
+) -> None:
+    """Write report.html, one page with a study's answer, tables and figures that opens anywhere, and all of them as files."""
+    from rich.markup import escape
+
     from m2lgdg.report.page import write_report
 
-    terminal.out.print(f"Wrote {write_report(folder)}. Open it in a browser; it needs no network.", soft_wrap=True)
+    page = write_report(folder, three_d=three_d)
+    terminal.out.print(f"Wrote {escape(str(page))}, and tables/ and figures/ beside it.", soft_wrap=True)
+    terminal.out.print("Next: open it in a browser; it needs no network.")
 
 
 DEMO_STUDY = """# Every site of a synthetic cohort left out once. Change it, and run: m2lgdg run study.toml --out mine

@@ -37,12 +37,14 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
         none = "No target site has both patients and controls, so no AUC is defined."
         return Answer(contents.keys[0], None, _cohort(contents), none, "", warnings)
     main = ("m2lgdg", "") if ("m2lgdg", "") in keys else keys[0]
-    peers = [key for key in keys if key != main and key[0] in simple_peers()]
+    simple = simple_peers()
+    peers = [key for key in keys if key != main and key[0] in simple]
     peer = peers[0] if peers else None
     beside = ""
     if peer is not None:
-        beside = f"The best simple peer, {label(*peer)}: {_mean_area(contents.predictions, areas, peer)}."
-        if order[peer] >= order[main]:
+        who = "Next to it" if main[0] in simple else "The best simple peer"
+        beside = f"{who}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
+        if main[0] not in simple and order[peer] >= order[main]:
             warnings.insert(0, f"A simple model does as well or better: {label(*peer)} against {label(*main)}.")
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"

@@ -49,7 +49,7 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
         axis.set_xlabel("AUC at the unseen site")
         sheet.canvas.legend(loc="outside right upper", fontsize=8)
 
-    height = 1.0 + max(0.14 * len(keys) + 0.22, 0.4) * len(sites)
+    height = 1.0 + max(0.1 * len(keys) + 0.12, 0.35) * len(sites)
     caption = "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals. Dotted: chance."
     alt = "Area under the curve of each method at each target site with intervals; the tables have the numbers"
     return draw("forest", caption, alt, (9, height), paint)
@@ -184,7 +184,7 @@ def _panels(
         sheet.canvas.supxlabel(names[0], fontsize=9)
         sheet.canvas.supylabel(names[1], fontsize=9)
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        sheet.canvas.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels) or 1), fontsize=8)
+        sheet.canvas.legend(handles, labels, loc="outside right upper", fontsize=8)
 
-    width = max(4.2, 2.3 * columns)
-    return draw(name, caption, alt, (width, 2.3 * rows + 1.1), all_of_them)
+    side = 3.0 if columns < 3 else 2.1
+    return draw(name, caption, alt, (side * columns + 1.9, side * rows + 0.5), all_of_them)

@@ -12,7 +12,9 @@ import io
 from importlib.resources import files
 from pathlib import Path
 
+from m2lgdg.explain import mean_over
 from m2lgdg.report.answer import answer
+from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
@@ -21,14 +23,21 @@ from m2lgdg.stats import cell_scores, site_scores
 from m2lgdg.storage import write_bytes, write_text, write_texts
 
 
-def write_report(folder: str | Path) -> Path:
-    """Write report.html, tables/ (CSV, Markdown, LaTeX) and figures/ (SVG, PNG) into a study folder."""
+def write_report(folder: str | Path, *, three_d: bool = False) -> Path:
+    """Write report.html, tables/ (CSV, Markdown, LaTeX) and figures/ (SVG, PNG) into a study folder.
+
+    `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned.
+    """
     contents = read_contents(folder)
     scores = site_scores(cell_scores(contents.predictions))
     told = answer(contents, scores)
     made = sections(contents, scores, told)
     _write_tables([table for one in made for table in (*one.tables, *one.folded)], contents.folder / "tables")
     _write_figures(made, contents.folder / "figures")
+    if three_d:
+        for method, cells in contents.explanations().items():
+            rois = mean_over(one for _, one in cells).rois
+            three_dimensional(rois, contents.folder / "figures" / f"{plain(f'brain-{method}')}-3d.html")
     text = _page(
         study={"name": contents.study.get("name", "study")},
         told=told,

@@ -15,6 +15,7 @@ from m2lgdg.explain import Explanation, mean_over
 from m2lgdg.method import PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.answer import Answer
+from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import operating_table, over_seeds
@@ -55,6 +56,7 @@ def sections(contents: Contents, scores: pd.DataFrame, told: Answer) -> list[Sec
         *_explanations(contents),
         *_subgroups(contents, told),
         _leakage(contents),
+        _checklists(contents),
     ]
     return [one for one in made if one is not None]
 
@@ -200,6 +202,20 @@ def _leakage(contents: Contents) -> Section | None:
     header = ["Check", "Result", "Detail"]
     table = Table("Leakage checks", header, rows, [[0] * 3 for _ in rows], "looked for in every fold before the study began")
     return Section("leakage", "Leakage checks", tables=[table])
+
+
+def _checklists(contents: Contents) -> Section:
+    tables = []
+    for one in checklists(known_facts(contents.folder)):
+        header = ["Item", "Section", "Topic", "Answer"]
+        rows = [[row.item, row.section, row.topic, row.answer] for row in one.rows]
+        filled = sum(row.filled for row in one.rows)
+        note = f"{one.citation}. {filled} of {len(rows)} items have an answer. {one.note}".rstrip(".")
+        tables.append(Table(one.title, header, rows, [[0] * len(header) for _ in rows], note))
+    return Section("checklists", "Reporting checklists", CHECKLISTS, folded=tables)
+
+
+CHECKLISTS = 'What the run knows is filled in; "authors to complete" marks the rest.'
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
