@@ -193,6 +193,13 @@ def test_checks_are_told_as_they_ended(study, known, tmp_path):
     assert "NOT passed" in row.answer
 
 
+def test_a_package_that_runs_from_its_folder_has_no_version(tmp_path):
+    (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "not installed"}))
+    assert known_facts(tmp_path)["code"] == "m2lgdg, hash of the code that makes predictions abc"
+    (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "9.9"}))
+    assert known_facts(tmp_path)["code"] == "m2lgdg 9.9, hash of the code that makes predictions abc"
+
+
 def changed(study, tmp_path, **changes):
     content = json.loads((study / "study.json").read_text()) | {"cohort": str(study.parent / "tiny.cohort")} | changes
     (tmp_path / "study.json").write_text(json.dumps(content))

@@ -36,7 +36,7 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         ("target site absent from source", _own_site, "no source subject is of the target site"),
         ("no subject on both sides", _shared_subjects, "no subject id is in both source and target"),
         ("no identical scan on both sides", lambda fold: _identical(fold, series), "no series of target is also in source"),
-        ("no near-duplicate scan on both sides", lambda fold: _near(fold, near), f"no two scans of one person ({how})"),
+        ("no near-duplicate scan on both sides", lambda fold: _near(fold, near), f"no scan twice in other processing ({how})"),
         (
             "no label proxy among the inputs",
             _proxies,

@@ -142,8 +142,10 @@ def _study_facts(study: dict[str, Any]) -> dict[str, str]:
 
 def _environment_facts(environment: dict[str, str]) -> dict[str, str]:
     facts = {"environment": ", ".join(f"{name} {version}" for name, version in environment.items())}
-    if "m2lgdg" in environment and "code" in environment:
-        facts["code"] = f"m2lgdg {environment['m2lgdg']}, hash of the code that makes predictions {environment['code']}"
+    if "code" in environment:
+        version = environment.get("m2lgdg", "not installed")  # it may run from its source folder
+        name = "m2lgdg" if version == "not installed" else f"m2lgdg {version}"
+        facts["code"] = f"{name}, hash of the code that makes predictions {environment['code']}"
     return facts
 
 
