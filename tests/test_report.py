@@ -1,7 +1,9 @@
 """Tables and the page: right numbers, ranks and formats; hostile names stay text; nothing is fetched."""
 
+import html
 import io
 import json
+import os
 import re
 
 import numpy as np
@@ -9,9 +11,13 @@ import pandas as pd
 import pytest
 
 from m2lgdg.method import make
-from m2lgdg.metrics import auc
+from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.report.answer import answer
+from m2lgdg.report.contents import read_contents
+from m2lgdg.report.drawing import plain
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables
+from m2lgdg.stats import cell_scores, site_scores
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
 
@@ -68,7 +74,8 @@ def test_hostile_names_stay_text(predictions, tmp_path):
     assert "\\|" not in markdown.split("\n")[0]
     hostile.to_csv(tmp_path / "predictions.csv", index=False)
     page = write_report(tmp_path).read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 1
+    assert "<script>alert" not in page
     assert "<img src=x" not in page
     assert "&lt;script&gt;" in page
 
@@ -76,10 +83,12 @@ def test_hostile_names_stay_text(predictions, tmp_path):
 def test_the_page_fetches_nothing(predictions, tmp_path):
     predictions.to_csv(tmp_path / "predictions.csv", index=False)
     page = write_report(tmp_path).read_text()
-    assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "http" not in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "default-src 'none'" in html.unescape(page)
     assert "not a diagnostic device" in page
-    assert "Mean AUC over 2 unseen sites: good 100.0" in page
+    assert "Mean AUC over 2 unseen sites: good 100.0 (95 % interval 100.0 to 100.0, t over sites)" in page
 
 
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
@@ -99,3 +108,88 @@ def test_what_did_not_run_with_its_defaults_is_told():
     assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
     assert changed_fields({"method": {"somebody's": {"width": 3}}}) == "somebody's (its fields are in study.json)"
     assert changed_fields({}) == ""
+
+
+def study_of(predictions, folder, **settings):
+    folder.mkdir(exist_ok=True)
+    predictions.to_csv(folder / "predictions.csv", index=False)
+    names = list(dict.fromkeys(predictions.method))
+    settings = {"methods": names, "targets": ["NYU", "USM"], "seeds": [0, 1], "name": "a study"} | settings
+    (folder / "study.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predictions, tmp_path):
+    named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
+    contents = read_contents(study_of(named, tmp_path / "study"))
+    told = answer(contents, site_scores(cell_scores(named)))
+    sites = [
+        np.mean([auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in own.groupby("seed")])
+        for _, own in named[named.method == "m2lgdg"].groupby("target")
+    ]
+    half = 12.7062 * np.std(sites, ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
+    low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
+    wanted = f"m2lgdg {100 * np.mean(sites):.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
+    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. 50 is chance."
+    assert told.beside.startswith("The best simple peer: fc-logistic 100.0 ")
+    assert told.warnings == ["A simple model does as well or better: fc-logistic against m2lgdg."]
+    one = named[named.target == "USM"]
+    told = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])), site_scores(cell_scores(one)))
+    mean = one[one.method == "m2lgdg"].groupby("subject").agg(label=("label", "first"), proba=("proba", "mean"))
+    low, high = delong_interval(mean.label.to_numpy(), mean.proba.to_numpy())
+    assert told.answer.startswith("AUC at the unseen site USM: m2lgdg ")
+    assert f"interval {100 * low:.1f} to {100 * high:.1f}, DeLong" in told.answer
+
+
+def test_what_is_missing_or_leaks_is_told_at_the_top(predictions, tmp_path):
+    gone = predictions[~((predictions.method == "noisy") & (predictions.target == "USM") & (predictions.seed == 1))]
+    folder = study_of(gone, tmp_path / "study")
+    checks = [{"check": "no subject on both sides", "passed": False, "detail": "NYU: 2 <subjects>."}]
+    (folder / "checks.json").write_text(json.dumps(checks))
+    page = write_report(folder).read_text()
+    assert "Leakage check failed: no subject on both sides. NYU: 2 &lt;subjects&gt;." in page
+    noisy = gone[gone.method == "good"].assign(method="noisy")
+    both = pd.concat([gone[gone.variant == ""], noisy[~((noisy.target == "USM") & (noisy.seed == 1))]])
+    assert read_contents(study_of(both, tmp_path / "other")).missing() == ["1 cell of noisy"]
+    assert read_contents(study_of(both, tmp_path / "all", seeds=[0])).missing() == []
+
+
+def test_tables_and_figures_are_files_too(predictions, tmp_path):
+    write_report(study_of(predictions, tmp_path / "study"))
+    table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv")
+    nyu, *_ = study_tables(predictions)
+    assert table.to_numpy().tolist() == nyu.rows
+    assert "\\toprule" in (tmp_path / "study" / "tables" / "Target-NYU.tex").read_text()
+    for name in ("forest", "roc", "calibration"):
+        assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / "study" / "figures" / f"{name}.svg").read_text()
+
+
+def test_the_same_study_gives_the_same_page(predictions, tmp_path):
+    first = write_report(study_of(predictions, tmp_path / "study")).read_bytes()
+    assert write_report(tmp_path / "study").read_bytes() == first
+
+
+@pytest.mark.parametrize("names", [("a b", "a-b"), ("漢", "字"), ("", "-"), ("x" * 80, "x" * 81)])
+def test_two_names_never_become_one_file(names):
+    first, second = map(plain, names)
+    assert first != second
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+", one) for one in (first, second))
+
+
+def test_only_the_newest_finished_record_of_a_cell_counts(predictions, tmp_path):
+    folder = study_of(predictions, tmp_path / "study")
+    (folder / "cells").mkdir()
+    cell = {"method": "good", "variant": "", "target": "NYU", "seed": 0, "status": "done"}
+    records = [
+        cell | {"key": "old"},
+        cell | {"key": "new"},
+        cell | {"key": "bad", "status": "failed"},
+        cell | {"key": "x", "seed": 9},
+    ]
+    for i, record in enumerate(records):
+        path = folder / "cells" / f"{record['key']}.json"
+        path.write_text(json.dumps(record))
+        os.utime(path, (1000 + i, 1000 + i))
+    (folder / "cells" / "torn.json").write_text("{")
+    assert [record["key"] for record in read_contents(folder).records] == ["new"]

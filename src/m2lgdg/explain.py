@@ -74,10 +74,9 @@ class Explanation:
     def load(cls, folder: str | Path) -> Explanation:
         """Read what `save` wrote; of `completeness` only the error over subjects is left."""
         folder = Path(folder)
-        names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
         try:
             about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
-            tables = {held: pd.read_csv(folder / f"{name}.csv", dtype=names) for name, held in TABLES.items()}
+            tables = {held: _read_table(folder / f"{name}.csv") for name, held in TABLES.items()}
         except (OSError, ValueError) as error:
             raise InputError(f"{folder} holds no explanation that can be read ({one_line(error)}).") from None
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
@@ -369,6 +368,13 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
             "interval": "2.5 and 97.5 percentiles over explanations" if len(given) >= 5 else "smallest and largest",
         },
     )
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """A saved table; numbers are numbers in an empty one too."""
+    names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
+    table = pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
+    return table if len(table) else table.astype({column: float for column in table if column not in names})
 
 
 def _joined_about(given: list[Explanation]) -> dict[str, Any]:

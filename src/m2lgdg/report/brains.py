@@ -42,7 +42,7 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
     """The top ROIs at their MNI centroids; None where the atlas has none."""
     top = rois.head(TOP)
-    if "x" not in top or top[["x", "y", "z"]].isna().any(axis=None):
+    if not _placed(top):
         return None
     import matplotlib
 
@@ -70,10 +70,15 @@ def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
     return Figure(plain(f"brain-{method}"), caption, alt, files["svg"], files["png"], image(files["png"], alt))
 
 
+def _placed(top: pd.DataFrame) -> bool:
+    """Whether there is something to show and a place for each of it."""
+    return "x" in top and bool(top["score"].any()) and not top[["x", "y", "z"]].isna().any(axis=None)
+
+
 def three_dimensional(rois: pd.DataFrame, to: Path) -> Path | None:
     """A page with the top ROIs on a brain that can be turned, whole in itself; None where the atlas has no centroids."""
     top = rois.head(TOP)
-    if "x" not in top or top[["x", "y", "z"]].isna().any(axis=None):
+    if not _placed(top):
         return None
     from nilearn.plotting import view_markers
 

@@ -133,8 +133,10 @@ def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
 def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
     """The study's cohort, where it still lies where the study says and has the same content."""
     path = folder / str(study.get("cohort", ""))
+    if not path.is_file():
+        return None
     try:
-        cohort = Cohort.load(path) if path.is_file() else None
+        cohort = Cohort.load(path).with_inputs(study.get("inputs") or [], allow_proxies=True)
     except InputError:
         return None
-    return cohort if cohort is not None and cohort.hash == study.get("cohort_hash") else None
+    return cohort if cohort.hash == study.get("cohort_hash") else None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from m2lgdg.metrics import delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
@@ -137,6 +138,8 @@ def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figur
                 axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=colour(0), lw=1.8)
                 axis.set_ylabel(title)
             row[0].set_title(f"{short(name)}: {len(runs)} training{'s' if len(runs) > 1 else ''}", loc="left", fontsize=9)
+        for axis in grid.flat:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for axis in grid[-1]:
             axis.set_xlabel("epoch")
 

@@ -29,7 +29,7 @@ MOST_ROWS = 20
 
 @dataclass
 class Section:
-    """A part of the page; `folded` tables can be opened."""
+    """A part of the page; `folded` tables can be opened, `link` is its name in the contents bar."""
 
     id: str
     title: str
@@ -37,6 +37,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     folded: list[Table] = field(default_factory=list)
+    link: str = ""
 
 
 def sections(contents: Contents, scores: pd.DataFrame, told: Answer) -> list[Section]:
@@ -129,13 +130,14 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         tables += [_scores(f"Edges, {method}", found.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         tables += [_scores(f"Phenotypes, {method}", found.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
-        text = f"{found.about['scores']}. {_how_complete(found)}{count}"
-        figured = [one for one in drawn if one is not None]
-        yield Section(
-            f"explain-{len(read)}-{method}", f"What {method} rests on", text, [], figured, [one for one in tables if one.rows]
-        )
+        scores = str(found.about["scores"])
+        text = f"{scores[0].upper()}{scores[1:]}. {_how_complete(found)}{count}"
+        figured, folded = [one for one in drawn if one is not None], [one for one in tables if one.rows]
+        yield Section("explained", f"What {method} rests on", text, [], figured, folded, f"Why: {method}")
     if read:
-        yield Section("readability", "What representations tell of the site", READABILITY, [_readability(read)])
+        yield Section(
+            "readability", "What representations tell of the site", READABILITY, [_readability(read)], link="Site readability"
+        )
 
 
 READABILITY = (
