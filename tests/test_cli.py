@@ -114,7 +114,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
         assert code == 0
         assert mark in text
     assert command("report", tmp_path / "out")[0] == 0
-    assert "1 cells failed" in (tmp_path / "out" / "report.html").read_text()
+    assert "1 cell failed" in (tmp_path / "out" / "report.html").read_text()
     code, text, _ = command("methods", "--plugin", tmp_path / "mine.py")
     assert code == 0
     assert "fails-at-north" in text

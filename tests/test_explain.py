@@ -16,7 +16,8 @@ from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices, tangent_features
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.explain import Explanation, activation_pattern, explain, integrated_gradients, mean_over
+from m2lgdg.explain import activation_pattern, explain, integrated_gradients
+from m2lgdg.explanation import Explanation, mean_over
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 
 DEEP = sorted(name for name in METHODS if issubclass(METHODS[name], DeepMethod))

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
-from m2lgdg.explain import Explanation, explain
+from m2lgdg.explain import explain
+from m2lgdg.explanation import Explanation
 from m2lgdg.study import read_predictions
 
 PLUGIN = '''

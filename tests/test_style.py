@@ -12,7 +12,7 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage"),
     *("preprocess", "connectivity", "metrics", "stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
-    *("representation", "explain", "config", "engines", "study"),
+    *("representation", "explanation", "explain", "config", "engines", "study"),
     *("report", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

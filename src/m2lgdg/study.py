@@ -32,7 +32,19 @@ from m2lgdg.storage import InputError, one_line, write_text
 
 LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib")  # facts of a fit that a record keeps
 # What can change no prediction:
-ASIDE = ("cli", "config", "study", "check", "duplicates", "leakage", "synthetic", "stats", "explain", "representation")
+ASIDE = (
+    "cli",
+    "config",
+    "study",
+    "check",
+    "duplicates",
+    "leakage",
+    "synthetic",
+    "stats",
+    "explain",
+    "explanation",
+    "representation",
+)
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
@@ -191,7 +203,7 @@ def code_version(plugins: tuple[str, ...] = ()) -> str:
 @cache
 def _explaining_code() -> str:
     """A hash of the code that makes explanations."""
-    files = [Path(__file__).parent / name for name in ("explain.py", "representation.py")]
+    files = [Path(__file__).parent / name for name in ("explain.py", "explanation.py", "representation.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.explain import Explanation
+from m2lgdg.explanation import Explanation
 from m2lgdg.storage import InputError
 from m2lgdg.study import explanation_path, read_predictions
 

@@ -107,7 +107,9 @@ def _inline(svg: str, name: str, alt: str, tips: dict[str, str]) -> str:
 def plain(name: str) -> str:
     """A name of letters, digits and dashes for files and for parts of the page; two names never become one."""
     kept = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
-    return kept if kept and kept == name else f"{kept}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
+    return (
+        kept if kept and kept == name else f"{kept}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
+    )
 
 
 def colour(i: int) -> str:

@@ -12,7 +12,7 @@ import io
 from importlib.resources import files
 from pathlib import Path
 
-from m2lgdg.explain import mean_over
+from m2lgdg.explanation import mean_over
 from m2lgdg.report.answer import answer
 from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents

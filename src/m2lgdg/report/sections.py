@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.explain import Explanation, mean_over
+from m2lgdg.explanation import Explanation, mean_over
 from m2lgdg.method import PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.answer import Answer
