@@ -76,6 +76,7 @@ class Explanation:
 
 
 def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
+    """(subject, roi) scores by feature -> ROIs by their mean, with codes and centroids where the atlas is known."""
     n = len(cohort.rois)
     each = sum(parts.values(), np.zeros((1, n)))  # (subject, roi)
     table = pd.DataFrame({"roi": cohort.rois, "score": each.mean(axis=0), "sd": _spread(each)})
@@ -103,6 +104,7 @@ def _spread(each: Floats) -> Floats:
 
 
 def edge_table(parts: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
+    """(2, roi, roi) sizes and directions by feature -> pairs of ROIs by size."""
     rows, columns = np.triu_indices(len(names) if parts else 0, 1)
     size, direction = sum(parts.values(), np.zeros((2, len(names), len(names))))[:, rows, columns]
     ends = np.array(names, dtype=object)
@@ -111,6 +113,7 @@ def edge_table(parts: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
 
 
 def phenotype_table(signed: Floats, names: Sequence[str]) -> pd.DataFrame:
+    """(subject, input) signed scores -> phenotypes by mean size."""
     size = np.abs(signed)
     columns = (list(names), size.mean(axis=0), _spread(size), signed.mean(axis=0))
     return _sorted(pd.DataFrame(dict(zip(PHENOTYPE_COLUMNS, columns, strict=True))))
@@ -131,6 +134,7 @@ def _by_site(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def completeness_table(change: Floats, cohort: Cohort) -> pd.DataFrame:
+    """(subject, 2) change of a decision and what is attributed of it -> how far apart they are."""
     difference, attributed = change.T
     absolute = np.abs(attributed - difference)
     moved = np.where(difference == 0, np.nan, np.abs(difference))  # relative to nothing there is no error
