@@ -112,6 +112,21 @@ def test_validation_by_whole_sites(fold):
     assert fitted.facts_["validation_subjects"] in sizes
 
 
+def pairs(source):
+    """One patient and one control of each site: nobody can be spared for validation."""
+    cells = [(source.sites == site) & (source.labels == label) for site in source.site_names for label in (0, 1)]
+    return source.select(np.sort([np.flatnonzero(cell)[0] for cell in cells]))
+
+
+def test_whom_validation_looked_at_is_a_fact(fold):
+    told = [TinyDeep(**FIELDS, validation_by=by).fit(fold.source).facts_ for by in ("subject", "site")]
+    assert [one["validation"] for one in told] == ["held-out subjects", "held-out sites"]
+    assert [one["notes"] for one in told] == [[], []]
+    few = TinyDeep(**FIELDS).fit(pairs(fold.source)).facts_
+    assert few["validation"] == "training subjects"
+    assert len(few["notes"]) == 1 and "No source subject was held out" in few["notes"][0]
+
+
 def test_progress_is_told(fold):
     told = []
     TinyDeep(**FIELDS).fit(fold.source, seed=0, progress=lambda **values: told.append(values))

@@ -54,6 +54,7 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     )
     assert code == 0
     assert "2 epochs, best 2: validation AUC" in text
+    assert "Note:" not in text
     assert sorted(file.name for file in Path("model").iterdir()) == ["method.json", "weights.safetensors"]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2
@@ -61,6 +62,19 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     assert len(about["facts"]["history"]) == 2
     assert command("predict", "model", "new.cohort", "--out", "p.csv")[0] == 0
     assert len(pd.read_csv("p.csv")) == 12
+
+
+def test_fit_says_that_nobody_was_spared_for_validation(command):
+    cohort = Cohort.load("known.cohort")
+    first = [
+        np.flatnonzero((cohort.sites == site) & (cohort.labels == label))[0] for site in ("east", "north") for label in (0, 1)
+    ]
+    cohort.select(np.sort(first)).save("few.cohort")
+    changes = ["--variant", "small", "--set", "epochs=2", "--set", "warmup=1"]
+    code, text, _ = command("fit", "few.cohort", "--method", "erm", *changes, "--out", "model", "--device", "cpu")
+    assert code == 0
+    assert "best 2: training AUC" in text
+    assert "Note: No source subject was held out for validation" in text
 
 
 @pytest.mark.parametrize(

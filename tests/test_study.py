@@ -107,6 +107,13 @@ def test_no_path_of_this_machine_is_written(folder):
         assert str(folder) not in (folder / "out" / name).read_text()
 
 
+def test_the_record_of_a_network_says_whom_validation_looked_at(folder):
+    quick = {"method": {"erm": {"variant": "small", "epochs": 2, "warmup": 1}}, "variants": [], "targets": ["east"]}
+    run_study(study(folder, methods=["erm"], seeds=[0], **quick), folder / "out")
+    (record,) = [json.loads(file.read_text()) for file in (folder / "out" / "cells").iterdir()]
+    assert (record["learned"]["validation"], record["learned"]["notes"]) == ("held-out subjects", [])
+
+
 def test_a_finished_cell_is_not_run_again(folder):
     run_study(study(folder), folder / "out")
     before = {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").iterdir()}

@@ -27,6 +27,10 @@ from m2lgdg.storage import InputError
 
 LEAST = {"length": 8, "epochs": 1, "warmup": 0, "patience": 1, "batch_size": 2, "learning_rate": 1e-12, "clip": 1e-12}
 SHARES = ("weight_decay", "dropout", "label_smoothing", "validation_share")  # from 0, and all but weight decay below 1
+SPARED_NOBODY = (
+    "No source subject was held out for validation: the kept epoch and the calibration are those that fit the training "
+    "subjects best, and validation AUC says nothing about other subjects."
+)
 PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 
@@ -170,8 +174,11 @@ class DeepMethod(Method):
 
     def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
-        if not len(validation):  # too few subjects to spare any
+        self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
+        if not len(validation):
             validation = training
+            self.facts_["validation"] = "training subjects"
+            self.facts_["notes"].append(SPARED_NOBODY)
         scaler = PhenotypeScaler.fit(source.select(training))
         everyone = self._batch(source, scaler, place)
         train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)

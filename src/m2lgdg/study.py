@@ -29,7 +29,7 @@ from m2lgdg.readers import read
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 
-LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib")  # facts of a fit that a record keeps
+LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib", "validation", "notes")  # facts a record keeps
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
