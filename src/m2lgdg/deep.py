@@ -31,6 +31,10 @@ SPARED_NOBODY = (
     "No source subject was held out for validation: the kept epoch and the calibration are those that fit the training "
     "subjects best, and validation AUC says nothing about other subjects."
 )
+LACKS_SITES = (
+    "Source-training subjects are of {sites} site(s), too few or too small to be compared in batches: what {name} does across "
+    "sites took no part in this training."
+)
 PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 
@@ -115,6 +119,10 @@ class DeepMethod(Method):
         shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
         return list(shuffled.view(-1, size))  # (batch, subject)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Whether source-training sites are too few or too small for what the method does across sites."""
+        return False
+
     def candidate(self, epoch: int) -> bool:
         """Whether the network after this epoch (from 0) may be the one that is kept."""
         return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
@@ -192,6 +200,8 @@ class DeepMethod(Method):
         rates = [group["lr"] for group in optimizer.param_groups]
         order = torch.Generator().manual_seed(seed)
         sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
+        if self.lacks_sites(sites, labels):
+            self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
         kept: dict[str, npt.NDArray[Any]] = {}

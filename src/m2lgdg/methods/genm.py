@@ -204,6 +204,10 @@ class GenM(DeepMethod):
             whole.append(torch.cat([rows, *draws(first, self.meta_train_steps), *draws(second, self.meta_test_steps)]))
         return whole
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """An episode goes from one site to another, each with two of a class."""
+        return len(balanced_sites(site, label, least=2)) < 2
+
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """First stage: the site nets and H, a working copy of one site net, then G. Second stage: the feature net alone."""
         assert isinstance(network, Network)

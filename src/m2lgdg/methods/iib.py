@@ -119,6 +119,10 @@ class IIB(SiteMethod):
         whole = not self.select_after_warmup or self.ramp(epoch) == 1 or epoch == self.epochs - 1
         return super().candidate(epoch) and whole
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Knowing the only site says nothing, whoever meets in a batch."""
+        return len(torch.unique(site)) < 2
+
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy without and with the site, the bottleneck, and the squared difference of the two."""
         assert isinstance(network, BottleneckNetwork)

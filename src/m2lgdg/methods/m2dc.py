@@ -310,6 +310,10 @@ class M2DC(DeepMethod):
         per = {"sites_per_batch": sites, "per_site": 2 * self.shots, "count": self.episodes}
         return [rows[one] for one in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """One site would play both parts."""
+        return len(torch.unique(site)) < 2
+
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """With a temperature, and without class weights: episodes are balanced already."""
         return smoothed_cross_entropy(logits.float() / self.temperature, batch.label, None, self.label_smoothing)

@@ -300,6 +300,10 @@ class M2LGDG(DeepMethod):
         """The network of this configuration."""
         return Network(shape, self)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """The contrast is between subjects of two sites."""
+        return bool(self.contrastive_weight) and len(torch.unique(site)) < 2
+
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy, the three decomposition losses and the cross-site contrast, each with its weight."""
         assert isinstance(network, Network)

@@ -277,6 +277,10 @@ class MetaExplainer(DeepMethod):
             whole.append(torch.cat([*first, last]))
         return whole
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """One site is outer alone, and stability is between two."""
+        return len(torch.unique(site)) < 2
+
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """A trial step at the inner sites; the gradient after it, at the outer sites, moves the weights from before it."""
         assert isinstance(network, Network)

@@ -180,6 +180,10 @@ class UFANet(DeepMethod):
         count = self.batches_per_epoch or None
         return site_batches(site, label, order, sites_per_batch=together, per_site=per_site, count=count)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """An alignment is between two sites of a batch."""
+        return bool(self.alignment_weight) and min(self.sites_per_batch, len(torch.unique(site))) < 2
+
     def candidate(self, epoch: int) -> bool:
         """Only a network that was aligned, where there will be one."""
         aligned = bool(self.alignment_weight) and self.alignment_start < self.epochs
