@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from m2lgdg import InputError, leave_one_site_out, make_cohort
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import Batch, DeepMethod, choose_device
 from m2lgdg.method import METHODS, method
 
@@ -169,3 +169,40 @@ def test_weights_of_another_network_are_refused(fold):
 def test_numbers_that_cannot_train_are_told_by_name(field, value, fold):
     with pytest.raises(InputError, match=f"field {field}: {value} is"):
         TinyDeep(**FIELDS | {field: value}).fit(fold.source)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("erm", {"per_site": 0}, "method erm, field per_site: 0 is too small, it is 1 at least."),
+        ("erm", {"widths": []}, "method erm, field widths is empty."),
+        ("erm", {"widths": [8, 0]}, "method erm, field widths: 0 is too small, it is 1 at least."),
+        ("erm", {"epochs": 3}, r"field warmup: 10 epochs of warm-up are more than training has \(epochs = 3\)"),
+        ("erm", {"site_power": float("inf")}, "field site_power: inf is not a finite number."),
+        ("erm", {"dropout": 1.0}, "field dropout: 1.0 is too large, it is below 1."),  # declared by DeepMethod
+        ("cdann", {"discriminator_dropout": 1.5}, "field discriminator_dropout: 1.5 is too large, it is below 1."),
+        ("ufa-net", {"alignment_start": -1}, "field alignment_start: -1 is too small, it is 0 at least."),
+        ("ufa-net", {"time_bins": -1}, "field time_bins: -1 is too small, it is 0 at least."),
+        ("m2lgdg", {"temperature": 0.0}, "field temperature: 0.0 is too small"),
+        ("group-dro", {"cap": 0.5}, "field cap: 0.5 is too small, it is 1 at least."),
+        ("fc-logistic", {"site_folds": 1}, "field site_folds: 1 is too small, it is 2 at least."),
+        ("fc-logistic", {"penalties": []}, "field penalties is empty."),
+        ("fc-logistic", {"penalties": [1.0, 0.0]}, "field penalties: 0.0 is too small"),
+    ],
+)
+def test_fields_of_single_methods_have_bounds(name, fields, words):
+    with pytest.raises(InputError, match=words):
+        make(name, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *(("iib", {"head_width": 0}), ("cdann", {"discriminator_widths": []}), ("ufa-net", {"alignment_start": 0})),
+        *(("brainnetcnn", {"hidden": [], "edge_channels": []}), ("braingnn", {"head": []}), ("erm", {"warmup": 1})),
+        *(("m2lgdg", {"phenotype_hidden": []}),),
+    ],
+)
+def test_values_that_mean_something_are_not_refused(name, fields, fold):
+    given = dict(METHODS[name].variants.get("small", {})) | {"epochs": 1, "warmup": 0} | fields
+    assert np.isfinite(make(name, **given).fit(fold.source).predict_proba(fold.target)).all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.splits import validation_split
 from m2lgdg.storage import InputError
 
-LEAST = {"length": 8, "epochs": 1, "warmup": 0, "patience": 1, "batch_size": 2, "learning_rate": 1e-12, "clip": 1e-12}
-SHARES = ("weight_decay", "dropout", "label_smoothing", "validation_share")  # from 0, and all but weight decay below 1
 SPARED_NOBODY = (
     "No source subject was held out for validation: the kept epoch and the calibration are those that fit the training "
     "subjects best, and validation AUC says nothing about other subjects."
@@ -97,6 +95,12 @@ class DeepMethod(Method):
     select_after_warmup: bool = True  # a network that has not begun to learn can rank a hundred subjects well by chance
     calibration: Literal["platt", "none"] = "platt"  # on source-validation subjects; none: the plain softmax
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **{"length": (8, math.inf), "warmup": (0, math.inf), "batch_size": (2, math.inf), "weight_decay": (0, math.inf)},
+        **{"learning_rate": (1e-12, math.inf), "clip": (1e-12, math.inf)},
+        **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
+    }
+
     def build(self, shape: Shape) -> nn.Module:
         """The network; its forward takes a Batch and returns logits (subject, 2)."""
         raise NotImplementedError(f"{type(self).__name__} must write build")
@@ -148,7 +152,6 @@ class DeepMethod(Method):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
-        self._check_fields()
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -170,15 +173,14 @@ class DeepMethod(Method):
             torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
-    def _check_fields(self) -> None:
-        """Numbers that no training can be done with, told by name."""
-        for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                raise InputError(f"method {self.name}, field {name}: {getattr(self, name)} is too small.")
-        for name in SHARES:
-            value = getattr(self, name)
-            if not value >= 0 or (name != "weight_decay" and value >= 1):
-                raise InputError(f"method {self.name}, field {name}: {value} is not a share from 0 to below 1.")
+    def check(self) -> None:
+        """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
+        super().check()
+        if self.warmup > self.epochs:
+            raise InputError(
+                f"method {self.name}, field warmup: {self.warmup} epochs of warm-up are more than training has "
+                f"(epochs = {self.epochs}); lower warmup or raise epochs."
+            )
 
     def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)

@@ -68,6 +68,8 @@ class CDANN(SiteMethod):
     discriminator_decay: float = 0.0
     beta1: float = 0.5
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"discriminator_dropout": (0, 1)}
+    may_be_empty: ClassVar[tuple[str, ...]] = ("discriminator_widths",)
     reference: ClassVar[str] = (
         "Li et al. 2018, Deep domain generalization via conditional invariant adversarial networks, ECCV; "
         "as in Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"

@@ -75,6 +75,7 @@ class IIB(SiteMethod):
     rise: float = 0.1  # share of the epochs over which the invariance weight grows
     aware_decay: float = 1e-2
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"head_width": (0, math.inf)}
     reference: ClassVar[str] = "Li et al. 2022, Invariant information bottleneck for domain generalization, AAAI"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "small": {

@@ -266,6 +266,11 @@ class M2DC(DeepMethod):
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "head_dropout": (0, 1),
+        "temperature": (1e-6, math.inf),
+        "percentile": (0, 100),
+    }
     reference: ClassVar[str] = (
         "Su et al. (2024): M2DC, a meta-learning framework for generalizable diagnostic classification of major depressive "
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"

@@ -212,6 +212,7 @@ class MetaExplainer(DeepMethod):
     dropout: float = 0.5
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )

@@ -5,6 +5,7 @@ One of the baselines; it was made to adapt to one unlabelled target site, and al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -133,6 +134,7 @@ class UFANet(DeepMethod):
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf)}
     reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "unaligned": {"alignment_weight": 0.0},
