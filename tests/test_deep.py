@@ -23,11 +23,24 @@ class Tiny(nn.Module):
         return self.linear(10 * batch.series.diff(dim=2).square().mean(dim=2))
 
 
+class Explode(torch.autograd.Function):
+    """A finite loss whose gradient is not."""
+
+    @staticmethod
+    def forward(ctx, weight):
+        return weight * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.nan
+
+
 @method("tiny-deep")
 class TinyDeep(DeepMethod):
     """For these tests only."""
 
     broken: str = ""
+    last: ClassVar[int] = 0
     seen: ClassVar[list] = []
 
     def build(self, shape):
@@ -36,6 +49,8 @@ class TinyDeep(DeepMethod):
     def loss(self, network, batch):
         if self.broken == "nan":
             return {"ce": network(batch).sum() * torch.nan}
+        if self.broken == "last step" and len(self.seen) == self.last:
+            return {"ce": Explode.apply(network.linear.weight).sum()}
         if self.broken == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.seen.append(len(batch))
@@ -143,6 +158,16 @@ def test_mistakes_end_in_a_sentence(fold):
     with pytest.raises(InputError, match="device toaster is not available"):
         choose_device("toaster")
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
+
+
+@pytest.mark.parametrize("epoch", [3, 12])
+def test_a_last_step_that_breaks_the_weights_ends_in_the_same_sentence(fold, epoch, monkeypatch):
+    whole = TinyDeep(**FIELDS | {"patience": 12}).fit(fold.source, seed=0)
+    steps = whole.facts_["training_subjects"] // 8
+    monkeypatch.setattr(TinyDeep, "last", epoch * steps - 1)
+    TinyDeep.seen.clear()
+    with pytest.raises(InputError, match=f"loss val_loss is nan in epoch {epoch}; lower learning_rate"):
+        TinyDeep(**FIELDS | {"patience": 12}, broken="last step").fit(fold.source, seed=0)
 
 
 def test_weights_of_another_network_are_refused(fold):

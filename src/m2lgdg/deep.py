@@ -221,6 +221,7 @@ class DeepMethod(Method):
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
             record |= self._validate(network, everyone.take(check_rows))
+            self._stop_if_not_finite(record, epoch)  # the epoch's last step shows only here
             history.append(record)
             if progress:
                 progress(epoch=epoch + 1, epochs=self.epochs, **record)
