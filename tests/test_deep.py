@@ -160,6 +160,20 @@ def test_mistakes_end_in_a_sentence(fold):
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
 
 
+@pytest.mark.parametrize(
+    ("hook", "given", "words"),
+    [
+        ("candidate", False, r"method tiny-deep: its candidate\(epoch\) allowed none of 12 epochs to be kept"),
+        ("batches", [], r"method tiny-deep: its batches\(\.\.\.\) gave none, or an empty one, in epoch 1"),
+        ("batches", [torch.arange(8), torch.arange(0)], "gave none, or an empty one, in epoch 1"),
+    ],
+)
+def test_hooks_that_leave_nothing_to_train_or_keep_are_named(fold, monkeypatch, hook, given, words):
+    monkeypatch.setattr(TinyDeep, hook, lambda self, *arguments: given)
+    with pytest.raises(InputError, match=words):
+        TinyDeep(**FIELDS).fit(fold.source)
+
+
 @pytest.mark.parametrize("epoch", [3, 12])
 def test_a_last_step_that_breaks_the_weights_ends_in_the_same_sentence(fold, epoch, monkeypatch):
     whole = TinyDeep(**FIELDS | {"patience": 12}).fit(fold.source, seed=0)

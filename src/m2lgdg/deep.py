@@ -22,7 +22,7 @@ from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
-from m2lgdg.splits import validation_split
+from m2lgdg.splits import Indices, validation_split
 from m2lgdg.storage import InputError
 
 SPARED_NOBODY = (
@@ -183,12 +183,7 @@ class DeepMethod(Method):
             )
 
     def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
-        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
-        self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
-        if not len(validation):
-            validation = training
-            self.facts_["validation"] = "training subjects"
-            self.facts_["notes"].append(SPARED_NOBODY)
+        training, validation = self._split(source, seed)
         scaler = PhenotypeScaler.fit(source.select(training))
         everyone = self._batch(source, scaler, place)
         train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
@@ -211,7 +206,7 @@ class DeepMethod(Method):
             network.train()
             self._epoch = epoch  # for losses that change while training goes on
             sums: dict[str, Tensor] = {}
-            batches = self.batches(sites, labels, order)
+            batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
                 share = schedule(epoch * len(batches) + i, len(batches), self.warmup, self.epochs)
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -233,6 +228,8 @@ class DeepMethod(Method):
                 kept = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
             elif epoch - best_epoch >= self.patience:
                 break
+        if best is None:
+            raise InputError(f"method {self.name}: its candidate(epoch) allowed none of {self.epochs} epochs to be kept.")
         self.state_ |= {f"network.{name}": value for name, value in kept.items()}
         self.state_ |= {f"fitted.{name}": value for name, value in fitted.items()} | scaler.state("scaler")
         self.facts_ |= {
@@ -246,6 +243,21 @@ class DeepMethod(Method):
         self._place = place
         check = everyone.take(check_rows)
         self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
+
+    def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
+        """Positions of source-training and source-validation subjects; where nobody can be spared, they are the same."""
+        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
+        if len(validation):
+            self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
+            return training, validation
+        self.facts_ |= {"validation": "training subjects", "notes": [SPARED_NOBODY]}
+        return training, training
+
+    def _batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        batches = self.batches(site, label, order)
+        if not batches or not all(map(len, batches)):
+            raise InputError(f"method {self.name}: its batches(...) gave none, or an empty one, in epoch {self._epoch + 1}.")
+        return batches
 
     def _calibrate(self, check: Batch) -> tuple[float, float]:
         """Slope and offset of the logit, by which the threshold 0.5 fits source-validation subjects."""
