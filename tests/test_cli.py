@@ -146,6 +146,10 @@ def test_run_table_methods_and_failures(command, tmp_path):
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "method.erm.per_site=0"),
             "method erm, field per_site: 0 is too small, it is 1 at least.",
         ),
+        (
+            ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "device='cuda:99'"),
+            "device cuda:99 is not available on this machine.",
+        ),
         (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: not of the form i/n"),
         (("run", "study.toml", "--out", "study.toml"), "study.toml"),
         (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),

@@ -177,6 +177,19 @@ def test_a_failing_cell_is_recorded_and_tried_again(folder, undisturbed):
     assert run_study(broken, folder / "out").reused == 18
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder, monkeypatch):
+    import m2lgdg.study as runner
+
+    lost = {"methods": ["prior", "erm"], "seeds": [0], "variants": [], "device": "cuda:99"}
+    with pytest.raises(InputError, match="device cuda:99 is not available on this machine"):
+        run_study(study(folder, **lost), folder / "out")
+    assert not (folder / "out").exists()
+    # Nothing but a network looks at it, and the workers of a scheduler may be on machines that have it.
+    assert run_study(study(folder, **lost | {"methods": ["prior"]}), folder / "linear").done == 4
+    monkeypatch.setitem(runner.ENGINES, "dask", lambda items, *rest: ((item, None) for item in items))
+    assert run_study(study(folder, **lost), folder / "elsewhere", scheduler="tcp://far:8786").done == 8
+
+
 def test_another_study_in_the_folder_is_refused(folder):
     run_study(study(folder), folder / "out")
     with pytest.raises(InputError, match="belongs to another study: its seeds"):

@@ -102,6 +102,8 @@ def run_study(
     part, parts = _shard(shard)
     cohort = _cohort(study)
     cells = make_cells(study, cohort)
+    if not scheduler:  # its workers are elsewhere, and may have what this machine has not
+        _check_device(study)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
     _claim(out, study, cohort, cohort_path)
@@ -295,6 +297,14 @@ def _cohort(study: Study) -> Cohort:
         )
     inputs = cohort.inputs if study.inputs is None else study.inputs
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
+
+
+def _check_device(study: Study) -> None:
+    """Refuse a device that every network of the study would miss; other methods do not use it."""
+    from m2lgdg.deep import DeepMethod, choose_device
+
+    if any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
+        choose_device(study.device)
 
 
 def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:
