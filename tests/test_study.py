@@ -237,6 +237,34 @@ def test_killed_anywhere_then_resumed_gives_the_same_bytes(folder, undisturbed, 
     assert content(out).split(b"slow-coin")[0] == undisturbed.split(b"slow-coin")[0]
 
 
+# A shell's background job ignores SIGINT, and its children inherit that.
+INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from m2lgdg.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_collects_what_is_done_and_says_how_to_go_on(folder, jobs):
+    """A process does cells of prior, then sleeps in one of slow-coin until it is stopped."""
+    sleepy = study(folder, methods=["prior", "slow-coin"], seeds=[0], variants=[], method={"slow-coin": {"pause": 600.0}})
+    (folder / "study.json").write_text(json.dumps(sleepy))
+    command = [sys.executable, "-c", INTERRUPTED, "run", folder / "study.json", "--out", folder / "out", "--jobs", str(jobs)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(list((folder / "out" / "cells").glob("*.json"))) < jobs and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    done = len(list((folder / "out" / "cells").glob("*.json")))  # two processes may have taken another cell of prior
+    assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same again to go on."
+    assert jobs <= done <= 4
+    assert read_predictions(folder / "out")["target"].nunique() == done
+
+
 def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
     cohort = make_cohort("tiny", seed=1)
     own = tmp_path / "own"

@@ -75,6 +75,13 @@ class Summary:
 Watch = Callable[[Summary], None]
 
 
+class Stopped(KeyboardInterrupt):
+    """The user stopped the run; the cells that were finished are in `predictions.csv`."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__(f"{done} of {total} cells done; run the same again to go on")
+
+
 def run_study(
     study: Study | dict[str, Any] | str | Path,
     out: str | Path,
@@ -102,8 +109,7 @@ def run_study(
     part, parts = _shard(shard)
     cohort = _cohort(study)
     cells = make_cells(study, cohort)
-    if not scheduler:  # its workers are elsewhere, and may have what this machine has not
-        _check_device(study)
+    _check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
     _claim(out, study, cohort, cohort_path)
@@ -125,14 +131,18 @@ def run_study(
         watch(summary)
     # One target after the other: methods that share what they fit on a source find it still in memory.
     todo.sort(key=lambda cell: cell.target)
-    for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-        if reason is None:
-            summary.done += 1
-        else:
-            summary.failed.append((str(cell), reason))
-        summary.seconds = time.monotonic() - start
-        if watch:
-            watch(summary)
+    try:
+        for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
+            if reason is None:
+                summary.done += 1
+            else:
+                summary.failed.append((str(cell), reason))
+            summary.seconds = time.monotonic() - start
+            if watch:
+                watch(summary)
+    except KeyboardInterrupt:
+        collect(out, cells)
+        raise Stopped(sum((read_record(out, cell) or {}).get("status") == "done" for cell in mine), len(mine)) from None
     collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
@@ -299,11 +309,11 @@ def _cohort(study: Study) -> Cohort:
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
 
 
-def _check_device(study: Study) -> None:
-    """Refuse a device that every network of the study would miss; other methods do not use it."""
+def _check_device(study: Study, scheduler: str | None) -> None:
+    """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
     from m2lgdg.deep import DeepMethod, choose_device
 
-    if any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
+    if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
         choose_device(study.device)
 
 
