@@ -73,7 +73,8 @@ def fit(
     count = sum(sum(site.values()) for site in learned["source"]["sites"].values())
     where = f"{count} subjects of {len(learned['source']['sites'])} sites"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv", soft_wrap=True)
+    plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
+    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
 
 
 @terminal.app.command()
