@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,18 @@ def test_another_study_in_the_folder_is_refused(folder):
     with pytest.raises(InputError, match="is not empty and holds no study"):
         run_study(study(folder), folder / "full")
     assert [file.name for file in (folder / "full").iterdir()] == ["thesis.txt"]
+
+
+def test_cells_of_a_smaller_study_can_be_copied_into_a_larger_one(folder, undisturbed):
+    run_study(study(folder), folder / "out")
+    larger = study(folder, seeds=[0, 1, 2])
+    run_study(larger, folder / "new", shard="24/24")
+    for file in (folder / "out" / "cells").iterdir():
+        shutil.copy(file, folder / "new" / "cells")
+    summary = run_study(larger, folder / "new")
+    assert (summary.total, summary.reused) == (24, 20 + 1)  # a third seed of slow-coin at four targets, one of them run before
+    table = read_predictions(folder / "new")
+    assert table[table.seed < 2].to_csv(index=False, lineterminator="\n").encode() == undisturbed
 
 
 def test_a_cohort_of_other_content_is_refused(folder):
