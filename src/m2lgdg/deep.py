@@ -167,7 +167,8 @@ class DeepMethod(Method):
             if devices:
                 self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
         except torch.OutOfMemoryError:
-            advice = f"lower batch_size ({self.batch_size}) or length ({self.length}), or set precision to bf16"
+            sizes = [f"{name} ({getattr(self, name)})" for name in ("batch_size", "length") if name not in self.unused]
+            advice = f"lower {' or '.join(sizes) or 'the sizes of network and batches'}, or set precision to bf16"
             raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
         finally:
             torch.use_deterministic_algorithms(before)

@@ -52,6 +52,7 @@ class Method:
     stochastic: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
+    unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
 
     def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
         """Learn from source subjects, who all have a label. Nothing else can reach the fitted method."""
@@ -87,6 +88,8 @@ class Method:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value, where = getattr(self, field.name), f"method {self.name}, field {field.name}"
+            if field.name in self.unused and value != field.default:
+                raise InputError(f"{where}: this method does not use it, so leave it at {field.default}.")
             if value == () and field.name not in self.may_be_empty:
                 raise InputError(f"{where} is empty.")
             counts = int in (hints[field.name], *typing.get_args(hints[field.name]))

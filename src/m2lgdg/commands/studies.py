@@ -156,7 +156,7 @@ def _tell(name: str, cls: type[Method]) -> None:
         one: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) for one, changed in cls.variants.items()
     }
     tables = {
-        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls)},
+        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls) if field.name not in cls.unused},
         "variants and what they change": {one: changes or "nothing" for one, changes in variants.items()},
         "fields to sweep and their values": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
     }
@@ -165,6 +165,8 @@ def _tell(name: str, cls: type[Method]) -> None:
             terminal.out.print(f"\n[bold]{title}[/]")
         for key, told in table.items():
             terminal.out.print(f"  {escape(key)}: {escape(told)}", soft_wrap=True)
+    if cls.unused:
+        terminal.out.print(f"\nnot used by this method: {escape(', '.join(cls.unused))}", soft_wrap=True)
 
 
 @terminal.app.command()

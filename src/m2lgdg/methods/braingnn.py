@@ -159,6 +159,7 @@ class BrainGNN(DeepMethod):
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"ratio": (1e-6, math.inf)}
     may_be_empty: ClassVar[tuple[str, ...]] = ("head",)
+    unused: ClassVar[tuple[str, ...]] = ("length",)
     reference: ClassVar[str] = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "release": {"form": "release", "unit_weight": 0.0, "learning_rate": 0.01},

@@ -73,6 +73,8 @@ class SiteMethod(DeepMethod):
     weight_decay: float = 1e-3
     dropout: float = 0.5
 
+    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
+
     def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher z of the correlations above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}

@@ -137,6 +137,7 @@ class GenM(DeepMethod):
     dropout: float = 0.0
     label_smoothing: float = 0.0
 
+    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size", "dropout")
     reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bank": {"modulation": "bank"},

@@ -238,7 +238,7 @@ class M2DC(DeepMethod):
     Differs: the inner step is first order, since a second-order term at a hundredth of the rate is next to nothing. Running
     statistics come from meta-train sites before the inner step alone. No random crops in training.
     Differs: 60 epochs are of 40 episodes, not of 400; both rates follow the loop's schedule.
-    Sites with fewer than `shots` of a class stay out of episodes as long as enough others remain; `batch_size` is not used.
+    Sites with fewer than `shots` of a class stay out of episodes as long as enough others remain.
     """
 
     hidden: int = 128
@@ -271,6 +271,7 @@ class M2DC(DeepMethod):
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
     }
+    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     reference: ClassVar[str] = (
         "Su et al. (2024): M2DC, a meta-learning framework for generalizable diagnostic classification of major depressive "
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"

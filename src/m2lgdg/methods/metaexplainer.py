@@ -213,6 +213,7 @@ class MetaExplainer(DeepMethod):
     label_smoothing: float = 0.0
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
+    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
