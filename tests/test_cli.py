@@ -123,6 +123,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
     assert len(found) == 14 and found == sorted(found)
     code, text, _ = command("methods", "mixup")
     assert code == 0
+    assert "not used by this method: length, batch_size" in text and "  batch_size:" not in text
     assert "alpha: 0.2" in text and "per-subject: share_per_subject = True" in text and "before Fisher z" in text
 
 
@@ -141,6 +142,18 @@ def test_run_table_methods_and_failures(command, tmp_path):
         (
             ("run", "study.toml", "--out", "out", "--engine", "ray"),
             "engine ray is not known; it is one of serial, joblib, dask.",
+        ),
+        (
+            ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "method.erm.per_site=0"),
+            "method erm, field per_site: 0 is too small, it is 1 at least.",
+        ),
+        (
+            ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "device='cuda:99'"),
+            "device cuda:99 is not available on this machine.",
+        ),
+        (
+            ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "sweep.erm.batch_size=[8]"),
+            "method erm, field batch_size: this method does not use it, so leave it at 32.",
         ),
         (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: not of the form i/n"),
         (("run", "study.toml", "--out", "study.toml"), "study.toml"),

@@ -37,7 +37,9 @@ def small(name, **changes):
     """Fields that make a method quick enough for the suite; the idea stays the same."""
     if not issubclass(METHODS[name], DeepMethod):
         return {}
-    return dict(METHODS[name].variants.get("small", {})) | {"length": 32, "epochs": 2, "warmup": 1, "batch_size": 16} | changes
+    fields = dict(METHODS[name].variants.get("small", {}))
+    fields |= {"length": 32, "epochs": 2, "warmup": 1, "batch_size": 16} | changes
+    return {field: value for field, value in fields.items() if field not in METHODS[name].unused}
 
 
 def same_bits(first, second):
@@ -149,6 +151,24 @@ class TestContract:
         assert len(cls.__doc__.splitlines()[0]) < 140
         for changes in [*cls.variants.values(), *({field: values[0]} for field, values in cls.space.items())]:
             assert make(name, **changes).fields() is not None
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if issubclass(METHODS[name], DeepMethod)])
+def test_unused_fields_change_nothing_and_sizes_that_are_used_do(name, fold, fitted, monkeypatch):
+    unused = METHODS[name].unused
+    other = {"length": 40, "batch_size": 8, "dropout": 0.7} | (
+        {"select_after_warmup": False} if "select_after_warmup" in unused else {}
+    )
+    assert set(unused) <= set(other)
+    for field, value in other.items():
+        if field in unused:
+            with pytest.raises(InputError, match=f"method {name}, field {field}: this method does not use it"):
+                make(name, **{field: value})
+        with monkeypatch.context() as allowed:
+            allowed.setattr(METHODS[name], "unused", ())
+            state = make(name, **small(name) | {field: value}).fit(fold.source, seed=0).state_
+        same = all(np.array_equal(one, fitted[name].state_.get(key)) for key, one in state.items())
+        assert same == (field in unused), field
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # PyTorch tells so of small bfloat16 products on some CPUs

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from m2lgdg import InputError, leave_one_site_out, make_cohort
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import Batch, DeepMethod, choose_device
 from m2lgdg.method import METHODS, method
 
@@ -23,11 +23,24 @@ class Tiny(nn.Module):
         return self.linear(10 * batch.series.diff(dim=2).square().mean(dim=2))
 
 
+class Explode(torch.autograd.Function):
+    """A finite loss whose gradient is not."""
+
+    @staticmethod
+    def forward(ctx, weight):
+        return weight * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.nan
+
+
 @method("tiny-deep")
 class TinyDeep(DeepMethod):
     """For these tests only."""
 
     broken: str = ""
+    last: ClassVar[int] = 0
     seen: ClassVar[list] = []
 
     def build(self, shape):
@@ -36,6 +49,8 @@ class TinyDeep(DeepMethod):
     def loss(self, network, batch):
         if self.broken == "nan":
             return {"ce": network(batch).sum() * torch.nan}
+        if self.broken == "last step" and len(self.seen) == self.last:
+            return {"ce": Explode.apply(network.linear.weight).sum()}
         if self.broken == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.seen.append(len(batch))
@@ -112,6 +127,21 @@ def test_validation_by_whole_sites(fold):
     assert fitted.facts_["validation_subjects"] in sizes
 
 
+def pairs(source):
+    """One patient and one control of each site: nobody can be spared for validation."""
+    cells = [(source.sites == site) & (source.labels == label) for site in source.site_names for label in (0, 1)]
+    return source.select(np.sort([np.flatnonzero(cell)[0] for cell in cells]))
+
+
+def test_whom_validation_looked_at_is_a_fact(fold):
+    told = [TinyDeep(**FIELDS, validation_by=by).fit(fold.source).facts_ for by in ("subject", "site")]
+    assert [one["validation"] for one in told] == ["held-out subjects", "held-out sites"]
+    assert [one["notes"] for one in told] == [[], []]
+    few = TinyDeep(**FIELDS).fit(pairs(fold.source)).facts_
+    assert few["validation"] == "training subjects"
+    assert len(few["notes"]) == 1 and "No source subject was held out" in few["notes"][0]
+
+
 def test_progress_is_told(fold):
     told = []
     TinyDeep(**FIELDS).fit(fold.source, seed=0, progress=lambda **values: told.append(values))
@@ -128,6 +158,30 @@ def test_mistakes_end_in_a_sentence(fold):
     with pytest.raises(InputError, match="device toaster is not available"):
         choose_device("toaster")
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
+
+
+@pytest.mark.parametrize(
+    ("hook", "given", "words"),
+    [
+        ("candidate", False, r"method tiny-deep: its candidate\(epoch\) allowed none of 12 epochs to be kept"),
+        ("batches", [], r"method tiny-deep: its batches\(\.\.\.\) gave none, or an empty one, in epoch 1"),
+        ("batches", [torch.arange(8), torch.arange(0)], "gave none, or an empty one, in epoch 1"),
+    ],
+)
+def test_hooks_that_leave_nothing_to_train_or_keep_are_named(fold, monkeypatch, hook, given, words):
+    monkeypatch.setattr(TinyDeep, hook, lambda self, *arguments: given)
+    with pytest.raises(InputError, match=words):
+        TinyDeep(**FIELDS).fit(fold.source)
+
+
+@pytest.mark.parametrize("epoch", [3, 12])
+def test_a_last_step_that_breaks_the_weights_ends_in_the_same_sentence(fold, epoch, monkeypatch):
+    whole = TinyDeep(**FIELDS | {"patience": 12}).fit(fold.source, seed=0)
+    steps = whole.facts_["training_subjects"] // 8
+    monkeypatch.setattr(TinyDeep, "last", epoch * steps - 1)
+    TinyDeep.seen.clear()
+    with pytest.raises(InputError, match=f"loss val_loss is nan in epoch {epoch}; lower learning_rate"):
+        TinyDeep(**FIELDS | {"patience": 12}, broken="last step").fit(fold.source, seed=0)
 
 
 def test_weights_of_another_network_are_refused(fold):
@@ -154,3 +208,40 @@ def test_weights_of_another_network_are_refused(fold):
 def test_numbers_that_cannot_train_are_told_by_name(field, value, fold):
     with pytest.raises(InputError, match=f"field {field}: {value} is"):
         TinyDeep(**FIELDS | {field: value}).fit(fold.source)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("erm", {"per_site": 0}, "method erm, field per_site: 0 is too small, it is 1 at least."),
+        ("erm", {"widths": []}, "method erm, field widths is empty."),
+        ("erm", {"widths": [8, 0]}, "method erm, field widths: 0 is too small, it is 1 at least."),
+        ("erm", {"epochs": 3}, r"field warmup: 10 epochs of warm-up are more than training has \(epochs = 3\)"),
+        ("erm", {"site_power": float("inf")}, "field site_power: inf is not a finite number."),
+        ("erm", {"dropout": 1.0}, "field dropout: 1.0 is too large, it is below 1."),  # declared by DeepMethod
+        ("cdann", {"discriminator_dropout": 1.5}, "field discriminator_dropout: 1.5 is too large, it is below 1."),
+        ("ufa-net", {"alignment_start": -1}, "field alignment_start: -1 is too small, it is 0 at least."),
+        ("ufa-net", {"time_bins": -1}, "field time_bins: -1 is too small, it is 0 at least."),
+        ("m2lgdg", {"temperature": 0.0}, "field temperature: 0.0 is too small"),
+        ("group-dro", {"cap": 0.5}, "field cap: 0.5 is too small, it is 1 at least."),
+        ("fc-logistic", {"site_folds": 1}, "field site_folds: 1 is too small, it is 2 at least."),
+        ("fc-logistic", {"penalties": []}, "field penalties is empty."),
+        ("fc-logistic", {"penalties": [1.0, 0.0]}, "field penalties: 0.0 is too small"),
+    ],
+)
+def test_fields_of_single_methods_have_bounds(name, fields, words):
+    with pytest.raises(InputError, match=words):
+        make(name, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *(("iib", {"head_width": 0}), ("cdann", {"discriminator_widths": []}), ("ufa-net", {"alignment_start": 0})),
+        *(("brainnetcnn", {"hidden": [], "edge_channels": []}), ("braingnn", {"head": []}), ("erm", {"warmup": 1})),
+        *(("m2lgdg", {"phenotype_hidden": []}),),
+    ],
+)
+def test_values_that_mean_something_are_not_refused(name, fields, fold):
+    given = dict(METHODS[name].variants.get("small", {})) | {"epochs": 1, "warmup": 0} | fields
+    assert np.isfinite(make(name, **given).fit(fold.source).predict_proba(fold.target)).all()

@@ -175,6 +175,7 @@ class Flat(DeepMethod):
     name = "flat"
     length: int = 12
     epochs: int = 1
+    warmup: int = 0
     learning_rate: float = 1e-3
 
     def features(self, cohort, place):

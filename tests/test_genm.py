@@ -235,8 +235,8 @@ def test_stages_and_candidates():
     assert own.switch() == 5
     assert [epoch for epoch in range(10) if own.candidate(epoch)] == [7, 8, 9]
     assert make("genm", epochs=2).switch() == 1
-    assert make("genm", epochs=1).switch() == 0
-    assert make("genm", epochs=1).candidate(0)
+    assert GenM(epochs=1).switch() == 0
+    assert GenM(epochs=1).candidate(0)
 
 
 def test_the_second_stage_begins_with_g_and_h_of_the_lowest_validation_loss(monkeypatch):

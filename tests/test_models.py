@@ -10,7 +10,7 @@ import pytest
 
 from m2lgdg import Cohort, make_cohort
 from m2lgdg.cli import main
-from m2lgdg.method import Method
+from m2lgdg.method import METHODS, Method
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     )
     assert code == 0
     assert "2 epochs, best 2: validation AUC" in text
+    assert "Note:" not in text
     assert sorted(file.name for file in Path("model").iterdir()) == ["method.json", "weights.safetensors"]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2
@@ -61,6 +62,50 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     assert len(about["facts"]["history"]) == 2
     assert command("predict", "model", "new.cohort", "--out", "p.csv")[0] == 0
     assert len(pd.read_csv("p.csv")) == 12
+
+
+PLUGIN = """
+import numpy as np
+from m2lgdg.method import Method, method
+
+@method("{name}")
+class Half(Method):
+    def learn(self, source, *, seed, device, progress):
+        self.state_["x"] = np.zeros(1)
+
+    def score(self, target):
+        return np.full(len(target), 0.5)
+"""
+
+
+def test_fit_with_a_plugin_says_what_works_next(command):
+    for name in ("half-a", "half-b"):
+        Path(f"{name}.py").write_text(PLUGIN.format(name=name))
+    options = ["--plugin", "half-a.py", "--plugin", "half-b.py", "--out", "model"]
+    try:
+        code, text, _ = command("fit", "known.cohort", "--method", "half-a", *options)
+        assert code == 0
+        told = text.split("Next: m2lgdg ")[1].split()
+        assert " ".join(told) == "predict model NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
+        METHODS.pop("half-a"), sys.modules.pop("m2lgdg_plugin_half-a")
+        assert command(*[{"NEW_SITE": "new.cohort"}.get(word, word) for word in told])[0] == 0
+        assert pd.read_csv("predictions.csv")["proba"].tolist() == [0.5] * 12
+    finally:
+        for name in ("half-a", "half-b"):  # not methods of the package
+            METHODS.pop(name, None)
+
+
+def test_fit_says_that_nobody_was_spared_for_validation(command):
+    cohort = Cohort.load("known.cohort")
+    first = [
+        np.flatnonzero((cohort.sites == site) & (cohort.labels == label))[0] for site in ("east", "north") for label in (0, 1)
+    ]
+    cohort.select(np.sort(first)).save("few.cohort")
+    changes = ["--variant", "small", "--set", "epochs=2", "--set", "warmup=1"]
+    code, text, _ = command("fit", "few.cohort", "--method", "erm", *changes, "--out", "model", "--device", "cpu")
+    assert code == 0
+    assert "best 2: training AUC" in text
+    assert "Note: No source subject was held out for validation" in text
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_what_did_not_run_with_its_defaults_is_told():
         return changed_fields(json.loads(json.dumps({"method": {name: make(name, **changes).fields()}})))
 
     assert told("m2lgdg") == ""
-    assert told("m2lgdg", epochs=7, learning_rate=1e-3) == "m2lgdg (epochs = 7, learning_rate = 0.001)"
+    assert told("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
     assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
     assert changed_fields({"method": {"somebody's": {"width": 3}}}) == "somebody's (its fields are in study.json)"
     assert changed_fields({}) == ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,13 @@ def test_no_path_of_this_machine_is_written(folder):
         assert str(folder) not in (folder / "out" / name).read_text()
 
 
+def test_the_record_of_a_network_says_whom_validation_looked_at(folder):
+    quick = {"method": {"erm": {"variant": "small", "epochs": 2, "warmup": 1}}, "variants": [], "targets": ["east"]}
+    run_study(study(folder, methods=["erm"], seeds=[0], **quick), folder / "out")
+    (record,) = [json.loads(file.read_text()) for file in (folder / "out" / "cells").iterdir()]
+    assert (record["learned"]["validation"], record["learned"]["notes"]) == ("held-out subjects", [])
+
+
 def test_a_finished_cell_is_not_run_again(folder):
     run_study(study(folder), folder / "out")
     before = {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").iterdir()}
@@ -127,7 +135,7 @@ def test_a_damaged_record_is_run_again(folder, undisturbed):
 
 def test_keys_change_with_data_fields_and_seed(folder):
     from m2lgdg.config import check_study
-    from m2lgdg.study import make_cells
+    from m2lgdg.cells import make_cells
 
     cohort = make_cohort("tiny", seed=1)
 
@@ -172,6 +180,19 @@ def test_a_failing_cell_is_recorded_and_tried_again(folder, undisturbed):
     assert run_study(broken, folder / "out").reused == 18
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder, monkeypatch):
+    import m2lgdg.study as runner
+
+    lost = {"methods": ["prior", "erm"], "seeds": [0], "variants": [], "device": "cuda:99"}
+    with pytest.raises(InputError, match="device cuda:99 is not available on this machine"):
+        run_study(study(folder, **lost), folder / "out")
+    assert not (folder / "out").exists()
+    # Nothing but a network looks at it, and the workers of a scheduler may be on machines that have it.
+    assert run_study(study(folder, **lost | {"methods": ["prior"]}), folder / "linear").done == 4
+    monkeypatch.setitem(runner.ENGINES, "dask", lambda items, *rest: ((item, None) for item in items))
+    assert run_study(study(folder, **lost), folder / "elsewhere", scheduler="tcp://far:8786").done == 8
+
+
 def test_another_study_in_the_folder_is_refused(folder):
     run_study(study(folder), folder / "out")
     with pytest.raises(InputError, match="belongs to another study: its seeds"):
@@ -181,6 +202,18 @@ def test_another_study_in_the_folder_is_refused(folder):
     with pytest.raises(InputError, match="is not empty and holds no study"):
         run_study(study(folder), folder / "full")
     assert [file.name for file in (folder / "full").iterdir()] == ["thesis.txt"]
+
+
+def test_cells_of_a_smaller_study_can_be_copied_into_a_larger_one(folder, undisturbed):
+    run_study(study(folder), folder / "out")
+    larger = study(folder, seeds=[0, 1, 2])
+    run_study(larger, folder / "new", shard="24/24")
+    for file in (folder / "out" / "cells").iterdir():
+        shutil.copy(file, folder / "new" / "cells")
+    summary = run_study(larger, folder / "new")
+    assert (summary.total, summary.reused) == (24, 20 + 1)  # a third seed of slow-coin at four targets, one of them run before
+    table = read_predictions(folder / "new")
+    assert table[table.seed < 2].to_csv(index=False, lineterminator="\n").encode() == undisturbed
 
 
 def test_a_cohort_of_other_content_is_refused(folder):
@@ -217,6 +250,34 @@ def test_killed_anywhere_then_resumed_gives_the_same_bytes(folder, undisturbed, 
     assert summary.reused == finished
     assert content(out) == content(folder / "quiet")
     assert content(out).split(b"slow-coin")[0] == undisturbed.split(b"slow-coin")[0]
+
+
+# A shell's background job ignores SIGINT, and its children inherit that.
+INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from m2lgdg.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_collects_what_is_done_and_says_how_to_go_on(folder, jobs):
+    """A process does cells of prior, then sleeps in one of slow-coin until it is stopped."""
+    sleepy = study(folder, methods=["prior", "slow-coin"], seeds=[0], variants=[], method={"slow-coin": {"pause": 600.0}})
+    (folder / "study.json").write_text(json.dumps(sleepy))
+    command = [sys.executable, "-c", INTERRUPTED, "run", folder / "study.json", "--out", folder / "out", "--jobs", str(jobs)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(list((folder / "out" / "cells").glob("*.json"))) < jobs and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    done = len(list((folder / "out" / "cells").glob("*.json")))  # two processes may have taken another cell of prior
+    assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same again to go on."
+    assert jobs <= done <= 4
+    assert read_predictions(folder / "out")["target"].nunique() == done
 
 
 def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):

@@ -1,10 +1,13 @@
 """The house rules that a test can hold: who may import whom, small files, modules that say what they are."""
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from m2lgdg.deep import DeepMethod
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
@@ -12,7 +15,7 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage"),
     *("preprocess", "connectivity", "metrics", "stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
-    *("representation", "explanation", "explain", "config", "engines", "study"),
+    *("representation", "explanation", "explain", "config", "cells", "engines", "study"),
     *("report", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -54,6 +57,17 @@ def test_files_are_small_and_say_what_they_are(path):
 def test_nothing_is_pickled():
     for path in FILES:
         assert not re.search(r"import pickle|allow_pickle=True|weights_only=False|joblib\.(dump|load)", path.read_text()), path
+
+
+def test_the_docs_tell_every_field_that_networks_share():
+    text = (ROOT / "docs" / "studies.md").read_text()
+    rows = [
+        row.split("|")[1]
+        for row in text.split("## Fields that all networks share")[1].split("## ")[0].splitlines()
+        if "|" in row
+    ]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert told == {field.name for field in dataclasses.fields(DeepMethod)}
 
 
 def test_the_readme_is_short_and_its_file_map_true():

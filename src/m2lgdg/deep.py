@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,17 @@ from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
-from m2lgdg.splits import validation_split
+from m2lgdg.splits import Indices, validation_split
 from m2lgdg.storage import InputError
 
-LEAST = {"length": 8, "epochs": 1, "warmup": 0, "patience": 1, "batch_size": 2, "learning_rate": 1e-12, "clip": 1e-12}
-SHARES = ("weight_decay", "dropout", "label_smoothing", "validation_share")  # from 0, and all but weight decay below 1
+SPARED_NOBODY = (
+    "No source subject was held out for validation: the kept epoch and the calibration are those that fit the training "
+    "subjects best, and validation AUC says nothing about other subjects."
+)
+LACKS_SITES = (
+    "Source-training subjects are of {sites} site(s), too few or too small to be compared in batches: what {name} does across "
+    "sites took no part in this training."
+)
 PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 
@@ -89,6 +95,12 @@ class DeepMethod(Method):
     select_after_warmup: bool = True  # a network that has not begun to learn can rank a hundred subjects well by chance
     calibration: Literal["platt", "none"] = "platt"  # on source-validation subjects; none: the plain softmax
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **{"length": (8, math.inf), "warmup": (0, math.inf), "batch_size": (2, math.inf), "weight_decay": (0, math.inf)},
+        **{"learning_rate": (1e-12, math.inf), "clip": (1e-12, math.inf)},
+        **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
+    }
+
     def build(self, shape: Shape) -> nn.Module:
         """The network; its forward takes a Batch and returns logits (subject, 2)."""
         raise NotImplementedError(f"{type(self).__name__} must write build")
@@ -110,6 +122,10 @@ class DeepMethod(Method):
         size = min(self.batch_size, len(label))
         shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
         return list(shuffled.view(-1, size))  # (batch, subject)
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Whether source-training sites are too few or too small for what the method does across sites."""
+        return False
 
     def candidate(self, epoch: int) -> bool:
         """Whether the network after this epoch (from 0) may be the one that is kept."""
@@ -136,7 +152,6 @@ class DeepMethod(Method):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
-        self._check_fields()
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -152,26 +167,24 @@ class DeepMethod(Method):
             if devices:
                 self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
         except torch.OutOfMemoryError:
-            advice = f"lower batch_size ({self.batch_size}) or length ({self.length}), or set precision to bf16"
+            sizes = [f"{name} ({getattr(self, name)})" for name in ("batch_size", "length") if name not in self.unused]
+            advice = f"lower {' or '.join(sizes) or 'the sizes of network and batches'}, or set precision to bf16"
             raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
         finally:
             torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
-    def _check_fields(self) -> None:
-        """Numbers that no training can be done with, told by name."""
-        for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                raise InputError(f"method {self.name}, field {name}: {getattr(self, name)} is too small.")
-        for name in SHARES:
-            value = getattr(self, name)
-            if not value >= 0 or (name != "weight_decay" and value >= 1):
-                raise InputError(f"method {self.name}, field {name}: {value} is not a share from 0 to below 1.")
+    def check(self) -> None:
+        """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
+        super().check()
+        if self.warmup > self.epochs:
+            raise InputError(
+                f"method {self.name}, field warmup: {self.warmup} epochs of warm-up are more than training has "
+                f"(epochs = {self.epochs}); lower warmup or raise epochs."
+            )
 
     def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
-        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
-        if not len(validation):  # too few subjects to spare any
-            validation = training
+        training, validation = self._split(source, seed)
         scaler = PhenotypeScaler.fit(source.select(training))
         everyone = self._batch(source, scaler, place)
         train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
@@ -185,6 +198,8 @@ class DeepMethod(Method):
         rates = [group["lr"] for group in optimizer.param_groups]
         order = torch.Generator().manual_seed(seed)
         sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
+        if self.lacks_sites(sites, labels):
+            self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
         kept: dict[str, npt.NDArray[Any]] = {}
@@ -192,7 +207,7 @@ class DeepMethod(Method):
             network.train()
             self._epoch = epoch  # for losses that change while training goes on
             sums: dict[str, Tensor] = {}
-            batches = self.batches(sites, labels, order)
+            batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
                 share = schedule(epoch * len(batches) + i, len(batches), self.warmup, self.epochs)
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -202,6 +217,7 @@ class DeepMethod(Method):
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
             record |= self._validate(network, everyone.take(check_rows))
+            self._stop_if_not_finite(record, epoch)  # the epoch's last step shows only here
             history.append(record)
             if progress:
                 progress(epoch=epoch + 1, epochs=self.epochs, **record)
@@ -213,6 +229,8 @@ class DeepMethod(Method):
                 kept = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
             elif epoch - best_epoch >= self.patience:
                 break
+        if best is None:
+            raise InputError(f"method {self.name}: its candidate(epoch) allowed none of {self.epochs} epochs to be kept.")
         self.state_ |= {f"network.{name}": value for name, value in kept.items()}
         self.state_ |= {f"fitted.{name}": value for name, value in fitted.items()} | scaler.state("scaler")
         self.facts_ |= {
@@ -226,6 +244,21 @@ class DeepMethod(Method):
         self._place = place
         check = everyone.take(check_rows)
         self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
+
+    def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
+        """Positions of source-training and source-validation subjects; where nobody can be spared, they are the same."""
+        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
+        if len(validation):
+            self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
+            return training, validation
+        self.facts_ |= {"validation": "training subjects", "notes": [SPARED_NOBODY]}
+        return training, training
+
+    def _batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        batches = self.batches(site, label, order)
+        if not batches or not all(map(len, batches)):
+            raise InputError(f"method {self.name}: its batches(...) gave none, or an empty one, in epoch {self._epoch + 1}.")
+        return batches
 
     def _calibrate(self, check: Batch) -> tuple[float, float]:
         """Slope and offset of the logit, by which the threshold 0.5 fits source-validation subjects."""

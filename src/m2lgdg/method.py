@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import math
 import pkgutil
 import sys
 import types
@@ -49,6 +50,9 @@ class Method:
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     stochastic: ClassVar[bool] = True
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
+    may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
+    unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
 
     def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
         """Learn from source subjects, who all have a label. Nothing else can reach the fitted method."""
@@ -74,8 +78,32 @@ class Method:
                 },
             },
         }
+        self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
         return self
+
+    def check(self) -> None:
+        """Refuse fields that nothing can be learned with; integers count something and are 1 at least, or as their default."""
+        bounds = {name: pair for cls in reversed(type(self).__mro__) for name, pair in vars(cls).get("bounds", {}).items()}
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, where = getattr(self, field.name), f"method {self.name}, field {field.name}"
+            if field.name in self.unused and value != field.default:
+                raise InputError(f"{where}: this method does not use it, so leave it at {field.default}.")
+            if value == () and field.name not in self.may_be_empty:
+                raise InputError(f"{where} is empty.")
+            counts = int in (hints[field.name], *typing.get_args(hints[field.name]))
+            first = min(1, field.default) if isinstance(field.default, int) else 1
+            least, below = bounds.get(field.name, (first if counts else -math.inf, math.inf))
+            for one in value if isinstance(value, tuple) else (value,):
+                if not isinstance(one, int | float) or isinstance(one, bool):
+                    continue
+                if not math.isfinite(one):
+                    raise InputError(f"{where}: {one} is not a finite number.")
+                if not one >= least:
+                    raise InputError(f"{where}: {one} is too small, it is {least:g} at least.")
+                if not one < below:
+                    raise InputError(f"{where}: {one} is too large, it is below {below:g}.")
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject, class) probabilities: column 1 is the patient. Labels, sites and ids of the target are not looked at."""
@@ -144,7 +172,8 @@ class Method:
                 raise InputError(
                     f"{path}: method {about['method']} is not known here; give the file that defines it (--plugin)."
                 )
-            fitted = make(about["method"], **about["fields"])
+            known = find(about["method"])
+            fitted = known(**checked_fields(known, about["fields"]))
             fitted.facts_ = dict(about["facts"])
         except FileNotFoundError:
             raise InputError(f"{folder} is no model folder: it has no method.json.") from None
@@ -204,9 +233,11 @@ def _load_plugin(path: Path) -> None:
 
 
 def make(name: str, **fields: Any) -> Method:
-    """A method by its registered name, with some fields changed; unknown names, fields and wrong types are refused."""
+    """A method by its registered name, with some fields changed; unknown names and fields and wrong values are refused."""
     cls = find(name)
-    return cls(**checked_fields(cls, fields))
+    made = cls(**checked_fields(cls, fields))
+    made.check()
+    return made
 
 
 def find(name: str) -> type[Method]:

@@ -6,7 +6,6 @@ order, so that it is the same bytes whatever the engine, the number of workers, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from m2lgdg.cells import Cell, code_version, make_cells
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
@@ -30,38 +30,8 @@ from m2lgdg.readers import read
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 
-LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib")  # facts of a fit that a record keeps
-# What can change no prediction:
-ASIDE = (
-    "cli",
-    "config",
-    "study",
-    "check",
-    "duplicates",
-    "leakage",
-    "synthetic",
-    "stats",
-    "explain",
-    "explanation",
-    "representation",
-)
+LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib", "validation", "notes")  # facts a record keeps
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training and the target it is tested on; `fields` are all hyper-parameters, `key` says everything that matters."""
-
-    method: str
-    variant: str
-    target: str
-    seed: int
-    fields: dict[str, Any]
-    key: str
-    explain: int = 0  # steps of the path along which its decisions are explained; 0: they are not
-
-    def __str__(self) -> str:
-        return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -91,6 +61,13 @@ class Summary:
 Watch = Callable[[Summary], None]
 
 
+class Stopped(KeyboardInterrupt):
+    """The user stopped the run; the cells that were finished are in `predictions.csv`."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__(f"{done} of {total} cells done; run the same again to go on")
+
+
 def run_study(
     study: Study | dict[str, Any] | str | Path,
     out: str | Path,
@@ -118,6 +95,7 @@ def run_study(
     part, parts = _shard(shard)
     cohort = _cohort(study)
     cells = make_cells(study, cohort)
+    _check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
     _claim(out, study, cohort, cohort_path)
@@ -139,72 +117,21 @@ def run_study(
         watch(summary)
     # One target after the other: methods that share what they fit on a source find it still in memory.
     todo.sort(key=lambda cell: cell.target)
-    for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-        if reason is None:
-            summary.done += 1
-        else:
-            summary.failed.append((str(cell), reason))
-        summary.seconds = time.monotonic() - start
-        if watch:
-            watch(summary)
+    try:
+        for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
+            if reason is None:
+                summary.done += 1
+            else:
+                summary.failed.append((str(cell), reason))
+            summary.seconds = time.monotonic() - start
+            if watch:
+                watch(summary)
+    except KeyboardInterrupt:
+        collect(out, cells)
+        raise Stopped(sum((read_record(out, cell) or {}).get("status") == "done" for cell in mine), len(mine)) from None
     collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
-
-
-def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
-    """All cells of a study, in the order of `predictions.csv`."""
-    targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
-    classes = load_methods(tuple(study.plugins))
-    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(tuple(study.plugins))]
-    cells = []
-    for name in study.methods:
-        seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
-        for variant, changes in _variants(study, name):
-            fields = make(name, **(study.method.get(name, {}) | changes)).fields()
-            steps = 0 if variant else _explained(study, name)
-            explained = [steps, _explaining_code()] if steps else []
-            for target in targets:
-                for seed in seeds:
-                    told = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
-                    key = hashlib.sha256(told.encode()).hexdigest()[:24]
-                    cells.append(Cell(name, variant, target, seed, fields, key, steps))
-    return cells
-
-
-def _explained(study: Study, name: str) -> int:
-    """The steps by which a method is explained, or 0: variants and sweeps never are."""
-    asked = study.explain if isinstance(study.explain, bool) else name in study.explain
-    return study.explain_steps if asked else 0
-
-
-def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The method itself, its asked-for variants, and one for each value of a sweep."""
-    yield "", {}
-    have = load_methods()[name].variants
-    asked = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
-    for variant in asked:
-        if variant in have:
-            yield variant, dict(have[variant])
-    for key, values in study.sweep.get(name, {}).items():
-        for value in values:
-            yield f"{key}={value}", {key: value}
-
-
-@cache
-def code_version(plugins: tuple[str, ...] = ()) -> str:
-    """A hash of the code that can change a prediction: the package but for commands, reports and readers, and the plugins."""
-    package = Path(__file__).parent
-    files = [file for file in sorted(package.glob("*.py")) if file.stem not in ASIDE]
-    files += sorted((package / "methods").glob("*.py")) + [Path(plugin) for plugin in plugins]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-@cache
-def _explaining_code() -> str:
-    """A hash of the code that makes explanations."""
-    files = [Path(__file__).parent / name for name in ("explain.py", "explanation.py", "representation.py")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def run_cell(cell: Cell, place: Place) -> str | None:
@@ -344,6 +271,14 @@ def _cohort(study: Study) -> Cohort:
         )
     inputs = cohort.inputs if study.inputs is None else study.inputs
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
+
+
+def _check_device(study: Study, scheduler: str | None) -> None:
+    """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
+    from m2lgdg.deep import DeepMethod, choose_device
+
+    if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
+        choose_device(study.device)
 
 
 def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:

@@ -66,13 +66,15 @@ def fit(
     learned = method.facts_
     if "history" in learned:
         best = learned["history"][learned["best_epoch"] - 1]
-        terminal.out.print(
-            f"{len(learned['history'])} epochs, best {learned['best_epoch']}: validation AUC {best['val_auc']:.3f}."
-        )
+        on = "training" if learned["validation"] == "training subjects" else "validation"
+        terminal.out.print(f"{len(learned['history'])} epochs, best {learned['best_epoch']}: {on} AUC {best['val_auc']:.3f}.")
+    for note in learned.get("notes", []):
+        terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
     count = sum(sum(site.values()) for site in learned["source"]["sites"].values())
     where = f"{count} subjects of {len(learned['source']['sites'])} sites"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv", soft_wrap=True)
+    plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
+    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
 
 
 @terminal.app.command()

@@ -23,8 +23,10 @@ Jobs = Annotated[int, typer.Option(min=1, help="processes")]
 
 @contextmanager
 def _watch(jobs: int) -> Iterator[Any]:
-    """A live line: cells done, running, failed, time left."""
+    """A live line: cells done, running, failed, time left; Ctrl-C ends in a sentence that says how to go on."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from m2lgdg.study import Stopped
 
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal) as bar:
@@ -37,7 +39,12 @@ def _watch(jobs: int) -> Iterator[Any]:
             text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left}"
             bar.update(task, completed=finished, total=summary.total, description=text)
 
-        yield watch
+        try:
+            yield watch
+        except Stopped as stopped:
+            bar.stop()
+            terminal.err.print(f"Stopped: {stopped}.", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(130) from None
 
 
 def _report_run(summary: Summary, folder: Path) -> None:
@@ -70,7 +77,7 @@ def run(
 ) -> None:
     """Run a study: every method at every target site. Stop it any time; running it again goes on where it was.
 
-    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run.
+    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run, 130: stopped by Ctrl-C.
     """
     from m2lgdg.config import read_study
     from m2lgdg.study import run_study
@@ -149,7 +156,7 @@ def _tell(name: str, cls: type[Method]) -> None:
         one: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) for one, changed in cls.variants.items()
     }
     tables = {
-        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls)},
+        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls) if field.name not in cls.unused},
         "variants and what they change": {one: changes or "nothing" for one, changes in variants.items()},
         "fields to sweep and their values": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
     }
@@ -158,6 +165,8 @@ def _tell(name: str, cls: type[Method]) -> None:
             terminal.out.print(f"\n[bold]{title}[/]")
         for key, told in table.items():
             terminal.out.print(f"  {escape(key)}: {escape(told)}", soft_wrap=True)
+    if cls.unused:
+        terminal.out.print(f"\nnot used by this method: {escape(', '.join(cls.unused))}", soft_wrap=True)
 
 
 @terminal.app.command()

@@ -157,6 +157,9 @@ class BrainGNN(DeepMethod):
     dropout: float = 0.5
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"ratio": (1e-6, math.inf)}
+    may_be_empty: ClassVar[tuple[str, ...]] = ("head",)
+    unused: ClassVar[tuple[str, ...]] = ("length",)
     reference: ClassVar[str] = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "release": {"form": "release", "unit_weight": 0.0, "learning_rate": 0.01},

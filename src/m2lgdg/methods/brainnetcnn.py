@@ -89,6 +89,8 @@ class BrainNetCNN(DeepMethod):
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
 
+    may_be_empty: ClassVar[tuple[str, ...]] = ("edge_channels", "hidden")
+    unused: ClassVar[tuple[str, ...]] = ("length",)
     reference: ClassVar[str] = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "lite": {"edge_channels": (32, 64), "node_channels": 1},

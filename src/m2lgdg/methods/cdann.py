@@ -17,6 +17,7 @@ from torch.nn import functional
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.method import method
 from m2lgdg.methods.erm import Network, SiteMethod
+from m2lgdg.sampler import balanced_sites
 
 
 class Discriminator(nn.Module):
@@ -67,6 +68,8 @@ class CDANN(SiteMethod):
     discriminator_decay: float = 0.0
     beta1: float = 0.5
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"discriminator_dropout": (0, 1)}
+    may_be_empty: ClassVar[tuple[str, ...]] = ("discriminator_widths",)
     reference: ClassVar[str] = (
         "Li et al. 2018, Deep domain generalization via conditional invariant adversarial networks, ECCV; "
         "as in Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
@@ -108,6 +111,10 @@ class CDANN(SiteMethod):
         """Not before the adversary has at least half of its weight: until then the network is nearly ERM's."""
         felt = not self.select_after_warmup or self.ramp(epoch) >= 0.5 or epoch == self.epochs - 1
         return super().candidate(epoch) and felt
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Sites of one class do not count, and one that counts is all the discriminator could say."""
+        return len(balanced_sites(site, label, 1)) < 2
 
     def site_terms(self, network: AdversarialNetwork, fused: Tensor, batch: Batch) -> dict[str, Tensor]:
         """What the discriminator minimises: its balanced cross-entropy, and how steep it is where the subjects are."""

@@ -60,6 +60,10 @@ class CORAL(SiteMethod):
         self._comparable = balanced_sites(site, label, self.least_per_class)
         return super().batches(site, label, order)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """An alignment is between two sites that are large enough."""
+        return super().lacks_sites(site, label) or len(balanced_sites(site, label, self.least_per_class)) < 2
+
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of everybody, alignment of the sites that are large enough."""
         assert isinstance(network, Network)

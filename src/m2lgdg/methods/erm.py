@@ -73,6 +73,8 @@ class SiteMethod(DeepMethod):
     weight_decay: float = 1e-3
     dropout: float = 0.5
 
+    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
+
     def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher z of the correlations above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
@@ -89,6 +91,10 @@ class SiteMethod(DeepMethod):
         """Some sites at a time, classes balanced within each."""
         per = {"sites_per_batch": self.sites_per_batch, "per_site": self.per_site}
         return site_batches(site, label, order, power=self.site_power, **per)
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Where no two sites meet in a batch, only ERM is left."""
+        return min(self.sites_per_batch, len(torch.unique(site))) < 2
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Without class weights: the batches are balanced already."""
@@ -112,3 +118,7 @@ class ERM(SiteMethod):
         "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),
         "dropout": (0.0, 0.1, 0.5),
     }
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Never: ERM compares nothing."""
+        return False

@@ -137,6 +137,7 @@ class GenM(DeepMethod):
     dropout: float = 0.0
     label_smoothing: float = 0.0
 
+    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size", "dropout")
     reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bank": {"modulation": "bank"},
@@ -203,6 +204,10 @@ class GenM(DeepMethod):
             first, second = fit[torch.randperm(len(fit), generator=order)[:2]].tolist()
             whole.append(torch.cat([rows, *draws(first, self.meta_train_steps), *draws(second, self.meta_test_steps)]))
         return whole
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """An episode goes from one site to another, each with two of a class."""
+        return len(balanced_sites(site, label, least=2)) < 2
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """First stage: the site nets and H, a working copy of one site net, then G. Second stage: the feature net alone."""

@@ -5,6 +5,7 @@ One of the generalization methods on `erm.py`'s network, batches and loss; train
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -54,6 +55,7 @@ class GroupDRO(SiteMethod):
     memory: float = 0.9  # share of the past in the running mean of a site's loss
     cap: float = 5.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"cap": (1, math.inf), "memory": (0, 1)}
     reference: ClassVar[str] = "Sagawa et al. 2020, Distributionally robust neural networks for group shifts, ICLR"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = ERM.variants
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"eta": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), **ERM.space}

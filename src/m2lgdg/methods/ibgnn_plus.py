@@ -109,6 +109,7 @@ class IBGNNPlus(DeepMethod):
     dropout: float = 0.5
     label_smoothing: float = 0.0
 
+    unused: ClassVar[tuple[str, ...]] = ("length", "select_after_warmup")
     reference: ClassVar[str] = (
         "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
     )

@@ -75,6 +75,7 @@ class IIB(SiteMethod):
     rise: float = 0.1  # share of the epochs over which the invariance weight grows
     aware_decay: float = 1e-2
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"head_width": (0, math.inf)}
     reference: ClassVar[str] = "Li et al. 2022, Invariant information bottleneck for domain generalization, AAAI"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "small": {
@@ -118,6 +119,10 @@ class IIB(SiteMethod):
         """Not before the invariance weight is whole."""
         whole = not self.select_after_warmup or self.ramp(epoch) == 1 or epoch == self.epochs - 1
         return super().candidate(epoch) and whole
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """Knowing the only site says nothing, whoever meets in a batch."""
+        return len(torch.unique(site)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy without and with the site, the bottleneck, and the squared difference of the two."""

@@ -78,6 +78,10 @@ class IRM(SiteMethod):
         self._forget = self._epoch == self.switch
         return super().batches(site, label, order)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """The penalty is of one site at a time."""
+        return not len(balanced_sites(site, label, self.least_per_class))
+
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of everybody, the penalty of the sites that are large enough."""
         logits = network(batch)

@@ -6,6 +6,7 @@ chosen and the probabilities calibrated on source sites held out whole. All of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -43,6 +44,7 @@ class Linear(Method):
     phenotypes: bool = False
     phenotype_weight: float = 0.3
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
     stochastic: ClassVar[bool] = False
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"phenotypes": {"phenotypes": True}}
     blocks: ClassVar[Mapping[str, float]] = {}

@@ -238,7 +238,7 @@ class M2DC(DeepMethod):
     Differs: the inner step is first order, since a second-order term at a hundredth of the rate is next to nothing. Running
     statistics come from meta-train sites before the inner step alone. No random crops in training.
     Differs: 60 epochs are of 40 episodes, not of 400; both rates follow the loop's schedule.
-    Sites with fewer than `shots` of a class stay out of episodes as long as enough others remain; `batch_size` is not used.
+    Sites with fewer than `shots` of a class stay out of episodes as long as enough others remain.
     """
 
     hidden: int = 128
@@ -266,6 +266,12 @@ class M2DC(DeepMethod):
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "head_dropout": (0, 1),
+        "temperature": (1e-6, math.inf),
+        "percentile": (0, 100),
+    }
+    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     reference: ClassVar[str] = (
         "Su et al. (2024): M2DC, a meta-learning framework for generalizable diagnostic classification of major depressive "
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"
@@ -309,6 +315,10 @@ class M2DC(DeepMethod):
                 break
         per = {"sites_per_batch": sites, "per_site": 2 * self.shots, "count": self.episodes}
         return [rows[one] for one in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """One site would play both parts."""
+        return len(torch.unique(site)) < 2
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """With a temperature, and without class weights: episodes are balanced already."""

@@ -6,6 +6,7 @@ cross-attention fusion, classifier, losses. Training is `deep.py`'s, the losses 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -251,6 +252,8 @@ class M2LGDG(DeepMethod):
     decomposition: bool = True
     cross_attention: bool = True
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"temperature": (1e-6, math.inf), "percentile": (0, 100)}
+    may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden",)
     reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "M1": {"imaging": False, "contrastive_weight": 0.0},
@@ -299,6 +302,10 @@ class M2LGDG(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
         return Network(shape, self)
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """The contrast is between subjects of two sites."""
+        return bool(self.contrastive_weight) and len(torch.unique(site)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy, the three decomposition losses and the cross-site contrast, each with its weight."""

@@ -212,6 +212,8 @@ class MetaExplainer(DeepMethod):
     dropout: float = 0.5
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
+    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
@@ -276,6 +278,10 @@ class MetaExplainer(DeepMethod):
             first = [draw(~torch.isin(site, site[last]), inner)] if inner else []
             whole.append(torch.cat([*first, last]))
         return whole
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """One site is outer alone, and stability is between two."""
+        return len(torch.unique(site)) < 2
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """A trial step at the inner sites; the gradient after it, at the outer sites, moves the weights from before it."""

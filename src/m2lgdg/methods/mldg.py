@@ -54,6 +54,10 @@ class MLDG(SiteMethod):
         self._balanced = balanced_sites(site, label)
         return super().batches(site, label, order)
 
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """One of two sites must be large enough to play the unseen one."""
+        return super().lacks_sites(site, label) or not len(balanced_sites(site, label))
+
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The loss at the meta-train sites, and at the meta-test sites after the inner step.
 

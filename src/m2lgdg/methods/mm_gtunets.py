@@ -282,6 +282,8 @@ class MMGTUNets(DeepMethod):
     degree_weight: float = 1e-4
     reward_weight: float = 1e-2
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"edge_dropout": (0, 1)}
+    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
     reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "small": {

@@ -5,6 +5,7 @@ One of the baselines; it was made to adapt to one unlabelled target site, and al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -133,6 +134,7 @@ class UFANet(DeepMethod):
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf)}
     reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "unaligned": {"alignment_weight": 0.0},
@@ -179,6 +181,10 @@ class UFANet(DeepMethod):
         per_site = max(2, self.batch_size // together)
         count = self.batches_per_epoch or None
         return site_batches(site, label, order, sites_per_batch=together, per_site=per_site, count=count)
+
+    def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
+        """An alignment is between two sites of a batch."""
+        return bool(self.alignment_weight) and min(self.sites_per_batch, len(torch.unique(site))) < 2
 
     def candidate(self, epoch: int) -> bool:
         """Only a network that was aligned, where there will be one."""
