@@ -1,7 +1,7 @@
 """A training step of M²LG-DG beside the plain reading of the paper (`plain.py`): that both are equal, then how long they take.
 
 Usage: python benchmarks/step.py [--device cuda] [--precision bf16] [--batch 32] [--rois 116] [--length 200] [--variant small]
-[--repeats 5] [--steps 1]; prints one JSON line and ends with 1 where the two are not equal to 1e-4 in float32.
+[--compiled always] [--repeats 5] [--steps 1]; prints one JSON line and ends with 1 where the two are not equal to 1e-4 in float32.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def made_up(subjects, rois, length, device="cpu"):
 
 
 class Ours:
-    """The package's side: `DeepMethod.step` on rows of the data, as its loop calls it."""
+    """The package's side: what `DeepMethod`'s loop calls on rows of the data, on CUDA recorded and, where asked, compiled."""
 
     def __init__(self, own, everyone):
         rois = everyone.series.shape[1]
@@ -42,11 +42,13 @@ class Ours:
         self.network = own.build(Shape(rois, own.length, INPUTS, SITES, {"adjacency": adjacency})).to(place).train()
         own._class_weight, own._epoch = torch.tensor([0.9, 1.1], device=place), 0
         self.optimizer = own.optimizer(self.network)
+        own.facts_ = {"notes": []}
+        with tf32(own.precision != "fp32"):
+            self.stepper = own._stepper(self.network, self.optimizer, everyone, torch.arange(len(everyone), device=place))
 
     def step(self, rows):
         with tf32(self.own.precision != "fp32"):
-            terms = self.own.step(self.network, self.everyone.take(rows), self.optimizer)
-        return torch.stack(list(terms.values())).sum()
+            return torch.stack([term.float() for term in self.stepper(rows).values()]).sum()
 
     def gradients(self, rows):
         """Loss, and gradients left in the parameters."""
@@ -98,6 +100,14 @@ def differences(own, everyone, rows):
     return {"loss": float((loss - expected).abs() / expected.abs()), "gradient": float(apart / size)}
 
 
+def ten_steps(own, everyone, batches):
+    """Largest relative difference of the losses over ten training steps; dropout off."""
+    ours = Ours(own, everyone)
+    ruler = Plain(ours)
+    pairs = [(float(ours.step(rows)), float(ruler.step(rows))) for rows in (batches * 10)[:10]]
+    return max(abs(one - other) / abs(other) for one, other in pairs)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -106,6 +116,7 @@ def main():
     parser.add_argument("--rois", type=int, default=116)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--variant")
+    parser.add_argument("--compiled", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="steps timed together; on a GPU take 20")
     options = parser.parse_args()
@@ -113,7 +124,9 @@ def main():
     everyone = made_up(8 * options.batch, options.rois, options.length, options.device)
     rows = torch.arange(options.batch, device=options.device)
     apart = differences(M2LGDG(**fields | {"dropout": 0.0, "precision": "fp32"}), everyone, rows)
-    ours = Ours(M2LGDG(**fields | {"precision": options.precision}), everyone)
+    shifted = [(rows + i * options.batch) % len(everyone) for i in range(4)]
+    apart["ten_steps"] = ten_steps(M2LGDG(**fields | {"dropout": 0.0, "precision": "fp32"}), everyone, shifted)
+    ours = Ours(M2LGDG(**fields | {"precision": options.precision, "compiled": options.compiled}), everyone)
     ruler = Plain(ours)
     batches = [(rows + i * options.batch) % len(everyone) for i in range(options.steps)]
     sides = {"plain": lambda: [ruler.step(one) for one in batches], "ours": lambda: [ours.step(one) for one in batches]}

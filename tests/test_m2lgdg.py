@@ -11,7 +11,16 @@ from networks import numbers, randomised
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.graph import chebyshev_operators
-from m2lgdg.methods.m2lgdg import M2LGDG, CrossAttention, GlobalEncoder, LocalBlock, LocalEncoder, phenotype_encoder
+from m2lgdg.methods.m2lgdg import (
+    M2LGDG,
+    CrossAttention,
+    GlobalEncoder,
+    LocalBlock,
+    LocalEncoder,
+    graph_then_time,
+    phenotype_encoder,
+    time_then_graph,
+)
 
 torch.set_num_threads(1)
 ROIS, INPUTS, SUBJECTS = 6, 3, 4
@@ -287,3 +296,21 @@ def test_the_number_of_parameters_at_the_size_of_the_paper():
     network = M2LGDG().build(Shape(116, 200, 3, 21, {"adjacency": np.eye(116, dtype=np.float32)}))
     count = sum(p.numel() for p in network.parameters())
     assert count == layers == 3_350_500, f"{count} parameters in the network, {layers} by the paper's widths"
+
+
+@pytest.mark.parametrize(("width", "channels", "stride", "order"), [(5, 7, 2, 3), (4, 4, 1, 3), (3, 6, 2, 1), (3, 5, 1, 2)])
+def test_time_and_graph_can_change_places(width, channels, stride, order):
+    """What a GPU computes is what a CPU computes, and so are the gradients."""
+    torch.manual_seed(0)
+    block = LocalBlock(width, channels, stride, M2LGDG(chebyshev_order=order)).double()
+    with torch.no_grad():
+        block.bias.normal_()
+    features = torch.randn(2, width, 11, 6, dtype=torch.float64, requires_grad=True)
+    operator = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+    found = []
+    for way in (graph_then_time, time_then_graph):
+        made = way(features, chebyshev_operators(operator, order), block.weights, block.bias, block.temporal)
+        inputs = [features, *([operator] if order > 1 else []), block.weights, block.bias, block.temporal.weight]
+        found.append([made, *torch.autograd.grad((made * torch.linspace(-1, 1, made.numel()).view_as(made)).sum(), inputs)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -134,8 +134,8 @@ def test_a_damaged_record_is_run_again(folder, undisturbed):
 
 
 def test_keys_change_with_data_fields_and_seed(folder):
-    from m2lgdg.config import check_study
     from m2lgdg.cells import make_cells
+    from m2lgdg.config import check_study
 
     cohort = make_cohort("tiny", seed=1)
 

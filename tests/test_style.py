@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a module may import those before it.
 ORDER = [
-    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage"),
-    *("preprocess", "connectivity", "metrics", "stats", "losses", "graph", "sampler", "kernels", "method", "deep", "methods"),
+    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
+    *("metrics", "stats", "losses", "graph", "sampler", "kernels", "devices", "method", "deep", "methods"),
     *("representation", "explanation", "explain", "config", "cells", "engines", "study"),
     *("report", "commands", "cli"),
 ]

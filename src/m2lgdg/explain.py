@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.deep import Batch, DeepMethod, choose_device
+from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.devices import choose_device
 from m2lgdg.explanation import Explanation, completeness_table, edge_table, gate_table, phenotype_table, roi_table
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear

@@ -34,7 +34,17 @@ def time_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, stri
     if SLOW_CONVOLUTIONS and features.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
         found: Tensor = _ByProducts.apply(features, weight, bias, stride)  # type: ignore[no-untyped-call]
         return found
+    if features.device.type == "cuda":
+        features, weight = (_channels_last(one) for one in (features, weight))
     return functional.conv2d(features, weight, bias, stride=(stride, 1), padding=(weight.shape[2] // 2, 0))
+
+
+def _channels_last(features: Tensor) -> Tensor:
+    """Channels last in memory, and zeros for channels that are missing to eight: what a GPU's matrix units take as it is."""
+    missing = -features.shape[1] % 8 if features.shape[1] < 8 else 0
+    if missing:
+        features = functional.pad(features, (0, 0, 0, 0, 0, missing))
+    return features.contiguous(memory_format=torch.channels_last)
 
 
 class Gelu(nn.Module):

@@ -58,5 +58,9 @@ def cross_site_contrastive_loss(z: Tensor, label: Tensor, site: Tensor, temperat
 
 def smoothed_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor | None = None, smoothing: float = 0.1) -> Tensor:
     """Cross-entropy with label smoothing and class weights, as PyTorch defines their combination."""
-    weight = None if weight is None else weight.float()
-    return functional.cross_entropy(logits.float(), label, weight=weight, label_smoothing=smoothing)
+    log_proba = functional.log_softmax(logits.float(), dim=1)  # (subject, class)
+    weight = log_proba.new_ones(log_proba.shape[1]) if weight is None else weight.float()
+    # PyTorch's own asks the GPU who counts and waits for the answer, so that it cannot be part of a recorded step.
+    right = -(weight[label] * log_proba.gather(1, label[:, None])[:, 0]).sum()
+    every = -(log_proba @ weight).sum() / log_proba.shape[1]
+    return ((1 - smoothing) * right + smoothing * every) / weight[label].sum()

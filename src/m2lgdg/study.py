@@ -275,7 +275,8 @@ def _cohort(study: Study) -> Cohort:
 
 def _check_device(study: Study, scheduler: str | None) -> None:
     """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
-    from m2lgdg.deep import DeepMethod, choose_device
+    from m2lgdg.deep import DeepMethod
+    from m2lgdg.devices import choose_device
 
     if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
         choose_device(study.device)

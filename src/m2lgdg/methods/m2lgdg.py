@@ -48,7 +48,7 @@ class GlobalEncoder(nn.Module):
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, global)."""
         features = self.convolutions(series.transpose(1, 2).unsqueeze(1))  # (subject, channel, time / 8, roi)
-        tokens = self.projection(features.flatten(1, 2).transpose(1, 2)) + self.identity  # (subject, roi, hidden)
+        tokens = self.projection(features.permute(0, 3, 1, 2).flatten(2)) + self.identity  # (subject, roi, hidden)
         pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
         return pooled
 
@@ -70,24 +70,53 @@ class LocalBlock(nn.Module):
 
     def forward(self, features: Tensor, operators: Tensor) -> Tensor:
         """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); the operators of `chebyshev_operators`."""
-        spread = (features @ operators).view(*features.shape[:3], len(self.weights) - 1, features.shape[3])
-        terms = torch.cat([features, *spread.unbind(3)], dim=1)  # (subject, order channel, time, roi)
-        mixing = self.weights.flatten(0, 1).T[:, :, None, None]  # (channel out, order channel, 1, 1)
-        if terms.shape[1] < len(mixing):
-            through = folded(terms, mixing, self.bias, self.temporal)
+        if features.device.type == "cuda" and features.shape[1] > 1:
+            through = time_then_graph(features, operators, self.weights, self.bias, self.temporal)
         else:
-            through = self.temporal(time_convolution(terms, mixing, self.bias, 1))
+            through = graph_then_time(features, operators, self.weights, self.bias, self.temporal)
         return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
+
+
+def graph_then_time(features: Tensor, operators: Tensor, weights: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
+    """temporal(sum over k of T_k features weights_k + bias), in this order."""
+    spread = (features @ operators).view(*features.shape[:3], len(weights) - 1, features.shape[3])
+    terms = torch.cat([features, *spread.unbind(3)], dim=1)  # (subject, order channel, time, roi)
+    mixing = weights.flatten(0, 1).T[:, :, None, None]  # (channel out, order channel, 1, 1)
+    if terms.shape[1] < len(mixing):
+        return folded(terms, mixing, bias, temporal)
+    return temporal(time_convolution(terms, mixing, bias, 1))  # type: ignore[no-any-return]
+
+
+def time_then_graph(features: Tensor, operators: Tensor, weights: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
+    """The same the other way round: time and graph are both linear and touch different dimensions, so they can change places.
+
+    With channels last in memory this is one convolution and one product, nothing is copied between, and a stride halves
+    what the graph sees.
+    """
+    stride, rois, order = temporal.stride[0], features.shape[3], len(weights)
+    weight = torch.einsum("octz,kic->koitz", temporal.weight, weights).flatten(0, 1)  # (order channel out, channel, kernel, 1)
+    through = time_convolution(features, weight, None, stride).permute(0, 2, 3, 1)  # (subject, time, roi, order channel)
+    subjects, steps = through.shape[:2]
+    each = through.reshape(subjects * steps, rois * order, -1)  # (subject time, roi order, channel)
+    itself = torch.eye(rois, device=operators.device, dtype=operators.dtype)
+    every = torch.cat([itself, operators], dim=1).to(each.dtype)  # (roi, order roi), transposed
+    gather = every.view(rois, order, rois).permute(2, 0, 1).reshape(rois, -1)  # (roi, roi order)
+    gather = functional.pad(gather, (0, -gather.shape[1] % 8))[:, : gather.shape[1]]  # rows begin where a GPU reads fast
+    found = torch.bmm(gather.expand(len(each), -1, -1), each).view(subjects, steps, rois, -1)
+    return found.permute(0, 3, 1, 2) + bias_through(bias, temporal, features.shape[2])
 
 
 def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
     """temporal(conv2d(terms, mixing, bias)) as one convolution: with few terms going to many channels, far less work."""
     stride = temporal.stride[0]
     weight = torch.einsum("octz,cizy->oity", temporal.weight, mixing)  # (channel out, term, kernel, 1)
-    level = bias[None, :, None, None].expand(
-        1, -1, terms.shape[2], 1
-    )  # padding comes after the bias, so borders see less of it
-    return time_convolution(terms, weight, None, stride) + time_convolution(level, temporal.weight, temporal.bias, stride)
+    return time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, terms.shape[2])
+
+
+def bias_through(bias: Tensor, temporal: TimeConvolution, length: int) -> Tensor:
+    """(1, channel, time / stride, 1) what a temporal convolution makes of a bias before it; near the padding it is less."""
+    level: Tensor = temporal(bias[None, :, None, None].expand(1, -1, length, 1))
+    return level
 
 
 class LocalEncoder(nn.Module):
@@ -253,6 +282,7 @@ class M2LGDG(DeepMethod):
     cross_attention: bool = True
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"temperature": (1e-6, math.inf), "percentile": (0, 100)}
+    recordable: ClassVar[bool] = True
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden",)
     reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -302,6 +332,11 @@ class M2LGDG(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
         return Network(shape, self)
+
+    def compilable(self, network: nn.Module) -> list[nn.Module]:
+        """Both encoders of the scan, where nearly all time goes."""
+        assert isinstance(network, Network)
+        return [network.global_encoder, network.local_encoder] if self.imaging else []
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """The contrast is between subjects of two sites."""

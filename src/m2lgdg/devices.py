@@ -1,0 +1,105 @@
+"""Where networks are trained: the choice of a device, and on CUDA a training step that is recorded once and then replayed.
+
+Used by the training loop in `deep`. Replaying spares the thousand small launches of a step; a method says whether its step can
+be recorded. The first steps run as they are, which every library on the way needs to settle; the recording takes none itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.storage import InputError, one_line
+
+Step = Callable[[Tensor], dict[str, Tensor]]
+SETTLING = 3  # steps before the recording
+
+
+def choose_device(name: str) -> torch.device:
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f"device {name} is not available on this machine.") from None
+    return device
+
+
+def ready_to_record(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
+    """Let the optimizer keep its rates and counters on the device, where a recording can read them anew each time."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=place)
+        group |= {"capturable": True, "foreach": False, "fused": True}
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """The rate of an optimizer's group, where it is a number and where it lies on a device."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+class Recorded:
+    """`step` on rows of one number; the terms that it returns are overwritten by the next call."""
+
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        self.step, self.optimizer = step, optimizer
+        self.taken = 0
+        self.rows: Tensor
+        self.terms: dict[str, Tensor]
+        self.graph: Any = None
+        self.stream: Any = None
+
+    def __call__(self, rows: Tensor) -> dict[str, Tensor]:
+        """One step on these rows; rows of another number than those recorded are stepped as they are."""
+        if self.graph is not None and len(rows) == len(self.rows):
+            self.rows.copy_(rows)
+            self.graph.replay()
+            return self.terms
+        self.taken += 1
+        if self.graph is not None or self.taken <= SETTLING:
+            return self._aside(rows)
+        self.rows = rows.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients must be born inside the recording
+        with torch.cuda.graph(self.graph):
+            self.terms = self.step(self.rows)
+        self.graph.replay()
+        return self.terms
+
+    def _aside(self, rows: Tensor) -> dict[str, Tensor]:
+        """A step on a stream of its own, as libraries must be warmed up before a recording."""
+        self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            terms = self.step(rows)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return terms
+
+
+def compiled(modules: list[nn.Module], loss: Callable[[], Tensor], place: torch.device) -> list[str]:
+    """Compile modules in place and try them once; where that fails they stay as they were, and a note says why."""
+    buffers = [(value, value.clone()) for module in modules for value in module.buffers()]
+    for module in modules:
+        module.compile()
+    notes = []
+    try:
+        with torch.random.fork_rng(devices=[place]):
+            tried: Any = loss()
+        tried.backward()
+    except Exception as error:  # no compiler, no Triton, an operation it does not know: all end in other types
+        notes = [f"The network was not compiled ({type(error).__name__}: {one_line(error)})."]
+        for module in modules:
+            module._compiled_call_impl = None
+    with torch.no_grad():
+        for value, before in buffers:
+            value.copy_(before)
+    for module in modules:
+        module.zero_grad(set_to_none=True)
+    return notes
