@@ -1,7 +1,8 @@
 """A training step of M²LG-DG beside the plain reading of the paper (`plain.py`): that both are equal, then how long they take.
 
 Usage: python benchmarks/step.py [--device cuda] [--precision bf16] [--batch 32] [--rois 116] [--length 200] [--variant small]
-[--compiled always] [--repeats 5] [--steps 1]; prints one JSON line and ends with 1 where the two are not equal to 1e-4 in float32.
+[--compiled always] [--repeats 5] [--steps 1]; prints one JSON line, and ends with 1 where the two are not equal to 1e-4 in
+float32.
 """
 
 import argparse

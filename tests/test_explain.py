@@ -416,6 +416,11 @@ def test_mean_over_folds_has_an_interval(tmp_path):
     assert json.loads((many.save(tmp_path) / "explanation.json").read_text())["explanations"] == 41
     with pytest.raises(InputError, match="of the same ROIs, these differ"):
         mean_over([explanation([1, 2, 3]), explanation([1, 2, 3], names=("a", "b", "x"))])
+    # Orders 1 2 3 and 3 2 1 and 1 3 2: rank correlations -1, 0.5 and -0.5.
+    three = [explanation([1, 2, 3]), explanation([6, 5, 4]), explanation([1, 9, 8])]
+    assert mean_over(three).about["agreement"] == pytest.approx((-1 + 0.5 - 0.5) / 3)
+    assert mean_over(three[:1]).about["agreement"] is None
+    assert mean_over([explanation([2, 2, 2])] * 2).about["agreement"] is None
     with pytest.raises(InputError, match="of one method, not of flat, other"):
         mean_over([explanation([1, 2, 3]), explanation([1, 2, 3], method="other")])
     with pytest.raises(InputError, match="of one method, not of none"):

@@ -165,6 +165,7 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
             "cohort": [one.about["cohort"] for one in given],
             "subjects": [one.about["subjects"] for one in given],
             "explanations": len(given),
+            "agreement": _agreement([one.rois for one in given]),
             "interval": "2.5 and 97.5 percentiles over explanations" if len(given) >= 5 else "smallest and largest",
         },
     )
@@ -175,6 +176,15 @@ def _read_table(path: Path) -> pd.DataFrame:
     names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
     table = pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
     return table if len(table) else table.astype({column: float for column in table if column not in names})
+
+
+def _agreement(tables: list[pd.DataFrame]) -> float | None:
+    """Mean rank correlation of the ROI scores of two explanations; None where there are no two, or nothing to rank."""
+    ranks = np.array([table.set_index("roi")["score"].rank().reindex(tables[0]["roi"]).to_numpy() for table in tables])
+    if len(tables) < 2 or not (np.ptp(ranks, axis=1) > 0).all():
+        return None
+    rows, columns = np.triu_indices(len(tables), 1)
+    return float(np.corrcoef(ranks)[rows, columns].mean())
 
 
 def _joined_about(given: list[Explanation]) -> dict[str, Any]:

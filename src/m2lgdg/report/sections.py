@@ -130,6 +130,9 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         tables += [_scores(f"Edges, {method}", found.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         tables += [_scores(f"Phenotypes, {method}", found.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
+        if found.about.get("agreement") is not None:
+            agreement = f"{found.about['agreement']:.2f} on average (1: the same order in all)"
+            count += f" The ROI ranks of two cells correlate by {agreement}."
         scores = str(found.about["scores"])
         text = f"{scores[0].upper()}{scores[1:]}. {_how_complete(found)}{count}"
         figured, folded = [one for one in drawn if one is not None], [one for one in tables if one.rows]
