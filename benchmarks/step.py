@@ -1,0 +1,133 @@
+"""A training step of M²LG-DG beside the plain reading of the paper (`plain.py`): that both are equal, then how long they take.
+
+Usage: python benchmarks/step.py [--device cuda] [--precision bf16] [--batch 32] [--rois 116] [--length 200] [--variant small]
+[--repeats 5] [--steps 1]; prints one JSON line and ends with 1 where the two are not equal to 1e-4 in float32.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+
+import plain
+import torch
+from timing import by_turns, significant
+
+from m2lgdg.config import method_fields
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.graph import group_graph
+from m2lgdg.methods.m2lgdg import M2LGDG
+
+INPUTS, SITES, TOLERANCE = 3, 20, 1e-4
+
+
+def made_up(subjects, rois, length, device="cpu"):
+    """Subjects of many sites on the device; what is in the series matters neither to time nor to equality."""
+    rng = torch.Generator().manual_seed(1)
+    series = torch.randn(subjects, rois, length, generator=rng)
+    phenotypes = torch.randn(subjects, INPUTS, generator=rng)
+    label, site = (torch.randint(top, (subjects,), generator=rng) for top in (2, SITES))
+    return Batch({"series": series.to(device)}, phenotypes.to(device), label.to(device), site.to(device))
+
+
+class Ours:
+    """The package's side: `DeepMethod.step` on rows of the data, as its loop calls it."""
+
+    def __init__(self, own, everyone):
+        rois = everyone.series.shape[1]
+        adjacency = group_graph([one.T for one in everyone.series[:8].cpu().numpy()], own.percentile)
+        torch.manual_seed(0)
+        place = everyone.label.device
+        self.own, self.everyone = own, everyone
+        self.network = own.build(Shape(rois, own.length, INPUTS, SITES, {"adjacency": adjacency})).to(place).train()
+        own._class_weight, own._epoch = torch.tensor([0.9, 1.1], device=place), 0
+        self.optimizer = own.optimizer(self.network)
+
+    def step(self, rows):
+        with tf32(self.own.precision != "fp32"):
+            terms = self.own.step(self.network, self.everyone.take(rows), self.optimizer)
+        return torch.stack(list(terms.values())).sum()
+
+    def gradients(self, rows):
+        """Loss, and gradients left in the parameters."""
+        total = torch.stack(list(self.own.loss(self.network, self.everyone.take(rows)).values())).sum()
+        total.backward()
+        return total.detach()
+
+
+class Plain:
+    """The ruler's side, in eager float32 whatever ours has."""
+
+    def __init__(self, ours):
+        self.own, self.everyone = ours.own, ours.everyone
+        _, rois, length = ours.everyone.series.shape
+        network = plain.PlainNetwork(rois, length, INPUTS, ours.own).to(ours.everyone.label.device)
+        self.network = plain.copy_weights(ours.network, network).train()
+        self.optimizer = plain.plain_optimizer(self.network, self.own)
+
+    def step(self, rows):
+        batch, weight = self.everyone.take(rows), self.own._class_weight
+        with tf32(False):
+            return plain.plain_step(self.network, batch, self.optimizer, self.own, weight)
+
+    def gradients(self, rows):
+        loss = plain.plain_loss(self.network, self.everyone.take(rows), self.own, self.own._class_weight)
+        loss.backward()
+        return loss.detach()
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def differences(own, everyone, rows):
+    """Relative difference of losses, and of gradients as the norm of all differences over the norm of all; dropout off."""
+    ours = Ours(own, everyone)
+    ruler = Plain(ours)
+    with tf32(False):
+        loss, expected = ours.gradients(rows), ruler.gradients(rows)
+    pairs = plain.plain_gradients(ours.network, ruler.network).values()
+    apart = sum((one - other).double().square().sum() for one, other in pairs) ** 0.5
+    size = sum(other.double().square().sum() for _, other in pairs) ** 0.5
+    return {"loss": float((loss - expected).abs() / expected.abs()), "gradient": float(apart / size)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rois", type=int, default=116)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--variant")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1, help="steps timed together; on a GPU take 20")
+    options = parser.parse_args()
+    fields = method_fields("m2lgdg", options.variant, []) | {"length": options.length}
+    everyone = made_up(8 * options.batch, options.rois, options.length, options.device)
+    rows = torch.arange(options.batch, device=options.device)
+    apart = differences(M2LGDG(**fields | {"dropout": 0.0, "precision": "fp32"}), everyone, rows)
+    ours = Ours(M2LGDG(**fields | {"precision": options.precision}), everyone)
+    ruler = Plain(ours)
+    batches = [(rows + i * options.batch) % len(everyone) for i in range(options.steps)]
+    sides = {"plain": lambda: [ruler.step(one) for one in batches], "ours": lambda: [ours.step(one) for one in batches]}
+    taken = by_turns(sides, options.repeats, options.device, warmup=2)
+    result = vars(options) | {
+        "threads": torch.get_num_threads(),
+        "relative_difference": {name: significant(value) for name, value in apart.items()},
+        "plain_ms": significant(1e3 * taken["plain"] / options.steps),
+        "ours_ms": significant(1e3 * taken["ours"] / options.steps),
+        "times_faster": significant(taken["plain"] / taken["ours"]),
+    }
+    print(json.dumps(result))
+    sys.exit(max(apart.values()) > TOLERANCE)
+
+
+if __name__ == "__main__":
+    main()
