@@ -12,15 +12,15 @@ from m2lgdg.kernels import TimeConvolution, gelu, time_convolution
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("time", [9, 10, 12])
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_quick_backward_is_the_gradient(kernel, stride, time, biased, monkeypatch):
-    monkeypatch.setattr(kernels, "SLOW_BACKWARDS", True)
+def test_the_products_are_the_convolution_and_its_gradient(kernel, stride, time, biased, monkeypatch):
+    monkeypatch.setattr(kernels, "SLOW_CONVOLUTIONS", True)
     torch.manual_seed(0)
     features, weight = torch.randn(3, 2, time, 5).double(), torch.randn(4, 2, kernel, 1).double()
     bias = torch.randn(4).double() if biased else None
     given = [one.requires_grad_(True) for one in (features, weight, bias) if one is not None]
     plain = functional.conv2d(features, weight, bias, stride=(stride, 1), padding=(kernel // 2, 0))
     own = time_convolution(features, weight, bias, stride)
-    assert own.grad_fn.name() == "_QuickBackwardBackward"
+    assert own.grad_fn.name() == "_ByProductsBackward"
     torch.testing.assert_close(own, plain)
     weights = torch.randn_like(plain)
     for mine, theirs in zip(
@@ -30,18 +30,17 @@ def test_the_quick_backward_is_the_gradient(kernel, stride, time, biased, monkey
 
 
 def test_only_where_it_pays(monkeypatch):
-    features = torch.randn(2, 3, 20, 4)
-    wide, narrow = TimeConvolution(3, 65, 5), TimeConvolution(3, 64, 5)
-    monkeypatch.setattr(kernels, "SLOW_BACKWARDS", True)
-    assert "Quick" in narrow(features).grad_fn.name() and "Quick" not in wide(features).grad_fn.name()
+    features, layer = torch.randn(2, 3, 20, 4), TimeConvolution(3, 6, 5)
+    monkeypatch.setattr(kernels, "SLOW_CONVOLUTIONS", True)
+    assert "Products" in layer(features).grad_fn.name()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "Quick" not in narrow(features).grad_fn.name()
-    monkeypatch.setattr(kernels, "SLOW_BACKWARDS", False)
-    assert "Quick" not in narrow(features).grad_fn.name()
+        assert "Products" not in layer(features).grad_fn.name()
+    monkeypatch.setattr(kernels, "SLOW_CONVOLUTIONS", False)
+    assert "Products" not in layer(features).grad_fn.name()
 
 
 def test_gelu(monkeypatch):
-    monkeypatch.setattr(kernels, "SLOW_BACKWARDS", True)
+    monkeypatch.setattr(kernels, "SLOW_GELU", True)
     features = torch.cat([torch.linspace(-12, 12, 2001), torch.zeros(1)]).requires_grad_(True)
     own, plain = gelu(features), functional.gelu(features)
     assert own.grad_fn.name() == "_QuickGeluBackward"

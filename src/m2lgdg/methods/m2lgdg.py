@@ -64,7 +64,7 @@ class LocalBlock(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
         self.residual: nn.Module = nn.Identity()
         if width != channels or stride != 1:
-            self.residual = nn.Sequential(nn.Conv2d(width, channels, 1, stride=(stride, 1)), nn.BatchNorm2d(channels))
+            self.residual = nn.Sequential(TimeConvolution(width, channels, 1, stride), nn.BatchNorm2d(channels))
         self.dropout = nn.Dropout(own.dropout)
 
     def forward(self, features: Tensor, operators: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class LocalBlock(nn.Module):
         if terms.shape[1] < len(mixing):
             through = folded(terms, mixing, self.bias, self.temporal)
         else:
-            through = self.temporal(functional.conv2d(terms, mixing, self.bias))
+            through = self.temporal(time_convolution(terms, mixing, self.bias, 1))
         return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
 
 
