@@ -1,7 +1,7 @@
 """How an epoch of M²LG-DG grows with the number of subjects, of ROIs and of time points.
 
-An epoch is some steps of the package's own `DeepMethod.step` on made-up subjects, as `step.py` makes them, by turns over all sizes
-of an axis; of many steps only the first `--steps` are timed and scaled up. A slope of 1 in log-log is linear growth.
+An epoch is the package's own `DeepMethod.step` over made-up subjects, as `step.py` makes them, by turns over sizes.
+Along ROIs and time only `--steps` steps are timed and scaled up to an epoch, along subjects too unless `--whole` is given.
 Usage: python benchmarks/growth.py [--device cuda] [--variant small] [--precision bf16] [--batch 32] [--steps 2] [--repeats 3]
 [--plot docs/growth.png]; prints one JSON line.
 """
@@ -27,7 +27,6 @@ def epochs(axis, options):
     for size in AXES[axis]:
         at = BASE | {axis: size}
         count = at["subjects"] // options.batch
-        # Subjects lie on the device, so that taking a batch out of many is part of the time; their number is bounded elsewhere.
         held = at["subjects"] if axis == "subjects" else 4 * options.batch
         fields = method_fields("m2lgdg", options.variant, []) | {"length": at["length"], "precision": options.precision}
         ours = Ours(M2LGDG(**fields), made_up(held, at["rois"], at["length"], options.device))
