@@ -15,6 +15,7 @@ import numpy as np
 from nilearn.connectome import ConnectivityMeasure
 from scipy.interpolate import CubicSpline
 from sklearn.covariance import EmpiricalCovariance
+from threadpoolctl import threadpool_limits
 from timing import by_turns, significant
 
 import m2lgdg
@@ -87,7 +88,11 @@ def tangent(cohort, subjects, repeats):
         matrices = covariances(some)
         return tangent_features(matrices, geometric_mean(matrices))
 
-    taken = by_turns({"nilearn": lambda: measure.fit_transform(wide), "ours": ours}, repeats)
+    def nilearn():
+        with threadpool_limits(1, "blas"):  # at this size threads of BLAS only slow it down; ours puts them to subjects
+            return measure.fit_transform(wide)
+
+    taken = by_turns({"nilearn": nilearn, "ours": ours}, repeats)
     matrices = covariances(some)
     at_theirs = tangent_features(matrices, measure.mean_)
     exact = tangent_features(matrices, geometric_mean(matrices, tolerance=1e-12))

@@ -24,7 +24,7 @@ BASE = {"subjects": 2000, "rois": 116, "length": 200}
 def epochs(axis, options):
     """Seconds of an epoch at each size of an axis; the other two as in BASE."""
     sides, scale = {}, {}
-    for size in AXES[axis]:
+    for size in [one for one in AXES[axis] if axis != "subjects" or one <= options.most]:
         at = BASE | {axis: size}
         count = at["subjects"] // options.batch
         held = at["subjects"] if axis == "subjects" else 4 * options.batch
@@ -61,6 +61,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="time whole epochs along subjects, so that linearity is measured")
+    parser.add_argument("--most", type=int, default=2000, help="subjects, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--plot")
     options = parser.parse_args()
