@@ -45,7 +45,7 @@ def plot(found, path, title):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3), layout="constrained")
-    for panel, (axis, taken) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
+    for panel, (axis, taken) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         panel.plot(list(taken), list(taken.values()), "o-", color="#205080")
         panel.set(xlabel=axis, xlim=(0, None), ylim=(0, None), title=f"slope {slope(taken):.2f}")
     figure.axes[0].set_ylabel("seconds an epoch")
