@@ -314,3 +314,27 @@ def test_series_are_not_changed():
         features(series)
     for one, before in zip(series, kept, strict=True):
         np.testing.assert_array_equal(one, before)
+
+
+def test_the_tangent_reference_is_quickly_where_the_mean_tangent_vector_is_zero(tiny):
+    from m2lgdg import connectivity
+
+    matrices = connectivity.covariances(tiny.series)
+    found, exact = (connectivity.geometric_mean(matrices, tolerance=tolerance) for tolerance in (1e-5, 1e-13))
+    apart = np.abs(connectivity.tangent_features(matrices, found) - connectivity.tangent_features(matrices, exact)).max()
+    assert apart < 2e-6
+    assert np.abs(connectivity.tangent_features(matrices, exact).mean(axis=0)).max() < 1e-11
+
+
+def test_the_number_of_threads_changes_no_bit(tiny):
+    from threadpoolctl import threadpool_limits
+
+    from m2lgdg import connectivity
+
+    matrices = connectivity.covariances(tiny.series)
+    found = []
+    for threads in (1, 3):
+        with threadpool_limits(threads, "blas"):
+            reference = connectivity.geometric_mean(matrices)
+            found.append(connectivity.tangent_features(matrices, reference))
+    assert found[0].tobytes() == found[1].tobytes()

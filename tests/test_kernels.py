@@ -20,7 +20,7 @@ def test_the_products_are_the_convolution_and_its_gradient(kernel, stride, time,
     given = [one.requires_grad_(True) for one in (features, weight, bias) if one is not None]
     plain = functional.conv2d(features, weight, bias, stride=(stride, 1), padding=(kernel // 2, 0))
     own = time_convolution(features, weight, bias, stride)
-    assert own.grad_fn.name() == "_ByProductsBackward"
+    assert own.grad_fn.name() == ("ViewBackward0" if kernel == 1 else "_ByProductsBackward")
     torch.testing.assert_close(own, plain)
     weights = torch.randn_like(plain)
     for mine, theirs in zip(

@@ -6,7 +6,8 @@ source and then applied to anyone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Series = Sequence[npt.NDArray[np.float32]]
 CLIP = 0.999  # Fisher's z of 1 is infinite
+PIECE = 64  # subjects whose logarithms are in memory at once
+CURVATURE = 32  # subjects from whose logarithms the step to the tangent reference is found
 
 
 def standardised(series: npt.NDArray[np.float32]) -> Floats:
@@ -97,20 +100,60 @@ def covariances(series: Series) -> Floats:
 def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50) -> Floats:
     """The positive definite matrix whose mean logarithmic distance to the others is zero (the tangent reference).
 
-    Fixed-point iteration from the arithmetic mean; it ends when the mean tangent vector, relative to the number of ROIs,
-    is below `tolerance`. Steps of 0.85 instead of 1 cut the error to 0.15 instead of 0.38 each time on real scans.
+    Newton's iteration from between the arithmetic and the harmonic mean; it ends when the mean tangent vector, relative to the
+    number of ROIs, is below `tolerance`, and is then some twenty times nearer still.
     """
-    reference, step, before = matrices.mean(axis=0), 0.85, np.inf
+    reference, before, step = _middle(matrices), np.inf, 1.0
+    every = -(-len(matrices) // CURVATURE)
     for _ in range(steps):
         root, inverse = _symmetric(reference, np.sqrt), _symmetric(reference, _inverse_root)
-        mean = _log(inverse @ matrices @ inverse).mean(axis=0)
+        mean, some = np.zeros_like(reference), []
+        for i, one in enumerate(_whitened_logs(matrices, inverse)):
+            mean += one / len(matrices)
+            some += [one] if i % every == 0 else []
         error = float(np.linalg.norm(mean))
         step, before = step / 2 if error > before else step, error  # very different matrices need shorter steps
-        reference = root @ _symmetric(step * mean, np.exp) @ root
+        reference = root @ _symmetric(step * _newton(mean, np.stack(some)), np.exp) @ root
         reference = (reference + reference.T) / 2
         if error / len(mean) < tolerance:
             break
     return np.asarray(reference)
+
+
+def _middle(matrices: Floats) -> Floats:
+    """The geometric mean of the arithmetic and the harmonic mean: near that of all, and had without logarithms."""
+    total = np.zeros_like(matrices[0])
+    for one in matrices:
+        total += np.linalg.inv(one)
+    mean, harmonic = matrices.mean(axis=0), np.linalg.inv(total / len(matrices))
+    root, inverse = _symmetric(mean, np.sqrt), _symmetric(mean, _inverse_root)
+    between = inverse @ harmonic @ inverse
+    found = root @ _symmetric((between + between.T) / 2, np.sqrt) @ root
+    return np.asarray((found + found.T) / 2)
+
+
+def _newton(mean: Floats, logs: Floats) -> Floats:
+    """The step that would bring the mean tangent vector to zero, from the curvature at some of the subjects.
+
+    To second order a step d changes a subject's log L by d + (L L d - 2 L d L + d L L) / 12; a few conjugate gradients invert
+    the mean of that. More than is there at large distances, so a step is rather too short than too long.
+    """
+    square = (logs @ logs).mean(axis=0)
+
+    def change(step: Floats) -> Floats:
+        return np.asarray(step + (square @ step + step @ square - 2 * (logs @ step @ logs).mean(axis=0)) / 12)
+
+    found = 0.85 * mean
+    rest = mean - change(found)
+    along = rest
+    for _ in range(2):
+        changed, size = change(along), float((rest**2).sum())
+        if size == 0:
+            break
+        share = size / float((along * changed).sum())
+        found, rest = found + share * along, rest - share * changed
+        along = rest + float((rest**2).sum()) / size * along
+    return found
 
 
 def tangent_features(matrices: Floats, reference: Floats) -> Floats:
@@ -121,15 +164,28 @@ def tangent_features(matrices: Floats, reference: Floats) -> Floats:
     whitening = _symmetric(reference, _inverse_root)
     rows, columns = np.triu_indices(len(reference))
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    return _log(whitening @ matrices @ whitening)[:, rows, columns] * scale
-
-
-def _log(matrices: Floats) -> Floats:
-    # One at a time: a subject's features must not depend, in the last bit, on who else is in the batch.
-    result = np.empty_like(matrices)
-    for i, one in enumerate(matrices):
-        result[i] = _symmetric((one + one.T) / 2, _safe_log)
+    result = np.empty((len(matrices), len(rows)))
+    for i, one in enumerate(_whitened_logs(matrices, whitening)):
+        result[i] = one[rows, columns] * scale
     return result
+
+
+def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
+    """The logarithm of whitening @ matrix @ whitening, subject by subject, on as many threads as BLAS has.
+
+    One matrix at a time: a subject's features must not depend, in the last bit, on who else is there or how many threads.
+    """
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    threads = min((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+
+    def log(matrix: Floats) -> Floats:
+        inside = whitening @ matrix @ whitening
+        return _symmetric((inside + inside.T) / 2, _safe_log)
+
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(matrices), PIECE):
+            yield from pool.map(log, matrices[start : start + PIECE])
 
 
 def _symmetric(matrix: Floats, function: Callable[[Floats], Floats]) -> Floats:
