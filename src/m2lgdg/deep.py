@@ -163,6 +163,7 @@ class DeepMethod(Method):
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        searched = torch.backends.cudnn.benchmark
         devices = [place.index or 0] if place.type == "cuda" else []
         try:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
@@ -181,6 +182,7 @@ class DeepMethod(Method):
         finally:
             torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.benchmark = searched
 
     def check(self) -> None:
         """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
@@ -265,6 +267,7 @@ class DeepMethod(Method):
             return step
         steps = self.epochs * max(len(train) // self.batch_size, 1)
         if self.compiled == "always" or (self.compiled == "auto" and self.precision == "bf16" and steps >= WORTH_COMPILING):
+            torch.backends.cudnn.benchmark = True  # a search for the best convolutions, which costs some seconds too
             some = everyone.take(train[: self.batch_size])
 
             def trial() -> Tensor:
