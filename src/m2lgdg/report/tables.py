@@ -32,6 +32,11 @@ class Table:
     note: str = ""
 
     @property
+    def worded(self) -> bool:
+        """Whether it is sentences rather than numbers."""
+        return any(len(cell) > 60 for row in self.rows for cell in row[1:])
+
+    @property
     def ranked(self) -> bool:
         """Whether best and second are told."""
         return any(any(row) for row in self.ranks)
