@@ -540,3 +540,16 @@ def test_bad_input_ends_in_one_sentence(command, fold, fitted, arguments, words,
     (line,) = [line for line in errors.splitlines() if line.strip()]
     assert words in line
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_places_of_a_users_own_atlas(command, fold, fitted):
+    fitted["m2lgdg"].save("model")
+    rows = [f"{roi}\t{i}\t{i}.5\t0\t-1" for i, roi in enumerate(fold.target.rois)]
+    Path("rois.tsv").write_text("\n".join(["name\tcode\tx\ty\tz", *rows]) + "\n")
+    assert command("explain", "model", "new.cohort", "--out", "why", "--steps", 2, "--rois", "rois.tsv")[0] == 0
+    table = pd.read_csv("why/roi.csv").set_index("roi")
+    assert table.loc[list(fold.target.rois), "x"].tolist() == [i + 0.5 for i in range(len(fold.target.rois))]
+    assert table["rank"].tolist() == list(range(1, len(table) + 1))
+    code, _, errors = command("explain", "model", "new.cohort", "--out", "why", "--rois", "none.tsv")
+    assert code == 2
+    assert "none.tsv cannot be read" in errors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,11 @@ class Explanation:
         except (OSError, ValueError) as error:
             raise InputError(f"{folder} holds no explanation that can be read ({one_line(error)}).") from None
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+
+    def placed(self, places: pd.DataFrame) -> Explanation:
+        """The same with other codes and centroids of its ROIs (those of `read_places`)."""
+        own = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
+        return replace(self, rois=_ranked(own.join(places.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
     def error(self) -> dict[str, float] | None:
         """The completeness error over subjects: mean and largest absolute, median and largest relative; None for patterns."""

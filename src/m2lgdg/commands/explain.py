@@ -18,6 +18,7 @@ def explain(
     to: Annotated[Path, typer.Option("--out", help="the folder to write the tables to", show_default=False)],
     steps: Annotated[int, typer.Option(help="points of the path of integrated gradients")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto")] = "cpu",
+    rois: Annotated[Path | None, typer.Option(help="rois.tsv (name, x, y, z in MNI) or an atlas image, if not AAL")] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
     """Score the ROIs, edges and phenotypes that a model's decisions on a cohort rest on."""
@@ -27,6 +28,7 @@ def explain(
     from m2lgdg.explain import explain as explained
     from m2lgdg.method import Method, load_methods
     from m2lgdg.readers import read
+    from m2lgdg.readers.atlas import read_places
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
@@ -35,8 +37,10 @@ def explain(
         raise InputError(f"{to} is not a folder; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
+    places = None if rois is None else read_places(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress:
         found = explained(fitted, cohort, steps=steps, device=device, progress=progress)
+    found = found if places is None else found.placed(places)
     found.save(to)
     terminal.out.print(f"{escape(found.about['scores'])}.", style="dim", soft_wrap=True)
     for title, table, column in (("ROIs", found.rois, "roi"), ("Phenotypes", found.phenotypes, "phenotype")):

@@ -173,13 +173,14 @@ def _tell(name: str, cls: type[Method]) -> None:
 def report(
     folder: Folder,
     three_d: Annotated[bool, typer.Option("--3d", help="also brains that can be turned, of explained methods")] = False,
+    rois: Annotated[Path | None, typer.Option(help="rois.tsv (name, x, y, z in MNI) or an atlas image, if not AAL")] = None,
 ) -> None:
     """Write report.html, one page with a study's answer, tables and figures that opens anywhere, and all of them as files."""
     from rich.markup import escape
 
     from m2lgdg.report.page import write_report
 
-    page = write_report(folder, three_d=three_d)
+    page = write_report(folder, three_d=three_d, places=rois)
     terminal.out.print(f"Wrote {escape(str(page))}, and tables/ and figures/ beside it.", soft_wrap=True)
     terminal.out.print("Next: open it in a browser; it needs no network.")
 

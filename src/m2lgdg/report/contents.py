@@ -14,6 +14,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.explanation import Explanation
+from m2lgdg.readers.atlas import read_places
 from m2lgdg.storage import InputError
 from m2lgdg.study import explanation_path, read_predictions
 
@@ -33,6 +34,7 @@ class Contents:
     failures: list[dict[str, str]]
     records: list[dict[str, Any]]
     cohort: Cohort | None
+    places: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
 
     @property
     def keys(self) -> list[Key]:
@@ -55,7 +57,8 @@ class Contents:
         for record in self.records:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
-                found.setdefault(record["method"], []).append((record, Explanation.load(path)))
+                one = Explanation.load(path)
+                found.setdefault(record["method"], []).append((record, one if self.places is None else one.placed(self.places)))
         return found
 
     def missing(self) -> list[str]:
@@ -82,12 +85,16 @@ def _runs_once(method: str) -> bool:
     return method in known and not known[method].stochastic
 
 
-def read_contents(folder: str | Path) -> Contents:
-    """Read a study folder."""
+def read_contents(folder: str | Path, places: str | Path | None = None) -> Contents:
+    """Read a study folder, and the places of ROIs from a table or an atlas image."""
     folder = Path(folder)
     predictions = read_predictions(folder)
     study = read_json(folder / "study.json", {})
+    cohort = _cohort(folder, study)
+    if places is not None and cohort is None:
+        raise InputError(f"{places} cannot be used: the cohort that the study names is not there, so its ROIs are not known.")
     return Contents(
+        places=None if places is None or cohort is None else read_places(places, cohort.rois),
         folder=folder,
         predictions=predictions,
         study=study,
@@ -96,7 +103,7 @@ def read_contents(folder: str | Path) -> Contents:
         inclusion=_rows(folder / "inclusion.csv"),
         failures=_rows(folder / "failures.csv"),
         records=_records(folder, predictions),
-        cohort=_cohort(folder, study),
+        cohort=cohort,
     )
 
 

@@ -23,12 +23,13 @@ from m2lgdg.stats import cell_scores, site_scores
 from m2lgdg.storage import write_bytes, write_text, write_texts
 
 
-def write_report(folder: str | Path, *, three_d: bool = False) -> Path:
+def write_report(folder: str | Path, *, three_d: bool = False, places: str | Path | None = None) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX) and figures/ (SVG, PNG) into a study folder.
 
-    `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned.
+    `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned; `places` is a table
+    (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship.
     """
-    contents = read_contents(folder)
+    contents = read_contents(folder, places)
     scores = site_scores(cell_scores(contents.predictions))
     told = answer(contents, scores)
     made = sections(contents, scores, told)
