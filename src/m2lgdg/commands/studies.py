@@ -190,6 +190,7 @@ name = "demo"
 cohort = "{cohort}"
 seeds = [0]
 methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-ensemble", "m2lgdg"]
+explain = ["fc-logistic"]    # what its decisions rest on, for the report; networks can be explained too, which takes longer
 
 [method.m2lgdg]
 variant = "small"    # narrow enough for a laptop; without this line the paper's size, which wants a GPU
