@@ -170,6 +170,14 @@ def test_hostile_names_are_shown_as_they_are(browser, hostile):
     page.close()
 
 
+def test_all_rois_are_in_a_file_with_their_intervals(explained):
+    table = pd.read_csv(explained.parent / "explained" / "m2lgdg" / "roi.csv")
+    assert len(table) == 116
+    assert (table["low"] <= table["score"]).all()
+    assert (table["score"] <= table["high"]).all()
+    assert table["rank"].tolist() == list(range(1, 117))
+
+
 def test_brains_that_turn_need_no_network(browser, explained):
     pages = sorted((explained.parent / "figures").glob("*-3d.html"))
     assert len(pages) == 2  # phenotypes alone have no ROIs

@@ -24,7 +24,7 @@ from m2lgdg.storage import write_bytes, write_text, write_texts
 
 
 def write_report(folder: str | Path, *, three_d: bool = False, places: str | Path | None = None) -> Path:
-    """Write report.html, tables/ (CSV, Markdown, LaTeX) and figures/ (SVG, PNG) into a study folder.
+    """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
     `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned; `places` is a table
     (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship.
@@ -35,10 +35,11 @@ def write_report(folder: str | Path, *, three_d: bool = False, places: str | Pat
     made = sections(contents, scores, told)
     _write_tables([table for one in made for table in (*one.tables, *one.folded)], contents.folder / "tables")
     _write_figures(made, contents.folder / "figures")
-    if three_d:
-        for method, cells in contents.explanations().items():
-            rois = mean_over(one for _, one in cells).rois
-            three_dimensional(rois, contents.folder / "figures" / f"{plain(f'brain-{method}')}-3d.html")
+    for method, cells in contents.explanations().items():
+        found = mean_over(one for _, one in cells)
+        found.save(contents.folder / "explained" / plain(method))  # all ROIs and edges, where the page has the highest
+        if three_d:
+            three_dimensional(found.rois, contents.folder / "figures" / f"{plain(f'brain-{method}')}-3d.html")
     text = _page(
         study={"name": contents.study.get("name", "study")},
         told=told,
