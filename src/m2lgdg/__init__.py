@@ -15,6 +15,7 @@ deep        `DeepMethod`: the only training loop
 methods     one file an idea
 config      study files
 engines, study             `run_study`: every cell once, resumable, on any engine
+audit       whether anything of a target reaches a method
 report      tables and pages from predictions
 commands, cli              the commands
 """

@@ -24,6 +24,7 @@ ASIDE = {
     "config",
     "cells",
     "study",
+    "audit",
     "check",
     "duplicates",
     "leakage",

@@ -85,17 +85,14 @@ def run_study(
     """
     start = time.monotonic()
     out = Path(out)
-    if isinstance(study, dict):
-        study = check_study(study, "study")
-    elif not isinstance(study, Study):
-        study = read_study(study)
+    study = checked(study)
     engine = engine or ("dask" if scheduler else "joblib" if jobs > 1 else "serial")
     if engine not in ENGINES:
         raise InputError(f"engine {engine} is not known; it is one of {', '.join(ENGINES)}.")
     part, parts = _shard(shard)
-    cohort = _cohort(study)
+    cohort = study_cohort(study)
     cells = make_cells(study, cohort)
-    _check_device(study, scheduler)
+    check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
     _claim(out, study, cohort, cohort_path)
@@ -136,17 +133,11 @@ def run_study(
 
 def run_cell(cell: Cell, place: Place) -> str | None:
     """Fit on source, predict the target, write the record; returns the reason of a failure, or None."""
-    from threadpoolctl import threadpool_limits
-
     start = time.monotonic()
     record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
     reason = None
     try:
-        load_methods(place.plugins)
-        with threadpool_limits(place.threads), _torch_threads(place.threads):
-            cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
-            (fold,) = leave_one_site_out(cohort, [cell.target])
-            fitted = make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+        with fitted_cell(cell, place) as (fold, fitted):
             proba = fitted.predict_proba(fold.target)[:, 1]
             if cell.explain:
                 record |= _explain_cell(cell, fitted, fold, place)
@@ -157,16 +148,32 @@ def run_cell(cell: Cell, place: Place) -> str | None:
             "proba": proba.tolist(),
             "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
         }
-    except InputError as error:
-        reason = str(error)
     except Exception as error:  # a user's method may raise anything; the other cells must go on
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        record["traceback"] = traceback.format_exc()
+        reason = told(error)
+        if not isinstance(error, InputError):
+            record["traceback"] = traceback.format_exc()
     if reason is not None:
         record |= {"status": "failed", "reason": reason}
     record["seconds"] = round(time.monotonic() - start, 3)
     write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
     return reason
+
+
+@contextmanager
+def fitted_cell(cell: Cell, place: Place) -> Iterator[tuple[Fold, Method]]:
+    """A cell's fold and its method fitted on source; inside the block, with the cell's number of threads."""
+    from threadpoolctl import threadpool_limits
+
+    load_methods(place.plugins)
+    with threadpool_limits(place.threads), _torch_threads(place.threads):
+        cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
+        (fold,) = leave_one_site_out(cohort, [cell.target])
+        yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+
+
+def told(error: Exception) -> str:
+    """Why a cell failed: our own sentence, or the kind and message of what a method raised."""
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def _explain_cell(cell: Cell, fitted: Method, fold: Fold, place: Place) -> dict[str, str]:
@@ -261,7 +268,14 @@ def read_predictions(out: str | Path) -> pd.DataFrame:
     return table
 
 
-def _cohort(study: Study) -> Cohort:
+def checked(study: Study | dict[str, Any] | str | Path) -> Study:
+    """A study from its file or its plain values."""
+    if isinstance(study, dict):
+        return check_study(study, "study")
+    return study if isinstance(study, Study) else read_study(study)
+
+
+def study_cohort(study: Study) -> Cohort:
     """The study's cohort with the study's inputs."""
     options: dict[str, Any] = dict(study.options)
     cohort = read(study.cohort, study.kind, **options)
@@ -273,7 +287,7 @@ def _cohort(study: Study) -> Cohort:
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
 
 
-def _check_device(study: Study, scheduler: str | None) -> None:
+def check_device(study: Study, scheduler: str | None = None) -> None:
     """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
     from m2lgdg.deep import DeepMethod
     from m2lgdg.devices import choose_device
