@@ -299,7 +299,7 @@ def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed, monkeypatch):
     import m2lgdg.study as runner
 
-    real, left = runner.write_text, [10]  # four files of the study itself, then six cells
+    real, left = runner.write_text, [6]
 
     def filling(path, text):
         left[0] -= 1

@@ -25,6 +25,7 @@ ASIDE = {
     "cells",
     "study",
     "audit",
+    "claim",
     "check",
     "duplicates",
     "leakage",

@@ -7,7 +7,6 @@ order, so that it is the same bytes whatever the engine, the number of workers, 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -20,11 +19,11 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.cells import Cell, code_version, make_cells
+from m2lgdg.cells import Cell, make_cells
+from m2lgdg.claim import claimed
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
-from m2lgdg.leakage import leakage_checks
 from m2lgdg.method import Method, load_methods, make
 from m2lgdg.readers import read
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -95,11 +94,7 @@ def run_study(
     check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
-    _claim(out, study, cohort, cohort_path)
-    if released:
-        cohort.save(cohort_path)
     mine = cells[part - 1 :: parts]
-    todo = [cell for cell in mine if (read_record(out, cell) or {}).get("status") != "done"]
     place = Place(
         str(out.resolve()),
         str(cohort_path.resolve()),
@@ -109,26 +104,32 @@ def run_study(
         study.device,
         study.threads,
     )
-    summary = Summary(total=len(mine), reused=len(mine) - len(todo))
-    if watch:
-        watch(summary)
-    # One target after the other: methods that share what they fit on a source find it still in memory.
-    todo.sort(key=lambda cell: cell.target)
-    try:
-        for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-            if reason is None:
-                summary.done += 1
-            else:
-                summary.failed.append((str(cell), reason))
-            summary.seconds = time.monotonic() - start
-            if watch:
-                watch(summary)
-    except KeyboardInterrupt:
+    with claimed(out, study, cohort, cohort_path, (part, parts)):
+        todo = [cell for cell in mine if not _is_done(out, cell)]
+        summary = Summary(total=len(mine), reused=len(mine) - len(todo))
+        if watch:
+            watch(summary)
+        # One target after the other: methods that share what they fit on a source find it still in memory.
+        todo.sort(key=lambda cell: cell.target)
+        try:
+            for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
+                if reason is None:
+                    summary.done += 1
+                else:
+                    summary.failed.append((str(cell), reason))
+                summary.seconds = time.monotonic() - start
+                if watch:
+                    watch(summary)
+        except KeyboardInterrupt:
+            collect(out, cells)
+            raise Stopped(sum(_is_done(out, cell) for cell in mine), len(mine)) from None
         collect(out, cells)
-        raise Stopped(sum((read_record(out, cell) or {}).get("status") == "done" for cell in mine), len(mine)) from None
-    collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
+
+
+def _is_done(out: Path, cell: Cell) -> bool:
+    return (read_record(out, cell) or {}).get("status") == "done"
 
 
 def run_cell(cell: Cell, place: Place) -> str | None:
@@ -294,55 +295,6 @@ def check_device(study: Study, scheduler: str | None = None) -> None:
 
     if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
         choose_device(study.device)
-
-
-def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:
-    """Write what the study is beside its results, or refuse a folder that holds another one."""
-    resolved = study.model_dump() | {
-        "cohort": os.path.relpath(cohort_path, out),
-        "kind": None,
-        "options": {},
-        "cohort_hash": cohort.hash,
-        "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
-        "inputs": list(cohort.inputs),
-        "method": {name: make(name, **study.method.get(name, {})).fields() for name in study.methods},
-        "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
-    }
-    text = json.dumps(resolved, indent=1, ensure_ascii=False) + "\n"
-    path = out / "study.json"
-    if path.is_file():
-        try:
-            there = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
-        here = json.loads(text)
-        for key in here:
-            if not isinstance(there, dict) or there.get(key) != here[key]:
-                raise InputError(f"{out} belongs to another study: its {key} is not this one's; choose another --out.")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is not empty and holds no study; choose another --out.")
-    rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
-    rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
-    inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
-    write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
-    write_text(out / "checks.json", json.dumps(leakage_checks(cohort, study.targets), indent=1, ensure_ascii=False) + "\n")
-    write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
-    write_text(path, text)
-
-
-def _environment(study: Study) -> dict[str, str]:
-    from importlib.metadata import version
-    from platform import machine, python_version, system
-
-    packages = ("m2lgdg", "torch", "numpy", "scipy", "pandas", "scikit-learn", "nilearn")
-    versions = {"python": python_version(), "system": f"{system()} {machine()}", "code": code_version(tuple(study.plugins))}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except ModuleNotFoundError:
-            versions[name] = "not installed"
-    return versions
 
 
 def _shard(text: str | None) -> tuple[int, int]:
