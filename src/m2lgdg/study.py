@@ -113,10 +113,11 @@ def run_study(
         todo.sort(key=lambda cell: cell.target)
         try:
             for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-                if reason is None:
+                if reason is None or _is_done(out, cell):  # a worker may be lost after its record is there
                     summary.done += 1
                 else:
                     summary.failed.append((str(cell), reason))
+                    _record_loss(out, cell, reason)
                 summary.seconds = time.monotonic() - start
                 if watch:
                     watch(summary)
@@ -128,6 +129,16 @@ def run_study(
     return summary
 
 
+def _record_loss(out: Path, cell: Cell, reason: str) -> None:
+    """The failure of a worker that could write no record itself."""
+    if read_record(out, cell) is None:
+        write_text(record_path(out, cell), json.dumps(_head(cell) | {"status": "failed", "reason": reason}) + "\n")
+
+
+def _head(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
+
+
 def _is_done(out: Path, cell: Cell) -> bool:
     return (read_record(out, cell) or {}).get("status") == "done"
 
@@ -135,7 +146,7 @@ def _is_done(out: Path, cell: Cell) -> bool:
 def run_cell(cell: Cell, place: Place) -> str | None:
     """Fit on source, predict the target, write the record; returns the reason of a failure, or None."""
     start = time.monotonic()
-    record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
+    record = _head(cell)
     reason = None
     try:
         with fitted_cell(cell, place) as (fold, fitted):
