@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test benchmark clean
+.PHONY: demo test benchmark faults clean
 
 .venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/readers/_numbers.c
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,9 @@ test: .venv/installed
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/reading.py
+
+faults: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/kill.py
 
 clean:
 	rm -rf .venv demo build dist

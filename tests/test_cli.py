@@ -32,7 +32,7 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     code = f"import sys, m2lgdg.cli; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     text = subprocess.run([sys.executable, "-m", "m2lgdg.cli", "--help"], capture_output=True, text=True, check=True).stdout
-    for name in ("demo", "check", "convert", "methods", "run", "table", "report"):
+    for name in ("demo", "check", "convert", "methods", "run", "table", "report", "audit"):
         assert name in text
 
 

@@ -252,6 +252,52 @@ def test_killed_anywhere_then_resumed_gives_the_same_bytes(folder, undisturbed, 
     assert content(out).split(b"slow-coin")[0] == undisturbed.split(b"slow-coin")[0]
 
 
+MORTAL = '''
+import os, signal
+from pathlib import Path
+import numpy as np
+from m2lgdg.method import Method, method
+
+@method("mortal")
+class Mortal(Method):
+    """Takes its process with it, the first time that some cells are run."""
+    marks: str = ""
+
+    def learn(self, source, *, seed, device, progress):
+        mark = Path(self.marks) / f"{'-'.join(source.site_names)}-{seed}"
+        if seed == 0 and "west" in source.site_names and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.state_["bias"] = np.random.default_rng([seed, len(source)]).random(1)
+
+    def score(self, target):
+        return np.full(len(target), self.state_["bias"][0])
+'''
+
+
+@pytest.mark.parametrize("engine", ["dask", "joblib"])
+def test_a_killed_worker_loses_nothing(folder, engine):
+    """Dask starts another worker; joblib ends, says which cells are lost, and the next run does them."""
+    (folder / "mortal.py").write_text(MORTAL)
+    marks = folder / "marks"
+    marks.mkdir()
+    mortal = {"methods": ["prior", "mortal"], "plugins": [str(folder / "mortal.py")], "variants": []}
+    mortal |= {"method": {"mortal": {"marks": str(marks)}}, "targets": ["east", "west"]}
+    summary = run_study(study(folder, **mortal), folder / "out", engine=engine, jobs=2)
+    assert len(list(marks.iterdir())) == 1  # of the one cell that is deadly
+    if engine == "joblib":
+        assert ("mortal, target east, seed 0", summary.failed[0][1]) in summary.failed
+        assert {reason.split(":")[0] for _, reason in summary.failed} == {"worker lost"}
+        assert summary.done + len(summary.failed) == 6
+        assert len(pd.read_csv(folder / "out" / "failures.csv")) == len(summary.failed)
+        assert run_study(study(folder, **mortal), folder / "out", engine=engine, jobs=2).reused == summary.done
+    else:
+        assert (summary.done, summary.failed) == (6, [])
+    assert not (folder / "out" / "failures.csv").exists()
+    run_study(study(folder, **mortal), folder / "quiet")
+    assert content(folder / "out") == content(folder / "quiet")
+
+
 # A shell's background job ignores SIGINT, and its children inherit that.
 INTERRUPTED = """
 import signal
@@ -299,7 +345,7 @@ def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed, monkeypatch):
     import m2lgdg.study as runner
 
-    real, left = runner.write_text, [10]  # four files of the study itself, then six cells
+    real, left = runner.write_text, [6]
 
     def filling(path, text):
         left[0] -= 1

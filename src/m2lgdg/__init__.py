@@ -14,7 +14,9 @@ method      `Method`, `METHODS`, `make`: two verbs, one registry, models on disk
 deep        `DeepMethod`: the only training loop
 methods     one file an idea
 config      study files
+claim       whose a study's folder is, and its lock
 engines, study             `run_study`: every cell once, resumable, on any engine
+audit       whether anything of a target reaches a method
 report      tables and pages from predictions
 commands, cli              the commands
 """

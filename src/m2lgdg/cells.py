@@ -24,6 +24,8 @@ ASIDE = {
     "config",
     "cells",
     "study",
+    "audit",
+    "claim",
     "check",
     "duplicates",
     "leakage",

@@ -6,6 +6,7 @@ An engine takes items and a function and yields (item, result) as they finish; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from typing import Any, Literal, TypeVar
 
 from m2lgdg.storage import InputError, one_line
@@ -22,12 +23,19 @@ def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) 
 
 
 def local(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
-    """In `jobs` processes of this machine."""
+    """In `jobs` processes of this machine. Where one is killed the others end too: what they had not done is told as lost."""
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
-    for position, result in pool(delayed(_numbered)(work, i, item) for i, item in enumerate(items)):
-        yield items[position], result
+    left = dict(enumerate(items))
+    try:
+        for position, result in pool(delayed(_numbered)(work, i, item) for i, item in enumerate(items)):
+            yield left.pop(position), result
+    except BrokenExecutor:
+        reason = (
+            "worker lost: a process was killed, perhaps for want of memory; run the same again, with fewer --jobs if need be"
+        )
+        yield from ((item, reason) for item in left.values())
 
 
 def _numbered(work: Work, position: int, item: Any) -> tuple[int, str | None]:

@@ -7,7 +7,6 @@ order, so that it is the same bytes whatever the engine, the number of workers, 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -20,11 +19,11 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.cells import Cell, code_version, make_cells
+from m2lgdg.cells import Cell, make_cells
+from m2lgdg.claim import claimed
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
-from m2lgdg.leakage import leakage_checks
 from m2lgdg.method import Method, load_methods, make
 from m2lgdg.readers import read
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -85,24 +84,17 @@ def run_study(
     """
     start = time.monotonic()
     out = Path(out)
-    if isinstance(study, dict):
-        study = check_study(study, "study")
-    elif not isinstance(study, Study):
-        study = read_study(study)
+    study = checked(study)
     engine = engine or ("dask" if scheduler else "joblib" if jobs > 1 else "serial")
     if engine not in ENGINES:
         raise InputError(f"engine {engine} is not known; it is one of {', '.join(ENGINES)}.")
     part, parts = _shard(shard)
-    cohort = _cohort(study)
+    cohort = study_cohort(study)
     cells = make_cells(study, cohort)
-    _check_device(study, scheduler)
+    check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
-    _claim(out, study, cohort, cohort_path)
-    if released:
-        cohort.save(cohort_path)
     mine = cells[part - 1 :: parts]
-    todo = [cell for cell in mine if (read_record(out, cell) or {}).get("status") != "done"]
     place = Place(
         str(out.resolve()),
         str(cohort_path.resolve()),
@@ -112,41 +104,52 @@ def run_study(
         study.device,
         study.threads,
     )
-    summary = Summary(total=len(mine), reused=len(mine) - len(todo))
-    if watch:
-        watch(summary)
-    # One target after the other: methods that share what they fit on a source find it still in memory.
-    todo.sort(key=lambda cell: cell.target)
-    try:
-        for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-            if reason is None:
-                summary.done += 1
-            else:
-                summary.failed.append((str(cell), reason))
-            summary.seconds = time.monotonic() - start
-            if watch:
-                watch(summary)
-    except KeyboardInterrupt:
+    with claimed(out, study, cohort, cohort_path, (part, parts)):
+        todo = [cell for cell in mine if not _is_done(out, cell)]
+        summary = Summary(total=len(mine), reused=len(mine) - len(todo))
+        if watch:
+            watch(summary)
+        # One target after the other: methods that share what they fit on a source find it still in memory.
+        todo.sort(key=lambda cell: cell.target)
+        try:
+            for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
+                if reason is None or _is_done(out, cell):  # a worker may be lost after its record is there
+                    summary.done += 1
+                else:
+                    summary.failed.append((str(cell), reason))
+                    _record_loss(out, cell, reason)
+                summary.seconds = time.monotonic() - start
+                if watch:
+                    watch(summary)
+        except KeyboardInterrupt:
+            collect(out, cells)
+            raise Stopped(sum(_is_done(out, cell) for cell in mine), len(mine)) from None
         collect(out, cells)
-        raise Stopped(sum((read_record(out, cell) or {}).get("status") == "done" for cell in mine), len(mine)) from None
-    collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
 
 
+def _record_loss(out: Path, cell: Cell, reason: str) -> None:
+    """The failure of a worker that could write no record itself."""
+    if read_record(out, cell) is None:
+        write_text(record_path(out, cell), json.dumps(_head(cell) | {"status": "failed", "reason": reason}) + "\n")
+
+
+def _head(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
+
+
+def _is_done(out: Path, cell: Cell) -> bool:
+    return (read_record(out, cell) or {}).get("status") == "done"
+
+
 def run_cell(cell: Cell, place: Place) -> str | None:
     """Fit on source, predict the target, write the record; returns the reason of a failure, or None."""
-    from threadpoolctl import threadpool_limits
-
     start = time.monotonic()
-    record: dict[str, Any] = {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
+    record = _head(cell)
     reason = None
     try:
-        load_methods(place.plugins)
-        with threadpool_limits(place.threads), _torch_threads(place.threads):
-            cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
-            (fold,) = leave_one_site_out(cohort, [cell.target])
-            fitted = make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+        with fitted_cell(cell, place) as (fold, fitted):
             proba = fitted.predict_proba(fold.target)[:, 1]
             if cell.explain:
                 record |= _explain_cell(cell, fitted, fold, place)
@@ -157,16 +160,32 @@ def run_cell(cell: Cell, place: Place) -> str | None:
             "proba": proba.tolist(),
             "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
         }
-    except InputError as error:
-        reason = str(error)
     except Exception as error:  # a user's method may raise anything; the other cells must go on
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        record["traceback"] = traceback.format_exc()
+        reason = told(error)
+        if not isinstance(error, InputError):
+            record["traceback"] = traceback.format_exc()
     if reason is not None:
         record |= {"status": "failed", "reason": reason}
     record["seconds"] = round(time.monotonic() - start, 3)
     write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
     return reason
+
+
+@contextmanager
+def fitted_cell(cell: Cell, place: Place) -> Iterator[tuple[Fold, Method]]:
+    """A cell's fold and its method fitted on source; inside the block, with the cell's number of threads."""
+    from threadpoolctl import threadpool_limits
+
+    load_methods(place.plugins)
+    with threadpool_limits(place.threads), _torch_threads(place.threads):
+        cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
+        (fold,) = leave_one_site_out(cohort, [cell.target])
+        yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+
+
+def told(error: Exception) -> str:
+    """Why a cell failed: our own sentence, or the kind and message of what a method raised."""
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def _explain_cell(cell: Cell, fitted: Method, fold: Fold, place: Place) -> dict[str, str]:
@@ -261,7 +280,14 @@ def read_predictions(out: str | Path) -> pd.DataFrame:
     return table
 
 
-def _cohort(study: Study) -> Cohort:
+def checked(study: Study | dict[str, Any] | str | Path) -> Study:
+    """A study from its file or its plain values."""
+    if isinstance(study, dict):
+        return check_study(study, "study")
+    return study if isinstance(study, Study) else read_study(study)
+
+
+def study_cohort(study: Study) -> Cohort:
     """The study's cohort with the study's inputs."""
     options: dict[str, Any] = dict(study.options)
     cohort = read(study.cohort, study.kind, **options)
@@ -273,62 +299,13 @@ def _cohort(study: Study) -> Cohort:
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
 
 
-def _check_device(study: Study, scheduler: str | None) -> None:
+def check_device(study: Study, scheduler: str | None = None) -> None:
     """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
     from m2lgdg.deep import DeepMethod
     from m2lgdg.devices import choose_device
 
     if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
         choose_device(study.device)
-
-
-def _claim(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> None:
-    """Write what the study is beside its results, or refuse a folder that holds another one."""
-    resolved = study.model_dump() | {
-        "cohort": os.path.relpath(cohort_path, out),
-        "kind": None,
-        "options": {},
-        "cohort_hash": cohort.hash,
-        "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
-        "inputs": list(cohort.inputs),
-        "method": {name: make(name, **study.method.get(name, {})).fields() for name in study.methods},
-        "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
-    }
-    text = json.dumps(resolved, indent=1, ensure_ascii=False) + "\n"
-    path = out / "study.json"
-    if path.is_file():
-        try:
-            there = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
-        here = json.loads(text)
-        for key in here:
-            if not isinstance(there, dict) or there.get(key) != here[key]:
-                raise InputError(f"{out} belongs to another study: its {key} is not this one's; choose another --out.")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is not empty and holds no study; choose another --out.")
-    rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
-    rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
-    inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
-    write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
-    write_text(out / "checks.json", json.dumps(leakage_checks(cohort, study.targets), indent=1, ensure_ascii=False) + "\n")
-    write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
-    write_text(path, text)
-
-
-def _environment(study: Study) -> dict[str, str]:
-    from importlib.metadata import version
-    from platform import machine, python_version, system
-
-    packages = ("m2lgdg", "torch", "numpy", "scipy", "pandas", "scikit-learn", "nilearn")
-    versions = {"python": python_version(), "system": f"{system()} {machine()}", "code": code_version(tuple(study.plugins))}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except ModuleNotFoundError:
-            versions[name] = "not installed"
-    return versions
 
 
 def _shard(text: str | None) -> tuple[int, int]:

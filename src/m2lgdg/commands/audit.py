@@ -1,0 +1,47 @@
+"""`m2lgdg audit`: whether anything of a target reaches the methods of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from m2lgdg.commands import terminal
+
+
+@terminal.app.command()
+def audit(
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="a study file (.toml, or study.json of a run)", show_default=False)
+    ],
+    method: Annotated[list[str] | None, typer.Option(help="one method of the study (default: all); may be repeated")] = None,
+    target: Annotated[str | None, typer.Option(help="the site to hold out (default: the study's first)")] = None,
+    seed: Annotated[int | None, typer.Option(help="the seed to fit with (default: the study's first)")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set device=cpu")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """Replace a target by noise and withhold its labels: do the fitted weights and the predictions stay the same?
+
+    Exit code 0: every method passed, 1: something of the target leaks, 2: the audit, or a method, cannot be run.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from m2lgdg.audit import audit as audited
+    from m2lgdg.config import read_study
+
+    resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
+    with terminal.err.status("fitting each method with the real target and without", spinner="line"):
+        found = audited(resolved, methods=method, target=target, seed=seed)
+    table = Table(title=f"Leak audit of {escape(resolved.name)}, target {escape(found[0].target)}", title_justify="left")
+    for column in ("method", "passed", "what differs"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        differs = [*one.differs, *([f"could not be run: {one.reason}"] if one.reason is not None else [])]
+        passed = "yes" if one.passed else "no" if one.differs else "not run"
+        table.add_row(escape(one.method), passed, escape("; ".join(differs) or "nothing"))
+    terminal.out.print(table)
+    if all(one.passed for one in found):
+        terminal.out.print("Next: m2lgdg run STUDY --out DIR", highlight=False)
+    raise typer.Exit(1 if any(one.differs for one in found) else 2 if any(one.reason is not None for one in found) else 0)
