@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from m2lgdg.connectivity import CLIP
 from m2lgdg.deep import Batch
-from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.methods.erm import ERM, Network, SiteMethod
 
@@ -67,7 +66,7 @@ class Mixup(SiteMethod):
         phenotypes = share * first.phenotypes + (1 - share) * second.phenotypes
         logits = network.classify(network.encode(mixed_connectivity(first["fc"], second["fc"], share)), phenotypes)
         label = share * functional.one_hot(first.label, 2) + (1 - share) * functional.one_hot(second.label, 2)
-        return {"ce": smoothed_cross_entropy(logits, label, None, self.label_smoothing)}
+        return {"ce": functional.cross_entropy(logits.float(), label, label_smoothing=self.label_smoothing)}
 
     def shares(self, n_sites: int, per_site: int) -> Tensor:
         """(site, subject) shares of the first of two subjects, from Beta(alpha, alpha)."""
