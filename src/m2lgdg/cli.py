@@ -11,9 +11,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from m2lgdg.commands import data, explain, export, models, studies, terminal
+from m2lgdg.commands import card, data, explain, export, models, studies, terminal
 
-__all__ = ["data", "explain", "export", "main", "models", "studies"]
+__all__ = ["card", "data", "explain", "export", "main", "models", "studies"]
 
 
 def _version(wanted: bool) -> None:
