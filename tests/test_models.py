@@ -55,7 +55,12 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     assert code == 0
     assert "2 epochs, best 2: validation AUC" in text
     assert "Note:" not in text
-    assert sorted(file.name for file in Path("model").iterdir()) == ["method.json", "weights.safetensors"]
+    assert sorted(file.name for file in Path("model").iterdir()) == [
+        "card.html",
+        "card.md",
+        "method.json",
+        "weights.safetensors",
+    ]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2
     assert about["facts"]["source"]["sites"].keys() == {"east", "north", "south"}

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "devices", "method", "deep", "methods"),
-    *("representation", "explanation", "explain", "config", "cells", "claim", "engines", "study", "audit"),
+    *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),
     *("report", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -50,6 +50,7 @@ def fit(
     from m2lgdg.config import method_fields
     from m2lgdg.method import load_methods, make
     from m2lgdg.readers import read
+    from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
@@ -73,6 +74,7 @@ def fit(
     count = sum(sum(site.values()) for site in learned["source"]["sites"].values())
     where = f"{count} subjects of {len(learned['source']['sites'])} sites"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
+    write_card(to)
     plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
     terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
 

@@ -92,7 +92,8 @@ class Network(nn.Module):
 
 def rows(matrices: Tensor, kept: Tensor) -> Tensor:
     """(subject, node, ...) -> (subject, kept, ...): each subject's own choice of rows."""
-    return torch.take_along_dim(matrices, kept[:, :, None], dim=1)
+    # Not take_along_dim, whose broadcasting fixes the number of subjects when the network is exported.
+    return matrices.gather(1, kept[:, :, None].expand(-1, -1, matrices.shape[2]))
 
 
 def two_hop(edges: Tensor) -> Tensor:

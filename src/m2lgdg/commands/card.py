@@ -1,0 +1,30 @@
+"""`m2lgdg card`: the model card of a model folder, as Markdown and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from m2lgdg.commands import terminal
+
+
+@terminal.app.command()
+def card(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    study: Annotated[Path | None, typer.Option(help="a study folder with the same method, for its sites left out")] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="where to write; the model folder unless given")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """Write card.md and card.html: what a model is for, was trained on, and did at sites left out."""
+    from rich.markup import escape
+
+    from m2lgdg.method import load_methods
+    from m2lgdg.report.card import write_card
+
+    load_methods(tuple(map(str, plugin or [])))
+    folder = write_card(model, study=study, to=to)
+    terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
+    if study is None:
+        terminal.out.print("Next: --study DIR, a study folder of the same method, adds how it does at sites left out.")

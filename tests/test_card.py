@@ -1,0 +1,157 @@
+"""The model card: its numbers are those of the model and the study, hostile names stay text, no path of a machine is in it."""
+
+import dataclasses
+import hashlib
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from m2lgdg import InputError, make, make_cohort
+from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.report.card import WARNING, card, write_card
+from m2lgdg.report.operating import wilson
+
+HOSTILE = '<script>alert("x")</script> | [a](http://x.example) `b` *c*'
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    """Sites of 14, 14, 12 and 12 subjects, one of them of patients only."""
+    cohort = make_cohort("tiny", seed=1)
+    return cohort.select((cohort.sites != "east") | (cohort.labels == 1))
+
+
+@pytest.fixture(scope="module")
+def model(cohort, tmp_path_factory):
+    return make("fc-logistic", phenotypes=True, site_folds=3).fit(cohort).save(tmp_path_factory.mktemp("card") / "model")
+
+
+def study_of(folder, predictions, **settings):
+    folder.mkdir()
+    predictions.to_csv(folder / "predictions.csv", index=False)
+    (folder / "study.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture
+def predictions():
+    rng = np.random.default_rng(0)
+    rows = []
+    for target, n, strength in (("NYU", 60, 0.5), ("USM", 16, 0.0)):
+        labels = np.array([0, 1] * (n // 2))
+        for variant in ("", "phenotypes"):
+            proba = np.clip(0.5 + strength * (labels - 0.5) + 0.2 * rng.normal(size=n), 0.01, 0.99)
+            rows += [("fc-logistic", variant, 0, target, f"s{i}", labels[i], proba[i]) for i in range(n)]
+    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+
+
+def part(parts, title):
+    return next(one for one in parts if one.title == title)
+
+
+def test_what_the_model_knows_of_itself(model, cohort):
+    parts = card(model)
+    about = dict(part(parts, "Model").facts)
+    assert about["method"] == "fc-logistic"
+    assert about["reference"] == "Abraham et al. 2017, NeuroImage 147: 736-745"
+    assert about["fields changed from their defaults"] == "fc-logistic (site_folds = 3, phenotypes = true)"
+    (table,) = part(parts, "Training data").tables
+    for site, patients, controls, n in table.rows[:-1]:
+        labels = cohort.labels[cohort.sites == site]
+        assert (int(patients), int(controls), int(n)) == ((labels == 1).sum(), (labels == 0).sum(), len(labels))
+    assert table.rows[-1] == ["all", str((cohort.labels == 1).sum()), str((cohort.labels == 0).sum()), str(len(cohort))]
+    inputs = dict(part(parts, "Inputs").facts)
+    assert inputs["series"].startswith("(time, roi) of 12 ROIs")
+    assert inputs["phenotypes"] == "sex, age, education"
+    assert dict(part(parts, "Decision").facts)["threshold"] == "patient at 0.5 or above"
+    assert any(
+        "of one class only" in one and one.endswith(": east.") for one in part(parts, "Known failures and limits").sentences
+    )
+    assert any("fewer than 20 subjects: east, north, south, west." in one for one in part(parts, parts[6].title).sentences)
+    assert part(parts, "Data licence").sentences == ["authors to complete"]
+    hashes = dict(part(parts, "Versions and hashes").facts)
+    assert hashes["weights.safetensors, SHA-256"] == hashlib.sha256((model / "weights.safetensors").read_bytes()).hexdigest()
+    assert hashes["content of the training cohort"] == cohort.hash
+    assert "does not know how the method does" in part(parts, "At sites left out").sentences[0]
+
+
+def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, predictions, tmp_path):
+    settings = {"method": {"fc-logistic": {"site_folds": 3}}, "cohort_hash": cohort.hash}
+    found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), "At sites left out")
+    nyu, _ = found.tables[0].rows
+    own = predictions[(predictions.target == "NYU") & (predictions.variant == "phenotypes")]
+    low, high = delong_interval(own.label, own.proba)
+    assert nyu[:3] == ["NYU", "60", "30"]
+    assert nyu[3] == f"{100 * auc(own.label, own.proba):.1f} ({100 * low:.1f}-{100 * high:.1f})"
+    hits = int((own[own.label == 1].proba >= 0.5).sum())
+    low, high = wilson(hits, 30)
+    assert nyu[found.tables[0].header.index("SEN")] == f"{100 * hits / 30:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+    both = [auc(one.label, one.proba) for _, one in predictions[predictions.variant == "phenotypes"].groupby("target")]
+    assert dict(found.facts)["AUC"] == f"{100 * np.mean(both):.1f} ± {100 * np.std(both, ddof=1):.1f} over 2 sites"
+    assert len(found.sentences) == 1  # same fields, same cohort
+    told = part(parts, "Known failures and limits").sentences
+    assert "Left-out sites at which the interval of the AUC reaches chance: USM." in told
+    assert "Left-out sites of fewer than 20 subjects, whose numbers say little: USM." in told
+
+
+def test_a_study_of_other_fields_or_another_cohort_is_told(model, predictions, tmp_path):
+    found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), "At sites left out")
+    assert "The study ran fc-logistic with other fields than this model has: it may do otherwise." in found.sentences
+    assert any("cohort is not the same" in one for one in found.sentences)
+    other = study_of(tmp_path / "other", predictions.assign(method="fc-svm"))
+    with pytest.raises(InputError, match=r"no method fc-logistic; it has fc-svm, fc-svm \+ phenotypes"):
+        card(model, other)
+
+
+def test_hostile_names_stay_text_and_no_path_is_told(cohort, predictions, tmp_path):
+    sites = np.where(cohort.sites == "north", HOSTILE, cohort.sites)
+    named = dataclasses.replace(cohort, sites=sites, name="</style><b>", atlas="[x](y)|z")
+    model = make("fc-logistic").fit(named).save(tmp_path / "model")
+    study = study_of(tmp_path / "study", predictions.assign(target=predictions.target.replace("NYU", HOSTILE)))
+    assert write_card(model, study=study) == model
+    page, text = (model / "card.html").read_text(), (model / "card.md").read_text()
+    assert "&lt;script&gt;alert" in page
+    assert "<script" not in page
+    assert "</style><b>" not in page
+    assert not re.search(r"<script|</style>|(?<!\\)\[a\]|(?<!\\)`b|(?<!\\)\*c", text)
+    for row in [line for line in text.splitlines() if "&lt;script" in line and line.startswith("|")]:
+        assert row.count(r"\|") == 1
+    assert "\\[x\\](y)\\|z" in text
+    for one in (page, text):
+        assert WARNING in one
+        assert str(tmp_path) not in one
+        assert not re.search(r"/home/|/tmp/|/work/|file:", one)
+    assert not re.search(r'(?:src|href)="(?!data:)', page)
+    assert "font: 16px/1.55 system-ui" in page  # the report's own look
+
+
+def test_known_cohorts_have_their_licence(cohort, tmp_path):
+    model = make("prior").fit(dataclasses.replace(cohort, name="abide")).save(tmp_path / "model")
+    assert part(card(model), "Data licence").sentences[0].startswith("ABIDE I")
+    assert dict(part(card(model), "Decision").facts)["calibration"] == "none"
+
+
+def test_a_network_tells_its_length_notes_and_calibration(cohort, tmp_path):
+    fitted = make("m2lgdg", **{**make("m2lgdg").variants["small"], "length": 32, "epochs": 2, "warmup": 1}).fit(cohort, seed=3)
+    fitted.facts_["notes"].append("A note of the fit.")
+    parts = card(fitted.save(tmp_path / "model"))
+    assert dict(part(parts, "Inputs").facts)["scan length"] == "any; resampled to 32 points"
+    assert dict(part(parts, "Model").facts)["seed"] == "3"
+    assert "A note of the fit." in part(parts, "Known failures and limits").sentences
+    slope, offset = fitted.state_["calibration"]
+    assert f"logit times {slope:.4g} plus {offset:.4g}, fitted on held-out subjects" in str(part(parts, "Decision").facts)
+
+
+def test_the_command(model, predictions, tmp_path, monkeypatch, capsys):
+    from m2lgdg.cli import main
+
+    study = study_of(tmp_path / "study", predictions)
+    monkeypatch.setattr("sys.argv", ["m2lgdg", "card", str(model), "--study", str(study), "--out", str(tmp_path / "to")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert "card.md and card.html." in capsys.readouterr().out.replace("\n", "")
+    assert "| NYU | 60 | 30 |" in (tmp_path / "to" / "card.md").read_text()
