@@ -29,6 +29,7 @@ ASIDE = {
     "leakage",
     "synthetic",
     "stats",
+    "shift",
     *EXPLAINING,
 }  # change no prediction
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.shift import flags, refuse_shortest
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
@@ -107,14 +108,26 @@ class Method:
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject, class) probabilities: column 1 is the patient. Labels, sites and ids of the target are not looked at."""
-        self._check_target(target)
+        seen = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
-        target = target.with_inputs(self.facts_["inputs"], allow_proxies=True)
-        positive = np.asarray(self.score(target.unlabelled()), dtype=np.float64)
+        positive = np.asarray(self.score(seen), dtype=np.float64)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             raise ValueError(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
         return np.stack([1 - positive, positive], axis=1)
+
+    def flags(self, target: Cohort) -> list[list[str]]:
+        """For each subject, in short words, why its prediction may be worse than others."""
+        self._check_target(target)
+        return flags(target, self.facts_["inputs"])
+
+    def visible(self, target: Cohort) -> Cohort:
+        """The target as `score` sees it: no label, site or id; phenotypes that the target lacks are there, all missing."""
+        self._check_target(target)
+        inputs, table = self.facts_["inputs"], target.phenotypes
+        lacking = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
+        filled = target._changed(phenotypes=table.assign(**dict.fromkeys(lacking, np.nan)))
+        return filled.with_inputs(inputs, allow_proxies=True).unlabelled()
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fill `state_` and `facts_` from source."""
@@ -134,9 +147,7 @@ class Method:
         for i, (mine, yours) in enumerate(zip(rois, target.rois, strict=True), start=1):
             if mine != yours:
                 raise InputError(f"ROI {i} is {mine} in the model but {yours} in the cohort: another atlas or another order.")
-        for name in self.facts_["inputs"]:
-            if name not in target.phenotypes.columns:
-                raise InputError(f"the model needs phenotype {name}, which the cohort does not have.")
+        refuse_shortest(target)
 
     def fields(self) -> dict[str, Any]:
         """The hyper-parameters."""

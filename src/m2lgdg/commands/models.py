@@ -85,6 +85,8 @@ def predict(
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
     """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
+    from collections import Counter
+
     import pandas as pd
     from rich.markup import escape
 
@@ -97,10 +99,14 @@ def predict(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     proba = fitted.predict_proba(cohort)[:, 1]
-    table = pd.DataFrame(
-        {"subject": cohort.subjects, "site": cohort.sites, "proba": proba, "decision": (proba >= 0.5).astype(int)}
-    )
+    table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
+    table["decision"] = (proba >= 0.5).astype(int)
+    table["flags"] = ["; ".join(said) for said in fitted.flags(cohort)]
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int(table["decision"].sum())
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} above 0.5.", soft_wrap=True)
+    kinds = Counter(flag.split(":")[0] for said in fitted.flags(cohort) for flag in said)
+    if kinds:
+        told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+        terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
     terminal.out.print("Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.")
