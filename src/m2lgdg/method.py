@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.shift import flags, refuse_shortest
+from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
@@ -55,8 +55,19 @@ class Method:
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
 
-    def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
-        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method."""
+    def fit(
+        self,
+        source: Cohort,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        progress: Callable[..., None] | None = None,
+        limits: bool = False,
+    ) -> Self:
+        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method.
+
+        With `limits` also how far source subjects are from other sites (seconds; a study's many fits have no use for it).
+        """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
             missing = "subjects without a label" if -1 in labels else "one class only"
@@ -81,6 +92,7 @@ class Method:
         }
         self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
+        self.limits_: SourceStatistics | None = SourceStatistics.fit(source) if limits else None
         return self
 
     def check(self) -> None:
@@ -119,7 +131,7 @@ class Method:
     def flags(self, target: Cohort) -> list[list[str]]:
         """For each subject, in short words, why its prediction may be worse than others."""
         self._check_target(target)
-        return flags(target, self.facts_["inputs"])
+        return flags(target, self.facts_["inputs"], self.limits_)
 
     def visible(self, target: Cohort) -> Cohort:
         """The target as `score` sees it: no label, site or id; phenotypes that the target lacks are there, all missing."""
@@ -154,7 +166,7 @@ class Method:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted method as a folder: weights.safetensors and method.json."""
+        """Write the fitted method as a folder: weights.safetensors, method.json and, where it has them, limits.safetensors."""
         from m2lgdg import __version__
 
         if not hasattr(self, "state_"):
@@ -168,6 +180,8 @@ class Method:
             "versions": {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]},
         }
         write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
+        if self.limits_:
+            self.limits_.save(folder / "limits.safetensors")
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
 
@@ -192,6 +206,8 @@ class Method:
             raise InputError(f"{path} is damaged ({one_line(error)}).") from None
         _, tensors = read_tensors(Path(folder) / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
+        limits = Path(folder) / "limits.safetensors"
+        fitted.limits_ = SourceStatistics.load(limits) if limits.exists() else None
         return fitted
 
 

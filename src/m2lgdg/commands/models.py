@@ -61,7 +61,7 @@ def fit(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} is not empty; choose another --out.")
     with _epochs() as show:
-        method.fit(cohort.select(cohort.labels >= 0), seed=seed, device=device, progress=show)
+        method.fit(cohort.select(cohort.labels >= 0), seed=seed, device=device, progress=show, limits=True)
     method.save(to)
     learned = method.facts_
     if "history" in learned:
@@ -101,11 +101,16 @@ def predict(
     proba = fitted.predict_proba(cohort)[:, 1]
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= 0.5).astype(int)
-    table["flags"] = ["; ".join(said) for said in fitted.flags(cohort)]
+    flags = fitted.flags(cohort)
+    for kind, score in (fitted.limits_.scores(cohort) if fitted.limits_ else {}).items():
+        table[f"{kind}_shift"] = score.round(3)
+    table["flags"] = ["; ".join(said) for said in flags]
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int(table["decision"].sum())
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} above 0.5.", soft_wrap=True)
-    kinds = Counter(flag.split(":")[0] for said in fitted.flags(cohort) for flag in said)
+    for line in fitted.limits_.compare(cohort) if fitted.limits_ else []:
+        terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    kinds = Counter(flag.split(":")[0] for said in flags for flag in said)
     if kinds:
         told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
         terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
