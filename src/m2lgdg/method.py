@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -26,9 +27,10 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
-from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, write_text
+from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
+LARGEST, LARGEST_ABOUT = 2**31, 2**24  # bytes that are read of a model's tensors, and of its method.json
 METHODS: dict[str, type[Method]] = {}
 PAPER = (  # the paper's method and those it is compared with, as its tables list them
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
@@ -54,6 +56,9 @@ class Method:
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
+
+    limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
+    _folder = typing.cast(Path | None, None)  # where a method was loaded from
 
     def fit(
         self,
@@ -90,9 +95,10 @@ class Method:
                 },
             },
         }
+        self._folder = None
         self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
-        self.limits_: SourceStatistics | None = SourceStatistics.fit(source) if limits else None
+        self.limits_ = SourceStatistics.fit(source) if limits else None
         return self
 
     def check(self) -> None:
@@ -123,9 +129,10 @@ class Method:
         seen = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
-        positive = np.asarray(self.score(seen), dtype=np.float64)
+        positive = self._scored(seen)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
-            raise ValueError(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+            wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
+            raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
         return np.stack([1 - positive, positive], axis=1)
 
     def flags(self, target: Cohort) -> list[list[str]]:
@@ -140,6 +147,14 @@ class Method:
         lacking = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
         filled = target._changed(phenotypes=table.assign(**dict.fromkeys(lacking, np.nan)))
         return filled.with_inputs(inputs, allow_proxies=True).unlabelled()
+
+    def _scored(self, seen: Cohort) -> npt.NDArray[np.float64]:
+        if self._folder is None:
+            return np.asarray(self.score(seen), dtype=np.float64)
+        try:  # a folder can be whole by its hashes and still hold arrays of other names or shapes than the method's
+            return np.asarray(self.score(seen), dtype=np.float64)
+        except (ValueError, LookupError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+            raise InputError(f"{self._folder}: its weights do not fit method {self.name} ({one_line(error)[:200]}).") from error
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fill `state_` and `facts_` from source."""
@@ -172,7 +187,7 @@ class Method:
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet, there is nothing to save.")
         folder = Path(folder)
-        about = {
+        about: dict[str, Any] = {
             "format": FORMAT,
             "method": self.name,
             "fields": self.fields(),
@@ -180,19 +195,25 @@ class Method:
             "versions": {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]},
         }
         write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
+        names = ["weights.safetensors"]
         if self.limits_:
-            self.limits_.save(folder / "limits.safetensors")
+            names.append(self.limits_.save(folder / "limits.safetensors").name)
+        about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": _digest(about)}
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
 
     @classmethod
     def load(cls, folder: str | Path) -> Method:
         """Read a fitted method; nothing in the folder is executed."""
-        path = Path(folder) / "method.json"
+        folder = Path(folder)
+        path = folder / "method.json"
+        if path.exists():
+            file_hash(path, LARGEST_ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise InputError(f"{path} is not of format {FORMAT}.")
+            hashes = _checked_hashes(folder, about)
             if about["method"] not in load_methods():
                 raise InputError(
                     f"{path}: method {about['method']} is not known here; give the file that defines it (--plugin)."
@@ -200,15 +221,44 @@ class Method:
             known = find(about["method"])
             fitted = known(**checked_fields(known, about["fields"]))
             fitted.facts_ = dict(about["facts"])
+            _check_facts(fitted.facts_)
         except FileNotFoundError:
             raise InputError(f"{folder} is no model folder: it has no method.json.") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)}).") from None
-        _, tensors = read_tensors(Path(folder) / "weights.safetensors", FORMAT)
+        _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
-        limits = Path(folder) / "limits.safetensors"
-        fitted.limits_ = SourceStatistics.load(limits) if limits.exists() else None
+        fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors") if "limits.safetensors" in hashes else None
+        fitted._folder = folder
         return fitted
+
+
+def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
+    """The hashes that method.json gives of the folder's files, and of itself, once each is found to be true."""
+    if "hashes" not in about:
+        raise InputError(
+            f"{folder / 'method.json'} has no hashes: it is of an earlier version, or altered; fit the model again."
+        )
+    hashes = dict(about.pop("hashes"))
+    for name in ("weights.safetensors", *(["limits.safetensors"] if "limits.safetensors" in hashes else [])):
+        if file_hash(folder / name, LARGEST) != hashes.get(name):
+            raise InputError(f"{folder / name} was altered after it was written: it does not match its hash in method.json.")
+    if _digest(about) != hashes.get("method.json"):
+        raise InputError(f"{folder / 'method.json'} was altered after it was written: it does not match its own hash.")
+    return hashes
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    for key in ("rois", "inputs"):
+        if not isinstance(facts[key], list) or not all(isinstance(name, str) for name in facts[key]):
+            raise ValueError(f"its {key} are no names")
+    if not isinstance(facts["atlas"], str):
+        raise ValueError("its atlas is no name")
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass_transform()
