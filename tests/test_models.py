@@ -81,6 +81,18 @@ def test_flags_tell_each_subject_apart(command):
     assert "Flagged: short scan (1), flat rois (1)" in text
 
 
+def test_calibrate_writes_a_model_that_predict_uses(command):
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
+    assert code == 0
+    assert "calibrated on 12 subjects, who must not be used to evaluate it" in text
+    assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
+    table, own = pd.read_csv("p.csv"), Method.load("own")
+    np.testing.assert_allclose(table["proba"], own.predict_proba(Cohort.load("new.cohort"))[:, 1], atol=1e-12)
+    assert (table["decision"] == (table["proba"] >= own.threshold)).all()
+    assert Method.load("model").facts_.get("local") is None
+
+
 def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     changes = ["--set", "epochs=2", "--set", "warmup=1", "--set", "length=32"]
     code, text, _ = command(

@@ -16,7 +16,7 @@ ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "devices", "shift", "method", "deep", "methods"),
     *("representation", "explanation", "explain", "config", "cells", "engines", "study"),
-    *("report", "commands", "cli"),
+    *("report", "local", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

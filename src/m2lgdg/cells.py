@@ -30,6 +30,7 @@ ASIDE = {
     "synthetic",
     "stats",
     "shift",
+    "local",
     *EXPLAINING,
 }  # change no prediction
 

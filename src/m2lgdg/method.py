@@ -133,7 +133,15 @@ class Method:
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
             raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+        if "local" in self.facts_:
+            local = self.facts_["local"]
+            positive = sigmoid(local["slope"] * logit(positive) + local["offset"])
         return np.stack([1 - positive, positive], axis=1)
+
+    @property
+    def threshold(self) -> float:
+        """The probability from which a subject is decided to be a patient: 0.5, or what a site's own subjects set."""
+        return float(self.facts_.get("local", {}).get("threshold", 0.5))
 
     def flags(self, target: Cohort) -> list[list[str]]:
         """For each subject, in short words, why its prediction may be worse than others."""
@@ -254,11 +262,24 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
             raise ValueError(f"its {key} are no names")
     if not isinstance(facts["atlas"], str):
         raise ValueError("its atlas is no name")
+    if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
+        raise ValueError("its local calibration is no number")
 
 
 def _digest(about: Mapping[str, Any]) -> str:
     """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
+
+
+def logit(proba: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The logarithm of the odds, of probabilities kept 1e-6 from 0 and 1."""
+    kept = np.clip(proba, 1e-6, 1 - 1e-6)
+    return np.asarray(np.log(kept / (1 - kept)))
+
+
+def sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The probability whose logit this is."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
 @dataclass_transform()
