@@ -47,6 +47,52 @@ def test_fit_then_predict_is_the_same_in_python(command):
     assert (table["decision"] == (table["proba"] >= 0.5)).all()
 
 
+def test_missing_phenotypes_are_imputed_by_source_medians_and_flagged(command):
+    command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
+    new, fitted = Cohort.load("new.cohort"), Method.load("model")
+    median = Cohort.load("known.cohort").phenotypes["age"].median()
+    filled = fitted.predict_proba(new._changed(phenotypes=new.phenotypes.assign(age=median)))
+    lacking = new._changed(phenotypes=new.phenotypes.drop(columns="age"), inputs=("sex", "education"))
+    np.testing.assert_array_equal(fitted.predict_proba(lacking), filled)
+    assert not np.array_equal(fitted.predict_proba(new), filled)
+    blank = new._changed(phenotypes=new.phenotypes.assign(age=""), inputs=("sex", "education"))  # a column of empty cells
+    np.testing.assert_array_equal(fitted.predict_proba(blank), filled)
+
+    wanted = fitted.facts_["inputs"]
+    none = new._changed(phenotypes=new.phenotypes[[]], inputs=()).select([0])
+    none.save("none.cohort")
+    assert command("predict", "model", "none.cohort", "--out", "one.csv")[0] == 0
+    (row,) = pd.read_csv("one.csv").to_dict("records")
+    assert row["flags"].split("; ")[0] == f"phenotypes missing: {' '.join(wanted)}"
+    assert row["subject"] == new.subjects[0]
+
+
+def test_flags_tell_each_subject_apart(command):
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    new = Cohort.load("new.cohort").select([0, 1, 2])
+    series = [np.tile(one, (5, 1))[:length].copy() for one, length in zip(new.series, (99, 100, 150), strict=True)]
+    series[2][:, [1, 4]] = 3.0
+    new._changed(series=tuple(series), phenotypes=new.phenotypes[[]], inputs=()).save("odd.cohort")
+    code, text, _ = command("predict", "model", "odd.cohort", "--out", "p.csv")
+    assert code == 0
+    flags = pd.read_csv("p.csv", keep_default_na=False)["flags"].tolist()
+    flags = [flag.split("; outside")[0] for flag in flags]
+    assert flags == ["short scan: 99", "", "flat rois: 2"]  # this model uses no phenotype, so misses none
+    assert "Flagged: short scan (1), flat rois (1)" in text
+
+
+def test_calibrate_writes_a_model_that_predict_uses(command):
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
+    assert code == 0
+    assert "calibrated on 12 subjects, who must not be used to evaluate it" in text
+    assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
+    table, own = pd.read_csv("p.csv"), Method.load("own")
+    np.testing.assert_allclose(table["proba"], own.predict_proba(Cohort.load("new.cohort"))[:, 1], atol=1e-12)
+    assert (table["decision"] == (table["proba"] >= own.threshold)).all()
+    assert Method.load("model").facts_.get("local") is None
+
+
 def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     changes = ["--set", "epochs=2", "--set", "warmup=1", "--set", "length=32"]
     code, text, _ = command(
@@ -56,10 +102,7 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     assert "2 epochs, best 2: validation AUC" in text
     assert "Note:" not in text
     assert sorted(file.name for file in Path("model").iterdir()) == [
-        "card.html",
-        "card.md",
-        "method.json",
-        "weights.safetensors",
+        *("card.html", "card.md", "limits.safetensors", "method.json", "weights.safetensors")
     ]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2
@@ -128,6 +171,8 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
             "the model was trained on 12 ROIs (synthetic), the cohort has 13.",
         ),
         (("predict", "model", "swapped.cohort", "--out", "p.csv"), "ROI 1 is roi-001 in the model but roi-002 in the cohort"),
+        (("predict", "model", "brief.cohort", "--out", "p.csv"), "has 19 volumes; a prediction needs 20 at least."),
+        (("predict", "with", "text.cohort", "--out", "p.csv"), "input age holds text, inputs must be numbers."),
         (("predict", "broken", "new.cohort", "--out", "p.csv"), "weights.safetensors"),
         (("fit", "known.cohort", "--out", "model"), "model is not empty; choose another --out."),
     ],
@@ -138,6 +183,9 @@ def test_bad_input_ends_in_one_sentence(command, arguments, words):
     Path("broken/weights.safetensors").write_bytes(Path("broken/weights.safetensors").read_bytes()[:-7])
     make_cohort("tiny", n_rois=13).save("other.cohort")
     new = Cohort.load("new.cohort")
+    new._changed(series=tuple(one[:19] for one in new.series)).save("brief.cohort")
+    command("fit", "known.cohort", "--method", "phenotype-logistic", "--out", "with")
+    new._changed(phenotypes=new.phenotypes.assign(age="old"), inputs=()).save("text.cohort")
     new._changed(rois=(new.rois[1], new.rois[0], *new.rois[2:])).save("swapped.cohort")
     code, _, errors = command(*arguments)
     assert code == 2

@@ -10,6 +10,7 @@ splits      who trains and who tests: `leave_one_site_out`
 preprocess, connectivity   phenotypes and series into features, fitted on source only
 metrics, stats             scores of one site; per site, macro, paired tests
 losses, graph              M²LG-DG's losses, its brain graph
+shift       how far a new subject is from source, flags
 method      `Method`, `METHODS`, `make`: two verbs, one registry, models on disk
 deep        `DeepMethod`: the only training loop
 methods     one file an idea

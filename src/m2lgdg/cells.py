@@ -31,6 +31,8 @@ ASIDE = {
     "leakage",
     "synthetic",
     "stats",
+    "shift",
+    "local",
     *EXPLAINING,
 }  # change no prediction
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import Recorded, Step, choose_device, compiled, ready_to_record, set_rate
+from m2lgdg.devices import Recorded, Step, choose_device, compiled, ready_to_record, refuse_other_size, set_rate
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -332,13 +332,15 @@ class DeepMethod(Method):
         """The fitted network, ready to predict."""
         fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items() if name.startswith("fitted.")}
         shape = self._shape(len(self.facts_["rois"]), len(self.facts_["inputs"]), self.facts_["n_sites"], fitted)
-        with torch.random.fork_rng(devices=[]):
-            network = self.build(shape)
         weights = {
             name.removeprefix("network."): torch.from_numpy(np.array(value))
             for name, value in self.state_.items()
             if name.startswith("network.")
         }
+        with torch.random.fork_rng(devices=[]):
+            if self._folder:  # its fields may ask for any size
+                refuse_other_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
+            network = self.build(shape)
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:

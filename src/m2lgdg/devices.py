@@ -103,3 +103,14 @@ def compiled(modules: list[nn.Module], loss: Callable[[], Tensor], place: torch.
     for module in modules:
         module.zero_grad(set_to_none=True)
     return notes
+
+
+def refuse_other_size(build: Callable[[], nn.Module], stored: int, name: str) -> None:
+    """Refuse a network of more or fewer numbers than are stored for it, before it takes memory."""
+    try:
+        with torch.device("meta"):
+            size = sum(value.numel() for value in build().state_dict().values())
+    except (RuntimeError, NotImplementedError, TypeError):  # a user's own network may look at values, which are none here
+        return
+    if size != stored:
+        raise InputError(f"the weights do not fit method {name}: {stored} numbers for a network of {size}.")

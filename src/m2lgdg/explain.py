@@ -63,13 +63,11 @@ def explain(
     A network that chooses by thresholds (windowed graphs, the strongest nodes) jumps along the path, and gradients do not
     see jumps: its `completeness` is bad, and no number of `steps` mends it.
     """
-    fitted._check_target(cohort)
+    seen = fitted.visible(cohort)  # as for a prediction: no label, site or id can matter
     if not len(cohort):
         raise InputError(f"cohort {cohort.name} has no subjects, there is nothing to explain.")
     if steps < 1:
         raise InputError(f"integrated gradients need at least one step, not {steps}.")
-    # As for a prediction: no label, site or id can matter.
-    seen = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
     points = pd.DataFrame(columns=list(MAP_COLUMNS))
     if isinstance(fitted, DeepMethod):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -25,9 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors, write_text
+from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
+from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
+LARGEST, LARGEST_ABOUT = 2**31, 2**24  # bytes that are read of a model's tensors, and of its method.json
 METHODS: dict[str, type[Method]] = {}
 PAPER = (  # the paper's method and those it is compared with, as its tables list them
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
@@ -54,8 +57,22 @@ class Method:
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
 
-    def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
-        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method."""
+    limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
+    _folder = typing.cast(Path | None, None)  # where a method was loaded from
+
+    def fit(
+        self,
+        source: Cohort,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        progress: Callable[..., None] | None = None,
+        limits: bool = False,
+    ) -> Self:
+        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method.
+
+        With `limits` also how far source subjects are from other sites (seconds; a study's many fits have no use for it).
+        """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
             missing = "subjects without a label" if -1 in labels else "one class only"
@@ -78,8 +95,10 @@ class Method:
                 },
             },
         }
+        self._folder = None
         self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
+        self.limits_ = SourceStatistics.fit(source) if limits else None
         return self
 
     def check(self) -> None:
@@ -107,14 +126,43 @@ class Method:
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject, class) probabilities: column 1 is the patient. Labels, sites and ids of the target are not looked at."""
-        self._check_target(target)
+        seen = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
-        target = target.with_inputs(self.facts_["inputs"], allow_proxies=True)
-        positive = np.asarray(self.score(target.unlabelled()), dtype=np.float64)
+        positive = self._scored(seen)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
-            raise ValueError(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+            wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
+            raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+        if "local" in self.facts_:
+            local = self.facts_["local"]
+            positive = sigmoid(local["slope"] * logit(positive) + local["offset"])
         return np.stack([1 - positive, positive], axis=1)
+
+    @property
+    def threshold(self) -> float:
+        """The probability from which a subject is decided to be a patient: 0.5, or what a site's own subjects set."""
+        return float(self.facts_.get("local", {}).get("threshold", 0.5))
+
+    def flags(self, target: Cohort) -> list[list[str]]:
+        """For each subject, in short words, why its prediction may be worse than others."""
+        self._check_target(target)
+        return flags(target, self.facts_["inputs"], self.limits_)
+
+    def visible(self, target: Cohort) -> Cohort:
+        """The target as `score` sees it: no label, site or id; phenotypes that the target lacks are there, all missing."""
+        self._check_target(target)
+        inputs, table = self.facts_["inputs"], target.phenotypes
+        lacking = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
+        filled = target._changed(phenotypes=table.assign(**dict.fromkeys(lacking, np.nan)))
+        return filled.with_inputs(inputs, allow_proxies=True).unlabelled()
+
+    def _scored(self, seen: Cohort) -> npt.NDArray[np.float64]:
+        if self._folder is None:
+            return np.asarray(self.score(seen), dtype=np.float64)
+        try:  # a folder can be whole by its hashes and still hold arrays of other names or shapes than the method's
+            return np.asarray(self.score(seen), dtype=np.float64)
+        except (ValueError, LookupError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+            raise InputError(f"{self._folder}: its weights do not fit method {self.name} ({one_line(error)[:200]}).") from error
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fill `state_` and `facts_` from source."""
@@ -134,22 +182,20 @@ class Method:
         for i, (mine, yours) in enumerate(zip(rois, target.rois, strict=True), start=1):
             if mine != yours:
                 raise InputError(f"ROI {i} is {mine} in the model but {yours} in the cohort: another atlas or another order.")
-        for name in self.facts_["inputs"]:
-            if name not in target.phenotypes.columns:
-                raise InputError(f"the model needs phenotype {name}, which the cohort does not have.")
+        refuse_shortest(target)
 
     def fields(self) -> dict[str, Any]:
         """The hyper-parameters."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted method as a folder: weights.safetensors and method.json."""
+        """Write the fitted method as a folder: weights.safetensors, method.json and, where it has them, limits.safetensors."""
         from m2lgdg import __version__
 
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet, there is nothing to save.")
         folder = Path(folder)
-        about = {
+        about: dict[str, Any] = {
             "format": FORMAT,
             "method": self.name,
             "fields": self.fields(),
@@ -157,17 +203,25 @@ class Method:
             "versions": {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]},
         }
         write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
+        names = ["weights.safetensors"]
+        if self.limits_:
+            names.append(self.limits_.save(folder / "limits.safetensors").name)
+        about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": _digest(about)}
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
 
     @classmethod
     def load(cls, folder: str | Path) -> Method:
         """Read a fitted method; nothing in the folder is executed."""
-        path = Path(folder) / "method.json"
+        folder = Path(folder)
+        path = folder / "method.json"
+        if path.exists():
+            file_hash(path, LARGEST_ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise InputError(f"{path} is not of format {FORMAT}.")
+            hashes = _checked_hashes(folder, about)
             if about["method"] not in load_methods():
                 raise InputError(
                     f"{path}: method {about['method']} is not known here; give the file that defines it (--plugin)."
@@ -175,13 +229,57 @@ class Method:
             known = find(about["method"])
             fitted = known(**checked_fields(known, about["fields"]))
             fitted.facts_ = dict(about["facts"])
+            _check_facts(fitted.facts_)
         except FileNotFoundError:
             raise InputError(f"{folder} is no model folder: it has no method.json.") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)}).") from None
-        _, tensors = read_tensors(Path(folder) / "weights.safetensors", FORMAT)
+        _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
+        fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors") if "limits.safetensors" in hashes else None
+        fitted._folder = folder
         return fitted
+
+
+def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
+    """The hashes that method.json gives of the folder's files, and of itself, once each is found to be true."""
+    if "hashes" not in about:
+        raise InputError(
+            f"{folder / 'method.json'} has no hashes: it is of an earlier version, or altered; fit the model again."
+        )
+    hashes = dict(about.pop("hashes"))
+    for name in ("weights.safetensors", *(["limits.safetensors"] if "limits.safetensors" in hashes else [])):
+        if file_hash(folder / name, LARGEST) != hashes.get(name):
+            raise InputError(f"{folder / name} was altered after it was written: it does not match its hash in method.json.")
+    if _digest(about) != hashes.get("method.json"):
+        raise InputError(f"{folder / 'method.json'} was altered after it was written: it does not match its own hash.")
+    return hashes
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    for key in ("rois", "inputs"):
+        if not isinstance(facts[key], list) or not all(isinstance(name, str) for name in facts[key]):
+            raise ValueError(f"its {key} are no names")
+    if not isinstance(facts["atlas"], str):
+        raise ValueError("its atlas is no name")
+    if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
+        raise ValueError("its local calibration is no number")
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
+
+
+def logit(proba: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The logarithm of the odds, of probabilities kept 1e-6 from 0 and 1."""
+    kept = np.clip(proba, 1e-6, 1 - 1e-6)
+    return np.asarray(np.log(kept / (1 - kept)))
+
+
+def sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The probability whose logit this is."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
 @dataclass_transform()

@@ -22,8 +22,7 @@ MAP_COLUMNS = ("site", "label", "part", "x", "y")
 def read_representation(fitted: DeepMethod, target: Cohort, source: Cohort | None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A map of target and source subjects (no ids), and how well site and label are read from the source's, else target's."""
     parts = {"target": target} if source is None else {"source": source, "target": target}
-    seen = {name: cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True) for name, cohort in parts.items()}
-    points = {name: fitted.represent(cohort.unlabelled()).astype(np.float64) for name, cohort in seen.items()}
+    points = {name: fitted.represent(fitted.visible(cohort)).astype(np.float64) for name, cohort in parts.items()}
     probed = next(iter(parts))
     columns = [
         np.concatenate([cohort.sites for cohort in parts.values()]),

@@ -6,6 +6,7 @@ The lowest floor of the package: cohorts, models, predictions and reports are al
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import struct
@@ -117,6 +118,20 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str,
     except (OSError, SafetensorError, ValueError, KeyError, struct.error) as error:
         raise InputError(f"{path} is damaged or no {kind} file ({one_line(error)}).") from None
     raise InputError(f"{path} is no {kind} file (its format is {metadata.get('format', 'not given')}).")
+
+
+def file_hash(path: str | Path, most: int) -> str:
+    """SHA-256 of a file, read in pieces; one of more than `most` bytes is refused unread."""
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise InputError(f"{path} has {size} bytes, more than the {most} that are read.")
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
 def _map_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:

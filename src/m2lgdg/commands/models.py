@@ -1,4 +1,4 @@
-"""`m2lgdg fit` and `m2lgdg predict`: a model of all sites, and what it says of a new one."""
+"""`m2lgdg fit`, `predict` and `calibrate`: a model of all sites, what it says of a new one, and its local calibration."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fit(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} is not empty; choose another --out.")
     with _epochs() as show:
-        method.fit(cohort.select(cohort.labels >= 0), seed=seed, device=device, progress=show)
+        method.fit(cohort.select(cohort.labels >= 0), seed=seed, device=device, progress=show, limits=True)
     method.save(to)
     learned = method.facts_
     if "history" in learned:
@@ -87,6 +87,8 @@ def predict(
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
     """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
+    from collections import Counter
+
     import pandas as pd
     from rich.markup import escape
 
@@ -99,10 +101,55 @@ def predict(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     proba = fitted.predict_proba(cohort)[:, 1]
-    table = pd.DataFrame(
-        {"subject": cohort.subjects, "site": cohort.sites, "proba": proba, "decision": (proba >= 0.5).astype(int)}
-    )
+    table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
+    table["decision"] = (proba >= fitted.threshold).astype(int)
+    flags = fitted.flags(cohort)
+    for kind, score in (fitted.limits_.scores(cohort) if fitted.limits_ else {}).items():
+        table[f"{kind}_shift"] = score.round(3)
+    table["flags"] = ["; ".join(said) for said in flags]
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int(table["decision"].sum())
-    terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} above 0.5.", soft_wrap=True)
+    terminal.out.print(
+        f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} at {fitted.threshold:.3g} or above.", soft_wrap=True
+    )
+    for line in fitted.limits_.compare(cohort) if fitted.limits_ else []:
+        terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    kinds = Counter(flag.split(":")[0] for said in flags for flag in said)
+    if kinds:
+        told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+        terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
     terminal.out.print("Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.")
+
+
+@terminal.app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    path: Given,
+    to: Annotated[Path, typer.Option("--out", help="the model folder to write", show_default=False)],
+    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+) -> None:
+    """Fit a model's probabilities and threshold to a site, from some labelled subjects of it; no weight changes."""
+    from rich.markup import escape
+
+    from m2lgdg import local
+    from m2lgdg.method import Method, load_methods
+    from m2lgdg.readers import read
+    from m2lgdg.storage import InputError
+
+    load_methods(tuple(map(str, plugin or [])))
+    fitted = Method.load(model)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} is not empty; choose another --out.")
+    with terminal.progress(f"reading {path.name}") as progress:
+        cohort = read(path, progress=progress)
+    found = local.calibrate(fitted, cohort)
+    fitted.save(to)
+    terminal.out.print(
+        f"Slope {found.slope:.2f} (source 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} (0.5)."
+    )
+    for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("specificity", found.specificity)):
+        terminal.out.print(f"{name} {share:.0%}, 95 % interval {low:.0%} to {high:.0%} (subjects left out in turn).")
+    count = found.patients + found.controls
+    terminal.out.print(
+        f"Wrote {escape(str(to))}: calibrated on {count} subjects, who must not be used to evaluate it.", soft_wrap=True
+    )

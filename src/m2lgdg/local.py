@@ -1,0 +1,80 @@
+"""Local calibration: with some labelled subjects of a new site, a slope, an offset and a threshold that fit it.
+
+Stands after the methods: it changes no weight of a fitted model, only what `predict_proba` makes of its probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.method import Method, logit, sigmoid
+from m2lgdg.report.operating import wilson
+from m2lgdg.storage import InputError
+
+LEAST = 5  # of each class
+SLOPE_SD, OFFSET_SD = 0.5, 1.0  # how far a site is from source before its own subjects speak: slope 1, offset 0
+FLATTEST = 0.05  # slope; the ranking of the model is never turned round
+
+Floats = npt.NDArray[np.float64]
+
+
+class Local(NamedTuple):
+    """What a site's own subjects say; the shares are of subjects left out of the calibration in turn, with 95 % intervals."""
+
+    slope: float
+    offset: float
+    threshold: float
+    patients: int
+    controls: int
+    sensitivity: tuple[float, float, float]
+    specificity: tuple[float, float, float]
+
+
+def calibrate(fitted: Method, cohort: Cohort) -> Local:
+    """Give a fitted method the calibration of the labelled subjects of a site, who can then not be used to evaluate it."""
+    if "local" in fitted.facts_:
+        raise InputError("this model is calibrated already; begin with the one that `m2lgdg fit` wrote.")
+    known = cohort.select(cohort.labels >= 0)
+    y = known.labels.astype(np.float64)
+    patients, controls = int(y.sum()), int((1 - y).sum())
+    if min(patients, controls) < LEAST:
+        raise InputError(
+            f"cohort {cohort.name} has {patients} labelled patients and {controls} controls; calibration needs {LEAST} of each."
+        )
+    decision = logit(fitted.predict_proba(known)[:, 1])
+    right = np.array([_left_out(decision, y, i) for i in range(len(y))]) == y
+    slope, offset = shrunken_platt(decision, y)
+    sure = []
+    for label, count in ((1, patients), (0, controls)):
+        part = int(right[y == label].sum())
+        sure.append((part / count, *wilson(part, count)))
+    found = Local(slope, offset, float(y.mean()), patients, controls, *sure)
+    said: dict[str, Any] = found._asdict()
+    fitted.facts_["local"] = said | {"sensitivity": list(sure[0]), "specificity": list(sure[1])}
+    return found
+
+
+def shrunken_platt(decision: Floats, y: Floats) -> tuple[float, float]:
+    """Slope and offset of a logistic regression drawn towards those of source, 1 and 0, by normal priors."""
+    design = np.stack([decision, np.ones_like(decision)], axis=1)
+    prior, strength = np.array([1.0, 0.0]), np.diag([SLOPE_SD**-2, OFFSET_SD**-2])
+    weights = prior.copy()
+    for _ in range(100):
+        p = sigmoid(design @ weights)
+        gradient = design.T @ (y - p) - strength @ (weights - prior)
+        step = np.linalg.solve((design * (p * (1 - p))[:, None]).T @ design + strength, gradient)
+        weights += np.clip(step, -0.5, 0.5)
+        if np.abs(step).max() < 1e-10:
+            break
+    return max(float(weights[0]), FLATTEST), float(weights[1])
+
+
+def _left_out(decision: Floats, y: Floats, i: int) -> bool:
+    """What is decided of a subject by the calibration of the others; the threshold is their share of patients."""
+    others = np.arange(len(y)) != i
+    slope, offset = shrunken_platt(decision[others], y[others])
+    return bool(sigmoid(slope * decision[i] + offset) >= y[others].mean())
