@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, make, make_cohort
+from m2lgdg.method import Method
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.report.card import WARNING, card, write_card
 from m2lgdg.report.operating import wilson
@@ -50,6 +51,15 @@ def predictions():
 
 def part(parts, title):
     return next(one for one in parts if one.title == title)
+
+
+def test_a_sites_own_calibration_is_told(model, tmp_path):
+    fitted = Method.load(model)
+    fitted.facts_["local"] = {"slope": 0.5, "offset": -0.25, "threshold": 0.4}
+    told = dict(part(card(fitted.save(tmp_path / "own")), "Decision").facts)
+    assert told["calibration to a site"].startswith("then logit times 0.5 plus -0.25, fitted on some labelled subjects")
+    assert told["threshold"] == "patient at 0.4 or above"
+    assert "calibration to a site" not in dict(part(card(model), "Decision").facts)
 
 
 def test_what_the_model_knows_of_itself(model, cohort):

@@ -69,6 +69,18 @@ def test_all_blocks_and_phenotypes_of_a_linear_method(fold, tmp_path):
     np.testing.assert_allclose(got, fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["fc-logistic", "erm"])
+def test_a_sites_own_calibration_is_in_the_graph(name, fold, tmp_path):
+    fitted = make(name, **small(name)).fit(fold.source)
+    before = fitted.predict_proba(fold.target)[:, 1]
+    fitted.facts_["local"] = {"slope": 1.7, "offset": -0.4, "threshold": 0.42}
+    export_onnx(fitted, tmp_path / "model.onnx")
+    found = run_onnx((tmp_path / "model.onnx").read_bytes(), prepared(fitted, fold.target))
+    np.testing.assert_allclose(found, fitted.predict_proba(fold.target)[:, 1], atol=1e-5)
+    assert np.abs(found - before).max() > 0.01
+    assert json.loads((tmp_path / "model.json").read_text())["output"]["threshold"] == 0.42
+
+
 def test_a_network_without_phenotypes(fold, tmp_path):
     source, target = fold.source.with_inputs([]), fold.target.with_inputs([])
     fitted = make("erm", **small("erm")).fit(source, seed=0)

@@ -86,6 +86,7 @@ def test_calibrate_writes_a_model_that_predict_uses(command):
     code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
     assert code == 0
     assert "calibrated on 12 subjects, who must not be used to evaluate it" in text
+    assert "calibration to a site" in Path("own/card.md").read_text()
     assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
     table, own = pd.read_csv("p.csv"), Method.load("own")
     np.testing.assert_allclose(table["proba"], own.predict_proba(Cohort.load("new.cohort"))[:, 1], atol=1e-12)

@@ -28,7 +28,6 @@ from m2lgdg.connectivity import CLIP
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear, Prior
-from m2lgdg.metrics import THRESHOLD
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
 from m2lgdg.storage import InputError, one_line, write_bytes, write_text
 
@@ -63,13 +62,20 @@ PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) o
 }
 
 
+def calibration_of(fitted: Method) -> tuple[float, float]:
+    """Slope and offset of the logit: source's, and on top of it a site's own where there is one."""
+    slope, offset = map(float, fitted.state_["calibration"])
+    local = fitted.facts_.get("local", {"slope": 1.0, "offset": 0.0})
+    return local["slope"] * slope, local["slope"] * offset + local["offset"]
+
+
 class _NetworkGraph(nn.Module):
     """A network and its calibration: features and phenotypes to probability."""
 
     def __init__(self, fitted: DeepMethod, names: list[str]) -> None:
         super().__init__()
         self.network, self.names = fitted.network(), names
-        self.calibration = nn.Parameter(torch.from_numpy(np.array(fitted.state_["calibration"], dtype=np.float64)))
+        self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
 
     def forward(self, *values: Tensor) -> Tensor:
         """(subject,) probability of the patient."""
@@ -87,7 +93,7 @@ class _LinearGraph(nn.Module):
         super().__init__()
         intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in names)
         self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a plain number would become float32
-        self.calibration = nn.Parameter(torch.from_numpy(np.array(fitted.state_["calibration"], dtype=np.float64)))
+        self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
         self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in names)
 
     def forward(self, *values: Tensor) -> Tensor:
@@ -159,7 +165,7 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         "format": FORMAT,
         "method": fitted.name,
         "use": "Research use; not a diagnostic device.",
-        "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": THRESHOLD},
+        "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": fitted.threshold},
         "inputs": rows,
         "atlas": fitted.facts_["atlas"],
         "rois": fitted.facts_["rois"],

@@ -134,6 +134,7 @@ def calibrate(
     from m2lgdg import local
     from m2lgdg.method import Method, load_methods
     from m2lgdg.readers import read
+    from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
@@ -144,10 +145,11 @@ def calibrate(
         cohort = read(path, progress=progress)
     found = local.calibrate(fitted, cohort)
     fitted.save(to)
+    write_card(to)
     terminal.out.print(
         f"Slope {found.slope:.2f} (source 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} (0.5)."
     )
-    for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("specificity", found.specificity)):
+    for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("Specificity", found.specificity)):
         terminal.out.print(f"{name} {share:.0%}, 95 % interval {low:.0%} to {high:.0%} (subjects left out in turn).")
     count = found.patients + found.controls
     terminal.out.print(

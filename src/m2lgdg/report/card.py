@@ -17,7 +17,7 @@ import pandas as pd
 
 from m2lgdg.deep import DeepMethod
 from m2lgdg.method import Method, make
-from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, auc, delong_interval
+from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.report.contents import Contents, read_contents, read_json
 from m2lgdg.report.operating import operating_table, over_seeds
 from m2lgdg.report.tables import Table, changed_fields, label
@@ -122,11 +122,14 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
         slope, offset = fitted.state_["calibration"]
         on = fitted.facts_.get("validation", "source sites held out in turn")
         calibrated = f"logit times {slope:.4g} plus {offset:.4g}, fitted on {on}; never on a target"
-    return [
-        ("output", "probability of the patient"),
-        ("calibration", calibrated),
-        ("threshold", f"patient at {THRESHOLD:g} or above"),
-    ]
+    facts = [("output", "probability of the patient"), ("calibration", calibrated)]
+    local = fitted.facts_.get("local")
+    if local is not None:
+        told = (
+            f"then logit times {local['slope']:.4g} plus {local['offset']:.4g}, fitted on some labelled subjects of that site"
+        )
+        facts.append(("calibration to a site", f"{told}, who must not be used to evaluate it"))
+    return [*facts, ("threshold", f"patient at {fitted.threshold:.3g} or above")]
 
 
 def _results(fitted: Method, contents: Contents) -> Part:
