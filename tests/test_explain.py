@@ -392,7 +392,13 @@ def explanation(scores, gate=0.5, method="flat", names=("a", "b", "c")):
     missed = pd.DataFrame({"subject": ["s"], "difference": 1.0, "attributed": 0.9, "absolute": 0.1, "relative": 0.1})
     about = {"method": method, "cohort": "hash", "subjects": 7}
     return Explanation(
-        rois.sample(frac=1, random_state=int(scores[0])), edges, phenotypes, gates, missed, pd.DataFrame(), about
+        rois.sample(frac=1, random_state=int(scores[0])),
+        edges,
+        phenotypes,
+        gates,
+        missed,
+        pd.DataFrame(columns=["site", "label", "part", "x", "y"]),
+        about,
     )
 
 
@@ -553,3 +559,16 @@ def test_places_of_a_users_own_atlas(command, fold, fitted):
     code, _, errors = command("explain", "model", "new.cohort", "--out", "why", "--rois", "none.tsv")
     assert code == 2
     assert "none.tsv cannot be read" in errors
+
+
+def test_errors_and_readability_of_saved_explanations_are_joined(tmp_path):
+    """The largest error stays the largest, what is a mean or a share is averaged, what is unknown is left out."""
+    for i, (absolute, site) in enumerate(((0.1, 0.4), (0.3, 0.6))):
+        one = explanation([1, 2, 3])
+        one.completeness["absolute"] = absolute
+        one.about["readability"] = {"site": site, "label": None, "probed": "source"}
+        one.save(tmp_path / str(i))
+    whole = mean_over(Explanation.load(tmp_path / str(i)) for i in range(2))
+    wanted = {"mean_absolute": 0.2, "max_absolute": 0.3, "median_relative": 0.1, "max_relative": 0.1}
+    assert whole.error() == pytest.approx(wanted)
+    assert whole.about["readability"] == {"site": pytest.approx(0.5)}
