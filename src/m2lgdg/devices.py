@@ -90,7 +90,7 @@ def compiled(modules: list[nn.Module], loss: Callable[[], Tensor], place: torch.
         module.compile()
     notes = []
     try:
-        with torch.random.fork_rng(devices=[place]):
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             tried: Any = loss()
         tried.backward()
     except Exception as error:  # no compiler, no Triton, an operation it does not know: all end in other types
