@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from m2lgdg import gpu
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.graph import chebyshev_operators, group_graph, propagation
@@ -47,7 +48,13 @@ class GlobalEncoder(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, global)."""
-        features = self.convolutions(series.transpose(1, 2).unsqueeze(1))  # (subject, channel, time / 8, roi)
+        features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        for convolution, norm, activation, pool, dropout in zip(*[iter(self.convolutions)] * 5, strict=True):
+            if self.training and features.shape[2] % 2 == 0 and gpu.ready(features, norm.num_features):
+                found = time_convolution(features, convolution.weight, None, 1)
+                features = gpu.norm_kernels().pooled(found, norm, convolution.bias, dropout.p)
+            else:
+                features = dropout(pool(activation(norm(convolution(features)))))  # (subject, channel, time / 2, roi)
         tokens = self.projection(features.permute(0, 3, 1, 2).flatten(2)) + self.identity  # (subject, roi, hidden)
         pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
         return pooled
@@ -70,10 +77,12 @@ class LocalBlock(nn.Module):
 
     def forward(self, features: Tensor, operators: Tensor) -> Tensor:
         """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); the operators of `chebyshev_operators`."""
-        if features.device.type == "cuda" and features.shape[1] > 1:
-            through = time_then_graph(features, operators, self.weights, self.bias, self.temporal)
-        else:
-            through = graph_then_time(features, operators, self.weights, self.bias, self.temporal)
+        order = time_then_graph if features.is_cuda and features.shape[1] > 1 else graph_then_time
+        through = order(features, operators, self.weights, self.bias, self.temporal)
+        if self.training and isinstance(self.residual, nn.Sequential) and gpu.ready(features, self.norm.num_features):
+            convolution, norm = self.residual
+            rest = time_convolution(features, convolution.weight, None, convolution.stride[0])
+            return gpu.norm_kernels().joined(through, rest, self.norm, norm, convolution.bias, self.dropout.p)
         return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
 
 
@@ -97,19 +106,29 @@ def time_then_graph(features: Tensor, operators: Tensor, weights: Tensor, bias: 
     weight = torch.einsum("octz,kic->koitz", temporal.weight, weights).flatten(0, 1)  # (order channel out, channel, kernel, 1)
     through = time_convolution(features, weight, None, stride).permute(0, 2, 3, 1)  # (subject, time, roi, order channel)
     subjects, steps = through.shape[:2]
+    level = bias_through(bias, temporal, features.shape[2])  # (1, channel, time, 1)
+    if rois <= 128 and through.dtype == torch.bfloat16 and gpu.ready(features, max(len(bias), 64)):
+        terms = through.unflatten(3, (order, -1))  # (subject, time, roi, order, channel)
+        return gpu.graph_kernels().spread(terms, operators, level[0, :, :, 0].T).permute(0, 3, 1, 2)
     each = through.reshape(subjects * steps, rois * order, -1)  # (subject time, roi order, channel)
     itself = torch.eye(rois, device=operators.device, dtype=operators.dtype)
     every = torch.cat([itself, operators], dim=1).to(each.dtype)  # (roi, order roi), transposed
     gather = every.view(rois, order, rois).permute(2, 0, 1).reshape(rois, -1)  # (roi, roi order)
     gather = functional.pad(gather, (0, -gather.shape[1] % 8))[:, : gather.shape[1]]  # rows begin where a GPU reads fast
     found = torch.bmm(gather.expand(len(each), -1, -1), each).view(subjects, steps, rois, -1)
-    return found.permute(0, 3, 1, 2) + bias_through(bias, temporal, features.shape[2])
+    return found.permute(0, 3, 1, 2) + level
 
 
 def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
     """temporal(conv2d(terms, mixing, bias)) as one convolution: with few terms going to many channels, far less work."""
     stride = temporal.stride[0]
     weight = torch.einsum("octz,cizy->oity", temporal.weight, mixing)  # (channel out, term, kernel, 1)
+    if terms.is_cuda:  # its convolutions have channels to spare: one of ones takes the bias, and no pass adds it afterwards
+        assert temporal.bias is not None
+        half = weight.shape[2] // 2
+        level = torch.einsum("octz,c->ot", temporal.weight, bias) + functional.pad(temporal.bias[:, None], (half, half))
+        terms, weight = torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1), torch.cat([weight, level[:, None, :, None]], dim=1)
+        return time_convolution(terms, weight, None, stride)
     return time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, terms.shape[2])
 
 
@@ -199,14 +218,17 @@ class Network(nn.Module):
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the fused representation, and where there are any the components and the gate's weights."""
-        found = self._fused(batch)
-        return found | {"logits": self.classifier(found["fused"])}
+        encoders = [self.global_encoder, self.local_encoder] if self.own.imaging else []
+        encoded = [encoder(batch.series) for encoder in encoders]
+        with torch.autocast(batch.label.device.type, enabled=False):  # what follows is small: casts would cost more than they save
+            found = self._fused([one.float() for one in encoded], batch)
+            return found | {"logits": self.classifier(found["fused"])}
 
-    def _fused(self, batch: Batch) -> dict[str, Tensor]:
+    def _fused(self, encoded: list[Tensor], batch: Batch) -> dict[str, Tensor]:
         own = self.own
-        if not own.imaging:
+        if not encoded:
             return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
-        both = torch.cat([self.global_encoder(batch.series), self.local_encoder(batch.series)], dim=1)
+        both = torch.cat(encoded, dim=1)  # (subject, global + local)
         h_f = functional.gelu(self.combine(both))  # (subject, imaging)
         if not own.phenotypes:
             return {"fused": self.project(h_f)}

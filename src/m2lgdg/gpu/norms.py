@@ -1,0 +1,305 @@
+"""Batch norm in training together with what follows it, as two passes forward and two backward, by Triton kernels.
+
+`joined` ends a block of the local encoder, `pooled` a stage of the global one. Features lie as rows of channels; a pass works on
+blocks of rows, and sums over rows are finished from the partial sums of each program, always in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+PROGRAMS = 528  # of a pass that sums: four for each multiprocessor of a large GPU
+BLOCK = 4096  # numbers that a program holds at a time
+MEAN, RSTD, SCALE, SHIFT = 0, 1, 2, 3  # rows of what is kept of a batch norm's statistics
+
+
+def joined(through: Tensor, rest: Tensor, norm: nn.BatchNorm2d, rest_norm: nn.BatchNorm2d, bias: Tensor, dropout: float) -> Tensor:
+    """dropout(relu(norm(through) + rest_norm(rest + bias))), all (subject, channel, time, roi) with channels last in memory."""
+    parameters = (norm.weight, norm.bias, rest_norm.weight, rest_norm.bias, bias)
+    found: Tensor = _Joined.apply(_rows(through), _rows(rest), *parameters, norm, rest_norm, dropout)  # type: ignore[no-untyped-call]
+    return found.permute(0, 3, 1, 2)
+
+
+def pooled(features: Tensor, norm: nn.BatchNorm2d, bias: Tensor, dropout: float) -> Tensor:
+    """dropout(the larger of two time steps of gelu(norm(features + bias))): time, which must be even, is halved."""
+    parameters = (norm.weight, norm.bias, bias)
+    found: Tensor = _Pooled.apply(_rows(features), *parameters, norm, dropout)  # type: ignore[no-untyped-call]
+    return found.permute(0, 3, 1, 2)
+
+
+def _rows(features: Tensor) -> Tensor:
+    """(subject, time, roi, channel), which is how channels-last features lie in memory."""
+    return features.permute(0, 2, 3, 1).contiguous()
+
+
+def _seed(like: Tensor) -> Tensor:
+    """Drawn on the device, so that a recorded step draws anew each time."""
+    return torch.randint(2**31 - 1, (1,), device=like.device, dtype=torch.int32)
+
+
+class _Joined(torch.autograd.Function):
+    """The gradient needs no mask of dropout and ReLU: it goes where the output is not zero. That of a bias before a norm is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, r: Tensor, w_x: Tensor, b_x: Tensor, w_r: Tensor, b_r: Tensor, bias: Tensor,
+                norm_x: nn.BatchNorm2d, norm_r: nn.BatchNorm2d, dropout: float) -> Tensor:  # fmt: skip
+        found_x, found_r = _statistics(x, norm_x, None), _statistics(r, norm_r, bias)
+        y = torch.empty_like(x)
+        rows, channels, per = _sizes(x)
+        _join[(triton.cdiv(rows, per),)](x, r, y, found_x, found_r, _seed(x), dropout, rows, channels, per)
+        ctx.save_for_backward(x, r, y, w_x, w_r, found_x, found_r)
+        ctx.dropout = dropout
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, r, y, w_x, w_r, found_x, found_r = ctx.saved_tensors
+        dy = dy.contiguous()
+        rows, channels, per = _sizes(x)
+        partial = x.new_empty(PROGRAMS, 3, channels, dtype=torch.float32)
+        _join_sums[(PROGRAMS,)](dy, y, x, r, partial, ctx.dropout, rows, channels, per)
+        line_x, line_r, dw_x, dw_r, db = (x.new_empty(n, channels, dtype=torch.float32) for n in (3, 3, 1, 1, 1))
+        part = min(channels, 32)
+        grid = (channels // part,)
+        _lines[grid](partial, found_x, w_x, line_x, dw_x, db, 1, rows, PROGRAMS, 3, channels, part)
+        _lines[grid](partial, found_r, w_r, line_r, dw_r, db, 2, rows, PROGRAMS, 3, channels, part)
+        dx, dr = torch.empty_like(x), torch.empty_like(r)
+        _join_gradients[(triton.cdiv(rows, per),)](dy, y, x, r, dx, dr, line_x, line_r, ctx.dropout, rows, channels, per)
+        return dx, dr, dw_x[0], db[0], dw_r[0], db[0].clone(), torch.zeros_like(db[0]), None, None, None
+
+
+class _Pooled(torch.autograd.Function):
+    """Who is kept by dropout and which of two steps is the larger is found again in the gradient: nothing is stored for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, beta: Tensor, bias: Tensor, norm: nn.BatchNorm2d, dropout: float) -> Tensor:
+        found, seed = _statistics(x, norm, bias), _seed(x)
+        subjects, steps, rois, channels = x.shape
+        y = x.new_empty(subjects, steps // 2, rois, channels)
+        rows, channels, per = _sizes(y)
+        _pool[(triton.cdiv(rows, per),)](x, y, found, seed, dropout, rows, rois, channels, per)
+        ctx.save_for_backward(x, weight, found, seed)
+        ctx.dropout = dropout
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, found, seed = ctx.saved_tensors
+        dy = dy.contiguous()
+        rows, channels, per = _sizes(dy)
+        rois, per = x.shape[2], max(per // 2, 1)
+        partial = x.new_empty(PROGRAMS, 2, channels, dtype=torch.float32)
+        _pool_sums[(PROGRAMS,)](dy, x, partial, found, seed, ctx.dropout, rows, rois, channels, per)
+        line, dw, db = (x.new_empty(n, channels, dtype=torch.float32) for n in (3, 1, 1))
+        part = min(channels, 32)
+        _lines[(channels // part,)](partial, found, weight, line, dw, db, 1, 2 * rows, PROGRAMS, 2, channels, part)
+        dx = torch.empty_like(x)
+        _pool_gradients[(triton.cdiv(rows, per),)](dy, x, dx, line, found, seed, ctx.dropout, rows, rois, channels, per)
+        return dx, dw[0], db[0], torch.zeros_like(db[0]), None, None
+
+
+def _sizes(features: Tensor) -> tuple[int, int, int]:
+    """Rows, channels, and rows of a block."""
+    channels = features.shape[-1]
+    return features.numel() // channels, channels, BLOCK // channels
+
+
+def _statistics(x: Tensor, norm: nn.BatchNorm2d, bias: Tensor | None) -> Tensor:
+    """(4, channel) mean, 1 / sd, and the line that norms; the module's running statistics (with the bias) are moved on."""
+    rows, channels, per = _sizes(x)
+    partial = x.new_empty(PROGRAMS, 2, channels, dtype=torch.float32)
+    found = x.new_empty(4, channels, dtype=torch.float32)
+    _sums[(PROGRAMS,)](x, partial, rows, channels, per)
+    part = min(channels, 32)
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    _moments[(channels // part,)](
+        partial, norm.weight, norm.bias, found, *running, norm.bias if bias is None else bias, bias is not None,
+        norm.momentum, norm.eps, rows, PROGRAMS, channels, part,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit
+def _sums(x, partial, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum and sum of squares of every channel."""
+    c = tl.arange(0, C)
+    total, square = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
+    for start in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
+        row = start + tl.arange(0, B)
+        value = tl.load(x + row.to(tl.int64)[:, None] * C + c[None, :], mask=(row < rows)[:, None], other=0.0).to(tl.float32)
+        total += value
+        square += value * value
+    at = partial + tl.program_id(0) * 2 * C + c
+    tl.store(at, tl.sum(total, 0))
+    tl.store(at + C, tl.sum(square, 0))
+
+
+@triton.jit
+def _added(partial, row, programs, ROWS: tl.constexpr, C: tl.constexpr, c, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over programs of one row of partial sums, at some channels."""
+    total = tl.zeros((64, PART), tl.float32)
+    for start in range(0, programs, 64):
+        p = start + tl.arange(0, 64)
+        total += tl.load(partial + (p[:, None] * ROWS + row) * C + c[None, :], mask=(p < programs)[:, None], other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _moments(partial, weight, beta, found, running_mean, running_var, tracked, bias, HAS_BIAS: tl.constexpr, momentum, eps,
+             rows, programs, C: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Mean and 1 / sd of every channel, the line that norms it, and running statistics one step on."""
+    c = tl.program_id(0) * PART + tl.arange(0, PART)
+    mean = _added(partial, 0, programs, 2, C, c, PART) / rows
+    var = tl.maximum(_added(partial, 1, programs, 2, C, c, PART) / rows - mean * mean, 0.0)
+    rstd = 1.0 / tl.sqrt(var + eps)
+    scale = tl.load(weight + c) * rstd
+    tl.store(found + c, mean)
+    tl.store(found + C + c, rstd)
+    tl.store(found + 2 * C + c, scale)
+    tl.store(found + 3 * C + c, tl.load(beta + c) - mean * scale)
+    level = mean + tl.load(bias + c) if HAS_BIAS else mean
+    tl.store(running_mean + c, tl.load(running_mean + c) * (1 - momentum) + momentum * level)
+    unbiased = var * (rows / (rows - 1.0))
+    tl.store(running_var + c, tl.load(running_var + c) * (1 - momentum) + momentum * unbiased)
+    if tl.program_id(0) == 0:
+        tl.store(tracked, tl.load(tracked) + 1)
+
+
+@triton.jit
+def _kept(index, seed, dropout):  # type: ignore[no-untyped-def]
+    """Whether dropout keeps the number at an index: the index with the seed, well mixed, as a fraction of 2^32."""
+    mixed = index.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
+    mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
+    mixed = (mixed ^ (mixed >> 15)) * 0x846CA68B
+    mixed = mixed ^ (mixed >> 16)
+    return (mixed >> 8).to(tl.float32) * (1.0 / 16777216.0) >= dropout
+
+
+@triton.jit
+def _join(x, r, y, found_x, found_r, seed, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
+    at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
+    one = tl.load(x + at, mask=inside).to(tl.float32) * tl.load(found_x + 2 * C + c)[None, :]
+    other = tl.load(r + at, mask=inside).to(tl.float32) * tl.load(found_r + 2 * C + c)[None, :]
+    level = tl.load(found_x + 3 * C + c) + tl.load(found_r + 3 * C + c)
+    value = tl.maximum(one + other + level[None, :], 0.0)
+    value = tl.where(_kept(row[:, None] * C + c[None, :], tl.load(seed), dropout), value / (1 - dropout), 0.0)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _join_sums(dy, y, x, r, partial, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of the gradient before ReLU, and of it times x and r."""
+    c = tl.arange(0, C)
+    s, s_x, s_r = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
+    for start in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
+        row = start + tl.arange(0, B)
+        at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
+        back = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
+        back = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, back, 0.0)
+        s += back
+        s_x += back * tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        s_r += back * tl.load(r + at, mask=inside, other=0.0).to(tl.float32)
+    at = partial + tl.program_id(0) * 3 * C + c
+    tl.store(at, tl.sum(s, 0))
+    tl.store(at + C, tl.sum(s_x, 0))
+    tl.store(at + 2 * C, tl.sum(s_r, 0))
+
+
+@triton.jit
+def _lines(partial, found, weight, line, dw, db, WHICH: tl.constexpr, rows, programs, ROWS: tl.constexpr, C: tl.constexpr,
+           PART: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Gradients of weight and bias of a norm, and a, b, c of its input's: a times the gradient after it + b times x + c."""
+    c = tl.program_id(0) * PART + tl.arange(0, PART)
+    s, s_x = _added(partial, 0, programs, ROWS, C, c, PART), _added(partial, WHICH, programs, ROWS, C, c, PART)
+    mean, rstd = tl.load(found + c), tl.load(found + C + c)
+    to_weight = rstd * (s_x - mean * s)
+    a = tl.load(weight + c) * rstd
+    b = -a * rstd * to_weight / rows
+    tl.store(line + c, a)
+    tl.store(line + C + c, b)
+    tl.store(line + 2 * C + c, -a * s / rows - b * mean)
+    tl.store(dw + c, to_weight)
+    tl.store(db + c, s)
+
+
+@triton.jit
+def _join_gradients(dy, y, x, r, dx, dr, line_x, line_r, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
+    at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
+    back = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
+    back = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, back, 0.0)
+    one, other = tl.load(x + at, mask=inside).to(tl.float32), tl.load(r + at, mask=inside).to(tl.float32)
+    to_x = tl.load(line_x + c)[None, :] * back + tl.load(line_x + C + c)[None, :] * one + tl.load(line_x + 2 * C + c)[None, :]
+    to_r = tl.load(line_r + c)[None, :] * back + tl.load(line_r + C + c)[None, :] * other + tl.load(line_r + 2 * C + c)[None, :]
+    tl.store(dx + at, to_x.to(dx.dtype.element_ty), mask=inside)
+    tl.store(dr + at, to_r.to(dr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _normal(z):  # type: ignore[no-untyped-def]
+    """The probability of less than z; GELU is z times it."""
+    return 0.5 * (1.0 + tl.math.erf(z * 0.7071067811865476))
+
+
+@triton.jit
+def _pool(x, y, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
+    inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
+    scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
+    one = tl.load(x + first, mask=inside, other=0.0).to(tl.float32) * scale + shift
+    other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32) * scale + shift
+    value = tl.maximum(one * _normal(one), other * _normal(other))
+    value = tl.where(_kept(row[:, None] * C + c[None, :], tl.load(seed), dropout), value / (1 - dropout), 0.0)
+    tl.store(y + row.to(tl.int64)[:, None] * C + c[None, :], value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pool_back(dy, one, other, row, c, seed, dropout, inside, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient after the norm, of two time steps of normed features."""
+    back = tl.load(dy + row.to(tl.int64)[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
+    back = tl.where(_kept(row[:, None] * C + c[None, :], tl.load(seed), dropout), back, 0.0)
+    below_one, below_other = _normal(one), _normal(other)
+    first = one * below_one >= other * below_other
+    slope_one = below_one + one * tl.exp(-0.5 * one * one) * 0.3989422804014327
+    slope_other = below_other + other * tl.exp(-0.5 * other * other) * 0.3989422804014327
+    return tl.where(first, back * slope_one, 0.0), tl.where(first, 0.0, back * slope_other)
+
+
+@triton.jit
+def _pool_sums(dy, x, partial, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    c = tl.arange(0, C)
+    s, s_x = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
+    scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
+    for start in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
+        row = start + tl.arange(0, B)
+        inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
+        one = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
+        other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32)
+        to_one, to_other = _pool_back(dy, one * scale + shift, other * scale + shift, row, c, seed, dropout, inside, C)
+        s += to_one + to_other
+        s_x += to_one * one + to_other * other
+    at = partial + tl.program_id(0) * 2 * C + c
+    tl.store(at, tl.sum(s, 0))
+    tl.store(at + C, tl.sum(s_x, 0))
+
+
+@triton.jit
+def _pool_gradients(dy, x, dx, line, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
+    inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
+    scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
+    one = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32)
+    to_one, to_other = _pool_back(dy, one * scale + shift, other * scale + shift, row, c, seed, dropout, inside, C)
+    a, b, rest = tl.load(line + c)[None, :], tl.load(line + C + c)[None, :], tl.load(line + 2 * C + c)[None, :]
+    tl.store(dx + first, (a * to_one + b * one + rest).to(dx.dtype.element_ty), mask=inside)
+    tl.store(dx + first + rois * C, (a * to_other + b * other + rest).to(dx.dtype.element_ty), mask=inside)
