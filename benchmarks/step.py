@@ -1,7 +1,7 @@
 """A training step of M²LG-DG beside the plain reading of the paper (`plain.py`): that both are equal, then how long they take.
 
 Usage: python benchmarks/step.py [--device cuda] [--precision bf16] [--batch 32] [--rois 116] [--length 200] [--variant small]
-[--compiled always] [--repeats 5] [--steps 1]; prints one JSON line, and ends with 1 where the two are not equal to 1e-4 in
+[--repeats 5] [--steps 1]; prints one JSON line, and ends with 1 where the two are not equal to 1e-4 in
 float32.
 """
 
@@ -32,7 +32,7 @@ def made_up(subjects, rois, length, device="cpu"):
 
 
 class Ours:
-    """The package's side: what `DeepMethod`'s loop calls on rows of the data, on CUDA recorded and, where asked, compiled."""
+    """The package's side: what `DeepMethod`'s loop calls on rows of the data, on CUDA recorded."""
 
     def __init__(self, own, everyone):
         rois = everyone.series.shape[1]
@@ -117,7 +117,6 @@ def main():
     parser.add_argument("--rois", type=int, default=116)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--variant")
-    parser.add_argument("--compiled", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="steps timed together; on a GPU take 20")
     options = parser.parse_args()
@@ -127,7 +126,7 @@ def main():
     apart = differences(M2LGDG(**fields | {"dropout": 0.0, "precision": "fp32"}), everyone, rows)
     shifted = [(rows + i * options.batch) % len(everyone) for i in range(4)]
     apart["ten_steps"] = ten_steps(M2LGDG(**fields | {"dropout": 0.0, "precision": "fp32"}), everyone, shifted)
-    ours = Ours(M2LGDG(**fields | {"precision": options.precision, "compiled": options.compiled}), everyone)
+    ours = Ours(M2LGDG(**fields | {"precision": options.precision}), everyone)
     ruler = Plain(ours)
     batches = [(rows + i * options.batch) % len(everyone) for i in range(options.steps)]
     sides = {"plain": lambda: [ruler.step(one) for one in batches], "ours": lambda: [ours.step(one) for one in batches]}

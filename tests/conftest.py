@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import m2lgdg
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.gpu is defined
 
 
 @pytest.fixture(scope="session")

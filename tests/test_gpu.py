@@ -44,7 +44,11 @@ def same_running(one, other):
 
 
 def test_joined_equals_two_batch_norms_a_sum_and_relu():
-    through, rest, bias = features(3, 16, 4, 7), features(3, 16, 4, 7, seed=1), torch.randn(16, device=PLACE, requires_grad=True)
+    through, rest, bias = (
+        features(3, 16, 4, 7),
+        features(3, 16, 4, 7, seed=1),
+        torch.randn(16, device=PLACE, requires_grad=True),
+    )
     mine, theirs = (norm(16, 2), norm(16, 3)), (norm(16, 2), norm(16, 3))
     weight = torch.randn(3, 16, 4, 7, device=PLACE)
     found = norms.joined(through, rest, *mine, bias, 0.0)
@@ -59,15 +63,29 @@ def test_joined_equals_two_batch_norms_a_sum_and_relu():
         same_running(one, other)
 
 
-def test_pooled_equals_batch_norm_gelu_and_the_maximum_of_two_steps():
+def test_the_gradient_of_a_sum_over_time_and_rois_is_not_written_out():
+    through, rest, bias = features(3, 16, 4, 7), features(3, 16, 4, 7, seed=1), torch.zeros(16, device=PLACE)
+    found = norms.joined(through, rest, norm(16, 2), norm(16, 3), bias, 0.0)
+    weight = torch.randn(3, 16, device=PLACE)
+    got = torch.autograd.grad((found.sum(dim=(2, 3)) * weight).sum(), [through, rest], retain_graph=True)
+    expected = torch.autograd.grad((found * weight[:, :, None, None].expand(3, 16, 4, 7).contiguous()).sum(), [through, rest])
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("rois_first", [False, True])
+def test_pooled_equals_batch_norm_gelu_and_the_maximum_of_two_steps(rois_first):
     series, bias = features(3, 8, 6, 5), torch.randn(8, device=PLACE, requires_grad=True)
     mine, theirs = norm(8, 2), norm(8, 2)
     weight = torch.randn(3, 8, 3, 5, device=PLACE)
-    found = norms.pooled(series, mine, bias, 0.0)
+    found = norms.pooled(series, mine, bias, 0.0, rois_first)
+    assert found.permute(0, 3, 2, 1).is_contiguous() == rois_first
     got = torch.autograd.grad((found * weight).sum(), [series, mine.weight, mine.bias, bias])
     expected = functional.max_pool2d(functional.gelu(theirs(series + bias[:, None, None])), (2, 1))
     close(found, expected)
-    for one, other in zip(got, torch.autograd.grad((expected * weight).sum(), [series, theirs.weight, theirs.bias]), strict=False):
+    for one, other in zip(
+        got, torch.autograd.grad((expected * weight).sum(), [series, theirs.weight, theirs.bias]), strict=False
+    ):
         close(one, other)
     assert torch.equal(got[-1], torch.zeros_like(bias))
     same_running(mine, theirs)
@@ -78,7 +96,7 @@ def test_dropout_keeps_its_share_and_scales_what_it_keeps(which):
     series = features(8, 32, 8, 20)
     call = {
         "joined": lambda p: norms.joined(series, series, norm(32, 0), norm(32, 1), torch.zeros(32, device=PLACE), p),
-        "pooled": lambda p: norms.pooled(series, norm(32, 0), torch.zeros(32, device=PLACE), p),
+        "pooled": lambda p: norms.pooled(series, norm(32, 0), torch.zeros(32, device=PLACE), p, True),
     }[which]
     whole, some, again = call(0.0), call(0.25), call(0.25)
     there = whole != 0

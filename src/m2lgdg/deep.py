@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import Recorded, Step, choose_device, compiled, ready_to_record, refuse_other_size, set_rate
+from m2lgdg.devices import Recorded, Step, choose_device, ready_to_record, refuse_other_size, set_rate
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -34,7 +34,6 @@ LACKS_SITES = (
     "Source-training subjects are of {sites} site(s), too few or too small to be compared in batches: what {name} does across "
     "sites took no part in this training."
 )
-WORTH_COMPILING = 4000  # steps: six milliseconds saved on each pay a compilation back within two trainings
 PIECE = 64  # subjects that go through a network at once when nothing is learned
 
 
@@ -95,7 +94,6 @@ class DeepMethod(Method):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     deterministic: bool = False
     select_after_warmup: bool = True  # a network that has not begun to learn can rank a hundred subjects well by chance
-    compiled: Literal["auto", "never", "always"] = "auto"  # on CUDA, where training is long enough to pay it back
     calibration: Literal["platt", "none"] = "platt"  # on source-validation subjects; none: the plain softmax
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -121,10 +119,6 @@ class DeepMethod(Method):
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer; the schedule scales the rate of each of its groups."""
         return torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
-
-    def compilable(self, network: nn.Module) -> list[nn.Module]:
-        """The parts of a network that are worth a compilation: large, of tensors alone."""
-        return []
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """An epoch's batches, as positions among source-training subjects: all shuffled, the incomplete last one dropped."""
@@ -257,7 +251,7 @@ class DeepMethod(Method):
         self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
 
     def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, everyone: Batch, train: Tensor) -> Step:
-        """What makes a step of some positions among training subjects; on CUDA recorded, and compiled where that pays."""
+        """What makes a step of some positions among training subjects; on CUDA recorded."""
 
         def step(rows: Tensor) -> dict[str, Tensor]:
             return self.step(network, everyone.take(train[rows]), optimizer)
@@ -265,16 +259,8 @@ class DeepMethod(Method):
         place = train.device
         if place.type != "cuda" or not self.recordable or self.deterministic:
             return step
-        steps = self.epochs * max(len(train) // self.batch_size, 1)
-        if self.compiled == "always" or (self.compiled == "auto" and self.precision == "bf16" and steps >= WORTH_COMPILING):
-            torch.backends.cudnn.benchmark = True  # a search for the best convolutions, which costs some seconds too
-            some = everyone.take(train[: self.batch_size])
-
-            def trial() -> Tensor:
-                with self._autocast(place):
-                    return total_of(self.loss(network.train(), some))
-
-            self.facts_["notes"] += compiled(self.compilable(network), trial, place)
+        # cuDNN's search for the best convolutions takes a second once in a process, but forty in strict float32.
+        torch.backends.cudnn.benchmark = self.precision != "fp32"
         ready_to_record(optimizer, place)
         return Recorded(step, optimizer)
 
@@ -365,8 +351,7 @@ class DeepMethod(Method):
     def _validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
         """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
         network.eval()
-        # What is compiled is compiled for training; a second compilation would cost more than it brings.
-        with torch.compiler.set_stance("force_eager"), torch.inference_mode(), self._autocast(batch.label.device):
+        with torch.inference_mode(), self._autocast(batch.label.device):
             logits = torch.cat([network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)])
             loss = float(self.cross_entropy(logits, batch))
         area = auc(batch.label.cpu().numpy(), (logits[:, 1] - logits[:, 0]).float().cpu().numpy())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError
 
 Step = Callable[[Tensor], dict[str, Tensor]]
 SETTLING = 3  # steps before the recording
@@ -83,26 +83,18 @@ class Recorded:
         return terms
 
 
-def compiled(modules: list[nn.Module], loss: Callable[[], Tensor], place: torch.device) -> list[str]:
-    """Compile modules in place and try them once; where that fails they stay as they were, and a note says why."""
-    buffers = [(value, value.clone()) for module in modules for value in module.buffers()]
-    for module in modules:
-        module.compile()
-    notes = []
-    try:
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            tried: Any = loss()
-        tried.backward()
-    except Exception as error:  # no compiler, no Triton, an operation it does not know: all end in other types
-        notes = [f"The network was not compiled ({type(error).__name__}: {one_line(error)})."]
-        for module in modules:
-            module._compiled_call_impl = None
-    with torch.no_grad():
-        for value, before in buffers:
-            value.copy_(before)
-    for module in modules:
-        module.zero_grad(set_to_none=True)
-    return notes
+def at_once(first: Callable[[], Tensor], second: Callable[[], Tensor], place: torch.device) -> tuple[Tensor, Tensor]:
+    """Both results. On CUDA `first` runs on a stream beside `second`, and so does its gradient: small kernels fill gaps."""
+    if place.type != "cuda":
+        return first(), second()
+    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    beside.wait_stream(here)
+    with torch.cuda.stream(beside):
+        one = first()
+    other = second()
+    here.wait_stream(beside)
+    one.record_stream(here)
+    return one, other
 
 
 def refuse_other_size(build: Callable[[], nn.Module], stored: int, name: str) -> None:

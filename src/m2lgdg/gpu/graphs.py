@@ -16,18 +16,19 @@ from torch.nn import functional
 
 SIDE = 128  # ROIs that a block has room for
 WIDE = 64  # channels of a block
-PROGRAMS = 264  # of the sum over all time steps of all subjects
+PROGRAMS = 132  # of the sum over all time steps of all subjects
 
 
 def spread(terms: Tensor, operators: Tensor, level: Tensor) -> Tensor:
     """term_0 + sum over k of T_k term_k + level: the graph convolution of features whose channels were mixed before.
 
-    terms (subject, time, roi, order, channel), operators (roi, (order - 1) roi) of `chebyshev_operators`, level (time, channel).
+    terms (subject, time, roi, order, channel), operators (roi, (order - 1) roi) as `chebyshev_operators` gives them,
+    level (time, channel).
     """
     rois, order = terms.shape[2], terms.shape[3]
     square = operators.view(rois, order - 1, rois).permute(1, 2, 0)  # (order - 1, roi, roi)
     square = functional.pad(square, (0, SIDE - rois, 0, SIDE - rois)).to(terms.dtype)
-    found: Tensor = _Spread.apply(terms.contiguous(), square, level)  # type: ignore[no-untyped-call]
+    found: Tensor = _Spread.apply(terms.contiguous(), square, level)
     return found
 
 
@@ -50,7 +51,7 @@ class _Spread(torch.autograd.Function):
         to_terms = torch.empty_like(terms)
         to_level = terms.new_empty(subjects, steps, channels, dtype=torch.float32)
         grid = (subjects * steps, channels // WIDE)
-        _backward[grid](gradient, square, to_terms, to_level, rois, order, channels, SIDE, WIDE, num_warps=8)
+        _backward[grid](gradient, square, to_terms, to_level, rois, order, channels, SIDE, WIDE, num_warps=4)
         partial = terms.new_empty(PROGRAMS, order - 1, SIDE, SIDE, dtype=torch.float32)
         count = subjects * steps
         _to_operators[(PROGRAMS, order - 1)](gradient, terms, partial, count, rois, order, channels, SIDE, WIDE, num_warps=8)
@@ -58,7 +59,7 @@ class _Spread(torch.autograd.Function):
 
 
 @triton.jit
-def _forward(terms, square, level, found, steps, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(terms, square, level, found, steps, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
     """One time step of one subject: (roi, channel)."""
     at, c, n = tl.program_id(0), tl.program_id(1) * W + tl.arange(0, W), tl.arange(0, N)
     inside = (n < rois)[:, None]
@@ -71,7 +72,7 @@ def _forward(terms, square, level, found, steps, rois, K: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def _backward(gradient, square, to_terms, to_level, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def _backward(gradient, square, to_terms, to_level, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
     """The gradient of the terms at one time step of one subject, and of the level, summed over ROIs."""
     at, c, n = tl.program_id(0), tl.program_id(1) * W + tl.arange(0, W), tl.arange(0, N)
     inside = (n < rois)[:, None]
@@ -85,7 +86,7 @@ def _backward(gradient, square, to_terms, to_level, rois, K: tl.constexpr, C: tl
 
 
 @triton.jit
-def _to_operators(gradient, terms, partial, count, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_operators(gradient, terms, partial, count, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
     """The gradient of T_k from some of the time steps: gradient times transposed term, summed over channels and steps."""
     k, n = tl.program_id(1) + 1, tl.arange(0, N)
     inside = (n < rois)[:, None]

@@ -1,7 +1,7 @@
 """Batch norm in training together with what follows it, as two passes forward and two backward, by Triton kernels.
 
-`joined` ends a block of the local encoder, `pooled` a stage of the global one. Features lie as rows of channels; a pass works on
-blocks of rows, and sums over rows are finished from the partial sums of each program, always in the same order.
+`joined` ends a block of the local encoder, `pooled` a stage of the global one. Features lie as rows of channels; a pass works
+on blocks of rows, and sums over rows are finished from the partial sums of each program, always in the same order.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 PROGRAMS = 528  # of a pass that sums: four for each multiprocessor of a large GPU
-BLOCK = 4096  # numbers that a program holds at a time
-MEAN, RSTD, SCALE, SHIFT = 0, 1, 2, 3  # rows of what is kept of a batch norm's statistics
+BLOCK = 2048  # numbers that a program holds at a time
+PART = 8  # channels that a program sums the partial sums of
 
 
-def joined(through: Tensor, rest: Tensor, norm: nn.BatchNorm2d, rest_norm: nn.BatchNorm2d, bias: Tensor, dropout: float) -> Tensor:
+def joined(
+    through: Tensor, rest: Tensor, norm: nn.BatchNorm2d, rest_norm: nn.BatchNorm2d, bias: Tensor, dropout: float
+) -> Tensor:
     """dropout(relu(norm(through) + rest_norm(rest + bias))), all (subject, channel, time, roi) with channels last in memory."""
     parameters = (norm.weight, norm.bias, rest_norm.weight, rest_norm.bias, bias)
-    found: Tensor = _Joined.apply(_rows(through), _rows(rest), *parameters, norm, rest_norm, dropout)  # type: ignore[no-untyped-call]
+    found: Tensor = _Joined.apply(_rows(through), _rows(rest), *parameters, norm, rest_norm, dropout)
     return found.permute(0, 3, 1, 2)
 
 
-def pooled(features: Tensor, norm: nn.BatchNorm2d, bias: Tensor, dropout: float) -> Tensor:
-    """dropout(the larger of two time steps of gelu(norm(features + bias))): time, which must be even, is halved."""
+def pooled(features: Tensor, norm: nn.BatchNorm2d, bias: Tensor, dropout: float, rois_first: bool = False) -> Tensor:
+    """dropout(the larger of two time steps of gelu(norm(features + bias))): time, which must be even, is halved.
+
+    With `rois_first` the result lies in memory as (subject, roi, time, channel), else as (subject, time, roi, channel).
+    """
     parameters = (norm.weight, norm.bias, bias)
-    found: Tensor = _Pooled.apply(_rows(features), *parameters, norm, dropout)  # type: ignore[no-untyped-call]
-    return found.permute(0, 3, 1, 2)
+    found: Tensor = _Pooled.apply(_rows(features), *parameters, norm, dropout, rois_first)
+    return found.permute(0, 3, 2, 1) if rois_first else found.permute(0, 3, 1, 2)
 
 
 def _rows(features: Tensor) -> Tensor:
@@ -44,7 +49,7 @@ def _seed(like: Tensor) -> Tensor:
 
 
 class _Joined(torch.autograd.Function):
-    """The gradient needs no mask of dropout and ReLU: it goes where the output is not zero. That of a bias before a norm is 0."""
+    """The gradient needs no mask of dropout and ReLU: it goes where the output is not 0. That of a bias before a norm is 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, r: Tensor, w_x: Tensor, b_x: Tensor, w_r: Tensor, b_r: Tensor, bias: Tensor,
@@ -61,17 +66,19 @@ class _Joined(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, r, y, w_x, w_r, found_x, found_r = ctx.saved_tensors
-        dy = dy.contiguous()
         rows, channels, per = _sizes(x)
+        same = dy.stride()[1:] == (0, 0, 1)  # the gradient of a sum over time and ROIs: one row for each subject
+        dy, of = (dy, rows // len(dy)) if same and dy.stride(0) == channels else (dy.contiguous(), 1)
         partial = x.new_empty(PROGRAMS, 3, channels, dtype=torch.float32)
-        _join_sums[(PROGRAMS,)](dy, y, x, r, partial, ctx.dropout, rows, channels, per)
+        _join_sums[(PROGRAMS,)](dy, of, y, x, r, partial, ctx.dropout, rows, channels, per)
         line_x, line_r, dw_x, dw_r, db = (x.new_empty(n, channels, dtype=torch.float32) for n in (3, 3, 1, 1, 1))
-        part = min(channels, 32)
+        part = min(channels, PART)
         grid = (channels // part,)
         _lines[grid](partial, found_x, w_x, line_x, dw_x, db, 1, rows, PROGRAMS, 3, channels, part)
         _lines[grid](partial, found_r, w_r, line_r, dw_r, db, 2, rows, PROGRAMS, 3, channels, part)
         dx, dr = torch.empty_like(x), torch.empty_like(r)
-        _join_gradients[(triton.cdiv(rows, per),)](dy, y, x, r, dx, dr, line_x, line_r, ctx.dropout, rows, channels, per)
+        grid = (triton.cdiv(rows, per),)
+        _join_gradients[grid](dy, of, y, x, r, dx, dr, line_x, line_r, ctx.dropout, rows, channels, per)
         return dx, dr, dw_x[0], db[0], dw_r[0], db[0].clone(), torch.zeros_like(db[0]), None, None, None
 
 
@@ -79,12 +86,14 @@ class _Pooled(torch.autograd.Function):
     """Who is kept by dropout and which of two steps is the larger is found again in the gradient: nothing is stored for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, beta: Tensor, bias: Tensor, norm: nn.BatchNorm2d, dropout: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, beta: Tensor, bias: Tensor, norm: nn.BatchNorm2d, dropout: float,
+                rois_first: bool) -> Tensor:  # fmt: skip
         found, seed = _statistics(x, norm, bias), _seed(x)
         subjects, steps, rois, channels = x.shape
-        y = x.new_empty(subjects, steps // 2, rois, channels)
+        y = x.new_empty(subjects, *((rois, steps // 2) if rois_first else (steps // 2, rois)), channels)
         rows, channels, per = _sizes(y)
-        _pool[(triton.cdiv(rows, per),)](x, y, found, seed, dropout, rows, rois, channels, per)
+        ctx.sizes = (rows, rois, steps // 2 if rois_first else 0)
+        _pool[(triton.cdiv(rows, per),)](x, y, found, seed, dropout, *ctx.sizes, channels, per)
         ctx.save_for_backward(x, weight, found, seed)
         ctx.dropout = dropout
         return y
@@ -95,15 +104,15 @@ class _Pooled(torch.autograd.Function):
         x, weight, found, seed = ctx.saved_tensors
         dy = dy.contiguous()
         rows, channels, per = _sizes(dy)
-        rois, per = x.shape[2], max(per // 2, 1)
+        per = max(per // 2, 1)
         partial = x.new_empty(PROGRAMS, 2, channels, dtype=torch.float32)
-        _pool_sums[(PROGRAMS,)](dy, x, partial, found, seed, ctx.dropout, rows, rois, channels, per)
+        _pool_sums[(PROGRAMS,)](dy, x, partial, found, seed, ctx.dropout, *ctx.sizes, channels, per)
         line, dw, db = (x.new_empty(n, channels, dtype=torch.float32) for n in (3, 1, 1))
-        part = min(channels, 32)
+        part = min(channels, PART)
         _lines[(channels // part,)](partial, found, weight, line, dw, db, 1, 2 * rows, PROGRAMS, 2, channels, part)
         dx = torch.empty_like(x)
-        _pool_gradients[(triton.cdiv(rows, per),)](dy, x, dx, line, found, seed, ctx.dropout, rows, rois, channels, per)
-        return dx, dw[0], db[0], torch.zeros_like(db[0]), None, None
+        _pool_gradients[(triton.cdiv(rows, per),)](dy, x, dx, line, found, seed, ctx.dropout, *ctx.sizes, channels, per)
+        return dx, dw[0], db[0], torch.zeros_like(db[0]), None, None, None
 
 
 def _sizes(features: Tensor) -> tuple[int, int, int]:
@@ -117,8 +126,8 @@ def _statistics(x: Tensor, norm: nn.BatchNorm2d, bias: Tensor | None) -> Tensor:
     rows, channels, per = _sizes(x)
     partial = x.new_empty(PROGRAMS, 2, channels, dtype=torch.float32)
     found = x.new_empty(4, channels, dtype=torch.float32)
-    _sums[(PROGRAMS,)](x, partial, rows, channels, per)
-    part = min(channels, 32)
+    _sums[(PROGRAMS,)](x, partial, rows, channels, per, num_warps=8)
+    part = min(channels, PART)
     running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     _moments[(channels // part,)](
         partial, norm.weight, norm.bias, found, *running, norm.bias if bias is None else bias, bias is not None,
@@ -128,7 +137,7 @@ def _statistics(x: Tensor, norm: nn.BatchNorm2d, bias: Tensor | None) -> Tensor:
 
 
 @triton.jit
-def _sums(x, partial, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sums(x, partial, rows, C: tl.constexpr, B: tl.constexpr):
     """Sum and sum of squares of every channel."""
     c = tl.arange(0, C)
     total, square = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
@@ -143,18 +152,18 @@ def _sums(x, partial, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _added(partial, row, programs, ROWS: tl.constexpr, C: tl.constexpr, c, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added(partial, row, programs, ROWS: tl.constexpr, C: tl.constexpr, c, PART: tl.constexpr):
     """The sum over programs of one row of partial sums, at some channels."""
-    total = tl.zeros((64, PART), tl.float32)
-    for start in range(0, programs, 64):
-        p = start + tl.arange(0, 64)
+    total = tl.zeros((256, PART), tl.float32)
+    for start in range(0, programs, 256):
+        p = start + tl.arange(0, 256)
         total += tl.load(partial + (p[:, None] * ROWS + row) * C + c[None, :], mask=(p < programs)[:, None], other=0.0)
     return tl.sum(total, 0)
 
 
 @triton.jit
 def _moments(partial, weight, beta, found, running_mean, running_var, tracked, bias, HAS_BIAS: tl.constexpr, momentum, eps,
-             rows, programs, C: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+             rows, programs, C: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """Mean and 1 / sd of every channel, the line that norms it, and running statistics one step on."""
     c = tl.program_id(0) * PART + tl.arange(0, PART)
     mean = _added(partial, 0, programs, 2, C, c, PART) / rows
@@ -174,7 +183,7 @@ def _moments(partial, weight, beta, found, running_mean, running_var, tracked, b
 
 
 @triton.jit
-def _kept(index, seed, dropout):  # type: ignore[no-untyped-def]
+def _kept(index, seed, dropout):
     """Whether dropout keeps the number at an index: the index with the seed, well mixed, as a fraction of 2^32."""
     mixed = index.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
     mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
@@ -184,7 +193,7 @@ def _kept(index, seed, dropout):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join(x, r, y, found_x, found_r, seed, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join(x, r, y, found_x, found_r, seed, dropout, rows, C: tl.constexpr, B: tl.constexpr):
     row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
     at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
     one = tl.load(x + at, mask=inside).to(tl.float32) * tl.load(found_x + 2 * C + c)[None, :]
@@ -196,15 +205,21 @@ def _join(x, r, y, found_x, found_r, seed, dropout, rows, C: tl.constexpr, B: tl
 
 
 @triton.jit
-def _join_sums(dy, y, x, r, partial, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join_back(dy, of, y, row, c, at, inside, dropout, C: tl.constexpr):
+    """The gradient before ReLU; `of` rows share a row of the gradient."""
+    back = tl.load(dy + (row // of).to(tl.int64)[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, back / (1 - dropout), 0.0)
+
+
+@triton.jit
+def _join_sums(dy, of, y, x, r, partial, dropout, rows, C: tl.constexpr, B: tl.constexpr):
     """Sums of the gradient before ReLU, and of it times x and r."""
     c = tl.arange(0, C)
     s, s_x, s_r = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
     for start in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
         row = start + tl.arange(0, B)
         at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
-        back = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
-        back = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, back, 0.0)
+        back = _join_back(dy, of, y, row, c, at, inside, dropout, C)
         s += back
         s_x += back * tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         s_r += back * tl.load(r + at, mask=inside, other=0.0).to(tl.float32)
@@ -216,7 +231,7 @@ def _join_sums(dy, y, x, r, partial, dropout, rows, C: tl.constexpr, B: tl.const
 
 @triton.jit
 def _lines(partial, found, weight, line, dw, db, WHICH: tl.constexpr, rows, programs, ROWS: tl.constexpr, C: tl.constexpr,
-           PART: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+           PART: tl.constexpr):  # fmt: skip
     """Gradients of weight and bias of a norm, and a, b, c of its input's: a times the gradient after it + b times x + c."""
     c = tl.program_id(0) * PART + tl.arange(0, PART)
     s, s_x = _added(partial, 0, programs, ROWS, C, c, PART), _added(partial, WHICH, programs, ROWS, C, c, PART)
@@ -232,11 +247,10 @@ def _lines(partial, found, weight, line, dw, db, WHICH: tl.constexpr, rows, prog
 
 
 @triton.jit
-def _join_gradients(dy, y, x, r, dx, dr, line_x, line_r, dropout, rows, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join_gradients(dy, of, y, x, r, dx, dr, line_x, line_r, dropout, rows, C: tl.constexpr, B: tl.constexpr):
     row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
     at, inside = row.to(tl.int64)[:, None] * C + c[None, :], (row < rows)[:, None]
-    back = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
-    back = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, back, 0.0)
+    back = _join_back(dy, of, y, row, c, at, inside, dropout, C)
     one, other = tl.load(x + at, mask=inside).to(tl.float32), tl.load(r + at, mask=inside).to(tl.float32)
     to_x = tl.load(line_x + c)[None, :] * back + tl.load(line_x + C + c)[None, :] * one + tl.load(line_x + 2 * C + c)[None, :]
     to_r = tl.load(line_r + c)[None, :] * back + tl.load(line_r + C + c)[None, :] * other + tl.load(line_r + 2 * C + c)[None, :]
@@ -245,13 +259,13 @@ def _join_gradients(dy, y, x, r, dx, dr, line_x, line_r, dropout, rows, C: tl.co
 
 
 @triton.jit
-def _normal(z):  # type: ignore[no-untyped-def]
+def _normal(z):
     """The probability of less than z; GELU is z times it."""
     return 0.5 * (1.0 + tl.math.erf(z * 0.7071067811865476))
 
 
 @triton.jit
-def _pool(x, y, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pool(x, y, found, seed, dropout, rows, rois, steps, C: tl.constexpr, B: tl.constexpr):
     row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
     inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
     scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
@@ -259,13 +273,23 @@ def _pool(x, y, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constex
     other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32) * scale + shift
     value = tl.maximum(one * _normal(one), other * _normal(other))
     value = tl.where(_kept(row[:, None] * C + c[None, :], tl.load(seed), dropout), value / (1 - dropout), 0.0)
-    tl.store(y + row.to(tl.int64)[:, None] * C + c[None, :], value.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + _lies(row, rois, steps)[:, None] * C + c[None, :], value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _pool_back(dy, one, other, row, c, seed, dropout, inside, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def _lies(row, rois, steps):
+    """Where the row of a subject, time step and ROI lies: as it is counted, or with ROIs first where steps are given."""
+    if steps > 0:
+        row = (row // (rois * steps) * rois + row % rois) * steps + row // rois % steps
+    return row.to(tl.int64)
+
+
+@triton.jit
+def _pool_back(dy, one, other, row, rois, steps, c, seed, dropout, inside, C: tl.constexpr):
     """The gradient after the norm, of two time steps of normed features."""
-    back = tl.load(dy + row.to(tl.int64)[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32) / (1 - dropout)
+    back = tl.load(dy + _lies(row, rois, steps)[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32) / (
+        1 - dropout
+    )
     back = tl.where(_kept(row[:, None] * C + c[None, :], tl.load(seed), dropout), back, 0.0)
     below_one, below_other = _normal(one), _normal(other)
     first = one * below_one >= other * below_other
@@ -275,7 +299,7 @@ def _pool_back(dy, one, other, row, c, seed, dropout, inside, C: tl.constexpr): 
 
 
 @triton.jit
-def _pool_sums(dy, x, partial, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pool_sums(dy, x, partial, found, seed, dropout, rows, rois, steps, C: tl.constexpr, B: tl.constexpr):
     c = tl.arange(0, C)
     s, s_x = tl.zeros((B, C), tl.float32), tl.zeros((B, C), tl.float32)
     scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
@@ -284,7 +308,9 @@ def _pool_sums(dy, x, partial, found, seed, dropout, rows, rois, C: tl.constexpr
         inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
         one = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
         other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32)
-        to_one, to_other = _pool_back(dy, one * scale + shift, other * scale + shift, row, c, seed, dropout, inside, C)
+        to_one, to_other = _pool_back(
+            dy, one * scale + shift, other * scale + shift, row, rois, steps, c, seed, dropout, inside, C
+        )
         s += to_one + to_other
         s_x += to_one * one + to_other * other
     at = partial + tl.program_id(0) * 2 * C + c
@@ -293,13 +319,13 @@ def _pool_sums(dy, x, partial, found, seed, dropout, rows, rois, C: tl.constexpr
 
 
 @triton.jit
-def _pool_gradients(dy, x, dx, line, found, seed, dropout, rows, rois, C: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pool_gradients(dy, x, dx, line, found, seed, dropout, rows, rois, steps, C: tl.constexpr, B: tl.constexpr):
     row, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, C)
     inside, first = (row < rows)[:, None], (row + row // rois * rois).to(tl.int64)[:, None] * C + c[None, :]
     scale, shift = tl.load(found + 2 * C + c)[None, :], tl.load(found + 3 * C + c)[None, :]
     one = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(x + first + rois * C, mask=inside, other=0.0).to(tl.float32)
-    to_one, to_other = _pool_back(dy, one * scale + shift, other * scale + shift, row, c, seed, dropout, inside, C)
+    to_one, to_other = _pool_back(dy, one * scale + shift, other * scale + shift, row, rois, steps, c, seed, dropout, inside, C)
     a, b, rest = tl.load(line + c)[None, :], tl.load(line + C + c)[None, :], tl.load(line + 2 * C + c)[None, :]
     tl.store(dx + first, (a * to_one + b * one + rest).to(dx.dtype.element_ty), mask=inside)
     tl.store(dx + first + rois * C, (a * to_other + b * other + rest).to(dx.dtype.element_ty), mask=inside)

@@ -7,7 +7,7 @@ cross-attention fusion, classifier, losses. Training is `deep.py`'s, the losses 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 from m2lgdg import gpu
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.devices import at_once
 from m2lgdg.graph import chebyshev_operators, group_graph, propagation
 from m2lgdg.kernels import Gelu, TimeConvolution, gelu, time_convolution
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
@@ -49,13 +50,17 @@ class GlobalEncoder(nn.Module):
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, global)."""
         features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
-        for convolution, norm, activation, pool, dropout in zip(*[iter(self.convolutions)] * 5, strict=True):
+        stages = list(zip(*[iter(self.convolutions)] * 5, strict=True))
+        for i, (convolution, norm, activation, pool, dropout) in enumerate(stages, start=1):
             if self.training and features.shape[2] % 2 == 0 and gpu.ready(features, norm.num_features):
                 found = time_convolution(features, convolution.weight, None, 1)
-                features = gpu.norm_kernels().pooled(found, norm, convolution.bias, dropout.p)
+                features = gpu.norm_kernels().pooled(found, norm, convolution.bias, dropout.p, rois_first=i == len(stages))
             else:
                 features = dropout(pool(activation(norm(convolution(features)))))  # (subject, channel, time / 2, roi)
-        tokens = self.projection(features.permute(0, 3, 1, 2).flatten(2)) + self.identity  # (subject, roi, hidden)
+        # As each ROI has (time, channel) in memory on a GPU, the weights take that order: they are the smaller ones to turn.
+        flat = features.permute(0, 3, 2, 1).flatten(2)  # (subject, roi, time channel)
+        weight = self.projection.weight.view(-1, *features.shape[1:3]).transpose(1, 2).flatten(1)
+        tokens = functional.linear(flat, weight, self.projection.bias) + self.identity  # (subject, roi, hidden)
         pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
         return pooled
 
@@ -80,9 +85,10 @@ class LocalBlock(nn.Module):
         order = time_then_graph if features.is_cuda and features.shape[1] > 1 else graph_then_time
         through = order(features, operators, self.weights, self.bias, self.temporal)
         if self.training and isinstance(self.residual, nn.Sequential) and gpu.ready(features, self.norm.num_features):
-            convolution, norm = self.residual
+            convolution: Any = self.residual[0]
             rest = time_convolution(features, convolution.weight, None, convolution.stride[0])
-            return gpu.norm_kernels().joined(through, rest, self.norm, norm, convolution.bias, self.dropout.p)
+            ends = (self.norm, self.residual[1], convolution.bias, self.dropout.p)
+            return gpu.norm_kernels().joined(through, rest, *ends)  # type: ignore[no-any-return]
         return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
 
 
@@ -108,8 +114,9 @@ def time_then_graph(features: Tensor, operators: Tensor, weights: Tensor, bias: 
     subjects, steps = through.shape[:2]
     level = bias_through(bias, temporal, features.shape[2])  # (1, channel, time, 1)
     if rois <= 128 and through.dtype == torch.bfloat16 and gpu.ready(features, max(len(bias), 64)):
-        terms = through.unflatten(3, (order, -1))  # (subject, time, roi, order, channel)
-        return gpu.graph_kernels().spread(terms, operators, level[0, :, :, 0].T).permute(0, 3, 1, 2)
+        terms = through.reshape(subjects, steps, rois, order, -1)
+        spread: Tensor = gpu.graph_kernels().spread(terms, operators, level[0, :, :, 0].T)  # (subject, time, roi, channel)
+        return spread.permute(0, 3, 1, 2)
     each = through.reshape(subjects * steps, rois * order, -1)  # (subject time, roi order, channel)
     itself = torch.eye(rois, device=operators.device, dtype=operators.dtype)
     every = torch.cat([itself, operators], dim=1).to(each.dtype)  # (roi, order roi), transposed
@@ -127,7 +134,10 @@ def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolutio
         assert temporal.bias is not None
         half = weight.shape[2] // 2
         level = torch.einsum("octz,c->ot", temporal.weight, bias) + functional.pad(temporal.bias[:, None], (half, half))
-        terms, weight = torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1), torch.cat([weight, level[:, None, :, None]], dim=1)
+        terms, weight = (
+            torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1),
+            torch.cat([weight, level[:, None, :, None]], dim=1),
+        )
         return time_convolution(terms, weight, None, stride)
     return time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, terms.shape[2])
 
@@ -158,8 +168,10 @@ class LocalEncoder(nn.Module):
         features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
             features = block(features, operators)
-        pooled: Tensor = self.output(features.mean(dim=(2, 3)))
-        return pooled
+        with torch.autocast(features.device.type, enabled=False):  # it would copy all features to float32 for a sum
+            pooled = features.sum(dim=(2, 3)) / features[0, 0].numel()  # the gradient of a mean would be written out
+        found: Tensor = self.output(pooled)
+        return found
 
 
 class CrossAttention(nn.Module):
@@ -218,17 +230,21 @@ class Network(nn.Module):
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the fused representation, and where there are any the components and the gate's weights."""
-        encoders = [self.global_encoder, self.local_encoder] if self.own.imaging else []
-        encoded = [encoder(batch.series) for encoder in encoders]
-        with torch.autocast(batch.label.device.type, enabled=False):  # what follows is small: casts would cost more than they save
+        encoded: tuple[Tensor, ...] = ()
+        if self.own.imaging:
+            series = batch.series
+            encoded = at_once(lambda: self.global_encoder(series), lambda: self.local_encoder(series), series.device)
+        with torch.autocast(
+            batch.label.device.type, enabled=False
+        ):  # what follows is small: casts would cost more than they save
             found = self._fused([one.float() for one in encoded], batch)
             return found | {"logits": self.classifier(found["fused"])}
 
-    def _fused(self, encoded: list[Tensor], batch: Batch) -> dict[str, Tensor]:
+    def _fused(self, encoded: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         own = self.own
         if not encoded:
             return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
-        both = torch.cat(encoded, dim=1)  # (subject, global + local)
+        both = torch.cat(list(encoded), dim=1)  # (subject, global + local)
         h_f = functional.gelu(self.combine(both))  # (subject, imaging)
         if not own.phenotypes:
             return {"fused": self.project(h_f)}
@@ -354,11 +370,6 @@ class M2LGDG(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
         return Network(shape, self)
-
-    def compilable(self, network: nn.Module) -> list[nn.Module]:
-        """Both encoders of the scan, where nearly all time goes."""
-        assert isinstance(network, Network)
-        return [network.global_encoder, network.local_encoder] if self.imaging else []
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """The contrast is between subjects of two sites."""
