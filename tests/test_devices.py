@@ -1,7 +1,13 @@
 """What a CPU can show of recording; that a recorded step is the plain one, benchmarks/step.py shows on CUDA."""
 
+import inspect
+import sys
+
+import pytest
 import torch
 
+import m2lgdg
+from m2lgdg.deep import DeepMethod
 from m2lgdg.devices import at_once, set_rate
 
 
@@ -18,3 +24,11 @@ def test_two_at_once_give_both_results_and_gradients():
     one, other = at_once(lambda: value**2, lambda: 2 * value, value.device)
     assert (one.item(), other.item()) == (9.0, 6.0)
     assert float(torch.autograd.grad(one + other, value)[0]) == 8.0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, cls in m2lgdg.METHODS.items() if issubclass(cls, DeepMethod) and cls.recordable]
+)
+def test_a_recorded_step_does_not_ask_for_the_epoch(name):
+    """What Python decides in a step is decided once, when it is recorded."""
+    assert "_epoch" not in inspect.getsource(sys.modules[m2lgdg.METHODS[name].__module__]).replace("vae_epochs", "")

@@ -272,6 +272,7 @@ class M2DC(DeepMethod):
         "percentile": (0, 100),
     }
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
+    recordable: ClassVar[bool] = True
     reference: ClassVar[str] = (
         "Su et al. (2024): M2DC, a meta-learning framework for generalizable diagnostic classification of major depressive "
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"
@@ -365,7 +366,7 @@ class M2DC(DeepMethod):
         before = {name: value.clone() for name, value in network.state_dict().items()}
         with torch.no_grad():
             for value, slope in zip(learned, slopes, strict=True):
-                value.sub_(slope, alpha=self.inner_share * optimizer.param_groups[0]["lr"])
+                value.sub_(slope * (self.inner_share * optimizer.param_groups[0]["lr"]))
         with self._autocast(batch.label.device):
             terms = self.loss(network, batch)
         total: Any = torch.stack(list(terms.values())).sum()

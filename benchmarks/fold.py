@@ -1,0 +1,71 @@
+"""One fold end to end at the size of REST-meta-MDD: how much of `fit` is spent outside the training steps.
+
+M²LG-DG is fitted on the preset `rest-meta-mdd` without site S20, for a given number of epochs with validation after each; events on
+the GPU (a clock on a CPU) tell how long the steps took. The rest is reading, standardising, the group graph, recording,
+validation, keeping the best network and calibration.
+Usage: python benchmarks/fold.py [--device cuda] [--precision bf16] [--epochs 100] [--variant small]; prints one JSON line.
+"""
+
+import argparse
+import json
+import time
+
+import features
+import torch
+from timing import significant, wait
+
+from m2lgdg.config import method_fields
+from m2lgdg.method import method
+from m2lgdg.methods.m2lgdg import M2LGDG
+
+
+@method("m2lgdg-timed")
+class Timed(M2LGDG):
+    """M²LG-DG that notes when each of its steps begins and ends."""
+
+    def _stepper(self, network, optimizer, everyone, train):
+        step = super()._stepper(network, optimizer, everyone, train)
+        self.taken = []
+
+        def timed(rows):
+            begin = self._now()
+            terms = step(rows)
+            self.taken.append((begin, self._now()))
+            return terms
+
+        self.cuda = train.is_cuda
+        return timed
+
+    def _now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self):
+        return sum(begin.elapsed_time(end) / 1e3 if self.cuda else end - begin for begin, end in self.taken)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--variant")
+    options = parser.parse_args()
+    cohort = features.preset()
+    source = cohort.select(cohort.sites != "S20")
+    changed = {"epochs": options.epochs, "warmup": min(10, options.epochs), "patience": options.epochs}
+    own = Timed(**method_fields("m2lgdg", options.variant, []) | changed | {"precision": options.precision})
+    wait(options.device)
+    start = time.perf_counter()
+    own.fit(source, device=options.device)
+    wait(options.device)
+    whole, steps = time.perf_counter() - start, own.seconds()
+    told = {"subjects": len(source), "steps": len(own.taken), "seconds": significant(whole), "in_steps": significant(steps)}
+    print(json.dumps(vars(options) | told | {"outside": round(1 - steps / whole, 3)}))
+
+
+if __name__ == "__main__":
+    main()
