@@ -1,6 +1,10 @@
 """docs/cluster.md holds: a run by a scheduler's address, the job array's shards, the job script that dask-jobqueue makes."""
 
+import contextlib
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -100,7 +104,40 @@ def test_the_job_script_is_the_one_that_dask_jobqueue_makes(tmp_path, monkeypatc
     assert re.sub(r"tcp://\S+", "tcp://ADDRESS", made).strip() == told.strip()
 
 
-def test_the_python_of_the_page_is_whole():
-    for code in PYTHON:
-        compile(code, "docs/cluster.md", "exec")
-    assert "scheduler=cluster.scheduler_address" in PYTHON[1]
+SBATCH = """#!/bin/bash
+setsid bash "$1" > job.log 2>&1 &
+echo "$!" >> jobs
+echo "Submitted batch job $!"
+"""
+
+
+def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsys):
+    """With an sbatch that starts the job at once, here, and one job instead of eight."""
+    monkeypatch.chdir(tmp_path)
+    tools = {
+        "sbatch": SBATCH,
+        "scancel": '#!/bin/bash\nkill -- "-$1"\n',
+        "python": f'#!/bin/bash\nexec {sys.executable} "$@"\n',
+    }
+    place = tmp_path / ".venv" / "bin"
+    place.mkdir(parents=True)
+    for name, script in (tools | {"activate": ""}).items():
+        (place / name).write_text(script)
+        (place / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
+    (tmp_path / "studies").mkdir()
+    lines = [f"{key} = {json.dumps(value)}" for key, value in study.items()]
+    (tmp_path / "studies" / "abide.toml").write_text("\n".join(lines))
+    names = {}
+    exec(PYTHON[0], names)
+    try:
+        exec(PYTHON[1].replace("jobs=8", "jobs=1"), names)
+    finally:
+        names["cluster"].close()
+        for job in (tmp_path / "jobs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(job), signal.SIGKILL)
+    assert capsys.readouterr().out == "16 cells done, 0 failed\n"
+    run_study(study, tmp_path / "serial", engine="serial")
+    ran, quiet = (tmp_path / out / "predictions.csv" for out in ("results/abide", "serial"))
+    assert ran.read_bytes() == quiet.read_bytes()
