@@ -7,35 +7,20 @@ Usage: python benchmarks/features.py [--subjects 2269] [--sample 30] [--tangent 
 
 import argparse
 import json
-import tempfile
 import warnings
-from pathlib import Path
 
 import numpy as np
 from nilearn.connectome import ConnectivityMeasure
+from presets import preset
 from scipy.interpolate import CubicSpline
 from sklearn.covariance import EmpiricalCovariance
 from threadpoolctl import threadpool_limits
 from timing import by_turns, significant
 
-import m2lgdg
 from m2lgdg.connectivity import covariances, fc_features, geometric_mean, standardised, tangent_features
 from m2lgdg.preprocess import standardised_series
 
 LENGTH = 200
-
-
-def preset_path(name="rest-meta-mdd"):
-    """The file of a synthetic cohort, made once and kept in the machine's temporary folder."""
-    path = Path(tempfile.gettempdir()) / f"m2lgdg-{name}-{m2lgdg.__version__}.cohort"
-    if not path.exists():
-        m2lgdg.make_cohort(name).save(path)
-    return path
-
-
-def preset(name="rest-meta-mdd"):
-    """The cohort, memory-mapped."""
-    return m2lgdg.Cohort.load(preset_path(name))
 
 
 def series_by_roi(series):

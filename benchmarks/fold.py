@@ -1,7 +1,7 @@
 """One fold end to end at the size of REST-meta-MDD: how much of `fit` is spent outside the training steps.
 
-M²LG-DG is fitted on the preset `rest-meta-mdd` without site S20, for a given number of epochs with validation after each; events on
-the GPU (a clock on a CPU) tell how long the steps took. The rest is reading, standardising, the group graph, recording,
+M²LG-DG is fitted on the preset `rest-meta-mdd` without site S20, for a given number of epochs with validation after each;
+events on the GPU (a clock on a CPU) tell how long the steps took. The rest is standardising, the group graph, recording,
 validation, keeping the best network and calibration.
 Usage: python benchmarks/fold.py [--device cuda] [--precision bf16] [--epochs 100] [--variant small]; prints one JSON line.
 """
@@ -10,8 +10,8 @@ import argparse
 import json
 import time
 
-import features
 import torch
+from presets import preset
 from timing import significant, wait
 
 from m2lgdg.config import method_fields
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--variant")
     options = parser.parse_args()
-    cohort = features.preset()
+    cohort = preset()
     source = cohort.select(cohort.sites != "S20")
     changed = {"epochs": options.epochs, "warmup": min(10, options.epochs), "patience": options.epochs}
     own = Timed(**method_fields("m2lgdg", options.variant, []) | changed | {"precision": options.precision})

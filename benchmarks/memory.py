@@ -25,13 +25,13 @@ LIMIT_GIB = 3.0
 
 def worker(name):
     """In a process of its own."""
-    import features
+    from presets import preset, preset_path
 
     from m2lgdg import run_study
 
-    cohort = features.preset()
+    cohort = preset()
     if name != "floor":
-        path = features.preset_path()
+        path = preset_path()
         with tempfile.TemporaryDirectory() as folder:
             study = {"name": "memory", "cohort": str(path), "methods": [name], "seeds": [0], "targets": ["S20"]}
             summary = run_study(study | {"method": {name: CELLS[name]}}, Path(folder) / "results")

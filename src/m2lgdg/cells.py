@@ -73,6 +73,14 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
     return cells
 
 
+def distinct(cells: list[Cell]) -> list[Cell]:
+    """The trainings behind the cells: a variant that changes nothing and a sweep's default value are the method itself."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.key, cell)
+    return list(first.values())
+
+
 def _explained(study: Study, name: str) -> int:
     """The steps by which a method is explained, or 0: variants and sweeps never are."""
     asked = study.explain if isinstance(study.explain, bool) else name in study.explain

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.cells import Cell, make_cells
+from m2lgdg.cells import Cell, distinct, make_cells
 from m2lgdg.claim import claimed
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
@@ -94,7 +94,7 @@ def run_study(
     check_device(study, scheduler)
     released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
-    mine = cells[part - 1 :: parts]
+    mine = distinct(cells)[part - 1 :: parts]
     place = Place(
         str(out.resolve()),
         str(cohort_path.resolve()),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", help="folder of the study", show_default=False)]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a study", show_default=False)]
+Beside = Annotated[
+    Path | None, typer.Option(help="a table of published values (method, target, metric, value) to stand in brackets")
+]
 Jobs = Annotated[int, typer.Option(min=1, help="processes")]
 
 
@@ -95,12 +98,18 @@ def table(
     folder: Folder,
     form: Annotated[str, typer.Option("--format", help="text, markdown, latex or csv")] = "text",
     best: Annotated[str | None, typer.Option(help="the method to test against the others (default: highest AUC)")] = None,
+    beside: Beside = None,
 ) -> None:
     """Print the paper's tables of a study: each target site, then macro over sites with paired tests."""
+    from m2lgdg.report.beside import read_published, stand_beside
     from m2lgdg.report.tables import render, study_tables
     from m2lgdg.study import read_predictions
 
-    typer.echo(render(study_tables(read_predictions(folder), best), form), nl=False)  # type: ignore[arg-type]
+    predictions = read_predictions(folder)
+    tables = study_tables(predictions, best)
+    if beside is not None:
+        tables = stand_beside(tables, read_published(beside, predictions))
+    typer.echo(render(tables, form), nl=False)  # type: ignore[arg-type]
     if form in ("text", "markdown"):
         _tell_changes(folder)
 
@@ -174,13 +183,14 @@ def report(
     folder: Folder,
     three_d: Annotated[bool, typer.Option("--3d", help="also brains that can be turned, of explained methods")] = False,
     rois: Annotated[Path | None, typer.Option(help="rois.tsv (name, x, y, z in MNI) or an atlas image, if not AAL")] = None,
+    beside: Beside = None,
 ) -> None:
     """Write report.html, one page with a study's answer, tables and figures that opens anywhere, and all of them as files."""
     from rich.markup import escape
 
     from m2lgdg.report.page import write_report
 
-    page = write_report(folder, three_d=three_d, places=rois)
+    page = write_report(folder, three_d=three_d, places=rois, published=beside)
     terminal.out.print(f"Wrote {escape(str(page))}, and tables/ and figures/ beside it.", soft_wrap=True)
     terminal.out.print("Next: open it in a browser; it needs no network.")
 

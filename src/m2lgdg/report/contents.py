@@ -6,6 +6,7 @@ Everything but the predictions may be missing; the report then leaves out what i
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.explanation import Explanation
 from m2lgdg.readers.atlas import read_places
+from m2lgdg.report.beside import Published, read_published, stand_beside
+from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
 from m2lgdg.study import explanation_path, read_predictions
 
 Key = tuple[str, str]
+RECORDS = "records.jsonl"  # of a shared copy, which has no cells/
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Contents:
     records: list[dict[str, Any]]
     cohort: Cohort | None
     places: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
+    published: Published | None = None
 
     @property
     def keys(self) -> list[Key]:
@@ -50,6 +55,10 @@ class Contents:
     def is_sweep(self, key: Key) -> bool:
         """Whether a row is one value of a sweep."""
         return any(key[1] == f"{field}={value}" for field, values in self.swept.get(key[0], {}).items() for value in values)
+
+    def beside(self, tables: list[Table]) -> list[Table]:
+        """The tables, with published values in brackets where there are some."""
+        return tables if self.published is None else stand_beside(tables, self.published)
 
     def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
         """The explained cells of each method, with their records."""
@@ -85,8 +94,8 @@ def _runs_once(method: str) -> bool:
     return method in known and not known[method].stochastic
 
 
-def read_contents(folder: str | Path, places: str | Path | None = None) -> Contents:
-    """Read a study folder, and the places of ROIs from a table or an atlas image."""
+def read_contents(folder: str | Path, places: str | Path | None = None, published: str | Path | None = None) -> Contents:
+    """Read a study folder, the places of ROIs from a table or an atlas image, and published values."""
     folder = Path(folder)
     predictions = read_predictions(folder)
     study = read_json(folder / "study.json", {})
@@ -95,6 +104,7 @@ def read_contents(folder: str | Path, places: str | Path | None = None) -> Conte
         raise InputError(f"{places} cannot be used: the cohort that the study names is not there, so its ROIs are not known.")
     return Contents(
         places=None if places is None or cohort is None else read_places(places, cohort.rois),
+        published=None if published is None else read_published(published, predictions),
         folder=folder,
         predictions=predictions,
         study=study,
@@ -126,15 +136,33 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
     """The newest finished record of each cell in the predictions, in their order; older code leaves records behind."""
     wanted = predictions.drop_duplicates(["method", "variant", "target", "seed"])
-    places = {(row.method, row.variant, row.target, row.seed): i for i, row in enumerate(wanted.itertuples())}
+    places: dict[tuple[Any, ...], int] = {
+        (row.method, row.variant, row.target, row.seed): i for i, row in enumerate(wanted.itertuples())
+    }
     newest: dict[int, tuple[float, dict[str, Any]]] = {}
-    for path in (folder / "cells").glob("*.json"):
-        record = read_json(path, {})
+    for record, when in _all_records(folder):
         cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
-        place, when = places.get(cell), path.stat().st_mtime
+        place = places.get(cell)
         if place is not None and record.get("status") == "done" and when >= newest.get(place, (0.0, {}))[0]:
             newest[place] = (when, record)
     return [newest[place][1] for place in sorted(newest)]
+
+
+def _all_records(folder: Path) -> Iterator[tuple[dict[str, Any], float]]:
+    """Every record with the time it was written at: of the cells, or of a shared copy."""
+    shared = folder / RECORDS
+    if shared.is_file():
+        lines = shared.read_text(encoding="utf-8").splitlines()
+        yield from ((record, 0.0) for record in map(_parsed, lines) if isinstance(record, dict))
+    for path in (folder / "cells").glob("*.json"):
+        yield read_json(path, {}), path.stat().st_mtime
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:

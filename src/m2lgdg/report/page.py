@@ -23,13 +23,16 @@ from m2lgdg.stats import cell_scores, site_scores
 from m2lgdg.storage import write_bytes, write_text, write_texts
 
 
-def write_report(folder: str | Path, *, three_d: bool = False, places: str | Path | None = None) -> Path:
+def write_report(
+    folder: str | Path, *, three_d: bool = False, places: str | Path | None = None, published: str | Path | None = None
+) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
     `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned; `places` is a table
-    (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship.
+    (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship; `published` is a
+    table (method, target, metric, value) of values to stand beside the study's own.
     """
-    contents = read_contents(folder, places)
+    contents = read_contents(folder, places, published)
     scores = site_scores(cell_scores(contents.predictions))
     told = answer(contents, scores)
     made = sections(contents, scores, told)

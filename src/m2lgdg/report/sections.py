@@ -6,7 +6,7 @@ Between the study's contents and the page: a section is a title, words, tables a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -44,7 +44,7 @@ def sections(contents: Contents, scores: pd.DataFrame, told: Answer) -> list[Sec
     """All sections, in the order of the page."""
     macro, mean = macro_scores(scores), over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    *sites, overall = study_tables(contents.predictions)
+    *sites, overall = contents.beside(study_tables(contents.predictions))
     focus = [key for key in dict.fromkeys([told.main, told.peer, ("phenotype-logistic", "")]) if key in contents.keys]
     made = [
         Section("overall", "Over all target sites", tables=[overall]),
@@ -82,8 +82,8 @@ def _ablations(contents: Contents, scores: pd.DataFrame, macro: pd.DataFrame) ->
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
         if method in PAPER and len(keys) > 1:
             chosen = contents.predictions[[key in keys for key in _pairs(contents.predictions)]]
-            (*_, table) = study_tables(chosen, best=label(*keys[0]))
-            tables.append(Table(f"Ablations of {method}", table.header, table.rows, table.ranks, table.note))
+            (*_, table) = contents.beside(study_tables(chosen, best=label(*keys[0])))
+            tables.append(replace(table, title=f"Ablations of {method}"))
     if tables:
         yield Section("ablations", "Ablations", "Each row leaves out or changes one part; the first row is the whole.", tables)
 

@@ -23,13 +23,17 @@ PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of strings; `ranks` (row, column) is 1 for the best of a column, 2 for the second, else 0."""
+    """A titled table of strings; `ranks` (row, column) is 1 for the best of a column, 2 for the second, else 0.
+
+    `target` is the site that its scores are of, or "all".
+    """
 
     title: str
     header: list[str]
     rows: list[list[str]]
     ranks: list[list[int]]
     note: str = ""
+    target: str = ""
 
     @property
     def worded(self) -> bool:
@@ -95,7 +99,7 @@ def _site_table(scores: pd.DataFrame, keys: list[tuple[str, str]], metrics: tupl
         rows.append([label(*key), *cells])
     seeds = sorted(set(here["seeds"].tolist()) - {0})
     over = f"mean ± sd over {seeds[-1]} seeds; methods without randomness have one" if seeds and seeds[-1] > 1 else "one seed"
-    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), over)
+    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), over, site)
 
 
 def _macro_table(
@@ -114,7 +118,7 @@ def _macro_table(
     ranks = [[*row, 0, 0] for row in _ranks(values)]
     sites = len(set(scores["target"]))
     note = f"mean ± sd over {sites} target sites; paired t-tests over sites of {label(*best)} against each, Holm within AUC"
-    return Table("Macro average over target sites", header, rows, ranks, note)
+    return Table("Macro average over target sites", header, rows, ranks, note, "all")
 
 
 def _lookup(table: pd.DataFrame, key: tuple[str, ...], column: str) -> float:
@@ -205,14 +209,17 @@ def _latex(table: Table) -> str:
 
 
 def _csv(tables: list[Table]) -> str:
-    """One row a number: table, method, metric, mean, sd."""
+    """One row a number: table, method, metric, mean, sd; and the published value where there are some."""
     rows = []
     for table in tables:
         for cells in table.rows:
             for metric, cell in zip(table.header[1:], cells[1:], strict=True):
-                mean, _, sd = cell.partition(" ± ")
-                rows.append((table.title, cells[0], metric, "" if mean == "-" else mean, sd))
-    frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd"])
+                own, _, published = cell.removesuffix("]").partition(" [")
+                mean, _, sd = own.partition(" ± ")
+                rows.append((table.title, cells[0], metric, "" if mean == "-" else mean, sd, published))
+    frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd", "published"])
+    if not frame["published"].any():
+        frame = frame.drop(columns="published")
     return str(frame.to_csv(index=False, lineterminator="\n"))
 
 

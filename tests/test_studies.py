@@ -1,0 +1,93 @@
+"""The study files in `studies/`: each resolves, against a cohort with the sites it is for, to the cells it says it has."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from m2lgdg import make_cohort, run_study
+from m2lgdg.cells import distinct, make_cells
+from m2lgdg.config import read_study
+from m2lgdg.method import PAPER, load_methods
+from m2lgdg.report.answer import simple_peers
+from m2lgdg.study import read_predictions
+from m2lgdg.synthetic import REST_SITES
+
+STUDIES = Path(__file__).parents[1] / "studies"
+FILES = sorted(STUDIES.glob("*.toml"))
+ABIDE_SITES = (
+    *("CALTECH", "CMU", "KKI", "LEUVEN_1", "LEUVEN_2", "MAX_MUN", "NYU", "OHSU", "OLIN", "PITT", "SDSU", "STANFORD"),
+    *("TRINITY", "UCLA_1", "UM_1", "UM_2", "USM", "YALE"),
+)
+TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
+
+
+@pytest.fixture(scope="module")
+def cohorts():
+    """The sites of both releases, four people at each."""
+    sites = {"abide": ABIDE_SITES, "rest-meta-mdd": REST_SITES}
+    return {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), lengths=(30, 40)) for name, names in sites.items()}
+
+
+def cells_of(path, cohorts):
+    release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
+    study = read_study(path)
+    assert Path(study.cohort).name == f"{release}.cohort"
+    return make_cells(study, cohorts[release])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_study_has_the_cells_and_trainings_it_says(path, cohorts):
+    text = path.read_text()
+    cells = cells_of(path, cohorts)
+    assert [f"{len(cells)} cells"] == re.findall(r"\d+ cells", text)
+    trainings = re.findall(r"(\d+) trainings", text) or [str(len(cells))]
+    assert [str(len(distinct(cells)))] == trainings
+    assert read_study(path).name == path.stem
+
+
+@pytest.mark.parametrize("release", ["abide", "rest-meta-mdd"])
+def test_the_papers_study_has_all_methods_at_its_targets(release, cohorts):
+    cells = cells_of(STUDIES / f"{release}.toml", cohorts)
+    networks = Counter(cell.method for cell in cells if cell.method in PAPER)
+    assert networks == dict.fromkeys(PAPER, 5 * len(TARGETS[release]))
+    linear = {(cell.method, cell.variant) for cell in cells} - {(name, "") for name in PAPER}
+    wanted = {(name, "") for name in simple_peers()}
+    wanted |= {(name, "phenotypes") for name in simple_peers() if "phenotypes" in load_methods()[name].variants}
+    assert linear == wanted and len(wanted) == 12
+    assert {cell.target for cell in cells} == set(TARGETS[release])
+
+
+@pytest.mark.parametrize("release", ["abide", "rest-meta-mdd"])
+def test_ablations_and_sweeps_are_the_papers(release, cohorts):
+    method = load_methods()["m2lgdg"]
+    ablation = cells_of(STUDIES / f"{release}-ablation.toml", cohorts)
+    assert {cell.variant for cell in ablation} == {"", "M1", "M2", "C1", "C2", "C3", "C4"}
+    sweep = cells_of(STUDIES / f"{release}-sensitivity.toml", cohorts)
+    found = {field: set() for field in method.space}
+    for cell in sweep:
+        if cell.variant:
+            field = cell.variant.split("=")[0]
+            found[field].add(cell.fields[field])
+    assert found == {field: set(values) for field, values in method.space.items()}
+    assert len({cell.seed for cell in sweep}) == 3
+    assert {cell.target for cell in ablation} == {cell.target for cell in sweep} == set(TARGETS[release])
+
+
+def test_all_sites_are_all_of_abide(cohorts):
+    cells = cells_of(STUDIES / "abide-all-sites.toml", cohorts)
+    assert Counter(cell.target for cell in cells) == dict.fromkeys(ABIDE_SITES, 42)
+
+
+def test_what_is_the_same_training_runs_once_and_has_all_its_rows(tmp_path):
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    study = {"cohort": str(tmp_path / "tiny.cohort"), "methods": ["fc-logistic"], "seeds": [0], "targets": ["east"]}
+    study["sweep"] = {"fc-logistic": {"site_folds": [2, 5]}}  # 5 is the default
+    summary = run_study(study, tmp_path / "out")
+    assert (summary.total, summary.done) == (2, 2)
+    assert run_study(study, tmp_path / "out").reused == 2
+    table = read_predictions(tmp_path / "out")
+    proba = {variant: one["proba"].tolist() for variant, one in table.groupby("variant")}
+    assert list(proba) == ["", "site_folds=2", "site_folds=5"]
+    assert proba[""] == proba["site_folds=5"] != proba["site_folds=2"]
