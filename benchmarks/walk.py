@@ -1,7 +1,7 @@
 """The walk of a new hospital: a model of all other sites, the site's subjects one at a time, beside what the model promised.
 
-Usage: python benchmarks/walk.py COHORT SITE [--method fc-logistic] [--out MODEL]; prints a JSON line a subject (no id), then one over
-the site. The model is saved and loaded in between, as it would be on the way to the hospital; labels only enter the last line.
+Usage: python benchmarks/walk.py COHORT SITE [--method fc-logistic] [--out FOLDER]; prints a JSON line a subject (no id), then
+the site as a whole. The model is saved and loaded in between, as on its way to the hospital; labels enter at the very end.
 """
 
 import argparse
@@ -39,7 +39,16 @@ def main():
     together = fitted.predict_proba(site)[:, 1]
     found = judge(fitted, rows, site.labels, options.coverage)
     found["apart_from_all_at_once"] = float(np.abs(together - [row["proba"] for row in rows]).max())
-    print(json.dumps(found, indent=1))
+    print(json.dumps(plain(found), indent=1, allow_nan=False))
+
+
+def plain(said):
+    """For JSON: short numbers, and null for what is not defined."""
+    if isinstance(said, dict):
+        return {name: plain(one) for name, one in said.items()}
+    if isinstance(said, list | tuple):
+        return [plain(one) for one in said]
+    return said if said is None or isinstance(said, int) else None if np.isnan(said) else round(float(said), 4)
 
 
 def walk(fitted, one, coverage):
