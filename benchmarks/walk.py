@@ -88,7 +88,7 @@ def judge(fitted, rows, labels, coverage):
             "share_of_patients": y.mean(),
             "mean_interval": [np.mean([row["low"] for row in rows]), np.mean([row["high"] for row in rows])],
         },
-        "promised": kept._asdict() | promise.whole._asdict(),
+        "promised": promise.whole._asdict() | kept._asdict(),
         "rule": {name: getattr(promise, name) for name in ("slope", "offset", "threshold", "slope_sd", "offset_sd", "folds")},
     }
 
