@@ -13,7 +13,7 @@ from m2lgdg.cli import main
 from m2lgdg.export import calibration_of
 from m2lgdg.local import calibrate
 from m2lgdg.method import METHODS, Method, _digest
-from m2lgdg.metrics import logit, platt
+from m2lgdg.metrics import logit, shrunken_platt
 from m2lgdg.promise import LARGEST, LEVELS, Promise, between_sites, conformal_quantile
 from m2lgdg.report.card import write_card
 from m2lgdg.storage import file_hash
@@ -114,7 +114,7 @@ def test_figures_of_a_site_are_had_without_it():
     held = 0
     for site, one in promise.sites.items():
         here = sites == site
-        slope, offset = platt(x[~here], labels[~here])
+        slope, offset = shrunken_platt(x[~here], labels[~here])
         p, others = sigmoid(slope * x[here] + offset), sigmoid(slope * x[~here] + offset)
         y, z = labels[here], labels[~here]
         ends = slow_quantile(others[z == 0], 0.9), slow_quantile(1 - others[z == 1], 0.9)
@@ -229,7 +229,7 @@ def test_scores_are_those_of_a_fit_without_the_site(source, fitted):
         part = make("fc-logistic").fit(source.select(source.sites != one))
         scores[one] = part.predict_proba(source.select(sites=[one]))[:, 1]
     x, y = logit(np.concatenate(list(scores.values()))), np.concatenate([source.labels[source.sites == one] for one in scores])
-    assert (fitted.promise_.slope, fitted.promise_.offset) == pytest.approx(platt(x, y), rel=1e-9)
+    assert (fitted.promise_.slope, fitted.promise_.offset) == pytest.approx(shrunken_platt(x, y), rel=1e-9)
     assert fitted.promise_.sites[site].subjects == here.sum()
 
 

@@ -19,7 +19,17 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.metrics import auc, calibration, calibration_error, delong_interval, logit, platt, sigmoid
+from m2lgdg.metrics import (
+    OFFSET_SD,
+    SLOPE_SD,
+    auc,
+    calibration,
+    calibration_error,
+    delong_interval,
+    logit,
+    shrunken_platt,
+    sigmoid,
+)
 from m2lgdg.splits import Indices, site_folds
 from m2lgdg.storage import InputError, file_hash, one_line, write_text
 
@@ -30,7 +40,6 @@ LEAST_SITES = 3  # to say anything of how sites differ
 LEAST_SUBJECTS = 10  # of a site, to tell its figures: those of fewer are close to the subjects themselves
 STEP = 1000  # quantiles are rounded up to a thousandth: no subject's own score, and sets only grow by it
 DIGITS = 3  # of the figures
-SLOPE_SD, OFFSET_SD = 0.5, 1.0  # of the logit: how far sites are thought to differ before any speaks
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -210,7 +219,7 @@ class _Rule(NamedTuple):
 
     @classmethod
     def fit(cls, decision: Floats, labels: npt.NDArray[Any]) -> _Rule:
-        slope, offset = platt(decision, labels)
+        slope, offset = shrunken_platt(decision, labels.astype(np.float64))  # few subjects change little
         p = sigmoid(slope * decision + offset)
         far = (p[labels == 0], 1 - p[labels == 1])  # how unlike its own class each subject looks
         quantiles = np.array([[conformal_quantile(one, level) for one in far] for level in LEVELS])
