@@ -5,8 +5,9 @@ import pytest
 from scipy.optimize import minimize
 
 from m2lgdg import InputError, make, make_cohort
-from m2lgdg.local import calibrate, shrunken_platt
-from m2lgdg.method import Method, logit
+from m2lgdg.local import calibrate
+from m2lgdg.method import Method
+from m2lgdg.metrics import logit, shrunken_platt
 
 
 @pytest.fixture(scope="module")
