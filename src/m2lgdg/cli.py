@@ -11,9 +11,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from m2lgdg.commands import audit, card, data, explain, export, models, studies, terminal
+from m2lgdg.commands import audit, card, data, explain, export, models, serve, studies, terminal
 
-__all__ = ["audit", "card", "data", "explain", "export", "main", "models", "studies"]
+__all__ = ["audit", "card", "data", "explain", "export", "main", "models", "serve", "studies"]
 
 
 def _version(wanted: bool) -> None:
