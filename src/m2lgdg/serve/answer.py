@@ -12,13 +12,14 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.explain import LOOSE, explain_subject
 from m2lgdg.method import Method
 from m2lgdg.report.brains import HALF, TOP, glass_brain
+from m2lgdg.shift import missing_phenotypes
 from m2lgdg.storage import InputError, one_line
 
 STEPS = 32  # of integrated gradients: a page must answer in seconds
 MEANINGS = {
     "phenotypes missing": "the source median stands in for them (for sex, the more frequent)",
-    "short scan": "volumes only: correlations of so few are noisy",
-    "flat rois": "ROIs never change; their correlations count as 0",
+    "short scan": "fewer than 100 volumes, of which correlations are noisy",
+    "flat rois": "so many never change; their correlations count as 0",
     "outside": "farther from source than 95 % of source subjects are from other sites",
 }
 
@@ -84,10 +85,15 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
         said.append("No ROI counts in this decision.")
     elif brain is None:
         said.append("The centroids of this atlas are not known, so there is no brain to show them on.")
+    absent = missing_phenotypes(cohort, fitted.facts_["inputs"])[0]
     return Explained(
         rois=[(int(row["rank"]), str(row["roi"]), f"{row['score']:.3g}") for row in top.head(HALF).to_dict("records")],
         phenotypes=[
-            (str(row["phenotype"]), f"{row['score']:.3g}", "towards patient" if row["direction"] > 0 else "towards control")
+            (
+                f"{row['phenotype']} (not given)" if row["phenotype"] in absent else str(row["phenotype"]),
+                f"{row['score']:.3g}",
+                "towards patient" if row["direction"] > 0 else "towards control",
+            )
             for row in found.phenotypes.to_dict("records")
             if row["score"] > 0
         ],

@@ -33,7 +33,7 @@ AT_ONCE = 4  # requests that are read, computed or waiting: each may hold a file
 PATIENCE = 60.0  # seconds for a form to arrive
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MEGABYTES = LARGEST // 2**20
-TOO_LARGE = f"the file is larger than the {MEGABYTES} MB that are taken."
+TOO_LARGE = f"The file is larger than the {MEGABYTES} MB that are taken."
 
 
 class Refused(Exception):
@@ -64,7 +64,7 @@ class Desk:
     async def reply(self, request: Request) -> Response:
         """The form with an answer, or with a sentence that says why there is none."""
         if self.inside >= AT_ONCE:
-            return self._respond({}, "others are being answered; try again in a moment.", status=503)
+            return self._respond({}, "Others are being answered; try again in a moment.", status=503)
         self.inside += 1
         try:
             return await self._reply(request)
@@ -87,7 +87,7 @@ class Desk:
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
         except Exception as error:  # its message or traceback may hold what was uploaded, so only its kind is told
-            return self._respond(words, f"this could not be computed ({type(error).__name__}).", status=500)
+            return self._respond(words, f"This could not be computed ({type(error).__name__}).", status=500)
 
     def _compute(self, name: str, content: bytes, words: Mapping[str, str]) -> Answer:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
@@ -95,7 +95,7 @@ class Desk:
 
     async def _form(self, request: Request) -> tuple[UploadFile, dict[str, str]]:
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise Refused("the form must be sent as multipart/form-data.", 415)
+            raise Refused("The form must be sent as multipart/form-data.", 415)
         declared = request.headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > LARGEST + ENVELOPE:
             raise Refused(TOO_LARGE, 413)
@@ -106,9 +106,9 @@ class Desk:
             with anyio.fail_after(self.patience):
                 return self._parts(await parser.parse())
         except TimeoutError:
-            raise Refused("the upload took too long.", 408) from None
+            raise Refused("The upload took too long.", 408) from None
         except MultiPartException as error:
-            raise Refused(f"the form cannot be read ({error.message.rstrip('.')}).") from None
+            raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
 
     def _parts(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
         words: dict[str, str] = {}
@@ -119,9 +119,9 @@ class Desk:
             elif (key == "tr" or key in self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             else:
-                raise Refused(f"the form has a part {key[:40]!r} that does not belong there.")
+                raise Refused(f"The form has a part {key[:40]!r} that does not belong there.")
         if file is None or not (file.filename or file.size):
-            raise Refused("choose a file with the ROI series first.", 422)
+            raise Refused("Choose a file with the ROI series first.", 422)
         if (file.size or 0) > LARGEST:
             raise Refused(TOO_LARGE, 413)
         return file, words
@@ -140,7 +140,7 @@ class Desk:
             suffixes=SUFFIXES,
             largest=LARGEST,
             megabytes=MEGABYTES,
-            sentence=sentence[:1].upper() + sentence[1:],
+            sentence=sentence,
             found=found,
             drawn=Markup,
         )

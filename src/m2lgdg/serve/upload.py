@@ -39,7 +39,7 @@ class Field(NamedTuple):
     choices: tuple[tuple[str, str], ...] = ()  # value and word, where it is a code
 
 
-TR = Field("TR", "seconds per volume", 0.05, 30.0)
+TR = Field("TR", "seconds", 0.05, 30.0)
 PHENOTYPES = {
     "sex": Field("Sex", "", MALE, FEMALE, ((f"{MALE:g}", "male"), (f"{FEMALE:g}", "female"))),
     "age": Field("Age", "years", 0.1, 120.0),
