@@ -11,9 +11,8 @@ import pytest
 
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.method import Method
-from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.metrics import auc, delong_interval, wilson
 from m2lgdg.report.card import WARNING, card, write_card
-from m2lgdg.report.operating import wilson
 
 HOSTILE = '<script>alert("x")</script> | [a](http://x.example) `b` *c*'
 

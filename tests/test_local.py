@@ -6,7 +6,8 @@ from scipy.optimize import minimize
 
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.local import calibrate, shrunken_platt
-from m2lgdg.method import Method, logit
+from m2lgdg.method import Method
+from m2lgdg.metrics import logit
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,8 @@ from scipy.optimize import minimize
 from scipy.stats import binomtest
 
 from m2lgdg import InputError
-from m2lgdg.report.operating import (
-    calibration_bins,
-    calibration_error,
-    confusion,
-    net_benefit,
-    operating_table,
-    predictive_values,
-    wilson,
-)
+from m2lgdg.metrics import calibration_bins, calibration_error, wilson
+from m2lgdg.report.operating import confusion, net_benefit, operating_table, predictive_values
 from m2lgdg.report.tables import render
 
 quick = settings(max_examples=80, deadline=None)

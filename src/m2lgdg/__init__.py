@@ -11,6 +11,7 @@ preprocess, connectivity   phenotypes and series into features, fitted on source
 metrics, stats             scores of one site; per site, macro, paired tests
 losses, graph              M²LG-DG's losses, its brain graph
 shift       how far a new subject is from source, flags
+promise     what scores mean at an unseen site, by sites of source left out
 method      `Method`, `METHODS`, `make`: two verbs, one registry, models on disk
 deep        `DeepMethod`: the only training loop
 methods     one file an idea

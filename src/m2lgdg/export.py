@@ -63,10 +63,10 @@ PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) o
 
 
 def calibration_of(fitted: Method) -> tuple[float, float]:
-    """Slope and offset of the logit: source's, and on top of it a site's own where there is one."""
+    """Slope and offset of the logit: the method's own, and on top of it those promised, or those of a site, where there are any."""
     slope, offset = map(float, fitted.state_["calibration"])
-    local = fitted.facts_.get("local", {"slope": 1.0, "offset": 0.0})
-    return local["slope"] * slope, local["slope"] * offset + local["offset"]
+    after, added = fitted.recalibration or (1.0, 0.0)
+    return after * slope, after * offset + added
 
 
 class _NetworkGraph(nn.Module):

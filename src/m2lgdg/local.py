@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, logit, sigmoid
-from m2lgdg.report.operating import wilson
+from m2lgdg.method import Method
+from m2lgdg.metrics import logit, sigmoid, wilson
+from m2lgdg.promise import OFFSET_SD, SLOPE_SD
 from m2lgdg.storage import InputError
 
 LEAST = 5  # of each class
-SLOPE_SD, OFFSET_SD = 0.5, 1.0  # how far a site is from source before its own subjects speak: slope 1, offset 0
 FLATTEST = 0.05  # slope; the ranking of the model is never turned round
 
 Floats = npt.NDArray[np.float64]
@@ -53,8 +53,10 @@ def calibrate(fitted: Method, cohort: Cohort) -> Local:
         part = int(right[y == label].sum())
         sure.append((part / count, *wilson(part, count)))
     found = Local(slope, offset, float(y.mean()), patients, controls, *sure)
-    said: dict[str, Any] = found._asdict()
+    before, added = fitted.recalibration or (1.0, 0.0)
+    said: dict[str, Any] = found._asdict() | {"slope": slope * before, "offset": slope * added + offset}
     fitted.facts_["local"] = said | {"sensitivity": list(sure[0]), "specificity": list(sure[1])}
+    fitted.promise_ = None  # it was of sites without labels of their own; its temperature lives on in the slope and offset
     return found
 
 

@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.metrics import THRESHOLD, logit, sigmoid
+from m2lgdg.promise import Promise
 from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -58,6 +60,7 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
 
     limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
+    promise_ = typing.cast(Promise | None, None)  # what its scores mean at an unseen site, where it was asked for; not a field
     _folder = typing.cast(Path | None, None)  # where a method was loaded from
 
     def fit(
@@ -68,10 +71,14 @@ class Method:
         device: str = "cpu",
         progress: Callable[..., None] | None = None,
         limits: bool = False,
+        promise: bool = False,
+        promise_folds: int | None = None,
     ) -> Self:
         """Learn from source subjects, who all have a label. Nothing else can reach the fitted method.
 
-        With `limits` also how far source subjects are from other sites (seconds; a study's many fits have no use for it).
+        With `limits` also how far source subjects are from other sites (seconds; a study's many fits have no use for it). With
+        `promise` also what its probabilities mean at a site it has not seen: as many more fits as there are sites, or as
+        `promise_folds` groups of sites. `predict_proba` then has their temperature, and `threshold` is theirs.
         """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
@@ -95,10 +102,16 @@ class Method:
                 },
             },
         }
-        self._folder = None
+        self._folder = self.promise_ = None
         self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
         self.limits_ = SourceStatistics.fit(source) if limits else None
+        if promise:
+
+            def unseen(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
+                return type(self)(**self.fields()).fit(part, seed=seed, device=device).predict_proba(rest)[:, 1]
+
+            self.promise_ = Promise.fit(source, unseen, promise_folds, progress)
         return self
 
     def check(self) -> None:
@@ -133,15 +146,23 @@ class Method:
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
             raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
-        if "local" in self.facts_:
-            local = self.facts_["local"]
-            positive = sigmoid(local["slope"] * logit(positive) + local["offset"])
+        if self.recalibration:
+            slope, offset = self.recalibration
+            positive = sigmoid(slope * logit(positive) + offset)
         return np.stack([1 - positive, positive], axis=1)
 
     @property
+    def recalibration(self) -> tuple[float, float] | None:
+        """Slope and offset of the logit of what `score` says: a site's own, else those that source sites left out promise."""
+        if "local" in self.facts_:
+            return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
+        return (self.promise_.slope, self.promise_.offset) if self.promise_ else None
+
+    @property
     def threshold(self) -> float:
-        """The probability from which a subject is decided to be a patient: 0.5, or what a site's own subjects set."""
-        return float(self.facts_.get("local", {}).get("threshold", 0.5))
+        """The probability from which a subject is decided to be a patient: a site's own, else the promise's, else 0.5."""
+        promised = self.promise_.threshold if self.promise_ else THRESHOLD
+        return float(self.facts_.get("local", {}).get("threshold", promised))
 
     def flags(self, target: Cohort) -> list[list[str]]:
         """For each subject, in short words, why its prediction may be worse than others."""
@@ -189,7 +210,7 @@ class Method:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted method as a folder: weights.safetensors, method.json and, where it has them, limits.safetensors."""
+        """Write the fitted method as a folder: weights.safetensors, method.json and, where it has them, limits and promise."""
         from m2lgdg import __version__
 
         if not hasattr(self, "state_"):
@@ -206,6 +227,8 @@ class Method:
         names = ["weights.safetensors"]
         if self.limits_:
             names.append(self.limits_.save(folder / "limits.safetensors").name)
+        if self.promise_:
+            names.append(self.promise_.save(folder / "promise.json").name)
         about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": _digest(about)}
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
@@ -237,6 +260,7 @@ class Method:
         _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
         fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors") if "limits.safetensors" in hashes else None
+        fitted.promise_ = Promise.load(folder / "promise.json") if "promise.json" in hashes else None
         fitted._folder = folder
         return fitted
 
@@ -248,7 +272,7 @@ def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
             f"{folder / 'method.json'} has no hashes: it is of an earlier version, or altered; fit the model again."
         )
     hashes = dict(about.pop("hashes"))
-    for name in ("weights.safetensors", *(["limits.safetensors"] if "limits.safetensors" in hashes else [])):
+    for name in ("weights.safetensors", *(name for name in ("limits.safetensors", "promise.json") if name in hashes)):
         if file_hash(folder / name, LARGEST) != hashes.get(name):
             raise InputError(f"{folder / name} was altered after it was written: it does not match its hash in method.json.")
     if _digest(about) != hashes.get("method.json"):
@@ -269,17 +293,6 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
 def _digest(about: Mapping[str, Any]) -> str:
     """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
-
-
-def logit(proba: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The logarithm of the odds, of probabilities kept 1e-6 from 0 and 1."""
-    kept = np.clip(proba, 1e-6, 1 - 1e-6)
-    return np.asarray(np.log(kept / (1 - kept)))
-
-
-def sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The probability whose logit this is."""
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
 @dataclass_transform()

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.stats import norm, rankdata
+
+from m2lgdg.storage import InputError
 
 Labels = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 METRICS = ("ACC", "SEN", "SPE", "F1", "AUC", "Brier", "slope", "intercept")
 PAPER_METRICS = ("ACC", "SPE", "SEN", "AUC", "F1")  # in the order of the paper's tables
 THRESHOLD = 0.5
+ECE_BINS, ECE_LEAST = 5, 50  # below ten subjects a bin the error is mostly chance
 
 
 def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD) -> dict[str, float]:
@@ -46,6 +50,17 @@ def auc(labels: npt.ArrayLike, score: npt.ArrayLike) -> float:
         return np.nan
     ranks = rankdata(s)
     return float((ranks[y == 1].sum() - patients * (patients + 1) / 2) / (patients * controls))
+
+
+def logit(proba: Floats) -> Floats:
+    """The logarithm of the odds, of probabilities kept 1e-6 from 0 and 1."""
+    kept = np.clip(proba, 1e-6, 1 - 1e-6)
+    return np.asarray(np.log(kept / (1 - kept)))
+
+
+def sigmoid(values: Floats) -> Floats:
+    """The probability whose logit this is."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
 def calibration(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[float, float]:
@@ -94,6 +109,44 @@ def _newton(design: Floats, y: Labels, offset: Floats | float) -> Floats:
         if np.abs(step).max() < 1e-10:
             break
     return weights
+
+
+def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share; NaN of nobody."""
+    if not whole:
+        return np.nan, np.nan
+    z2 = float(norm.ppf(0.5 + level / 2)) ** 2
+    centre = part + z2 / 2
+    half = np.sqrt(z2 * (part * (whole - part) / whole + z2 / 4))
+    low = 0.0 if part == 0 else (centre - half) / (whole + z2)
+    high = 1.0 if part == whole else (centre + half) / (whole + z2)
+    return float(low), float(high)
+
+
+def calibration_bins(labels: npt.ArrayLike, proba: npt.ArrayLike, bins: int = 10) -> pd.DataFrame:
+    """Bins of equal count along proba: mean proba, observed share of patients with its Wilson interval, n.
+
+    Equal probabilities stay in one bin, so that the order of the subjects changes nothing; a bin that this empties is left out.
+    """
+    y, p = _known(labels, proba)
+    if bins < 1:
+        raise InputError(f"{bins} bins: at least one is needed.")
+    rank = rankdata(p)  # ties share the mean rank, a multiple of a half
+    place = ((2 * rank - 1) * bins // (2 * max(len(p), 1))).astype(int)
+    rows = []
+    for bin_ in sorted(set(place.tolist())):
+        here = place == bin_
+        patients, n = int(y[here].sum()), int(here.sum())
+        rows.append((float(p[here].mean()), patients / n, *wilson(patients, n), n))
+    return pd.DataFrame(rows, columns=["proba", "observed", "low", "high", "n"])
+
+
+def calibration_error(labels: npt.ArrayLike, proba: npt.ArrayLike) -> float:
+    """Expected calibration error: the mean distance of a bin's proba from its observed share; NaN of few subjects."""
+    table = calibration_bins(labels, proba, ECE_BINS)
+    if table["n"].sum() < ECE_LEAST:
+        return np.nan
+    return float(np.average((table["proba"] - table["observed"]).abs(), weights=table["n"]))
 
 
 def delong(labels: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:

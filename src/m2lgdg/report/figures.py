@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from m2lgdg.metrics import delong_interval
+from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
-from m2lgdg.report.operating import calibration_bins
 from m2lgdg.report.tables import label
 
 Key = tuple[str, str]

@@ -9,13 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import norm, rankdata
 
-from m2lgdg.metrics import THRESHOLD, calibration
+from m2lgdg.metrics import ECE_BINS, ECE_LEAST, THRESHOLD, calibration, calibration_error, wilson
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError
-
-ECE_BINS, ECE_LEAST = 5, 50  # below ten subjects a bin the error is mostly chance
 
 
 def over_seeds(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -50,44 +47,6 @@ def confusion(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = TH
     pairs = ((1, True), (1, False), (0, False), (0, True))
     hits, misses, rejections, alarms = (int(((y == kind) & (decided == said)).sum()) for kind, said in pairs)
     return hits, misses, rejections, alarms
-
-
-def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share; NaN of nobody."""
-    if not whole:
-        return np.nan, np.nan
-    z2 = float(norm.ppf(0.5 + level / 2)) ** 2
-    centre = part + z2 / 2
-    half = np.sqrt(z2 * (part * (whole - part) / whole + z2 / 4))
-    low = 0.0 if part == 0 else (centre - half) / (whole + z2)
-    high = 1.0 if part == whole else (centre + half) / (whole + z2)
-    return float(low), float(high)
-
-
-def calibration_bins(labels: npt.ArrayLike, proba: npt.ArrayLike, bins: int = 10) -> pd.DataFrame:
-    """Bins of equal count along proba: mean proba, observed share of patients with its Wilson interval, n.
-
-    Equal probabilities stay in one bin, so that the order of the subjects changes nothing; a bin that this empties is left out.
-    """
-    y, p = _labelled(labels, proba)
-    if bins < 1:
-        raise InputError(f"{bins} bins: at least one is needed.")
-    rank = rankdata(p)  # ties share the mean rank, a multiple of a half
-    place = ((2 * rank - 1) * bins // (2 * max(len(p), 1))).astype(int)
-    rows = []
-    for bin_ in sorted(set(place.tolist())):
-        here = place == bin_
-        patients, n = int(y[here].sum()), int(here.sum())
-        rows.append((float(p[here].mean()), patients / n, *wilson(patients, n), n))
-    return pd.DataFrame(rows, columns=["proba", "observed", "low", "high", "n"])
-
-
-def calibration_error(labels: npt.ArrayLike, proba: npt.ArrayLike) -> float:
-    """Expected calibration error: the mean distance of a bin's proba from its observed share; NaN of few subjects."""
-    table = calibration_bins(labels, proba, ECE_BINS)
-    if table["n"].sum() < ECE_LEAST:
-        return np.nan
-    return float(np.average((table["proba"] - table["observed"]).abs(), weights=table["n"]))
 
 
 def predictive_values(sensitivity: float, specificity: float, prevalence: float) -> tuple[float, float]:
