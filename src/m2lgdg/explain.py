@@ -233,7 +233,7 @@ def _patterns(fitted: Linear, cohort: Cohort) -> _Found:
 
 
 def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
-    n, slope = len(cohort.rois), fitted.state_["calibration"][0]
+    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
     rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
     for name in fitted._weights():
         features = fitted._features(name, cohort)

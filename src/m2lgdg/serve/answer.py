@@ -24,6 +24,25 @@ MEANINGS = {
 }
 
 
+COVERAGE = 0.9
+SETS = {
+    "patient": "patient alone",
+    "control": "control alone",
+    "both": "patient and control, so it cannot tell",
+    "none": "neither: the subject is unlike the patients and unlike the controls it has seen",
+}
+
+
+@dataclass(frozen=True)
+class Promised:
+    """What source sites left out say of a probability at a new site."""
+
+    low: float
+    high: float
+    set: str  # one of SETS
+    said: list[str]
+
+
 @dataclass(frozen=True)
 class Explained:
     """The top ROIs of one subject, with their place on a brain where there is one, and how they were found."""
@@ -42,6 +61,7 @@ class Answer:
     volumes: int
     proba: float
     threshold: float
+    promised: Promised | None
     flags: list[tuple[str, str]]  # as `predict` writes it, and what it means
     shifts: list[tuple[str, str, bool]]  # of what, score, whether outside
     compared: list[str]
@@ -63,11 +83,28 @@ def answer(fitted: Method, cohort: Cohort) -> Answer:
         volumes=int(cohort.lengths[0]),
         proba=proba,
         threshold=fitted.threshold,
+        promised=_promised(fitted, proba),
         flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
         shifts=shifts,
         compared=fitted.limits_.compare(cohort) if fitted.limits_ else [],
         explained=_explained(fitted, cohort),
     )
+
+
+def _promised(fitted: Method, proba: float) -> Promised | None:
+    promise = fitted.promise_
+    if promise is None:
+        return None
+    ends = promise.interval([proba], COVERAGE)
+    low, high = (float(end[0]) for end in ends)
+    inside, expected = str(promise.sets([proba], COVERAGE)[0]), promise.expected(COVERAGE)
+    said = [
+        f"Interval: of those with this score, the share of patients is {low:.2f} to {high:.2f} at nine in ten sites like the "
+        "model's own. It tells how sites differ, not how sure one subject is.",
+        f"Prediction set at {COVERAGE:.0%} coverage: {SETS[inside]}. At sites left out, {expected.reached:.0%} of such sets "
+        f"held the truth, at the worst site {expected.lowest:.0%}; {expected.decided:.0%} named one class.",
+    ]
+    return Promised(low, high, inside, said)
 
 
 def _explained(fitted: Method, cohort: Cohort) -> Explained:
