@@ -16,7 +16,7 @@ ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "devices", "shift", "promise", "method", "deep", "methods"),
     *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),
-    *("report", "local", "commands", "cli"),
+    *("report", "local", "serve", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -141,7 +141,7 @@ def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
         shape, _, dtype = header(file)
         if dtype.hasobject:
             raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
-        if math.prod(shape) * dtype.itemsize > len(content):  # before any memory is taken for it
+        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is taken for it
             raise InputError(f"{path} is not a readable .npy file: it claims shape {shape}, for which it is too short.")
         file.seek(0)
         array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too

@@ -22,9 +22,9 @@ from m2lgdg.storage import InputError
 
 SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy")
 LARGEST = 20 * 2**20  # bytes of a file: 20 minutes of 1000 ROIs as text
-MOST_VOLUMES = 20_000
+MOST_VOLUMES, MOST_NUMBERS = 20_000, 5_000_000
 REFUSED = {
-    ".mat": "the reader of MATLAB files is not safe with a file of unknown origin; save the numbers as .npy or .csv",
+    ".mat": "a damaged MATLAB file can crash its reader; save the numbers as .npy or .csv",
     ".npz": "archives are not opened here; save one array as .npy",
 }
 
@@ -109,8 +109,8 @@ def _series(
     path = _known_kind(name)
     if not content:
         raise InputError(f"{name} is empty.")
-    if path.suffix != ".npy" and content.count(b"\n") > MOST_VOLUMES:  # before the slow reader meets it
-        raise InputError(f"{name} has more than {MOST_VOLUMES} lines.")
+    if path.suffix != ".npy":
+        _bounded(name, content)
     header, series = parse_array(path, content)
     wanted, columns = tuple(fitted.facts_["rois"]), series.shape[1]
     if len(series) > MOST_VOLUMES:
@@ -127,6 +127,16 @@ def _series(
     if defect:
         raise InputError(f"{name}: {defect}.")
     return own, series
+
+
+def _bounded(name: str, text: bytes) -> None:
+    """Refuse a text with more than a scan can have, before the readers take memory and time for each cell."""
+    if text.count(b"\n") > MOST_VOLUMES:
+        raise InputError(f"{name} has more than {MOST_VOLUMES} lines.")
+    blank = np.frombuffer(text, dtype=np.uint8) <= ord(" ")
+    words = int(np.count_nonzero(blank[:-1] & ~blank[1:]))
+    if words + sum(text.count(mark) for mark in (b",", b";", b"\t")) > MOST_NUMBERS:
+        raise InputError(f"{name} has more than {MOST_NUMBERS} cells.")
 
 
 def _known_kind(name: str) -> Path:
