@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 import pandas as pd
 import pytest
+from test_contract import small
 from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
 
 from m2lgdg import Cohort, Method, make, make_cohort
@@ -82,7 +83,7 @@ def send(fitted, method="POST", path="/", *, patience=60.0, **request):
 
 def ask(fitted, content, data=None, name="scan.npy", headers=None):
     """The response to the page's own form."""
-    return send(fitted, files={"series": (name, content)}, data=data or {}, headers=headers or {})
+    return send(fitted, files={"series": (name, content)}, data={"explain": "1"} | (data or {}), headers=headers or {})
 
 
 def alert(response):
@@ -92,6 +93,11 @@ def alert(response):
 
 def words(response):
     return " ".join(html.unescape(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", response.text, flags=re.DOTALL)).split())
+
+
+def bare(cohort):
+    """The first subject, of whom nothing but the scan is known."""
+    return Cohort(cohort.series[:1], ["a"], [""], [-1], cohort.rois, atlas="aal")
 
 
 class TestAnswer:
@@ -107,7 +113,7 @@ class TestAnswer:
             proba = fitted.predict_proba(one)[0, 1]
             low, high = (end[0] for end in fitted.promise_.interval([proba], 0.9))
             said = words(response)
-            assert f"Answer {proba:.2f} probability of being a patient interval {low:.2f} to {high:.2f}" in said
+            assert f"Answer {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
             assert f"Decision: {'patient' if proba >= fitted.threshold else 'control'} ," in said
             for kind, score in fitted.limits_.scores(one).items():
                 assert f"{kind} {score[0]:.2f}" in said
@@ -139,8 +145,24 @@ class TestAnswer:
     def test_missing_phenotypes_are_accepted_and_flagged(self, fitted, cohort):
         said = words(ask(fitted, content=npy(cohort.series[0])))
         assert "phenotypes missing: sex age education" in said
-        bare = Cohort(cohort.series[:1], ["a"], [""], [-1], cohort.rois, atlas="aal")
-        assert f"Answer {fitted.predict_proba(bare)[0, 1]:.2f} prob" in said
+        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+
+    def test_an_explanation_can_be_left_out(self, fitted, cohort, monkeypatch):
+        monkeypatch.setattr("m2lgdg.serve.answer.explain_subject", lambda *_: 1 / 0)
+        response = send(fitted, files={"series": ("a.npy", npy(cohort.series[0]))}, data={"p1": "20"})
+        assert response.status_code == 200
+        assert "What the decision rests on It was not asked for." in words(response)
+        assert " checked" not in response.text
+        assert " checked" in send(fitted, "GET").text
+
+    def test_a_network_is_explained_by_gradients(self, cohort):
+        fitted = make("m2lgdg", **small("m2lgdg")).fit(cohort)
+        response = ask(fitted, npy(cohort.series[0]))
+        said = words(response)
+        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+        assert "Integrated gradients of the patient's logit" in said
+        assert explain_subject(fitted, bare(cohort), steps=16).rois["roi"][0] in said
+        assert '<img alt="Glass brain' in response.text
 
     def test_a_large_file_stays_in_memory(self, fitted):
         content = text(np.random.default_rng(1).normal(size=(1500, 116)))
@@ -278,7 +300,7 @@ def test_a_body_that_never_comes_is_given_up(fitted):
 def test_only_our_own_page_is_answered(fitted, headers, status, monkeypatch):
     asked = []
     real = web.answer
-    monkeypatch.setattr(web, "answer", lambda *given: asked.append(1) or real(*given))
+    monkeypatch.setattr(web, "answer", lambda *given, **options: asked.append(1) or real(*given, **options))
     response = ask(fitted, content=npy(good()), headers=headers)
     assert response.status_code == status
     assert len(asked) == (status == 200)
@@ -306,7 +328,7 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
     hold, running, most, statuses = threading.Event(), [], [], []
     ready = answer(fitted, one_subject(fitted, "a.npy", npy(good()), {}, ""))
 
-    def slow(*given):
+    def slow(*_, **__):
         running.append(1)
         most.append(len(running))
         hold.wait(60)
@@ -335,7 +357,7 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
 
 
 def test_an_error_of_ours_tells_its_kind_and_no_content(fitted, monkeypatch, capfd):
-    def broken(*_):
+    def broken(*_, **__):
         raise ZeroDivisionError("secret of the subject")
 
     monkeypatch.setattr(web, "answer", broken)

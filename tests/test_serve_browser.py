@@ -15,7 +15,8 @@ import sys
 import numpy as np
 import pytest
 
-from m2lgdg import Method, make, make_cohort
+from m2lgdg import METHODS, Method, make, make_cohort
+from m2lgdg.method import load_methods
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -48,11 +49,12 @@ def server(folder, tmp_path_factory):
     said = running.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:\d+/", said)
     assert found, said + running.communicate()[0]
+    assert running.stdout.readline() == "Nothing that is uploaded is stored. Research use; not a diagnostic device.\n"
     yield found[0]
     running.send_signal(signal.SIGINT)
     rest, _ = running.communicate(timeout=120)
     assert running.returncode == 0
-    assert rest.splitlines() == ["Nothing that is uploaded is stored. Research use; not a diagnostic device.", "Ended."]
+    assert rest == "Ended.\n"
     assert list(work.iterdir()) == []
     assert list(temp.iterdir()) == []
 
@@ -189,7 +191,8 @@ def test_a_wrong_file_is_told_and_hostile_words_stay_text(opened):
 def test_a_file_that_is_too_large_is_told_before_it_is_sent(opened, server):
     page = opened()
     page.evaluate("""() => { const all = new DataTransfer(); all.items.add(new File([new Uint8Array(20971521)], "big.npy"));
-        const input = document.querySelector("#series"); input.files = all.files; input.dispatchEvent(new Event("change")); }""")
+        const input = document.querySelector("#series"); input.files = all.files;
+        input.dispatchEvent(new Event("change")); }""")
     assert page.evaluate("document.querySelector('#series').validationMessage") == "This file is larger than 20 MB."
     page.get_by_role("button", name="Predict").click()
     assert page.asked.count(server) == 1
@@ -238,3 +241,42 @@ def test_a_port_that_is_taken_is_told(server, folder):
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr == f"m2lgdg: --port {port} on 127.0.0.1 cannot be used: address already in use.\n"
+
+
+STUCK = '''
+import threading
+from m2lgdg.method import Method, method
+
+@method("stuck")
+class Stuck(Method):
+    """Never answers."""
+
+    def learn(self, source, **_):
+        self.facts_["inputs"] = []
+
+    def score(self, target):
+        print("computing", flush=True)
+        threading.Event().wait()
+'''
+
+
+def test_ctrl_c_ends_a_computation_too(cohort, tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    load_methods((str(tmp_path / "stuck.py"),))
+    make("stuck").fit(cohort).save(tmp_path / "model")
+    np.save(tmp_path / "scan.npy", cohort.series[0])
+    command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(tmp_path / "model"), "--port", "0"]
+    command += ["--plugin", str(tmp_path / "stuck.py")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = re.search(r"http://\S+", running.stdout.readline())[0]
+    running.stdout.readline()
+    begin = b'--b\r\nContent-Disposition: form-data; name="series"; filename="a.npy"\r\n\r\n'
+    connection = connected(server)
+    body = begin + (tmp_path / "scan.npy").read_bytes() + b"\r\n--b--\r\n"
+    connection.request("POST", "/", body, {"Content-Type": "multipart/form-data; boundary=b"})
+    assert running.stdout.readline() == "computing\n"
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=120)
+    connection.close()
+    METHODS.pop("stuck")
+    assert (running.returncode, rest) == (0, "Ended.\n")

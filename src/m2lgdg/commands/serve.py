@@ -18,18 +18,24 @@ def serve(
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
     """Open a local page for one subject at a time: drop a series, see probability, flags and the ROIs that count."""
+    import contextlib
+    import os
+    import sys
+    import threading
+
     from rich.markup import escape
 
     from m2lgdg.method import Method, load_methods
     from m2lgdg.serve.run import bound, run
 
-    socket = bound(host, port)
-    load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
-
     def opened(address: str) -> None:
         terminal.out.print(f"{escape(str(model))} answers at {address} on this machine only; Ctrl-C ends it.", soft_wrap=True)
         terminal.out.print("Nothing that is uploaded is stored. Research use; not a diagnostic device.")
 
-    run(fitted, socket, opened)
+    with contextlib.closing(bound(host, port)) as socket:  # first, since a model takes seconds to load
+        load_methods(tuple(map(str, plugin or [])))
+        run(Method.load(model), socket, opened)
     terminal.out.print("Ended.")
+    if threading.active_count() > 1:  # a computation that nobody waits for any more, which Python would see to its end
+        sys.stdout.flush()
+        os._exit(0)

@@ -15,7 +15,7 @@ from m2lgdg.report.brains import HALF, TOP, glass_brain
 from m2lgdg.shift import missing_phenotypes
 from m2lgdg.storage import InputError, one_line
 
-STEPS = 32  # of integrated gradients: a page must answer in seconds
+STEPS = 16  # of integrated gradients: somebody is waiting; where they are too few, their error is told
 MEANINGS = {
     "phenotypes missing": "the source median stands in for them (for sex, the more frequent)",
     "short scan": "fewer than 100 volumes, of which correlations are noisy",
@@ -73,8 +73,8 @@ class Answer:
         return self.proba >= self.threshold
 
 
-def answer(fitted: Method, cohort: Cohort) -> Answer:
-    """What a fitted method says of a cohort of one."""
+def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
+    """What a fitted method says of a cohort of one; a large network takes long to be explained."""
     proba = float(fitted.predict_proba(cohort)[0, 1])
     scores = fitted.limits_.scores(cohort) if fitted.limits_ else {}
     shifts = [(kind, "not known" if math.isnan(one[0]) else f"{one[0]:.2f}", bool(one[0] > 1)) for kind, one in scores.items()]
@@ -87,7 +87,7 @@ def answer(fitted: Method, cohort: Cohort) -> Answer:
         flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
         shifts=shifts,
         compared=fitted.limits_.compare(cohort) if fitted.limits_ else [],
-        explained=_explained(fitted, cohort),
+        explained=_explained(fitted, cohort) if explained else Explained(said=["It was not asked for."]),
     )
 
 

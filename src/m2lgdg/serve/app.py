@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from m2lgdg.deep import DeepMethod
 from m2lgdg.method import Method
 from m2lgdg.serve.answer import Answer, answer
 from m2lgdg.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject
@@ -81,7 +82,7 @@ class Desk:
         try:
             name, content, words = await self._form(request)
             async with self.turn:
-                found = await anyio.to_thread.run_sync(self._compute, name, content, words)
+                found = await anyio.to_thread.run_sync(self._compute, name, content, words, abandon_on_cancel=True)
             return self._respond(words, found=found, status=200)
         except Refused as error:
             return self._respond(words, error.sentence, status=error.status)
@@ -94,7 +95,8 @@ class Desk:
 
     def _compute(self, name: str, content: bytes, words: Mapping[str, str]) -> Answer:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
-        return answer(self.fitted, one_subject(self.fitted, name, content, phenotypes, words.get("tr", "")))
+        subject = one_subject(self.fitted, name, content, phenotypes, words.get("tr", ""))
+        return answer(self.fitted, subject, explained="explain" in words)
 
     async def _form(self, request: Request) -> tuple[str, bytes, dict[str, str]]:
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
@@ -103,7 +105,7 @@ class Desk:
         if not declared.isdecimal() or int(declared[:20]) > LARGEST + ENVELOPE:
             raise Refused(TOO_LARGE, 413)
         parser = _InMemory(
-            request.headers, _bounded(request), max_files=1, max_fields=len(self.names) + 1, max_part_size=LONGEST_FIELD
+            request.headers, _bounded(request), max_files=1, max_fields=len(self.names) + 2, max_part_size=LONGEST_FIELD
         )
         try:
             with anyio.fail_after(self.patience):
@@ -122,7 +124,7 @@ class Desk:
         for key, value in form.multi_items():
             if key == "series" and isinstance(value, UploadFile) and file is None:
                 file = value
-            elif (key == "tr" or key in self.names) and isinstance(value, str) and key not in words:
+            elif (key in ("tr", "explain") or key in self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             else:
                 raise Refused(f"The form has a part {key[:40]!r} that does not belong there.")
@@ -144,6 +146,8 @@ class Desk:
             atlas=facts["atlas"],
             asked=[*asked, ("tr", TR, words.get("tr", ""))],
             suffixes=SUFFIXES,
+            explain=not words or "explain" in words,
+            network=isinstance(self.fitted, DeepMethod),
             largest=LARGEST,
             megabytes=MEGABYTES,
             sentence=sentence,

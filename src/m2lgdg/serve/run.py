@@ -42,10 +42,10 @@ def run(fitted: Method, on: socket.socket, opened: Callable[[str], None]) -> Non
 
     config = uvicorn.Config(
         make_app(fitted), http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
-        server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=3,
+        server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2,
     )  # fmt: skip
     on.listen()  # so that whoever reads the address can ask at once
     host, port = on.getsockname()[:2]
     opened(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
-    with contextlib.closing(on), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended well
         uvicorn.Server(config).run(sockets=[on])

@@ -44,9 +44,9 @@ PHENOTYPES = {
     "sex": Field("Sex", "", MALE, FEMALE, ((f"{MALE:g}", "male"), (f"{FEMALE:g}", "female"))),
     "age": Field("Age", "years", 0.1, 120.0),
     "education": Field("Education", "years", 0.0, 60.0),
-    "viq": Field("Verbal IQ", "points", 1.0, 300.0),
-    "piq": Field("Performance IQ", "points", 1.0, 300.0),
-    "fiq": Field("Full-scale IQ", "points", 1.0, 300.0),
+    "viq": Field("Verbal IQ", "", 1.0, 300.0),
+    "piq": Field("Performance IQ", "", 1.0, 300.0),
+    "fiq": Field("Full-scale IQ", "", 1.0, 300.0),
 }
 
 
