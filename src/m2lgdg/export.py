@@ -63,7 +63,7 @@ PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) o
 
 
 def calibration_of(fitted: Method) -> tuple[float, float]:
-    """Slope and offset of the logit: the method's own, and on top of it those promised, or those of a site, where there are any."""
+    """Slope and offset of the logit: the method's own, and on top of it those promised or those of a site, if any."""
     slope, offset = map(float, fitted.state_["calibration"])
     after, added = fitted.recalibration or (1.0, 0.0)
     return after * slope, after * offset + added

@@ -1,4 +1,4 @@
-"""What leave-one-site-out inside source promises of a model at a site it has never seen, as numbers of sites, never a subject's.
+"""What leave-one-site-out inside source promises of a model at a site it has never seen, as numbers of sites, not of subjects.
 
 Stands before the methods: `Method.fit(..., promise=True)` refits itself without each source site, and keeps what these scores
 of unseen subjects say: a temperature, a threshold, prediction sets, and how much sites differ.
@@ -20,7 +20,7 @@ from scipy.stats import t as student
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import auc, calibration, calibration_error, delong_interval, logit, platt, sigmoid
-from m2lgdg.splits import site_folds
+from m2lgdg.splits import Indices, site_folds
 from m2lgdg.storage import InputError, file_hash, one_line, write_text
 
 FORMAT = "m2lgdg-promise-1"
@@ -89,13 +89,7 @@ class Promise:
         cls, source: Cohort, unseen: Unseen, folds: int | None = None, progress: Callable[..., None] | None = None
     ) -> Promise:
         """Refit without each source site, or without each of `folds` groups of sites, and learn from what is said of them."""
-        names = source.site_names
-        if len(names) < LEAST_SITES:
-            raise InputError(f"a promise needs {LEAST_SITES} source sites at least; cohort {source.name} has {len(names)}.")
-        if folds is not None and folds < 2:
-            raise InputError(f"promise with {folds} folds: two at least are needed.")
-        proba = np.full(len(source), np.nan)
-        cuts = site_folds(source.sites, source.labels, folds or len(names))
+        proba, cuts = np.full(len(source), np.nan), left_out(source, folds)
         for i, (train, test) in enumerate(cuts, start=1):
             proba[test] = unseen(source.select(train), source.select(test))
             if progress:
@@ -107,8 +101,6 @@ class Promise:
     def from_scores(cls, proba: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str_], folds: int) -> Promise:
         """From probabilities of subjects whose site was not trained on."""
         names = sorted(set(sites.tolist()))
-        if len(names) < LEAST_SITES:
-            raise InputError(f"a promise needs {LEAST_SITES} source sites that can be left out; there are {len(names)}.")
         decision, labels = logit(proba), np.asarray(labels)
         at_site, found = np.zeros(len(labels)), np.zeros((len(LEVELS), len(labels), 2), dtype=bool)
         called = np.zeros(len(labels), dtype=bool)
@@ -131,13 +123,13 @@ class Promise:
     def sets(self, proba: npt.ArrayLike, coverage: float = 0.9) -> npt.NDArray[np.str_]:
         """For each subject 'control', 'patient', 'both' (unsure) or 'none' (unlike either).
 
-        At left-out sites the true class was in it for about `coverage` of patients and of controls; `sites` tells how often where.
+        Of left-out patients and of left-out controls, about `coverage` had their true class in it; `sites` tells where.
         """
         control, patient = _inside(np.asarray(proba, dtype=np.float64), self.quantiles[[self._level(coverage)]])[0].T
         return np.select([control & patient, control, patient], ["both", "control", "patient"], "none")
 
     def interval(self, proba: npt.ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Low and high: at this share of sites like those of source, the share of patients among subjects of this score is between.
+        """Low and high: the probability of a patient for subjects of this score, at so many of the sites like source's.
 
         It is about how sites differ in calibration, not about one subject, who is a patient or is not.
         """
@@ -194,6 +186,20 @@ class Promise:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
 
+def left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
+    """(train, test) positions, each source site in one test, with others where there are fewer folds than sites."""
+    names = source.site_names
+    if len(names) < LEAST_SITES:
+        raise InputError(f"a promise needs {LEAST_SITES} source sites at least; there are {len(names)}.")
+    if folds is not None and folds < 2:
+        raise InputError(f"a promise from {folds} groups of sites: two at least are needed.")
+    cuts = site_folds(source.sites, source.labels, folds or len(names))
+    left = {site for _, test in cuts for site in source.sites[test].tolist()}
+    if len(left) < LEAST_SITES:
+        raise InputError(f"a promise needs {LEAST_SITES} sites without which source keeps both classes; it has {len(left)}.")
+    return cuts
+
+
 class _Rule(NamedTuple):
     """What is learned from some subjects' decisions on the logit scale."""
 
@@ -243,7 +249,7 @@ def between_sites(x: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str
     for site in set(sites.tolist()):
         here = sites == site
         eta = slopes[:, None, None] * x[here] + offsets[:, None]  # (slope, offset, subject)
-        logs = -np.logaddexp(0.0, np.where(labels[here] == 1, -eta, eta)).sum(axis=-1)
+        logs = eta @ labels[here].astype(np.float64) - (np.maximum(eta, 0) + np.log1p(np.exp(-np.abs(eta)))).sum(axis=-1)
         total += np.log(weigh_slope @ np.exp(logs - logs.max()) @ weigh_offset.T) + logs.max()
     weights = np.exp(total - total.max())
     weights /= weights.sum()

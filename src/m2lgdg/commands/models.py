@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from m2lgdg.commands import terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from m2lgdg.cohort import Cohort
+    from m2lgdg.method import Method
+    from m2lgdg.promise import Promise
 
 Given = Annotated[
     Path, typer.Argument(metavar="COHORT", help="a cohort file, or a folder that `m2lgdg check` reads", show_default=False)
@@ -43,6 +50,11 @@ def fit(
     seed: Annotated[int, typer.Option(help="of a method with randomness")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto")] = "auto",
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    promise: Annotated[
+        bool | None,
+        typer.Option(help="refit without each site, to know what scores mean at a new one; networks only if asked"),
+    ] = None,
+    groups: Annotated[int | None, typer.Option("--promise-folds", help="leave sites out in so many groups instead")] = None,
 ) -> None:
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from rich.markup import escape
@@ -61,8 +73,10 @@ def fit(
         cohort = cohort.with_inputs([] if inputs == "none" else [one.strip() for one in inputs.split(",")])
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} is not empty; choose another --out.")
+    source = cohort.select(cohort.labels >= 0)
+    promised = _promised(method, source, promise, groups)
     with _epochs() as show:
-        method.fit(cohort.select(cohort.labels >= 0), seed=seed, device=device, progress=show, limits=True)
+        method.fit(source, seed=seed, device=device, progress=show, limits=True, promise=promised, promise_folds=groups)
     method.save(to)
     learned = method.facts_
     if "history" in learned:
@@ -79,12 +93,47 @@ def fit(
     terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
 
 
+def _promised(method: Method, source: Cohort, asked: bool | None, groups: int | None) -> bool:
+    """Whether the fit shall also learn what to promise, and a line that says what that costs or what is lost without."""
+    from m2lgdg.deep import DeepMethod
+    from m2lgdg.promise import left_out
+    from m2lgdg.storage import InputError
+
+    if asked is False and groups is not None:
+        raise InputError("--promise-folds and --no-promise contradict each other.")
+    if asked is False:
+        return False
+    wanted = bool(asked) or groups is not None
+    try:
+        refits = len(left_out(source, groups))
+    except InputError as error:
+        if wanted:
+            raise
+        terminal.out.print(f"No promise of what scores mean at a new site: {error}", markup=False, soft_wrap=True)
+        return False
+    if isinstance(method, DeepMethod) and not wanted:
+        terminal.out.print(
+            f"No promise of what scores mean at a new site: it would take {refits} more trainings (--promise, or fewer with "
+            "--promise-folds 5).",
+            soft_wrap=True,
+        )
+        return False
+    what = "a site" if groups is None else "a group of sites"
+    terminal.out.print(
+        f"Also fitting {refits} times without {what}, for what to promise at a new one (--no-promise leaves it out).",
+        soft_wrap=True,
+    )
+    return True
+
+
 @terminal.app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
     path: Given,
     to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    coverage: Annotated[float | None, typer.Option(help="add interval and sets that hold the truth this often")] = None,
+    abstain: Annotated[bool, typer.Option("--abstain", help="decide only where the set is one class")] = False,
 ) -> None:
     """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
     from collections import Counter
@@ -98,20 +147,25 @@ def predict(
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
+    if abstain and coverage is None:
+        coverage = 0.9
+    promise = None if coverage is None else _kept_promise(fitted, coverage)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     proba = fitted.predict_proba(cohort)[:, 1]
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
     flags = fitted.flags(cohort)
+    said = _add_sets(table, flags, promise, coverage, abstain) if promise and coverage else []
     for kind, score in (fitted.limits_.scores(cohort) if fitted.limits_ else {}).items():
         table[f"{kind}_shift"] = score.round(3)
     table["flags"] = ["; ".join(said) for said in flags]
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
-    patients = int(table["decision"].sum())
-    terminal.out.print(
-        f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} at {fitted.threshold:.3g} or above.", soft_wrap=True
-    )
+    patients = int((table["decision"].astype(str) == "1").sum())
+    where = "decided to be patients" if abstain else f"at {fitted.threshold:.3g} or above"
+    terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {where}.", soft_wrap=True)
+    for line in said:
+        terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     for line in fitted.limits_.compare(cohort) if fitted.limits_ else []:
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     kinds = Counter(flag.split(":")[0] for said in flags for flag in said)
@@ -119,6 +173,38 @@ def predict(
         told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
         terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
     terminal.out.print("Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.")
+
+
+def _kept_promise(fitted: Method, coverage: float) -> Promise:
+    """The model's promise, which must be there and know of this coverage."""
+    from m2lgdg.storage import InputError
+
+    if fitted.promise_ is None:
+        why = "is calibrated to a site, and a promise is of sites without labels of their own"
+        lacks = "has no promise of what its scores mean at a new site; fit it with --promise"
+        raise InputError(f"--coverage and --abstain: this model {why if 'local' in fitted.facts_ else lacks}.")
+    fitted.promise_.expected(coverage)
+    return fitted.promise_
+
+
+def _add_sets(table: pd.DataFrame, flags: list[list[str]], promise: Promise, coverage: float, abstain: bool) -> list[str]:
+    """Put interval and set into the table, and into the flags on whom nothing is decided; returns what to tell of it."""
+    table["low"], table["high"] = promise.interval(table["proba"].to_numpy())
+    table["set"] = promise.sets(table["proba"].to_numpy(), coverage)
+    kept = promise.expected(coverage)
+    lines = [
+        f"Sets of {coverage:.0%} coverage, at sites of source left out: they held the true class of {kept.reached:.0%} of "
+        f"subjects (lowest site {kept.lowest:.0%}, median {kept.median:.0%})."
+    ]
+    if abstain:
+        table["decision"] = table["set"].map({"control": "0", "patient": "1"}).fillna("")
+        for found, one in zip(flags, table["set"], strict=True):
+            found += [f"abstained: {one}"] if one in ("both", "none") else []
+        decided = int((table["decision"] != "").sum())
+        right = "" if kept.decided == 0 else f", and {kept.right:.0%} of these were right"
+        lines.append(f"Decided on {decided} subjects, abstained on {len(table) - decided}.")
+        lines.append(f"At sites of source left out {kept.decided:.0%} were decided{right}.")
+    return lines
 
 
 @terminal.app.command()
@@ -143,11 +229,12 @@ def calibrate(
         raise InputError(f"{to} is not empty; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
+    before = fitted.threshold
     found = local.calibrate(fitted, cohort)
     fitted.save(to)
     write_card(to)
     terminal.out.print(
-        f"Slope {found.slope:.2f} (source 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} (0.5)."
+        f"Slope {found.slope:.2f} (before 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} ({before:.2g})."
     )
     for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("Specificity", found.specificity)):
         terminal.out.print(f"{name} {share:.0%}, 95 % interval {low:.0%} to {high:.0%} (subjects left out in turn).")

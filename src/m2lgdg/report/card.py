@@ -20,6 +20,7 @@ from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.report.contents import Contents, read_contents, read_json
 from m2lgdg.report.operating import operating_table, over_seeds
+from m2lgdg.report.promised import NO_PROMISE, PROMISED, UNSEEN, promised_facts, promised_tables
 from m2lgdg.report.tables import Table, changed_fields, label
 from m2lgdg.stats import cell_scores, macro_scores, site_scores
 from m2lgdg.storage import InputError, write_texts
@@ -61,6 +62,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
         _training(fitted),
         Part("Inputs", _inputs(fitted)),
         Part("Decision", _decision(fitted)),
+        *_promised(fitted),
         results or Part("At sites left out", sentences=[NO_STUDY]),
         Part("Known failures and limits", sentences=failures or ["None is known from training; see the intended use."]),
         Part("Data licence", sentences=[_licence(fitted.facts_["source"]["cohort"])]),
@@ -123,6 +125,10 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
         on = fitted.facts_.get("validation", "source sites held out in turn")
         calibrated = f"logit times {slope:.4g} plus {offset:.4g}, fitted on {on}; never on a target"
     facts = [("output", "probability of the patient"), ("calibration", calibrated)]
+    promise = fitted.promise_
+    if promise is not None:
+        told = f"then logit times {promise.slope:.4g} plus {promise.offset:.4g}, fitted on source sites left out whole"
+        facts.append(("temperature", f"{told}; in predict_proba, m2lgdg predict and the ONNX graph alike"))
     local = fitted.facts_.get("local")
     if local is not None:
         told = (
@@ -130,6 +136,15 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
         )
         facts.append(("calibration to a site", f"{told}, who must not be used to evaluate it"))
     return [*facts, ("threshold", f"patient at {fitted.threshold:.3g} or above")]
+
+
+def _promised(fitted: Method) -> list[Part]:
+    """What the model says of itself at a site it has never seen; of a model calibrated to a site, nothing."""
+    if "local" in fitted.facts_:
+        return []
+    if fitted.promise_ is None:
+        return [Part(UNSEEN, sentences=[NO_PROMISE])]
+    return [Part(UNSEEN, promised_facts(fitted.promise_), promised_tables(fitted.promise_), PROMISED)]
 
 
 def _results(fitted: Method, contents: Contents) -> Part:
@@ -212,7 +227,8 @@ def _licence(cohort: str) -> str:
 def _versions(fitted: Method, model: Path) -> list[tuple[str, str]]:
     versions = read_json(model / "method.json", {}).get("versions", {})
     facts: list[tuple[str, str]] = [(str(name), str(version)) for name, version in versions.items()]
-    for name in ("method.json", "weights.safetensors"):
+    there = ["promise.json"] if fitted.promise_ else []
+    for name in ("method.json", "weights.safetensors", *there):
         facts.append((f"{name}, SHA-256", hashlib.sha256((model / name).read_bytes()).hexdigest()))
     return [*facts, ("content of the training cohort", str(fitted.facts_["source"]["hash"]))]
 

@@ -1,0 +1,88 @@
+"""The walk of a new hospital: a model of all other sites, the site's subjects one at a time, beside what the model promised.
+
+Usage: python benchmarks/walk.py COHORT SITE [--method fc-logistic] [--out MODEL]; prints a JSON line a subject (no id), then one over
+the site. The model is saved and loaded in between, as it would be on the way to the hospital; labels only enter the last line.
+"""
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import m2lgdg
+from m2lgdg.method import Method
+from m2lgdg.metrics import auc, calibration, calibration_error, delong_interval, wilson
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cohort")
+    parser.add_argument("site")
+    parser.add_argument("--method", default="fc-logistic")
+    parser.add_argument("--coverage", type=float, default=0.9)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    cohort = m2lgdg.read(options.cohort)
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(options.out or folder) / "model"
+        if not model.exists():
+            source = cohort.select((cohort.sites != options.site) & (cohort.labels >= 0))
+            m2lgdg.make(options.method, phenotypes=True).fit(source, limits=True, promise=True).save(model)
+        fitted = Method.load(model)
+    site = cohort.select(sites=[options.site])
+    rows = [walk(fitted, site.select([i]), options.coverage) for i in range(len(site))]
+    for row in rows:
+        print(json.dumps(row))
+    together = fitted.predict_proba(site)[:, 1]
+    found = judge(fitted, rows, site.labels, options.coverage)
+    found["apart_from_all_at_once"] = float(np.abs(together - [row["proba"] for row in rows]).max())
+    print(json.dumps(found, indent=1))
+
+
+def walk(fitted, one, coverage):
+    """All that the hospital is told of one subject."""
+    proba = fitted.predict_proba(one)[:, 1]
+    (low,), (high,) = fitted.promise_.interval(proba)
+    scores = {f"{kind}_shift": round(float(score[0]), 3) for kind, score in fitted.limits_.scores(one).items()}
+    said = {"proba": float(proba[0]), "low": round(low, 3), "high": round(high, 3)}
+    return said | {"set": str(fitted.promise_.sets(proba, coverage)[0]), "flags": fitted.flags(one)[0]} | scores
+
+
+def judge(fitted, rows, labels, coverage):
+    """What came true, beside what was promised."""
+    known = labels >= 0
+    y, p = labels[known], np.array([row["proba"] for row in rows])[known]
+    sets = np.array([row["set"] for row in rows])[known]
+    held = (sets == "both") | (sets == np.where(y == 1, "patient", "control"))
+    single = np.isin(sets, ["control", "patient"])
+    called = p >= fitted.threshold
+    promise, kept = fitted.promise_, fitted.promise_.expected(coverage)
+    slope, intercept = calibration(y, p)
+    return {
+        "subjects": len(rows),
+        "flags": Counter(flag.split(":")[0] for row in rows for flag in row["flags"]),
+        "sets": Counter(sets.tolist()),
+        "found": {
+            "in_set": [held.mean(), *wilson(int(held.sum()), len(held))],
+            "one_class": single.mean(),
+            "right": held[single].mean() if single.any() else None,
+            "sensitivity": called[y == 1].mean(),
+            "specificity": (~called[y == 0]).mean(),
+            "auc": [auc(y, p), *delong_interval(y, p)],
+            "slope": slope,
+            "intercept": intercept,
+            "brier": ((p - y) ** 2).mean(),
+            "ece": calibration_error(y, p),
+            "share_of_patients": y.mean(),
+            "mean_interval": [np.mean([row["low"] for row in rows]), np.mean([row["high"] for row in rows])],
+        },
+        "promised": kept._asdict() | promise.whole._asdict(),
+        "rule": {name: getattr(promise, name) for name in ("slope", "offset", "threshold", "slope_sd", "offset_sd", "folds")},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What a model promises of a site it has never seen, as the facts, tables and sentences of its card.
+
+Made from the promise alone, which holds figures of sites and no subject.
+"""
+
+from __future__ import annotations
+
+import math
+
+from m2lgdg.promise import LEAST_SUBJECTS, LEVELS, Figures, Promise
+from m2lgdg.report.tables import Table
+
+UNSEEN = "At a site it has never seen"
+SHOWN = 0.9  # the coverage that is told site by site
+NO_PROMISE = (
+    "The model was fitted without a promise, so it cannot tell what its probabilities mean at a site it has never seen: "
+    "m2lgdg fit --promise."
+)
+PROMISED = [
+    "Every figure is of source sites left out whole, with temperature, threshold and sets from the other sites.",
+    "It holds for sites that differ from source as source sites differ from each other; a site of another kind may do worse.",
+    "A set holds every class that cannot be ruled out: both is unsure, none is unlike either.",
+    "The interval of a probability is of what this score means from site to site, not of one subject.",
+]
+
+
+def promised_facts(promise: Promise) -> list[tuple[str, str]]:
+    """Over all left-out sites."""
+    whole, kept = promise.whole, promise.expected(SHOWN)
+    return [
+        ("learned from", f"{whole.subjects} subjects of left-out sites, in {promise.folds} refits"),
+        ("AUC over all", f"{_percent(whole.auc)} ({_percent(whole.auc_low)}-{_percent(whole.auc_high)})"),
+        ("sensitivity, specificity", f"{_percent(whole.sensitivity)}, {_percent(whole.specificity)}"),
+        ("calibration", f"slope {_number(whole.slope)} (ideal 1), intercept {_number(whole.intercept)} (ideal 0)"),
+        ("Brier, ECE", f"{_number(whole.brier)}, {_number(whole.ece)}"),
+        ("differences between sites", f"sd {promise.slope_sd:.2f} of the slope, {promise.offset_sd:.2f} of the offset"),
+        (
+            f"sets of {SHOWN:.0%} coverage",
+            f"held the true class of {_percent(kept.reached)} % (lowest site {_percent(kept.lowest)}, median "
+            f"{_percent(kept.median)}); one class for {_percent(kept.decided)} %, right for {_percent(kept.right)} % of these",
+        ),
+    ]
+
+
+def promised_tables(promise: Promise) -> list[Table]:
+    """Each left-out site, and each coverage."""
+    at = LEVELS.index(SHOWN)
+    header = ["Site left out", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "right"]
+    rows = [_row(site, one, at) for site, one in promise.sites.items()] + [_row("all", promise.whole, at)]
+    note = (
+        f"AUC with DeLong's interval; in set, one class and right of sets of {SHOWN:.0%} coverage, in per cent, right of those "
+        f"with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
+    )
+    levels = []
+    for coverage in LEVELS:
+        kept = promise.expected(coverage)
+        shares = (kept.reached, kept.lowest, kept.median, kept.decided, kept.right)
+        levels.append([f"{coverage:.0%}", *map(_percent, shares)])
+    by_level = ["Coverage", "in set", "lowest site", "median site", "one class", "right"]
+    return [_table("Sites left out", header, rows, note), _table("Sets", by_level, levels, "per cent, over all left-out sites")]
+
+
+def _row(name: str, one: Figures, at: int) -> list[str]:
+    area = _percent(one.auc) + ("" if math.isnan(one.auc_low) else f" ({_percent(one.auc_low)}-{_percent(one.auc_high)})")
+    numbers = map(_number, (one.slope, one.intercept, one.brier, one.ece))
+    shares = map(_percent, (one.reached[at], one.decided[at], one.right[at]))
+    return [name, str(one.subjects), str(one.patients), area, *numbers, *shares]
+
+
+def _table(title: str, header: list[str], rows: list[list[str]], note: str) -> Table:
+    return Table(title, header, rows, [[0] * len(header) for _ in rows], note)
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
