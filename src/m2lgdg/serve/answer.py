@@ -48,7 +48,7 @@ class Explained:
     """The top ROIs of one subject, with their place on a brain where there is one, and how they were found."""
 
     rois: list[tuple[int, str, str]] = field(default_factory=list)  # rank, name, score
-    phenotypes: list[tuple[str, str, str]] = field(default_factory=list)  # name, score, direction
+    phenotypes: list[tuple[str, str, str]] = field(default_factory=list)  # name, score, towards which class
     brain: str = ""  # an <img> whose every letter we wrote
     said: list[str] = field(default_factory=list)
 
@@ -129,7 +129,7 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
             (
                 f"{row['phenotype']} (not given)" if row["phenotype"] in absent else str(row["phenotype"]),
                 f"{row['score']:.3g}",
-                "towards patient" if row["direction"] > 0 else "towards control",
+                "patient" if row["direction"] > 0 else "control",
             )
             for row in found.phenotypes.to_dict("records")
             if row["score"] > 0
