@@ -17,7 +17,7 @@ ORDER = [
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "gpu", "devices", "shift", "promise", "method", "deep"),
     *("methods",),
     *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),
-    *("report", "local", "commands", "cli"),
+    *("report", "local", "serve", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -11,9 +11,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from m2lgdg.commands import audit, card, data, explain, export, models, share, studies, terminal
+from m2lgdg.commands import audit, card, data, explain, export, models, serve, share, studies, terminal
 
-__all__ = ["audit", "card", "data", "explain", "export", "main", "models", "share", "studies"]
+__all__ = ["audit", "card", "data", "explain", "export", "main", "models", "serve", "share", "studies"]
 
 
 def _version(wanted: bool) -> None:

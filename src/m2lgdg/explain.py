@@ -35,6 +35,10 @@ PATTERNS = (
     "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs or "
     "phenotypes, times its share of the decision's variance"
 )
+CONTRIBUTIONS = (
+    "what each feature adds to the decision, its weight times its distance from a baseline, in logits; scores are mean sizes"
+)
+AVERAGE = "mean covariance of source, equal amplitudes, average phenotypes, and for FC "
 
 
 class _Found(NamedTuple):
@@ -80,10 +84,26 @@ def explain(
         about |= {"scores": PATTERNS, "steps": None, "baseline": None}
     else:
         raise InputError(f"method {fitted.name} has nothing to explain: it is neither a network nor a linear method.")
+    return _explanation(found, cohort, seen.inputs, points, about)
+
+
+def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Explanation:
+    """As `explain`, of one subject alone: a linear method, which has no pattern then, by what each feature adds."""
+    if not isinstance(fitted, Linear):
+        return explain(fitted, cohort, steps=steps)
+    seen = fitted.visible(cohort)
+    about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
+    about["baseline"] = AVERAGE + ("the mean of source" if fitted.limits_ else "no correlation")
+    return _explanation(_contributions(fitted, seen), cohort, seen.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
+
+
+def _explanation(
+    found: _Found, cohort: Cohort, inputs: tuple[str, ...], points: pd.DataFrame, about: dict[str, Any]
+) -> Explanation:
     return Explanation(
         rois=roi_table(found.rois, cohort),
         edges=edge_table(found.edges, cohort.rois),
-        phenotypes=phenotype_table(found.phenotypes, seen.inputs),
+        phenotypes=phenotype_table(found.phenotypes, inputs),
         gate=gate_table(found.gate, cohort),
         completeness=completeness_table(found.change, cohort),
         map=points,
@@ -209,6 +229,27 @@ def _patterns(fitted: Linear, cohort: Cohort) -> _Found:
         else:
             matrix = squares(pattern[None], n)
             rois[name], edges[name] = _over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
+    return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+
+
+def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
+    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
+    rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
+    for name in fitted._weights():
+        features = fitted._features(name, cohort)
+        if name == "fc" and fitted.limits_:
+            features = features - fitted.limits_.mean
+        added = slope * features * fitted.state_[f"{name}.weights"]  # (subject, feature)
+        if name == "phenotypes":
+            phenotypes = added
+        elif name == "amplitude":
+            rois[name] = np.abs(added)
+        else:
+            rows, columns = np.triu_indices(n, 0 if name == "tangent" else 1)
+            matrices = np.zeros((len(cohort), n, n))
+            matrices[:, rows, columns] = matrices[:, columns, rows] = added
+            rois[name] = _over_others(np.abs(matrices))
+            edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
     return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
 
 

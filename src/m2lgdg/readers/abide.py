@@ -6,7 +6,6 @@ One of the readers behind `m2lgdg.read`. Files may lie flat, in pipeline/strateg
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.readers import tables
-from m2lgdg.readers.atlas import regions
+from m2lgdg.readers.atlas import roi_names
 from m2lgdg.readers.gather import Found, OnBad, Progress, Rois, Series, gather, numbered_rois
 from m2lgdg.readers.text import read_table
 from m2lgdg.storage import InputError
@@ -139,15 +138,7 @@ def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
         return numbered_rois(series.shape[1]), series
     if len(header) != series.shape[1]:
         raise InputError(f"{file}: the header names {len(header)} ROIs but the lines have {series.shape[1]} columns.")
-    return _names(tuple(header), atlas), series
-
-
-@cache
-def _names(codes: Rois, atlas: str) -> Rois:
-    """The region names behind the header's codes, for an atlas that we ship; else the codes."""
-    known = regions(atlas)
-    names = {} if known is None else dict(zip(known["code"], known["name"], strict=True))
-    return tuple(names.get(code, code) for code in codes)
+    return roi_names(tuple(header), atlas), series
 
 
 def _phenotypes(table: pd.DataFrame, path: Path) -> pd.DataFrame:

@@ -25,6 +25,14 @@ def regions(atlas: str) -> pd.DataFrame | None:
         return pd.read_csv(file, sep="\t", dtype={"code": str})
 
 
+@cache
+def roi_names(header: tuple[str, ...], atlas: str) -> tuple[str, ...]:
+    """The region names behind a header's codes, for an atlas that we ship; else the header's own words."""
+    known = regions(atlas)
+    names = {} if known is None else dict(zip(known["code"], known["name"], strict=True))
+    return tuple(names.get(code, code) for code in header)
+
+
 def read_places(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
     """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, perhaps code) or an atlas image in ROI order."""
     path = Path(path)

@@ -5,6 +5,8 @@ Every reader ends here: it finds out who is where, `gather` reads, checks each s
 
 from __future__ import annotations
 
+import io
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -116,26 +118,36 @@ def numbered_rois(count: int) -> Rois:
 
 def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | None, npt.NDArray[Any]]:
     """Names (None where the file has none) and the numbers of a .npy, .mat or text file; nothing that needs pickle."""
-    from m2lgdg.readers.text import read_table
-
-    if path.suffix == ".npy":
-        return None, _load_npy(path)
     if path.suffix == ".mat":
         return None, load_mat(path, variable)
-    return read_table(path)
-
-
-def _load_npy(path: Path) -> npt.NDArray[Any]:
     try:
-        with path.open("rb") as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
+        return parse_array(path, path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
-    except Exception as error:  # a damaged header leads numpy into tokenizer, syntax and memory errors too
-        if "allow_pickle" in str(error):
-            raise InputError(
-                f"{path} holds Python objects that only pickle could read, which may run code; save numbers."
-            ) from None
+
+
+def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    """Names and numbers of the content of a .npy or text file; of the path only the name matters."""
+    from m2lgdg.readers.text import parse_table
+
+    return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
+
+
+def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if dtype.hasobject:
+            raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
+        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is taken for it
+            raise InputError(f"{path} is not a readable .npy file: it claims shape {shape}, for which it is too short.")
+        file.seek(0)
+        array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
+    except InputError:
+        raise
+    except Exception:  # a damaged header leads numpy into tokenizer, syntax and memory errors too
         raise InputError(f"{path} is not a readable .npy file.") from None
     return _as_table(array, path)
 

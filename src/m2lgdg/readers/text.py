@@ -41,16 +41,20 @@ def compiled() -> ctypes.CDLL | None:
 
 
 def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
-    """Column names (None without a header) and the (row, column) numbers of a text file.
+    """Column names (None without a header) and the (row, column) numbers of a text file."""
+    try:
+        return parse_table(path, path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
+    """Names and numbers of a text file's content; of the path only the name matters.
 
     A header is a first line that starts with # or holds a cell that is no number; but a word beside decimals is a mistake.
     Cells may be missing as NaN, n/a or nothing (between tabs or commas only). Anything else that is no number, or a ragged
     row, is an error with its place.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from None
     if b"\0" in text:
         raise InputError(f"{path} is not a text file.")
     blank = BLANK_LINES.match(text)

@@ -1,0 +1,16 @@
+// The page works without this script: it only says sooner what the server would say, and that an answer is on its way.
+"use strict";
+const form = document.querySelector("form");
+const file = form.querySelector("input[type=file]");
+const button = form.querySelector("button");
+const ready = button.textContent;
+const check = () => {
+  const most = Number(file.dataset.largest);
+  const large = file.files.length > 0 && file.files[0].size > most;
+  file.setCustomValidity(large ? `This file is larger than ${Math.round(most / 1048576)} MB.` : "");
+};
+file.addEventListener("change", () => { check(); file.reportValidity(); });
+for (const name of ["dragenter", "dragover"]) file.addEventListener(name, () => file.classList.add("over"));
+for (const name of ["dragleave", "drop"]) file.addEventListener(name, () => file.classList.remove("over"));
+form.addEventListener("submit", () => { button.disabled = true; button.textContent = "Computing …"; });
+addEventListener("pageshow", () => { button.disabled = false; button.textContent = ready; check(); });

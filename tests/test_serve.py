@@ -1,0 +1,411 @@
+"""The page for one subject: the same values as `predict`, a sentence for everything wrong, and nothing written anywhere.
+
+Over ASGI, without a socket; tests/test_serve_browser.py has the real server and a real browser.
+"""
+
+import html
+import os
+import re
+import sys
+import threading
+
+import anyio
+import numpy as np
+import pandas as pd
+import pytest
+from test_contract import small
+from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
+
+from m2lgdg import Cohort, Method, make, make_cohort
+from m2lgdg.cli import main
+from m2lgdg.explain import explain_subject
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("starlette")
+from m2lgdg.serve import app as web  # noqa: E402
+from m2lgdg.serve.answer import answer  # noqa: E402
+from m2lgdg.serve.upload import LARGEST, one_subject  # noqa: E402
+
+HOST = "127.0.0.1:8765"
+OPENED = []  # what was opened for writing while `watching`
+WATCHING = threading.Event()
+
+
+def _audit(event, arguments):
+    if WATCHING.is_set() and event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        OPENED.append(arguments[0])
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", n_rois=116, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(cohort, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make("fc-logistic", phenotypes=True).fit(cohort, limits=True, promise=True).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(folder):
+    loaded = Method.load(folder)
+    answer(loaded, one_subject(loaded, "x.npy", npy(np.random.default_rng(0).normal(size=(60, 116))), {}, ""))  # warm caches
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(request, fitted):
+    """No test of this file opens any file for writing while a request is answered."""
+    OPENED.clear()
+    yield
+    assert OPENED == []
+
+
+def send(fitted, method="POST", path="/", *, patience=60.0, **request):
+    """The response to one request of any kind."""
+
+    async def sent():
+        transport = httpx.ASGITransport(web.make_app(fitted, patience))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+            WATCHING.set()
+            try:
+                return await client.request(method, path, **request)
+            finally:
+                WATCHING.clear()
+
+    return anyio.run(sent)
+
+
+def ask(fitted, content, data=None, name="scan.npy", headers=None):
+    """The response to the page's own form."""
+    return send(fitted, files={"series": (name, content)}, data={"explain": "1"} | (data or {}), headers=headers or {})
+
+
+def alert(response):
+    found = re.search(r'role="alert"><p>(.*?)</p>', response.text, flags=re.DOTALL)
+    return html.unescape(found[1]) if found else response.text.strip()
+
+
+def words(response):
+    return " ".join(html.unescape(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", response.text, flags=re.DOTALL)).split())
+
+
+def bare(cohort):
+    """The first subject, of whom nothing but the scan is known."""
+    return Cohort(cohort.series[:1], ["a"], [""], [-1], cohort.rois, atlas="aal")
+
+
+class TestAnswer:
+    def test_values_are_those_of_predict(self, fitted, cohort):
+        for i in (0, 7, 20):
+            one = cohort.select([i])
+            given = one.phenotypes.iloc[0]
+            data = {
+                f"p{k}": f"{given[name]:.17g}" for k, name in enumerate(fitted.facts_["inputs"]) if not np.isnan(given[name])
+            }
+            response = ask(fitted, content=npy(one.series[0]), data=data | {"tr": f"{one.tr[0]:.17g}"})
+            assert response.status_code == 200, alert(response)
+            proba = fitted.predict_proba(one)[0, 1]
+            low, high = (end[0] for end in fitted.promise_.interval([proba], 0.9))
+            said = words(response)
+            assert f"Answer {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
+            assert f"Decision: {'patient' if proba >= fitted.threshold else 'control'} ," in said
+            for kind, score in fitted.limits_.scores(one).items():
+                assert f"{kind} {score[0]:.2f}" in said
+            for line in [*fitted.limits_.compare(one), *fitted.flags(one)[0]]:
+                assert line in said
+            for roi in explain_subject(fitted, one).rois["roi"].head(10):
+                assert roi in said
+            assert said.count("Research use; not a diagnostic device.") == 2
+            assert '<img alt="Glass brain' in response.text
+
+    @pytest.mark.parametrize("name", ["scan.csv", "scan.tsv", "scan.txt", "scan.1D", "SCAN.CSV", "scan.NPY"])
+    def test_every_format_gives_the_same_to_the_bit(self, fitted, cohort, name):
+        series = cohort.series[5]
+        separator = {"c": ",", "t": "\t"}.get(name.lower().split(".")[1][0], " ") if "txt" not in name else " "
+        content = npy(series) if name.lower().endswith("npy") else text(series, separator)
+        one = one_subject(fitted, name, content, {"age": "30"}, "2.5")
+        np.testing.assert_array_equal(one.series[0], series)
+        assert one.tr[0] == 2.5
+        assert one.phenotypes["age"].tolist() == [30.0]
+        assert one.phenotypes[["sex", "education"]].isna().all(axis=None)
+
+    def test_codes_of_the_atlas_are_names(self, fitted, cohort):
+        from m2lgdg.readers.atlas import regions
+
+        header = "\t".join(f"#{code}" for code in regions("aal")["code"]) + "\n"
+        one = one_subject(fitted, "a.1D", header.encode() + text(cohort.series[0], "\t"), {}, "")
+        assert one.rois == cohort.rois
+
+    def test_missing_phenotypes_are_accepted_and_flagged(self, fitted, cohort):
+        said = words(ask(fitted, content=npy(cohort.series[0])))
+        assert "phenotypes missing: sex age education" in said
+        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+
+    def test_an_explanation_can_be_left_out(self, fitted, cohort, monkeypatch):
+        monkeypatch.setattr("m2lgdg.serve.answer.explain_subject", lambda *_: 1 / 0)
+        response = send(fitted, files={"series": ("a.npy", npy(cohort.series[0]))}, data={"p1": "20"})
+        assert response.status_code == 200
+        assert "What the decision rests on It was not asked for." in words(response)
+        assert " checked" not in response.text
+        assert " checked" in send(fitted, "GET").text
+
+    def test_a_network_is_explained_by_gradients(self, cohort):
+        fitted = make("m2lgdg", **small("m2lgdg")).fit(cohort)
+        response = ask(fitted, npy(cohort.series[0]))
+        said = words(response)
+        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+        assert "Integrated gradients of the patient's logit" in said
+        assert explain_subject(fitted, bare(cohort), steps=16).rois["roi"][0] in said
+        assert '<img alt="Glass brain' in response.text
+
+    def test_a_large_file_stays_in_memory(self, fitted):
+        content = text(np.random.default_rng(1).normal(size=(1500, 116)))
+        assert len(content) > 2**21
+        assert ask(fitted, name="long.csv", content=content).status_code == 200
+
+    def test_a_model_without_limits_promise_or_gradient_says_so(self, cohort):
+        prior = make("prior").fit(cohort)
+        response = ask(prior, content=npy(cohort.series[0]))
+        said = words(response)
+        assert "No interval is known for this model" in said
+        assert "Not known: the model was saved without the statistics of its source." in said
+        assert "Not explained: method prior has nothing to explain: it is neither a network nor a linear method." in said
+        assert "<img" not in response.text
+
+    def test_an_atlas_without_places_gets_a_list(self):
+        cohort = make_cohort("tiny", n_rois=12, seed=3)
+        said = words(ask(make("fc-logistic").fit(cohort), content=npy(cohort.series[0])))
+        assert "The centroids of this atlas are not known" in said
+        assert cohort.rois[0] in said
+
+    def test_the_contributions_of_a_linear_method_sum_to_its_decision(self, cohort):
+        for name in ("fc-logistic", "connectome-ensemble"):
+            fitted = make(name, phenotypes=True).fit(cohort, limits=True)
+            found = [explain_subject(fitted, cohort.select([i])) for i in (0, 1)]
+            n = len(cohort.rois)
+            seen = fitted.visible(cohort.select([0, 1]))
+            by_hand = np.zeros(n)
+            for block in fitted.blocks:
+                values = fitted._features(block, seen)[0] - (fitted.limits_.mean if block == "fc" else 0.0)
+                added = np.abs(fitted.state_["calibration"][0] * values * fitted.state_[f"{block}.weights"])
+                if block == "amplitude":
+                    by_hand += added
+                    continue
+                pairs = [(row, column) for row in range(n) for column in range(row + (block == "fc"), n)]
+                for k, pair in enumerate(pairs):
+                    for roi in set(pair):
+                        by_hand[roi] += added[k] / (n - 1)
+            table = found[0].rois.set_index("roi")["score"].reindex(cohort.rois)
+            np.testing.assert_allclose(table, by_hand, rtol=1e-9)
+            if name == "fc-logistic":  # the difference of two subjects' contributions is that of their logits
+                total = [one.edges["direction"].sum() + one.phenotypes["direction"].sum() for one in found]
+                proba = fitted.predict_proba(seen)[:, 1]
+                logits = np.log(proba / (1 - proba))
+                assert total[1] - total[0] == pytest.approx(logits[1] - logits[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_hostile_files(case, fitted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, content, status, sentence = FILES[case]
+    response = ask(fitted, name=name, content=content)
+    assert response.status_code == status
+    assert sentence is None or alert(response) == sentence
+    assert "<script>alert" not in response.text
+    assert list(tmp_path.iterdir()) == []  # no file, and nothing of Evil
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_hostile_fields(case, fitted):
+    data, sentence = FIELDS[case]
+    response = ask(fitted, content=npy(good()), data=data)
+    assert response.status_code == 422
+    assert alert(response) == sentence
+    assert "<script>alert" not in response.text
+    assert "<img" not in response.text
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_hostile_forms(case, fitted):
+    sent, status, sentence = FORMS[case]
+    response = send(fitted, **sent)
+    assert response.status_code == status
+    assert sentence is None or alert(response) == sentence
+
+
+def test_a_length_that_is_too_large_is_refused_unread(fitted):
+    async def body():
+        raise AssertionError("was read")
+        yield b""
+
+    for length in (str(LARGEST * 2), "9" * 400):
+        response = send(fitted, content=body(), headers=BOUNDARY | {"content-length": length})
+        assert response.status_code == 413
+        assert alert(response) == "The file is larger than the 20 MB that are taken."
+
+
+def test_an_endless_body_is_left_early(fitted):
+    given = []
+
+    async def body():
+        yield BEGIN
+        while True:
+            given.append(1)
+            yield bytes(2**20)
+
+    response = send(fitted, content=body(), headers=BOUNDARY)
+    assert response.status_code == 413
+    assert alert(response) == "The file is larger than the 20 MB that are taken."
+    assert len(given) == 21
+
+
+def test_a_body_that_never_comes_is_given_up(fitted):
+    async def body():
+        yield BEGIN
+        await anyio.sleep_forever()
+
+    response = send(fitted, content=body(), headers=BOUNDARY, patience=0.05)
+    assert response.status_code == 408
+    assert alert(response) == "The upload took too long."
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example:8765"}, 421),
+        ({"host": "127.0.0.1.evil.example:8765"}, 421),
+        ({"host": "192.168.0.7:8765"}, 421),
+        ({"host": ""}, 421),
+        ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": f"https://{HOST}"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": f"http://{HOST}"}, 403),
+        ({"origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}, 200),
+        ({"host": "localhost:8765", "origin": "http://localhost:8765"}, 200),
+        ({"host": "[::1]:8765", "origin": "http://[::1]:8765"}, 200),
+        ({}, 200),
+    ],
+    ids=str,
+)
+def test_only_our_own_page_is_answered(fitted, headers, status, monkeypatch):
+    asked = []
+    real = web.answer
+    monkeypatch.setattr(web, "answer", lambda *given, **options: asked.append(1) or real(*given, **options))
+    response = ask(fitted, content=npy(good()), headers=headers)
+    assert response.status_code == status
+    assert len(asked) == (status == 200)
+    if status == 421:
+        assert response.text == "This page answers to 127.0.0.1 and localhost only.\n"
+        assert send(fitted, "GET", headers=headers).status_code == 421
+    if status == 403:
+        assert response.text == "A form of another page is not answered.\n"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/", 200), ("GET", "/../etc/passwd", 404), ("PUT", "/", 405)])
+def test_every_response_is_sealed(fitted, method, path, status):
+    response = send(fitted, method, path)
+    assert response.status_code == status
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+    assert "set-cookie" not in response.headers
+    assert not re.search(r"""(src|href|action)=["']?(https?:)?//""", response.text)
+
+
+def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
+    hold, running, most, statuses = threading.Event(), [], [], []
+    ready = answer(fitted, one_subject(fitted, "a.npy", npy(good()), {}, ""))
+
+    def slow(*_, **__):
+        running.append(1)
+        most.append(len(running))
+        hold.wait(60)
+        running.pop()
+        return ready
+
+    monkeypatch.setattr(web, "answer", slow)
+
+    async def all_of_them():
+        transport = httpx.ASGITransport(web.make_app(fitted))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+
+            async def one():
+                response = await client.post("/", files={"series": ("a.npy", npy(good()))}, timeout=None)
+                statuses.append((response.status_code, alert(response) if response.status_code != 200 else ""))
+                hold.set()  # the first that is answered was refused: only then may the others go on
+
+            async with anyio.create_task_group() as group:
+                for _ in range(web.AT_ONCE + 1):
+                    group.start_soon(one)
+
+    anyio.run(all_of_them)
+    assert statuses[0] == (503, "Others are being answered; try again in a moment.")
+    assert [status for status, _ in statuses[1:]] == [200] * web.AT_ONCE
+    assert max(most) == 1
+
+
+def test_an_error_of_ours_tells_its_kind_and_no_content(fitted, monkeypatch, capfd):
+    def broken(*_, **__):
+        raise ZeroDivisionError("secret of the subject")
+
+    monkeypatch.setattr(web, "answer", broken)
+    response = ask(fitted, content=npy(good()))
+    assert response.status_code == 500
+    assert alert(response) == "This could not be computed (ZeroDivisionError)."
+    assert "secret" not in response.text + "".join(capfd.readouterr())
+
+
+def test_values_that_overflow_end_in_a_sentence_or_a_probability(fitted):
+    for scale in (1e-38, 5e37):
+        response = ask(fitted, content=npy((good() * scale).astype(np.float32)))
+        assert response.status_code in (200, 422), alert(response)
+
+
+def test_names_in_a_hostile_model_stay_text(cohort):
+    name = "<script>alert(1)</script>"
+    table = cohort.phenotypes.assign(**{name: np.arange(len(cohort)) % 7.0})
+    hostile = Cohort(cohort.series, cohort.subjects, cohort.sites, cohort.labels, cohort.rois, table, (name,), atlas="<b>atlas")
+    fitted = make("phenotype-logistic").fit(hostile)
+    response = ask(fitted, content=npy(cohort.series[0]), data={"p0": "3"})
+    assert response.status_code == 200
+    assert name in words(response)
+    assert "<b>atlas" not in response.text
+    assert "<script>alert" not in response.text
+
+
+def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["m2lgdg", "serve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().err.strip()
+
+    only = "the page is for this machine only, so it is 127.0.0.1, localhost or ::1."
+    for host in ("0.0.0.0", "192.168.0.7", "::", "example.org"):
+        assert run(folder, "--host", host) == (2, f"m2lgdg: --host {host} is refused: {only}")
+    assert run(folder, "--port", 70000) == (2, "m2lgdg: --port 70000 on 127.0.0.1 cannot be used: it is 0 to 65535.")
+    assert run(folder / "none", "--port", 0)[1].endswith("is no model folder: it has no method.json.")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run(folder) == (2, "m2lgdg: a page needs the extra serve: pip install 'm2lgdg[serve]'.")
+
+
+def test_the_subject_has_no_site_label_or_other_column(fitted):
+    one = one_subject(fitted, "a.npy", npy(good()), {"age": "9", "label": "1"}, "")
+    assert one.labels.tolist() == [-1]
+    assert one.sites.tolist() == [""]
+    pd.testing.assert_frame_equal(
+        one.phenotypes,
+        pd.DataFrame({"sex": [np.nan], "age": [9.0], "education": [np.nan]}, index=pd.Index(["a.npy"], dtype=object)),
+    )

@@ -1,0 +1,282 @@
+"""`m2lgdg serve` as a user has it: the command, a real server, a real browser; and Ctrl-C.
+
+The browser's tests need Debian's `chromium`; playwright drives it.
+"""
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from m2lgdg import METHODS, Method, make, make_cohort
+from m2lgdg.method import load_methods
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", n_rois=116, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(cohort, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make("fc-logistic", phenotypes=True).fit(cohort, limits=True, promise=True).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    """The address of a running command, whose working and temporary folders must stay empty, and which Ctrl-C must end well."""
+    work, temp = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("temp")
+    command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(folder), "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(temp)}
+    running = subprocess.Popen(
+        command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    )
+    said = running.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+/", said)
+    assert found, said + running.communicate()[0]
+    assert running.stdout.readline() == "Nothing that is uploaded is stored. Research use; not a diagnostic device.\n"
+    yield found[0]
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=120)
+    assert running.returncode == 0
+    assert rest == "Ended.\n"
+    assert list(work.iterdir()) == []
+    assert list(temp.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, server):
+    """Opens the page with eyes open: what the console says and what is asked of the network."""
+    pages = []
+
+    def open_page(width=1280, **options):
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        page.wrong, page.asked = [], []
+        page.on("console", lambda message: page.wrong.append(message.text))
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto(server)
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def scan(cohort, tmp_path):
+    np.save(tmp_path / "scan.npy", cohort.series[5])
+    return tmp_path / "scan.npy"
+
+
+def expected(folder, cohort, **phenotypes):
+    fitted, one = Method.load(folder), cohort.select([5])
+    table = one.phenotypes.assign(**{name: phenotypes.get(name, np.nan) for name in one.inputs})
+    return fitted.predict_proba(one._changed(phenotypes=table))[0, 1]
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_subject_is_answered(width, scheme, opened, scan, folder, cohort, server):
+    page = opened(width, color_scheme=scheme)
+    page.set_input_files("#series", scan)
+    page.get_by_label("Sex").select_option("female")
+    page.get_by_label("Age").fill("31.5")
+    page.get_by_label("TR").fill("2")
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector(".big")
+    proba = expected(folder, cohort, sex=2.0, age=31.5)
+    assert page.locator(".big strong").inner_text() == f"{proba:.2f}"
+    assert page.get_by_label("Age").input_value() == "31.5"
+    assert page.locator("figure img").evaluate("one => one.naturalWidth") > 600
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    outside = """(width) => [...document.querySelectorAll('body *')].filter((one) => !one.closest('.scroll, svg')
+        && one.getBoundingClientRect().right > width + 1).map((one) => one.outerHTML.slice(0, 80))"""
+    assert page.evaluate(outside, width) == []
+    assert page.wrong == []
+    assert {url for url in page.asked if not url.startswith("data:")} == {server}
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    bright = [sum(map(int, value[4:-1].split(","))) for value in (ink, paper)]
+    assert (bright[0] < bright[1]) == (scheme == "light")
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len(set(ids))
+
+
+@needs_chromium
+def test_the_keyboard_is_enough(opened, scan, folder, cohort):
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "series"
+    page.set_input_files("#series", scan)
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.labels[0].textContent").startswith("Age")
+    page.keyboard.type("20")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".big")
+    assert page.locator(".big strong").inner_text() == f"{expected(folder, cohort, age=20.0):.2f}"
+    assert page.evaluate("document.activeElement.id") == "answer"
+
+
+@needs_chromium
+def test_a_file_can_be_dropped(opened, scan):
+    page = opened()
+    box = page.locator("#series").bounding_box()
+    dragged = {"items": [], "files": [str(scan)], "dragOperationsMask": 1}
+    devtools = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + 30}
+        devtools.send("Input.dispatchDragEvent", {"type": kind, "data": dragged, **where})
+    page.wait_for_function("document.querySelector('#series').files.length === 1")
+    assert page.evaluate("document.querySelector('#series').files[0].name") == "scan.npy"
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector(".big")
+
+
+@needs_chromium
+def test_no_script_is_needed(opened, scan, folder, cohort):
+    page = opened(java_script_enabled=False)
+    page.set_input_files("#series", scan)
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector(".big")
+    assert page.locator(".big strong").inner_text() == f"{expected(folder, cohort):.2f}"
+
+
+@needs_chromium
+def test_a_wrong_file_is_told_and_hostile_words_stay_text(opened):
+    page = opened()
+    name = "<img src=x onerror=window.stolen=1>.npy"
+    page.set_input_files("#series", {"name": name, "mimeType": "text/html", "buffer": b"<script>window.stolen=1</script>"})
+    page.get_by_label("Age").fill('"><script>window.stolen=1</script>'[:40])
+    page.get_by_role("button", name="Predict").click()
+    told = page.get_by_role("alert")
+    told.wait_for()
+    assert told.inner_text() == "Age: '\"><script>window.stolen=1</script>' is not a number."
+    assert page.evaluate("document.activeElement.id") == "series"
+    page.get_by_label("Age").fill("")
+    page.set_input_files("#series", {"name": name, "mimeType": "text/html", "buffer": b"<script>window.stolen=1</script>"})
+    page.get_by_role("button", name="Predict").click()
+    page.get_by_text(f"{name} is not a readable .npy file.").wait_for()
+    assert page.evaluate("window.stolen") is None
+
+
+@needs_chromium
+def test_a_file_that_is_too_large_is_told_before_it_is_sent(opened, server):
+    page = opened()
+    page.evaluate("""() => { const all = new DataTransfer(); all.items.add(new File([new Uint8Array(20971521)], "big.npy"));
+        const input = document.querySelector("#series"); input.files = all.files;
+        input.dispatchEvent(new Event("change")); }""")
+    assert page.evaluate("document.querySelector('#series').validationMessage") == "This file is larger than 20 MB."
+    page.get_by_role("button", name="Predict").click()
+    assert page.asked.count(server) == 1
+
+
+def connected(server):
+    return http.client.HTTPConnection("127.0.0.1", int(server.rstrip("/").rsplit(":", 1)[1]), timeout=60)
+
+
+def test_the_real_server_refuses_other_names_and_huge_bodies(server):
+    for headers, status in (({"Host": "evil.example"}, 421), ({}, 200)):
+        connection = connected(server)
+        connection.request("GET", "/", headers=headers)
+        response = connection.getresponse()
+        assert response.status == status
+        assert response.headers["Cache-Control"] == "no-store"
+        assert response.headers["Server"] is None
+        connection.close()
+    connection = connected(server)
+    connection.putrequest("POST", "/")
+    connection.putheader("Content-Type", "multipart/form-data; boundary=b")
+    connection.putheader("Content-Length", str(10**12))
+    connection.endheaders()  # and not a byte of it
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_rubbish_on_the_wire_does_not_end_the_server(server):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"A" * 200_000,
+    ):
+        with socket.create_connection(("127.0.0.1", connected(server).port), timeout=60) as wire:
+            wire.sendall(sent)
+    connection = connected(server)
+    connection.request("GET", "/")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_port_that_is_taken_is_told(server, folder):
+    port = str(connected(server).port)
+    command = [sys.executable, "-m", "m2lgdg.cli", "serve", str(folder), "--port", port]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == f"m2lgdg: --port {port} on 127.0.0.1 cannot be used: address already in use.\n"
+
+
+STUCK = '''
+import threading
+from m2lgdg.method import Method, method
+
+@method("stuck")
+class Stuck(Method):
+    """Never answers."""
+
+    def learn(self, source, **_):
+        self.facts_["inputs"] = []
+
+    def score(self, target):
+        print("computing", flush=True)
+        threading.Event().wait()
+'''
+
+
+def test_ctrl_c_ends_a_computation_too(cohort, tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    load_methods((str(tmp_path / "stuck.py"),))
+    make("stuck").fit(cohort).save(tmp_path / "model")
+    np.save(tmp_path / "scan.npy", cohort.series[0])
+    command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(tmp_path / "model"), "--port", "0"]
+    command += ["--plugin", str(tmp_path / "stuck.py")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = re.search(r"http://\S+", running.stdout.readline())[0]
+    running.stdout.readline()
+    begin = b'--b\r\nContent-Disposition: form-data; name="series"; filename="a.npy"\r\n\r\n'
+    connection = connected(server)
+    body = begin + (tmp_path / "scan.npy").read_bytes() + b"\r\n--b--\r\n"
+    connection.request("POST", "/", body, {"Content-Type": "multipart/form-data; boundary=b"})
+    assert running.stdout.readline() == "computing\n"
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=120)
+    connection.close()
+    METHODS.pop("stuck")
+    assert (running.returncode, rest) == (0, "Ended.\n")
