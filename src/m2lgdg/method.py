@@ -56,6 +56,7 @@ class Method:
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
+    remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold source subjects themselves
 
     limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
     _folder = typing.cast(Path | None, None)  # where a method was loaded from

@@ -84,6 +84,7 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
     path: Given,
     to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
+    share: Annotated[bool, typer.Option("--share", help="salted hashes for subject ids, rows in their order")] = False,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
     """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
@@ -107,6 +108,10 @@ def predict(
     for kind, score in (fitted.limits_.scores(cohort) if fitted.limits_ else {}).items():
         table[f"{kind}_shift"] = score.round(3)
     table["flags"] = ["; ".join(said) for said in flags]
+    if share:
+        from m2lgdg.report.share import Pseudonyms
+
+        table = Pseudonyms().sorted_table(table, [])
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int(table["decision"].sum())
     terminal.out.print(
