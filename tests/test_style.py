@@ -14,7 +14,20 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a module may import those before it.
 ORDER = [
     *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
-    *("metrics", "stats", "losses", "graph", "sampler", "kernels", "devices", "shift", "method", "deep", "methods"),
+    *(
+        "metrics",
+        "stats",
+        "losses",
+        "graph",
+        "sampler",
+        "kernels",
+        "devices",
+        "model_folder",
+        "shift",
+        "method",
+        "deep",
+        "methods",
+    ),
     *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),
     *("report", "local", "commands", "cli"),
 ]
