@@ -24,6 +24,7 @@ benchmark: .venv/installed
 
 faults: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/kill.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py
 
 FUZZ_SECONDS ?= 60
 fuzz: .venv/installed

@@ -72,6 +72,12 @@ def test_nothing_is_pickled():
         assert not re.search(r"import pickle|allow_pickle=True|weights_only=False|joblib\.(dump|load)", path.read_text()), path
 
 
+def test_nothing_looks_at_the_clock():
+    """A clock may jump: only differences of time.monotonic are told, and no file's date decides anything."""
+    for path in FILES:
+        assert not re.search(r"time\.time\(|datetime|mtime|ctime|atime|time\.localtime|time\.gmtime", path.read_text()), path
+
+
 def test_the_docs_tell_every_field_that_networks_share():
     text = (ROOT / "docs" / "studies.md").read_text()
     rows = [
