@@ -50,7 +50,7 @@ def count_writes(patch):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=["full", "read-only", "broken"])
 def test_a_disk_that_fails_at_any_write(code, quiet):
-    """From the n-th write on, for n over the whole study: a sentence, no record that is no whole one; then the same bytes as undisturbed."""
+    """From the n-th write on, over the whole study: a sentence, only whole records; then the same bytes as undisturbed."""
     with pytest.MonkeyPatch.context() as patch:
         count = count_writes(patch)
         run_study(settings(quiet.parent), quiet.parent / "all")
