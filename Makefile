@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test benchmark faults clean
+.PHONY: demo test benchmark faults fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/readers/_numbers.c
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,12 @@ benchmark: .venv/installed
 
 faults: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/kill.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py
+
+FUZZ_SECONDS ?= 60
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore fuzz/run.py --seconds $(FUZZ_SECONDS)
+	fuzz/numbers.sh $(FUZZ_SECONDS)
 
 clean:
 	rm -rf .venv demo build dist

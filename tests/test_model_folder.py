@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from m2lgdg import METHODS, InputError, make, make_cohort
-from m2lgdg.method import FORMAT, LARGEST, Method, _digest
+from m2lgdg.method import Method
+from m2lgdg.model_folder import FORMAT, LARGEST, digest
 from m2lgdg.storage import file_hash
 
 METHOD = METHODS["m2lgdg"]
@@ -33,7 +34,7 @@ def rewrite(folder, **changes):
     """Change method.json and make all hashes true again, as an attacker would."""
     said = about(folder) | changes
     hashes = {name: file_hash(folder / name, LARGEST) for name in said.pop("hashes") if name != "method.json"}
-    said["hashes"] = hashes | {"method.json": _digest(said)}
+    said["hashes"] = hashes | {"method.json": digest(said)}
     (folder / "method.json").write_text(json.dumps(said))
 
 

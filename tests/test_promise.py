@@ -12,8 +12,9 @@ from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.export import calibration_of
 from m2lgdg.local import calibrate
-from m2lgdg.method import METHODS, Method, _digest
+from m2lgdg.method import METHODS, Method
 from m2lgdg.metrics import logit, shrunken_platt
+from m2lgdg.model_folder import digest
 from m2lgdg.promise import LARGEST, LEVELS, Promise, between_sites, conformal_quantile
 from m2lgdg.report.card import write_card
 from m2lgdg.storage import file_hash
@@ -271,7 +272,7 @@ def rewrite(folder, change):
 def rehash(folder):
     about = json.loads((folder / "method.json").read_text())
     names = [name for name in about.pop("hashes") if name != "method.json"]
-    about["hashes"] = {name: file_hash(folder / name, 2**30) for name in names} | {"method.json": _digest(about)}
+    about["hashes"] = {name: file_hash(folder / name, 2**30) for name in names} | {"method.json": digest(about)}
     (folder / "method.json").write_text(json.dumps(about))
 
 

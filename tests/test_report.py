@@ -177,19 +177,22 @@ def test_two_names_never_become_one_file(names):
     assert all(re.fullmatch(r"[A-Za-z0-9-]+", one) for one in (first, second))
 
 
-def test_only_the_newest_finished_record_of_a_cell_counts(predictions, tmp_path):
+def test_the_record_that_the_predictions_are_of_counts_whatever_its_date(predictions, tmp_path):
     folder = study_of(predictions, tmp_path / "study")
     (folder / "cells").mkdir()
-    cell = {"method": "good", "variant": "", "target": "NYU", "seed": 0, "status": "done"}
+    own = predictions[(predictions.method == "good") & (predictions.target == "NYU") & (predictions.seed == 0)]
+    cell = {"method": "good", "variant": "", "target": "NYU", "seed": 0, "status": "done", "subjects": own.subject.tolist()}
     records = [
-        cell | {"key": "old"},
-        cell | {"key": "new"},
-        cell | {"key": "bad", "status": "failed"},
+        cell | {"key": "old", "proba": (own.proba / 2).tolist()},
+        cell | {"key": "own", "proba": own.proba.tolist()},
+        cell | {"key": "others", "proba": own.proba.tolist(), "subjects": own.subject.tolist()[::-1]},
+        cell | {"key": "failed", "status": "failed"},
         cell | {"key": "x", "seed": 9},
     ]
-    for i, record in enumerate(records):
-        path = folder / "cells" / f"{record['key']}.json"
-        path.write_text(json.dumps(record))
-        os.utime(path, (1000 + i, 1000 + i))
-    (folder / "cells" / "torn.json").write_text("{")
-    assert [record["key"] for record in read_contents(folder).records] == ["new"]
+    for clock in (1000, 4_000_000_000):
+        for i, record in enumerate(records):
+            path = folder / "cells" / f"{record['key']}.json"
+            path.write_text(json.dumps(record))
+            os.utime(path, (clock + i * (1 if clock == 1000 else -1),) * 2)
+        (folder / "cells" / "torn.json").write_text("{")
+        assert [record["key"] for record in read_contents(folder).records] == ["own"]

@@ -38,10 +38,11 @@ def claimed(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: t
         _check_folder(out, about)
         _check_runs(out, shard)
         path = out / ".lock-{}-of-{}".format(*shard)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = _opened(path)
         _lock(handle)
     try:
-        os.write(handle, str(os.getpid()).encode())
+        with contextlib.suppress(OSError):  # on a full disk; it is for others to read
+            os.write(handle, str(os.getpid()).encode())
         with _one_at_a_time(out):
             _describe(out, about, study, cohort)
             if cohort_path != Path(study.cohort):  # a release folder is converted once, for all workers to map
@@ -58,14 +59,21 @@ def _one_at_a_time(out: Path) -> Iterator[None]:
     """Runs that share a folder wait here for each other."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}.") from None
+    handle = _opened(out / ".lock")
     try:
         _lock(handle, wait=True)
         yield
     finally:
         os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"cannot write to {path.parent}: {error.strerror}.") from None
 
 
 def _lock(handle: int, wait: bool = False) -> bool:

@@ -52,6 +52,8 @@ def main() -> None:
 
 
 def _stop(sentence: str) -> NoReturn:
+    """A name from a hostile file must not steer the terminal."""
+    sentence = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in sentence)
     terminal.err.print(f"m2lgdg: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 

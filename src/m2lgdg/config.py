@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.method import checked_fields, find, load_methods, nearest
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.method import checked_fields, find, load_methods, nearest, shown
+from m2lgdg.storage import InputError, one_line, read_bytes
 
 Scalar = bool | int | float | str
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every generator takes
+LARGEST = 2**20  # bytes of a study file
 
 
 class Study(BaseModel):
@@ -28,8 +30,8 @@ class Study(BaseModel):
     name: str = "study"
     kind: str | None = None
     options: dict[str, Scalar] = Field(default={}, description="reader options, for a release folder")
-    targets: list[str] | None = Field(default=None, description="target sites; all by default")
-    seeds: list[int] = Field(default=[0, 1, 2, 3, 4], min_length=1)
+    targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
+    seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
     inputs: list[str] | None = Field(default=None, description="phenotype columns; the cohort's own by default")
     allow_proxies: bool = False
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
@@ -39,22 +41,21 @@ class Study(BaseModel):
     explain_steps: int = Field(default=64, ge=1, description="points of the path of integrated gradients")
     plugins: list[str] = []
     device: str = "cpu"
-    threads: int = Field(default=1, ge=1, description="threads of one cell; the same number gives the same bits")
+    threads: int = Field(default=1, ge=1, le=4096, description="threads of one cell; the same number gives the same bits")
     cohort_hash: str | None = Field(default=None, description="refuse a cohort of other content")
 
 
 def read_study(path: str | Path, changes: list[str] | None = None, plugins: list[str] | None = None) -> Study:
     """Read a study file (.toml, or the study.json of an earlier run) and apply `--set key=value` changes and more plugins."""
     path = Path(path)
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, LARGEST).decode()
+        content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: {one_line(error)}.") from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'} ({one_line(error)}).") from None
+    except (ValueError, RecursionError) as error:  # of the parsers; or of Python, for a number of very many digits
+        raise InputError(f"{path} is not valid {kind} ({one_line(error)[:200]}).") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} does not hold a study.")
     for change in changes or []:
@@ -76,8 +77,7 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     for name in study.methods:
         if name not in known:
             raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
-    if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
-        raise InputError(f"{where}: a method or seed is listed twice.")
+    _check_once(study, where)
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:
             if name not in study.methods:
@@ -89,6 +89,16 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     _check_fields(study, where)
     _check_variants(study, where)
     return study
+
+
+def _check_once(study: Study, where: str) -> None:
+    if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
+        raise InputError(f"{where}: a method or seed is listed twice.")
+    for key in ("targets", "inputs", "explain", "variants"):
+        listed = getattr(study, key)
+        for one in listed if isinstance(listed, list) else []:
+            if listed.count(one) > 1:
+                raise InputError(f"{where}, key {key}: {one} is listed twice.")
 
 
 def _begun(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
@@ -152,7 +162,9 @@ def _apply(content: dict[str, Any], change: str) -> None:
         raise InputError(f"--set {change}: not of the form key=value.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise InputError(f"--set {change[:60]}…: nested too deep.") from None
+    except ValueError:  # no TOML, or a number of very many digits
         value = text
     *path, last = key.strip().split(".")
     for part in path:
@@ -164,10 +176,10 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 def _sentence(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))
+    place = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))[:100]
     if first["type"] == "extra_forbidden":
         return f"{where}: key {place} is not known{nearest(place, list(Study.model_fields))}"
     if first["type"] == "missing":
         return f"{where}: key {place} is missing."
     message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{where}, key {place}: {message} (it is {first['input']!r})."
+    return f"{where}, key {place}: {message} (it is {shown(first['input'])})."

@@ -6,19 +6,20 @@ the registry, the commands, the contract tests and the report find it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import json
 import math
+import os
 import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
@@ -27,12 +28,11 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
+from m2lgdg.model_folder import FORMAT, LARGEST, digest, read_about
 from m2lgdg.promise import Promise
 from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
-FORMAT = "m2lgdg-model-1"
-LARGEST, LARGEST_ABOUT = 2**31, 2**24  # bytes that are read of a model's tensors, and of its method.json
 METHODS: dict[str, type[Method]] = {}
 PAPER = (  # the paper's method and those it is compared with, as its tables list them
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
@@ -58,6 +58,7 @@ class Method:
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
+    remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold source subjects themselves
 
     limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
     promise_ = typing.cast(Promise | None, None)  # what its scores mean at an unseen site, where it was asked for; not a field
@@ -130,8 +131,8 @@ class Method:
             for one in value if isinstance(value, tuple) else (value,):
                 if not isinstance(one, int | float) or isinstance(one, bool):
                     continue
-                if not math.isfinite(one):
-                    raise InputError(f"{where}: {one} is not a finite number.")
+                if not abs(one) <= sys.float_info.max:  # integers may be beyond it, too
+                    raise InputError(f"{where}: {shown(one)} is not a finite number.")
                 if not one >= least:
                     raise InputError(f"{where}: {one} is too small, it is {least:g} at least.")
                 if not one < below:
@@ -142,7 +143,8 @@ class Method:
         seen = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
-        positive = self._scored(seen)
+        with self.doubted():
+            positive = np.asarray(self.score(seen), dtype=np.float64)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
             raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
@@ -177,12 +179,16 @@ class Method:
         filled = target._changed(phenotypes=table.assign(**dict.fromkeys(lacking, np.nan)))
         return filled.with_inputs(inputs, allow_proxies=True).unlabelled()
 
-    def _scored(self, seen: Cohort) -> npt.NDArray[np.float64]:
-        if self._folder is None:
-            return np.asarray(self.score(seen), dtype=np.float64)
-        try:  # a folder can be whole by its hashes and still hold arrays of other names or shapes than the method's
-            return np.asarray(self.score(seen), dtype=np.float64)
-        except (ValueError, LookupError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+    @contextlib.contextmanager
+    def doubted(self) -> Iterator[None]:
+        """Around all that uses weights: a folder can be whole by its hashes and hold arrays of other names or shapes."""
+        quiet = np.errstate() if self._folder is None else np.errstate(all="ignore")  # nonsense gets a sentence, no warnings
+        try:
+            with quiet:
+                yield
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError) as error:
+            if self._folder is None:
+                raise
             raise InputError(f"{self._folder}: its weights do not fit method {self.name} ({one_line(error)[:200]}).") from error
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
@@ -229,7 +235,7 @@ class Method:
             names.append(self.limits_.save(folder / "limits.safetensors").name)
         if self.promise_:
             names.append(self.promise_.save(folder / "promise.json").name)
-        about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": _digest(about)}
+        about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": digest(about)}
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
 
@@ -238,61 +244,26 @@ class Method:
         """Read a fitted method; nothing in the folder is executed."""
         folder = Path(folder)
         path = folder / "method.json"
-        if path.exists():
-            file_hash(path, LARGEST_ABOUT)
+        if not os.path.lexists(path):
+            raise InputError(f"{folder} is no model folder: it has no method.json.")
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            if about["format"] != FORMAT:
-                raise InputError(f"{path} is not of format {FORMAT}.")
-            hashes = _checked_hashes(folder, about)
+            about, hashes = read_about(folder)
             if about["method"] not in load_methods():
-                raise InputError(
-                    f"{path}: method {about['method']} is not known here; give the file that defines it (--plugin)."
-                )
+                name = about["method"][:100]
+                raise InputError(f"{path}: method {name} is not known here; give the file that defines it (--plugin).")
             known = find(about["method"])
             fitted = known(**checked_fields(known, about["fields"]))
             fitted.facts_ = dict(about["facts"])
-            _check_facts(fitted.facts_)
-        except FileNotFoundError:
-            raise InputError(f"{folder} is no model folder: it has no method.json.") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} is damaged ({one_line(error)}).") from None
+            fitted.check()
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
         _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
-        fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors") if "limits.safetensors" in hashes else None
+        if "limits.safetensors" in hashes:
+            fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors", len(fitted.facts_["rois"]))
         fitted.promise_ = Promise.load(folder / "promise.json") if "promise.json" in hashes else None
         fitted._folder = folder
         return fitted
-
-
-def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
-    """The hashes that method.json gives of the folder's files, and of itself, once each is found to be true."""
-    if "hashes" not in about:
-        raise InputError(
-            f"{folder / 'method.json'} has no hashes: it is of an earlier version, or altered; fit the model again."
-        )
-    hashes = dict(about.pop("hashes"))
-    for name in ("weights.safetensors", *(name for name in ("limits.safetensors", "promise.json") if name in hashes)):
-        if file_hash(folder / name, LARGEST) != hashes.get(name):
-            raise InputError(f"{folder / name} was altered after it was written: it does not match its hash in method.json.")
-    if _digest(about) != hashes.get("method.json"):
-        raise InputError(f"{folder / 'method.json'} was altered after it was written: it does not match its own hash.")
-    return hashes
-
-
-def _check_facts(facts: Mapping[str, Any]) -> None:
-    for key in ("rois", "inputs"):
-        if not isinstance(facts[key], list) or not all(isinstance(name, str) for name in facts[key]):
-            raise ValueError(f"its {key} are no names")
-    if not isinstance(facts["atlas"], str):
-        raise ValueError("its atlas is no name")
-    if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
-        raise ValueError("its local calibration is no number")
-
-
-def _digest(about: Mapping[str, Any]) -> str:
-    """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass_transform()
@@ -338,7 +309,7 @@ def _load_plugin(path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"plugin {path} cannot be imported ({type(error).__name__}: {one_line(error)}).") from None
 
@@ -370,11 +341,20 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
         if not _fits(value, hints[key]):
             if typing.get_origin(hints[key]) is Literal:
                 one_of = ", ".join(map(str, typing.get_args(hints[key])))
-                raise InputError(f"method {cls.name}, field {key}: {value!r} is not one of {one_of}.")
+                raise InputError(f"method {cls.name}, field {key}: {shown(value)} is not one of {one_of}.")
             kind = getattr(hints[key], "__name__", str(hints[key]))
-            raise InputError(f"method {cls.name}, field {key}: {value!r} is not of type {kind}.")
+            raise InputError(f"method {cls.name}, field {key}: {shown(value)} is not of type {kind}.")
         checked[key] = float(value) if hints[key] is float else value
     return checked
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, of bearable length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of very many digits"
+    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def nearest(word: str, known: Any) -> str:
@@ -393,7 +373,7 @@ def _fits(value: object, hint: Any) -> bool:
         inside = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, float) or (_fits(value, int) and abs(typing.cast(int, value)) <= sys.float_info.max)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

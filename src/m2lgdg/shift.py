@@ -109,21 +109,31 @@ class SourceStatistics:
         return write_tensors(path, tensors, {"format": FORMAT, "columns": json.dumps(self.columns)})
 
     @classmethod
-    def load(cls, path: str | Path) -> SourceStatistics:
-        """From a file, whose arrays must fit each other."""
+    def load(cls, path: str | Path, rois: int | None = None) -> SourceStatistics:
+        """From a file, whose arrays must fit each other and the model's number of ROIs."""
         meta, tensors = read_tensors(path, FORMAT)
         try:
-            columns = tuple(map(str, json.loads(meta["columns"])))
+            columns = json.loads(meta["columns"])
+            if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+                raise TypeError
             edges, count = tensors["mean"].size, tensors["spread"].size
             shapes = {"mean": (edges,), "axes": (count, edges), "spread": (count,), "beside": (2,), "centre": (len(columns),)}
             shapes |= {"scale": (len(columns),), "reached": (2, len(QUANTILES)), "ranges": (len(MEASURES), len(RANGE))}
             arrays = {name: np.array(tensors[name], dtype=np.float32) for name in shapes}
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}).") from None
+        if rois is not None and edges != rois * (rois - 1) // 2:
+            raise InputError(f"{path} is damaged: its {edges} edges are not those of {rois} ROIs.")
         for name, shape in shapes.items():
             if arrays[name].shape != shape:
                 raise InputError(f"{path} is damaged: {name} has shape {arrays[name].shape}, not {shape}.")
-        return cls(columns=columns, **arrays)
+        for name in ("mean", "axes", "spread", "beside", "centre"):  # others have values that mean "not known"
+            if not np.isfinite(arrays[name]).all():
+                raise InputError(f"{path} is damaged: {name} is not finite.")
+        for name, scale in (("spread", arrays["spread"]), ("beside", arrays["beside"][1:]), ("scale", arrays["scale"])):
+            if not (scale > 0).all():
+                raise InputError(f"{path} is damaged: {name} is not above 0.")
+        return cls(columns=tuple(columns), **arrays)
 
 
 class _Leading:

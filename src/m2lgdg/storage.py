@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -122,12 +124,27 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str,
 
 def file_hash(path: str | Path, most: int) -> str:
     """SHA-256 of a file, read in pieces; one of more than `most` bytes is refused unread."""
+    with _ordinary(path, most) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_bytes(path: str | Path, most: int) -> bytes:
+    """The content of a file; one of more than `most` bytes is refused unread."""
+    with _ordinary(path, most) as file:
+        return file.read(most)
+
+
+@contextlib.contextmanager
+def _ordinary(path: str | Path, most: int) -> Iterator[io.BufferedReader]:
+    """A file that is open, ordinary (a device may never end, a pipe never begin) and not too large."""
     try:
-        with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
-                raise InputError(f"{path} has {size} bytes, more than the {most} that are read.")
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise InputError(f"cannot read {path}: it is no ordinary file.")
+            if about.st_size > most:
+                raise InputError(f"{path} has {about.st_size} bytes, more than the {most} that are read.")
+            yield file
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except OSError as error:

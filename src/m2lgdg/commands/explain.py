@@ -38,7 +38,7 @@ def explain(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     places = None if rois is None else read_places(rois, cohort.rois)
-    with terminal.progress(f"explaining {fitted.name}") as progress:
+    with terminal.progress(f"explaining {fitted.name}") as progress, fitted.doubted():
         found = explained(fitted, cohort, steps=steps, device=device, progress=progress)
     found = found if places is None else found.placed(places)
     found.save(to)

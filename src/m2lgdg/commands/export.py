@@ -1,4 +1,4 @@
-"""`m2lgdg export`: a fitted model as an ONNX graph, for a program that is not Python."""
+"""`m2lgdg export`: a fitted model as an ONNX graph for a program that is not Python, or as a folder that may be given away."""
 
 from __future__ import annotations
 
@@ -13,17 +13,32 @@ from m2lgdg.commands import terminal
 @terminal.app.command()
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
-    to: Annotated[Path, typer.Option("--out", help="the .onnx file to write; a .json goes beside it", show_default=False)],
+    to: Annotated[
+        Path, typer.Option("--out", help="the .onnx file to write, a .json goes beside it; or a folder", show_default=False)
+    ],
+    share: Annotated[bool, typer.Option("--share", help="without names of folders and people, ages in bands")] = False,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
 ) -> None:
-    """Write a model as an ONNX graph, and a JSON that says how its inputs are prepared."""
+    """Write a model as an ONNX graph with a JSON on how its inputs are prepared, or with --share as a folder to give away."""
     from rich.markup import escape
 
     from m2lgdg.export import export_onnx
     from m2lgdg.method import Method, load_methods
+    from m2lgdg.report.anonymised import shared_model
+    from m2lgdg.report.card import write_card
+    from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
-    written = export_onnx(Method.load(model), to)
+    fitted = Method.load(model)
+    if share:
+        fitted = shared_model(fitted)
+    if share and to.suffix != ".onnx":
+        if to.exists() and (not to.is_dir() or any(to.iterdir())):
+            raise InputError(f"{to} is not empty; choose another --out.")
+        write_card(fitted.save(to))
+        terminal.out.print(f"Wrote {escape(str(to))}, a model folder with its card, to be given away.", soft_wrap=True)
+        return
+    written = export_onnx(fitted, to)
     told = written.with_suffix(".json").name
     terminal.out.print(f"Wrote {escape(str(written))}, and {escape(told)} on how its inputs are prepared.", soft_wrap=True)
     terminal.out.print("onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device.")

@@ -131,6 +131,7 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
     path: Given,
     to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
+    share: Annotated[bool, typer.Option("--share", help="salted hashes for subject ids, rows in their order")] = False,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
     coverage: Annotated[float | None, typer.Option(help="add interval and sets that hold the truth this often")] = None,
     abstain: Annotated[bool, typer.Option("--abstain", help="decide only where the set is one class")] = False,
@@ -160,6 +161,10 @@ def predict(
     for kind, score in (fitted.limits_.scores(cohort) if fitted.limits_ else {}).items():
         table[f"{kind}_shift"] = score.round(3)
     table["flags"] = ["; ".join(said) for said in flags]
+    if share:
+        from m2lgdg.report.anonymised import Pseudonyms
+
+        table = Pseudonyms().sorted_table(table, [])
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int((table["decision"].astype(str) == "1").sum())
     where = "decided to be patients" if abstain else f"at {fitted.threshold:.3g} or above"

@@ -138,6 +138,7 @@ class GenM(DeepMethod):
     label_smoothing: float = 0.0
 
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size", "dropout")
+    remembers: ClassVar[tuple[str, ...]] = ("fitted.support",)
     reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bank": {"modulation": "bank"},

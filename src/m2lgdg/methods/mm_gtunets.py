@@ -285,6 +285,7 @@ class MMGTUNets(DeepMethod):
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"edge_dropout": (0, 1)}
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
     recordable: ClassVar[bool] = True
+    remembers: ClassVar[tuple[str, ...]] = ("fitted.fc", "fitted.phenotypes", "fitted.label")
     reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "small": {

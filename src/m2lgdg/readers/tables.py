@@ -53,14 +53,20 @@ def read_text_table(path: Path, separator: str) -> pd.DataFrame:
     if not rows:
         raise InputError(f"{path} is empty and cannot be read as a table.")
     names = rows.pop(min(rows))
+    _check_rows(path, names, rows)
+    table = pd.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=str)
+    return table.loc[:, [bool(name) for name in names]]
+
+
+def _check_rows(path: Path, names: list[str], rows: dict[int, list[str]]) -> None:
     for line, cells in rows.items():
         if len(cells) != len(names):
             raise InputError(f"{path}, line {line}: {len(cells)} cells where the first line names {len(names)} columns.")
+        if any("\0" in cell for cell in cells):  # pandas does not find such a cell again
+            raise InputError(f"{path} cannot be read as a table (line {line} has a NUL byte).")
     for name in names:
         if name and names.count(name) > 1:
             raise InputError(f"{path}: column {name} is there twice.")
-    table = pd.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=str)
-    return table.loc[:, [bool(name) for name in names]]
 
 
 def read_sheet(path: Path, sheet: str) -> pd.DataFrame:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from m2lgdg.storage import InputError
 
 BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
+NO_NUMBER = re.compile(rb"[^\t\n\r -~]")  # numpy takes some of these for white space
 MISSING = {"", "n/a", "na", "nan"}  # how BIDS, pandas and people write an absent number
 
 
@@ -132,7 +133,9 @@ def _compiled_numbers(text: bytes, start: int, separator: bytes) -> npt.NDArray[
 
 
 def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | None:
-    if not text.strip():
+    if NO_NUMBER.search(text):
+        return None
+    if not text.strip(b" \r\n" if separator == b"\t" else None):
         return np.empty((0, 0), dtype=np.float32)
     delimiter = None if separator == b" " else separator.decode()
     try:
@@ -158,4 +161,4 @@ def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int)
             raise InputError(f"{path}, line {number}: {len(cells)} columns where the lines before have {len(rows[0])}.")
         rows.append([np.nan if cell.lower() in MISSING else float(cell) for cell in cells])
     with np.errstate(over="ignore"):
-        return np.array(rows, dtype=np.float64).reshape(len(rows), -1).astype(np.float32)
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0).astype(np.float32)

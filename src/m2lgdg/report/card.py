@@ -54,6 +54,8 @@ def write_card(model: str | Path, *, study: str | Path | None = None, to: str | 
 def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
     """The sections of the card of a model folder."""
     fitted = Method.load(model)
+    with fitted.doubted():
+        decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
     failures = _failures(fitted) + ([] if results is None else _weak_targets(results))
     return [
@@ -61,7 +63,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
         Part("Intended use", sentences=INTENDED),
         _training(fitted),
         Part("Inputs", _inputs(fitted)),
-        Part("Decision", _decision(fitted)),
+        decision,
         *_promised(fitted),
         results or Part("At sites left out", sentences=[NO_STUDY]),
         Part("Known failures and limits", sentences=failures or ["None is known from training; see the intended use."]),

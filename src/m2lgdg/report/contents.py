@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
@@ -134,28 +135,36 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
-    """The newest finished record of each cell in the predictions, in their order; older code leaves records behind."""
-    wanted = predictions.drop_duplicates(["method", "variant", "target", "seed"])
-    places: dict[tuple[Any, ...], int] = {
-        (row.method, row.variant, row.target, row.seed): i for i, row in enumerate(wanted.itertuples())
-    }
-    newest: dict[int, tuple[float, dict[str, Any]]] = {}
-    for record, when in _all_records(folder):
+    """The finished record of each cell in the predictions, in their order.
+
+    Older code leaves records behind: the one whose numbers are in the predictions is taken, whatever the files' dates are.
+    """
+    cells = {cell: part for cell, part in predictions.groupby(["method", "variant", "target", "seed"], sort=False)}
+    found: dict[Any, tuple[bool, dict[str, Any]]] = {}
+    for record in _all_records(folder):
         cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
-        place = places.get(cell)
-        if place is not None and record.get("status") == "done" and when >= newest.get(place, (0.0, {}))[0]:
-            newest[place] = (when, record)
-    return [newest[place][1] for place in sorted(newest)]
+        if cell not in cells or record.get("status") != "done":
+            continue
+        same = _is_of(record, cells[cell])
+        if cell not in found or (same and not found[cell][0]):
+            found[cell] = (same, record)
+    return [found[cell][1] for cell in cells if cell in found]
 
 
-def _all_records(folder: Path) -> Iterator[tuple[dict[str, Any], float]]:
-    """Every record with the time it was written at: of the cells, or of a shared copy."""
+def _is_of(record: dict[str, Any], part: pd.DataFrame) -> bool:
+    """Whether a record's subjects and probabilities are those of a cell; the table's numbers were read from text."""
+    proba = np.array(record.get("proba", []), dtype=np.float64)
+    return record.get("subjects") == part["subject"].tolist() and bool(np.allclose(proba, part["proba"], rtol=0, atol=1e-12))
+
+
+def _all_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every record: of a shared copy, and of the cells."""
     shared = folder / RECORDS
     if shared.is_file():
         lines = shared.read_text(encoding="utf-8").splitlines()
-        yield from ((record, 0.0) for record in map(_parsed, lines) if isinstance(record, dict))
-    for path in (folder / "cells").glob("*.json"):
-        yield read_json(path, {}), path.stat().st_mtime
+        yield from (record for record in map(_parsed, lines) if isinstance(record, dict))
+    for path in sorted((folder / "cells").glob("*.json")):
+        yield read_json(path, {})
 
 
 def _parsed(line: str) -> Any:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from m2lgdg.explanation import mean_over
+from m2lgdg.report.anonymised import shared_contents
 from m2lgdg.report.answer import answer
 from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents
@@ -20,29 +21,41 @@ from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
 from m2lgdg.report.tables import Format, Table, render
 from m2lgdg.stats import cell_scores, site_scores
-from m2lgdg.storage import write_bytes, write_text, write_texts
+from m2lgdg.storage import InputError, write_bytes, write_text, write_texts
+
+SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
 
 def write_report(
-    folder: str | Path, *, three_d: bool = False, places: str | Path | None = None, published: str | Path | None = None
+    folder: str | Path,
+    *,
+    three_d: bool = False,
+    places: str | Path | None = None,
+    published: str | Path | None = None,
+    share: str | Path | None = None,
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
     `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned; `places` is a table
     (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship; `published` is a
-    table (method, target, metric, value) of values to stand beside the study's own.
+    table (method, target, metric, value) of values to stand beside the study's own. `share` is another folder, for a report
+    that may be given away, with predictions.csv under salted hashes of the subjects' ids.
     """
     contents = read_contents(folder, places, published)
+    to = contents.folder
+    if share is not None:
+        contents, to = shared_contents(contents), _new_folder(share)
+        write_text(to / "predictions.csv", contents.predictions.to_csv(index=False, lineterminator="\n"))
     scores = site_scores(cell_scores(contents.predictions))
     told = answer(contents, scores)
-    made = sections(contents, scores, told)
-    _write_tables([table for one in made for table in (*one.tables, *one.folded)], contents.folder / "tables")
-    _write_figures(made, contents.folder / "figures")
+    made = sections(contents, scores, told, shared=share is not None)
+    _write_tables([table for one in made for table in (*one.tables, *one.folded)], to / "tables")
+    _write_figures(made, to / "figures")
     for method, cells in contents.explanations().items():
         found = mean_over(one for _, one in cells)
-        found.save(contents.folder / "explained" / plain(method))  # all ROIs and edges, where the page has the highest
+        found.save(to / "explained" / plain(method))  # all ROIs and edges, where the page has the highest
         if three_d:
-            three_dimensional(found.rois, contents.folder / "figures" / f"{plain(f'brain-{method}')}-3d.html")
+            three_dimensional(found.rois, to / "figures" / f"{plain(f'brain-{method}')}-3d.html")
     text = _page(
         study={"name": contents.study.get("name", "study")},
         told=told,
@@ -50,7 +63,17 @@ def write_report(
         sections=made,
         facts=facts(contents),
     )
-    return write_text(contents.folder / "report.html", text)
+    return write_text(to / "report.html", text)
+
+
+def _new_folder(path: str | Path) -> Path:
+    """A folder in which nothing else can be given away by mistake; an earlier shared report is written over."""
+    to = Path(path)
+    if to.exists() and not to.is_dir():
+        raise InputError(f"{to} is no folder.")
+    if to.is_dir() and any(one.name not in SHARED for one in to.iterdir()):
+        raise InputError(f"{to} holds more than a shared report; choose an empty folder.")
+    return to
 
 
 def _page(**values: object) -> str:

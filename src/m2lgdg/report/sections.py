@@ -14,6 +14,7 @@ import pandas as pd
 from m2lgdg.explanation import Explanation, mean_over
 from m2lgdg.method import PAPER
 from m2lgdg.report import brains, figures
+from m2lgdg.report.anonymised import shared_facts
 from m2lgdg.report.answer import Answer
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
@@ -40,8 +41,8 @@ class Section:
     link: str = ""
 
 
-def sections(contents: Contents, scores: pd.DataFrame, told: Answer) -> list[Section]:
-    """All sections, in the order of the page."""
+def sections(contents: Contents, scores: pd.DataFrame, told: Answer, shared: bool = False) -> list[Section]:
+    """All sections, in the order of the page; `shared` contents are not read from the folder again."""
     macro, mean = macro_scores(scores), over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
     *sites, overall = contents.beside(study_tables(contents.predictions))
@@ -57,7 +58,7 @@ def sections(contents: Contents, scores: pd.DataFrame, told: Answer) -> list[Sec
         *_explanations(contents),
         *_subgroups(contents, told),
         _leakage(contents),
-        _checklists(contents),
+        _checklists(contents, shared),
     ]
     return [one for one in made if one is not None]
 
@@ -209,9 +210,10 @@ def _leakage(contents: Contents) -> Section | None:
     return Section("leakage", "Leakage checks", tables=[table])
 
 
-def _checklists(contents: Contents) -> Section:
+def _checklists(contents: Contents, shared: bool) -> Section:
     tables = []
-    for one in checklists(known_facts(contents.folder)):
+    known = known_facts(contents.folder)
+    for one in checklists(shared_facts(known, contents) if shared else known):
         header = ["Item", "Section", "Topic", "Answer"]
         rows = [[row.item, row.section, row.topic, row.answer] for row in one.rows]
         filled = sum(row.filled for row in one.rows)

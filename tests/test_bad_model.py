@@ -1,0 +1,540 @@
+"""A corpus of model folders, broken or made to harm: `predict`, `card` and `export` refuse each in one sentence, write nothing.
+
+Hashes are true again after each change unless the case is about them: whoever alters a model can also compute a hash.
+"""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from m2lgdg import InputError, make, make_cohort
+from m2lgdg.cli import main
+from m2lgdg.method import Method
+from m2lgdg.model_folder import FORMAT, LARGEST, digest
+from m2lgdg.storage import file_hash
+
+WEIGHTS, LIMITS, ABOUT = "weights.safetensors", "limits.safetensors", "method.json"
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+class Case(NamedTuple):
+    """One way to be wrong, and what its sentence says."""
+
+    name: str
+    spoil: Callable[[Path], object]
+    says: tuple[str, ...]
+
+
+def about(folder):
+    return json.loads((folder / ABOUT).read_text())
+
+
+def rehash(folder, said=None):
+    said = said or about(folder)
+    hashes = {name: file_hash(folder / name, LARGEST) for name in (WEIGHTS, LIMITS)}
+    said["hashes"] = hashes | {ABOUT: digest({key: value for key, value in said.items() if key != "hashes"})}
+    (folder / ABOUT).write_text(json.dumps(said))
+
+
+def said(**changes):
+    """method.json with other values, hashes true."""
+
+    def spoil(folder):
+        rehash(folder, about(folder) | changes)
+
+    return spoil
+
+
+def without(*keys):
+    def spoil(folder):
+        content = about(folder)
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        del inner[keys[-1]]
+        rehash(folder, content)
+
+    return spoil
+
+
+def fact(**changes):
+    def spoil(folder):
+        content = about(folder)
+        content["facts"] |= changes
+        rehash(folder, content)
+
+    return spoil
+
+
+def source(**changes):
+    def spoil(folder):
+        content = about(folder)
+        content["facts"]["source"] |= changes
+        rehash(folder, content)
+
+    return spoil
+
+
+def local(**changes):
+    return fact(local={"slope": 1.0, "offset": 0.0, "threshold": 0.5} | changes)
+
+
+def fields(**changes):
+    def spoil(folder):
+        content = about(folder)
+        content["fields"] |= changes
+        rehash(folder, content)
+
+    return spoil
+
+
+def hashes(value):
+    def spoil(folder):
+        (folder / ABOUT).write_text(json.dumps(about(folder) | {"hashes": value}))
+
+    return spoil
+
+
+def text(content):
+    """method.json of other text or bytes."""
+    return lambda folder: (folder / ABOUT).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def replaced(old, new):
+    """A piece of the text of method.json, after hashing: for what a JSON parser takes and ours must not."""
+
+    def spoil(folder):
+        content = (folder / ABOUT).read_text()
+        assert old in content
+        (folder / ABOUT).write_text(content.replace(old, new, 1))
+
+    return spoil
+
+
+def raw(name, content):
+    """A file of other bytes, hashed."""
+
+    def spoil(folder):
+        (folder / name).write_bytes(content(folder) if callable(content) else content)
+        rehash(folder)
+
+    return spoil
+
+
+def tensors(header, size=64, kind=FORMAT, length=None):
+    """A safetensors file of any header over `size` zero bytes."""
+    if isinstance(header, dict):
+        header = json.dumps(header | ({"__metadata__": {"format": kind}} if kind else {}))
+    encoded = header if isinstance(header, bytes) else header.encode()
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded + bytes(size)
+
+
+def entry(shape, start, end, dtype="F64"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def arrays(name, kind, change):
+    """Other arrays, well formed and hashed."""
+
+    def spoil(folder):
+        from safetensors import safe_open
+
+        with safe_open(folder / name, framework="np") as file:
+            metadata = dict(file.metadata())
+        changed = {key: np.ascontiguousarray(value) for key, value in change(load_file(folder / name)).items()}
+        save_file(changed, folder / name, metadata | {"format": kind})
+        rehash(folder)
+
+    return spoil
+
+
+def weights(change):
+    return arrays(WEIGHTS, FORMAT, change)
+
+
+def limits(change):
+    return arrays(LIMITS, "m2lgdg-limits-1", change)
+
+
+def columns(value):
+    """limits.safetensors with other metadata."""
+
+    def spoil(folder):
+        save_file(load_file(folder / LIMITS), folder / LIMITS, {"format": "m2lgdg-limits-1"} | value)
+        rehash(folder)
+
+    return spoil
+
+
+def link(name, to):
+    def spoil(folder):
+        (folder / name).unlink()
+        (folder / name).symlink_to(to)
+
+    return spoil
+
+
+def pipe(name):
+    def spoil(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return spoil
+
+
+def folder_for(name):
+    def spoil(folder):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return spoil
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path("ran").touch, ())
+
+
+def pickled():
+    import pickle
+
+    return pickle.dumps(Evil())
+
+
+DAMAGED = (WEIGHTS, "damaged or no m2lgdg-model-1 file")
+TENSORS = [
+    Case("weights cut, hashes true", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes()[:-9]), DAMAGED),
+    Case("weights longer than told", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes() + b"more"), DAMAGED),
+    Case("no byte of weights", raw(WEIGHTS, b""), DAMAGED),
+    Case("seven bytes of weights", raw(WEIGHTS, b"\x01" * 7), DAMAGED),
+    Case("a header longer than the file", raw(WEIGHTS, tensors({}, length=10**6)), DAMAGED),
+    Case("a header of 2^63 bytes", raw(WEIGHTS, tensors({}, length=2**63)), DAMAGED),
+    Case("a header of no byte", raw(WEIGHTS, tensors("", 0)), DAMAGED),
+    Case("a header that is no JSON", raw(WEIGHTS, tensors("{'a': 1}")), DAMAGED),
+    Case("a header that is no text", raw(WEIGHTS, tensors(b"{\xff\xfe}")), DAMAGED),
+    Case("a header that is a list", raw(WEIGHTS, tensors("[1, 2]")), DAMAGED),
+    Case("a header nested deep", raw(WEIGHTS, tensors('{"a":' + DEEP + "}")), DAMAGED),
+    Case("a huge shape", raw(WEIGHTS, tensors({"a": entry([2**62, 4], 0, 64)})), DAMAGED),
+    Case("a huge and an empty axis", raw(WEIGHTS, tensors({"a": entry([2**62, 2**62, 0], 0, 0)}, 0)), (WEIGHTS,)),
+    Case("a negative axis", raw(WEIGHTS, tensors({"a": entry([-8], 0, 64)})), DAMAGED),
+    Case("half an axis", raw(WEIGHTS, tensors({"a": entry([0.5, 16], 0, 64)})), DAMAGED),
+    Case("an axis in words", raw(WEIGHTS, tensors({"a": entry(["8"], 0, 64)})), DAMAGED),
+    Case("sixty-four axes", raw(WEIGHTS, tensors({"a": entry([1] * 64 + [8], 0, 64)})), DAMAGED),
+    Case("a shape that is no list", raw(WEIGHTS, tensors({"a": entry(8, 0, 64)})), DAMAGED),
+    Case(
+        "arrays that overlap",
+        raw(WEIGHTS, tensors({"a": entry([8], 0, 64), "b": entry([8], 0, 64)})),
+        (*DAMAGED[:1], "damaged"),
+    ),
+    Case("a hole between arrays", raw(WEIGHTS, tensors({"a": entry([2], 0, 16), "b": entry([2], 48, 64)})), DAMAGED),
+    Case("offsets beyond the file", raw(WEIGHTS, tensors({"a": entry([80], 0, 640)})), DAMAGED),
+    Case("offsets that run backwards", raw(WEIGHTS, tensors({"a": entry([8], 64, 0)})), DAMAGED),
+    Case("offsets below zero", raw(WEIGHTS, tensors({"a": entry([8], -64, 0)})), DAMAGED),
+    Case("offsets beyond 64 bits", raw(WEIGHTS, tensors({"a": entry([8], 0, 2**70)})), DAMAGED),
+    Case("one offset", raw(WEIGHTS, tensors({"a": {"dtype": "F64", "shape": [8], "data_offsets": [0]}})), DAMAGED),
+    Case("an array without a type", raw(WEIGHTS, tensors({"a": {"shape": [8], "data_offsets": [0, 64]}})), DAMAGED),
+    Case("a type that does not exist", raw(WEIGHTS, tensors({"a": entry([8], 0, 64, "F99")})), DAMAGED),
+    Case("a type that numpy has not", raw(WEIGHTS, tensors({"a": entry([32], 0, 64, "BF16")})), DAMAGED),
+    Case(
+        "an array twice",
+        raw(
+            WEIGHTS,
+            tensors(
+                f'{{"__metadata__":{{"format":"{FORMAT}"}},'
+                f'"a":{json.dumps(entry([4], 0, 32))},"a":{json.dumps(entry([4], 32, 64))}}}'
+            ),
+        ),
+        (WEIGHTS,),
+    ),
+    Case("no metadata", raw(WEIGHTS, tensors({"a": entry([8], 0, 64)}, kind=None)), (WEIGHTS, "its format is not given")),
+    Case("metadata of numbers", raw(WEIGHTS, tensors({"__metadata__": {"format": 3}}, 0, kind=None)), DAMAGED),
+    Case("another format", raw(WEIGHTS, tensors({}, 0, kind="m2lgdg-model-9")), (WEIGHTS, "format is m2lgdg-model-9")),
+    Case("limits for weights", raw(WEIGHTS, lambda f: (f / LIMITS).read_bytes()), (WEIGHTS, "format is m2lgdg-limits-1")),
+    Case("a pickle for weights", raw(WEIGHTS, pickled()), DAMAGED),
+    Case("a zip for weights", raw(WEIGHTS, b"PK\x03\x04" + bytes(200)), DAMAGED),
+    Case("no array at all", raw(WEIGHTS, tensors({}, 0)), ("do not fit method fc-logistic",)),
+]
+
+FIT = ("do not fit method fc-logistic",)
+NO_PROBA = ("did not give one probability between 0 and 1",)
+ARRAYS = [
+    Case("an array lost", weights(lambda s: {k: v for k, v in s.items() if k != "fc.weights"}), FIT),
+    Case("an array cut", weights(lambda s: s | {"fc.weights": s["fc.weights"][:-1]}), FIT),
+    Case("an axis more", weights(lambda s: s | {"fc.weights": s["fc.weights"][None]}), FIT),
+    Case("NaN in the weights", weights(lambda s: s | {"fc.weights": s["fc.weights"] * np.nan}), NO_PROBA),
+    Case("infinite weights", weights(lambda s: s | {"fc.weights": s["fc.weights"] + np.inf}), NO_PROBA),
+    Case("a calibration of three", weights(lambda s: s | {"calibration": np.zeros(3)}), FIT),
+    Case("a calibration of NaN", weights(lambda s: s | {"calibration": np.array([np.nan, 0.0])}), NO_PROBA),
+    Case("an intercept of two", weights(lambda s: s | {"fc.intercept": np.zeros(2)}), FIT),
+    Case("a scaler for other columns", weights(lambda s: s | {"phenotypes.scaler.mean": np.zeros(9)}), FIT),
+    Case("a path for a name", weights(lambda s: {f"../../{k}": v for k, v in s.items()}), FIT),
+    Case(
+        "limits of another atlas", limits(lambda s: s | {"mean": s["mean"][:-1], "axes": s["axes"][:, :-1]}), (LIMITS, "ROIs")
+    ),
+    Case("axes that do not fit", limits(lambda s: s | {"axes": s["axes"][:, :-1]}), (LIMITS, "axes has shape")),
+    Case("limits lost", limits(lambda s: {k: v for k, v in s.items() if k != "reached"}), (LIMITS, "damaged")),
+    Case("limits of complex meaning", limits(lambda s: s | {"mean": s["mean"] * np.nan}), (LIMITS, "mean")),
+    Case("ranges of one row", limits(lambda s: s | {"ranges": s["ranges"][:1]}), (LIMITS, "ranges has shape")),
+    Case("limits without columns", columns({}), (LIMITS, "damaged")),
+    Case("columns that are no JSON", columns({"columns": "age, sex"}), (LIMITS, "damaged")),
+    Case("columns that are no list", columns({"columns": "3"}), (LIMITS, "damaged")),
+    Case("columns that are a word", columns({"columns": '"age"'}), (LIMITS, "damaged")),
+    Case("columns nested deep", columns({"columns": DEEP}), (LIMITS, "damaged")),
+    Case("limits that are weights", raw(LIMITS, lambda f: (f / WEIGHTS).read_bytes()), (LIMITS, "format is m2lgdg-model-1")),
+]
+
+JSON = [
+    Case("an empty method.json", text(""), (ABOUT, "damaged")),
+    Case("a method.json of NUL", text(bytes(100)), (ABOUT, "damaged")),
+    Case("a method.json in UTF-16", text("{}".encode("utf-16")), (ABOUT, "damaged")),
+    Case("a method.json of no text", text(b'{"format": "\xff"}'), (ABOUT, "damaged")),
+    Case("a method.json cut", lambda f: text((f / ABOUT).read_bytes()[:-30])(f), (ABOUT, "damaged")),
+    Case("a list for method.json", text("[]"), (ABOUT, "damaged")),
+    Case("a word for method.json", text('"m2lgdg-model-1"'), (ABOUT, "damaged")),
+    Case("null for method.json", text("null"), (ABOUT, "damaged")),
+    Case("nesting", text(DEEP), (ABOUT, "damaged")),
+    Case("nesting in a value", text('{"format": ' + DEEP + "}"), (ABOUT, "damaged")),
+    Case("a key twice", replaced('"method":', '"method": "prior", "method":'), (ABOUT, "method twice")),
+    Case("a number of 10,000 digits", replaced('"seed": 0', '"seed": ' + "9" * 10_000), (ABOUT, "damaged")),
+    Case("NaN for a seed", fact(seed=float("nan")), ("its seed is no count",)),
+    Case("infinity for a seed", fact(seed=-float("inf")), ("its seed is no count",)),
+    Case("no format", without("format"), (ABOUT, "damaged")),
+    Case("a format of tomorrow", said(format="m2lgdg-model-2"), (ABOUT, "not of format m2lgdg-model-1")),
+    Case("a format that is a list", said(format=[FORMAT]), (ABOUT, "not of format")),
+    Case("no method", without("method"), (ABOUT, "damaged")),
+    Case("a method of nobody", said(method="fc-logistics"), (ABOUT, "fc-logistics is not known", "--plugin")),
+    Case("a method that is a path", said(method="../../evil.py"), (ABOUT, "../../evil.py is not known")),
+    Case("a method that is a module", said(method="os.system"), (ABOUT, "os.system is not known")),
+    Case("a method that steers the terminal", said(method="\x1b[2Jx"), ("method \\x1b[2Jx is not known",)),
+    Case("a method of 10,000 letters", said(method="x" * 10_000), (ABOUT, "is not known")),
+    Case("a method that is a list", said(method=["prior"]), (ABOUT, "damaged")),
+    Case("another method", said(method="tangent-logistic"), ("fit method tangent-logistic",)),
+    Case("another network", said(method="brainnetcnn"), ("brainnetcnn",)),
+    Case("no hashes", lambda f: text(json.dumps({k: v for k, v in about(f).items() if k != "hashes"}))(f), ("has no hashes",)),
+    Case("hashes that are a list", hashes([1, 2]), (ABOUT, "damaged")),
+    Case("hashes that are a number", hashes(3), (ABOUT, "damaged")),
+    Case("hashes of nothing", hashes({}), (WEIGHTS, "altered")),
+    Case("hashes that are numbers", hashes({WEIGHTS: 1, LIMITS: 2, ABOUT: 3}), (WEIGHTS, "altered")),
+    Case("a hash of a path", lambda f: hashes(about(f)["hashes"] | {"../../etc/passwd": "0"})(f), (ABOUT, "../../etc/passwd")),
+]
+
+FACTS = [
+    Case("fields that are a list", said(fields=[1]), (ABOUT, "damaged")),
+    Case("a field of nobody", fields(colour=3), ("no field colour",)),
+    Case("a field named like a method's own", fields(__class__="x"), ("no field __class__",)),
+    Case("a field in words", fields(site_folds="three"), ("field site_folds: 'three' is not of type int",)),
+    Case("a field of none", fields(site_folds=0), ("field site_folds: 0 is too small",)),
+    Case("a field of 400 digits", fields(C=10**400), ("C",)),
+    Case("a list of words", fields(penalties=["a"]), ("field penalties",)),
+    Case("a list of 400 digits", fields(penalties=[10**400]), ("penalties",)),
+    Case("no facts", without("facts"), (ABOUT, "damaged")),
+    Case("facts that are a list", said(facts=[1]), (ABOUT, "damaged")),
+    Case("no rois", without("facts", "rois"), (ABOUT, "damaged")),
+    Case("rois that are a number", fact(rois=3), ("its rois are no names",)),
+    Case("rois that are numbers", fact(rois=[1, 2]), ("its rois are no names",)),
+    Case("rois of another number", fact(rois=["a", "b"]), ("2 ROIs",)),
+    Case("an atlas that is a list", fact(atlas=[]), ("its atlas is no name",)),
+    Case("inputs that are a word", fact(inputs="age"), ("its inputs are no names",)),
+    Case("inputs that are none of the model's", fact(inputs=[]), ("fit method fc-logistic",)),
+    Case("an input more", fact(inputs=["sex", "age", "education", "height"]), ("fit method fc-logistic",)),
+    Case("a seed in words", fact(seed="zero"), ("its seed is no count",)),
+    Case("a seed that is true", fact(seed=True), ("its seed is no count",)),
+    Case("no source", without("facts", "source"), (ABOUT, "damaged")),
+    Case("a source that is a list", fact(source=[]), (ABOUT, "damaged")),
+    Case("a cohort that is a number", source(cohort=3), ("its cohort is no name",)),
+    Case("a hash that is a list", source(hash=[]), ("its hash is no name",)),
+    Case("sites that are a list", source(sites=["north"]), (ABOUT, "damaged")),
+    Case("a site without controls", source(sites={"north": {"patients": 3}}), (ABOUT, "damaged")),
+    Case("a site of words", source(sites={"north": {"patients": "3", "controls": 1}}), ("its patients is no count",)),
+    Case("a site of less than nobody", source(sites={"north": {"patients": -3, "controls": 1}}), ("its patients is no count",)),
+    Case("a site of more", source(sites={"a": {"patients": 1, "controls": 1, "others": []}}), (ABOUT, "damaged")),
+    Case("notes that are a word", fact(notes="none"), ("its notes are no names",)),
+    Case("notes of lists", fact(notes=[["a"]]), ("its notes are no names",)),
+    Case("parameters in words", fact(parameters="many"), ("its parameters is no count",)),
+    Case("a validation that is a list", fact(validation=[]), ("its validation is no name",)),
+    Case("training subjects in words", fact(training_subjects="all"), ("its training_subjects is no count",)),
+    Case("a local calibration that is a list", fact(local=[]), (ABOUT, "damaged")),
+    Case("a local calibration of nothing", fact(local={}), (ABOUT, "damaged")),
+    Case("a local slope in words", local(slope="steep"), (ABOUT, "damaged")),
+    Case("a local slope of 400 digits", local(slope=10**400), (ABOUT, "damaged")),
+    Case("a local offset of nothing", local(offset=None), (ABOUT, "damaged")),
+    Case("a threshold that is a list", local(threshold=[0.5]), (ABOUT, "damaged")),
+    Case("no versions", without("versions"), (ABOUT, "damaged")),
+    Case("versions that are a list", said(versions=[1]), (ABOUT, "damaged")),
+]
+
+PLACES = [
+    Case("no method.json", lambda f: (f / ABOUT).unlink(), ("no model folder: it has no method.json",)),
+    Case("a file for a model", lambda f: (shutil.rmtree(f), f.write_text("x")), ("no model folder",)),
+    Case("nothing for a model", lambda f: shutil.rmtree(f), ("no model folder",)),
+    Case("weights that are a link to nowhere", link(WEIGHTS, "nowhere"), (WEIGHTS, "does not exist")),
+    Case("weights that are a link to a secret", link(WEIGHTS, "/etc/passwd"), (WEIGHTS, "altered")),
+    Case("weights that are a link to itself", link(WEIGHTS, WEIGHTS), (WEIGHTS, "cannot read")),
+    Case("weights that are a link to a device", link(WEIGHTS, "/dev/zero"), (WEIGHTS, "no ordinary file")),
+    Case("method.json that is a link to a device", link(ABOUT, "/dev/zero"), (ABOUT, "no ordinary file")),
+    Case("method.json that is a link to a secret", link(ABOUT, "/etc/passwd"), (ABOUT, "damaged")),
+    Case("weights that are a pipe", pipe(WEIGHTS), (WEIGHTS, "no ordinary file")),
+    Case("method.json that is a pipe", pipe(ABOUT), (ABOUT, "no ordinary file")),
+    Case("limits that are a pipe", pipe(LIMITS), (LIMITS, "no ordinary file")),
+    Case("a folder for weights", folder_for(WEIGHTS), (WEIGHTS, "directory")),
+    Case("a folder for method.json", folder_for(ABOUT), (ABOUT, "directory")),
+    Case("weights beyond the limit", lambda f: os.truncate(f / WEIGHTS, LARGEST + 1), ("more than the",)),
+    Case("method.json beyond the limit", lambda f: os.truncate(f / ABOUT, 2**24 + 1), ("more than the",)),
+]
+
+CASES = [*TENSORS, *ARRAYS, *JSON, *FACTS, *PLACES]
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", seed=1)
+
+
+@pytest.fixture(scope="module")
+def healthy(cohort, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("healthy")
+    cohort.save(folder / "new.cohort")
+    make("fc-logistic", phenotypes=True).fit(cohort, limits=True).save(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def folder(healthy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(healthy / "model", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def ended(monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["m2lgdg", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr()
+    return stop.value.code, told.err
+
+
+def sentence(code, err):
+    assert code == 2, err
+    assert err.startswith("m2lgdg: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?", err
+    assert "Traceback" not in err
+    assert len(err) < 1000
+    return err
+
+
+def test_the_healthy_model_is_healthy(folder, healthy, monkeypatch, capsys):
+    assert ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "table.csv") == (0, "")
+    rehash(folder)
+    assert ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "again.csv") == (0, "")
+    assert Path("table.csv").read_bytes() == Path("again.csv").read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
+def test_a_bad_model_ends_in_a_sentence(case, folder, healthy, monkeypatch, capsys):
+    case.spoil(folder)
+    before = sorted(Path().rglob("*"))
+    said = sentence(*ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "new/table.csv"))
+    for part in case.says:
+        assert part in said
+    code, err = ended(monkeypatch, capsys, "card", "model", "--out", "new")
+    if code:  # a card needs less of a model than a prediction
+        sentence(code, err)
+    else:
+        shutil.rmtree("new")
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_names_of_cases_differ():
+    assert len({case.name for case in CASES}) == len(CASES) >= 80
+
+
+@pytest.mark.parametrize("case", ARRAYS, ids=[case.name.replace(" ", "-") for case in ARRAYS])
+def test_export_of_a_bad_model_ends_in_a_sentence(case, folder, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    case.spoil(folder)
+    code, err = ended(monkeypatch, capsys, "export", "model", "--out", "new/model.onnx")
+    sentence(code, err)
+    assert not Path("new").exists()
+
+
+LITTLE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv.pop(1)),) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+from m2lgdg.method import Method
+try:
+    Method.load(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+EXPLOSIVE = [
+    "a huge shape",
+    "a huge and an empty axis",
+    "a header of 2^63 bytes",
+    "nesting",
+    "weights that are a link to a device",
+    "method.json that is a link to a device",
+    "weights beyond the limit",
+    "method.json beyond the limit",
+]
+
+
+@pytest.mark.parametrize("name", EXPLOSIVE)
+def test_a_bad_model_takes_no_memory(name, folder):
+    """3 GiB of address space, of which importing takes half."""
+    case = next(case for case in CASES if case.name == name)
+    case.spoil(folder)
+    run = [sys.executable, "-c", LITTLE, str(3 * 2**30), str(folder)]
+    told = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert told.stdout.startswith("InputError ") or "huge and an empty" in name, told
+
+
+@pytest.mark.parametrize("name", ["fc-svm", "tangent-ridge", "connectome-ensemble", "phenotype-logistic", "prior"])
+def test_every_array_of_a_linear_method_is_looked_at(name, cohort, tmp_path):
+    spoil_each_array(make(name).fit(cohort), cohort, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["m2lgdg", "erm", "genm"])
+def test_every_array_of_a_network_is_looked_at(name, cohort, tmp_path):
+    from test_contract import small
+
+    spoil_each_array(make(name, **small(name)).fit(cohort), cohort, tmp_path)
+
+
+def spoil_each_array(fitted, cohort, tmp_path):
+    some = cohort.select(np.arange(3))
+    good = fitted.predict_proba(some)
+    state, refused = dict(fitted.state_), 0
+    changes = {
+        "lost": lambda value: None,
+        "cut": lambda value: value.reshape(-1)[:-1],
+        "wide": lambda value: np.concatenate([value.reshape(-1)] * 2),
+        "deep": lambda value: value[None, None],
+        "odd": lambda value: np.full(value.shape, -7, dtype=np.int8),
+        "nan": lambda value: np.full(value.shape, np.nan, dtype=np.float32),
+    }
+    tried = 0
+    for name in state:
+        for change in changes.values():
+            changed = change(state[name])
+            fitted.state_ = {key: value for key, value in state.items() if key != name}
+            fitted.state_ |= {} if changed is None else {name: changed}
+            folder = fitted.save(tmp_path / "model")
+            tried += 1
+            try:
+                proba = Method.load(folder).predict_proba(some)
+            except InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
+            else:
+                assert proba.shape == good.shape and ((proba >= 0) & (proba <= 1)).all()
+    assert refused >= tried / 2
