@@ -28,6 +28,7 @@ class Timed(M2LGDG):
         self.taken = []
 
         def timed(rows):
+            self.began = getattr(self, "began", time.perf_counter())
             begin = self._now()
             terms = step(rows)
             self.taken.append((begin, self._now()))
@@ -35,6 +36,13 @@ class Timed(M2LGDG):
 
         self.cuda = train.is_cuda
         return timed
+
+    def _validate(self, network, batch):
+        wait(batch.label.device)
+        start = time.perf_counter()
+        found = super()._validate(network, batch)
+        self.validating = getattr(self, "validating", 0.0) + time.perf_counter() - start
+        return found
 
     def _now(self):
         if not self.cuda:
@@ -63,8 +71,9 @@ def main():
     own.fit(source, device=options.device)
     wait(options.device)
     whole, steps = time.perf_counter() - start, own.seconds()
+    parts = {"before_steps": significant(own.began - start), "validation": significant(own.validating)}
     told = {"subjects": len(source), "steps": len(own.taken), "seconds": significant(whole), "in_steps": significant(steps)}
-    print(json.dumps(vars(options) | told | {"outside": round(1 - steps / whole, 3)}))
+    print(json.dumps(vars(options) | told | parts | {"outside": round(1 - steps / whole, 3)}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m2lgdg.graph import chebyshev, group_graph, propagation
+from m2lgdg.graph import chebyshev, graph_of, group_graph, propagation
 from m2lgdg.methods.m2lgdg import M2LGDG
 
 torch.set_num_threads(1)
@@ -54,6 +54,18 @@ def test_the_group_graph_is_its_equation(rank, seed):
 def test_the_group_graph_is_its_equation_for_any_number_of_rois_and_subjects(seed, rois, subjects, rank):
     series = scans(seed, lengths=range(20, 20 + subjects), rois=rois)
     np.testing.assert_array_equal(group_graph(series, rank), oracle.adjacency(oracle.group_correlation(series), rank))
+
+
+@many
+@given(seeds, st.integers(2, 12), st.integers(1, 70), st.sampled_from(PERCENTILES), st.booleans())
+def test_the_graph_of_series_on_a_device_is_the_same(seed, rois, subjects, rank, flat):
+    series = scans(seed, lengths=[21] * subjects, rois=rois)
+    if flat:
+        for one in series[::2]:
+            one[:, 0] = 3.0
+    graph = graph_of(torch.from_numpy(np.stack(series)).transpose(1, 2), rank)
+    assert graph.dtype == np.float32
+    np.testing.assert_array_equal(graph, group_graph(series, rank))
 
 
 def test_at_the_size_of_the_aal_atlas_a_fifth_of_the_connections_stay():

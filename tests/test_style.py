@@ -13,7 +13,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a module may import those before it.
 ORDER = [
-    *("storage", "cohort", "readers", "duplicates", "check", "synthetic", "splits", "leakage", "preprocess", "connectivity"),
+    *(
+        "storage",
+        "threads",
+        "cohort",
+        "readers",
+        "duplicates",
+        "check",
+        "synthetic",
+        "splits",
+        "leakage",
+        "preprocess",
+        "connectivity",
+    ),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "gpu", "devices", "model_folder", "shift", "promise"),
     *("method", "deep", "methods"),
     *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),

@@ -7,10 +7,11 @@ source and then applied to anyone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+
+from m2lgdg.threads import on_threads
 
 Floats = npt.NDArray[np.float64]
 Series = Sequence[npt.NDArray[np.float32]]
@@ -34,9 +35,13 @@ def correlations(series: Series) -> Floats:
     """(subject, roi, roi) Pearson correlations, 1 on the diagonal, 0 with a flat ROI."""
     n = series[0].shape[1]
     result = np.empty((len(series), n, n))
-    for i, one in enumerate(series):
+
+    def product(one: npt.NDArray[np.float32]) -> Floats:
         unit = standardised(one)  # (time, roi)
-        result[i] = unit.T @ unit / len(unit)
+        return np.asarray(unit.T @ unit / len(unit))
+
+    for i, found in enumerate(on_threads(product, series)):
+        result[i] = found
     np.clip(result, -1.0, 1.0, out=result)
     result[:, np.arange(n), np.arange(n)] = 1.0
     return result
@@ -175,17 +180,13 @@ def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
 
     One matrix at a time: a subject's features must not depend, in the last bit, on who else is there or how many threads.
     """
-    from threadpoolctl import threadpool_info, threadpool_limits
-
-    threads = min((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
 
     def log(matrix: Floats) -> Floats:
         inside = whitening @ matrix @ whitening
         return _symmetric((inside + inside.T) / 2, _safe_log)
 
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(matrices), PIECE):
-            yield from pool.map(log, matrices[start : start + PIECE])
+    for start in range(0, len(matrices), PIECE):
+        yield from on_threads(log, list(matrices[start : start + PIECE]))
 
 
 def _symmetric(matrix: Floats, function: Callable[[Floats], Floats]) -> Floats:

@@ -157,7 +157,6 @@ class DeepMethod(Method):
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        searched = torch.backends.cudnn.benchmark
         devices = [place.index or 0] if place.type == "cuda" else []
         try:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
@@ -176,7 +175,6 @@ class DeepMethod(Method):
         finally:
             torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
-            torch.backends.cudnn.benchmark = searched
 
     def check(self) -> None:
         """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
@@ -259,10 +257,8 @@ class DeepMethod(Method):
         place = train.device
         if place.type != "cuda" or not self.recordable or self.deterministic:
             return step
-        # cuDNN's search for the best convolutions takes a second once in a process, but forty in strict float32.
-        torch.backends.cudnn.benchmark = self.precision != "fp32"
         ready_to_record(optimizer, place)
-        return Recorded(step, optimizer)
+        return Recorded(step, optimizer, search=self.precision != "fp32")
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
         """Positions of source-training and source-validation subjects; where nobody can be spared, they are the same."""

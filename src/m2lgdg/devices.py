@@ -6,7 +6,8 @@ be recorded. The first steps run as they are, which every library on the way nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 class Recorded:
     """`step` on rows of one number; the terms that it returns are overwritten by the next call."""
 
-    def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, search: bool) -> None:
         self.step, self.optimizer = step, optimizer
+        self.search = search  # whether cuDNN tries all its convolutions once, which takes a second, but forty in float32
         self.taken = 0
         self.rows: Tensor
         self.terms: dict[str, Tensor]
@@ -63,6 +65,10 @@ class Recorded:
             self.graph.replay()
             return self.terms
         self.taken += 1
+        with _searching(self.search):
+            return self._first(rows)
+
+    def _first(self, rows: Tensor) -> dict[str, Tensor]:
         if self.graph is not None or self.taken <= SETTLING:
             return self._aside(rows)
         self.rows = rows.clone()
@@ -81,6 +87,16 @@ class Recorded:
             terms = self.step(rows)
         torch.cuda.current_stream().wait_stream(self.stream)
         return terms
+
+
+@contextmanager
+def _searching(wanted: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def at_once(first: Callable[[], Tensor], second: Callable[[], Tensor], place: torch.device) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,28 @@ from torch import Tensor
 
 from m2lgdg.connectivity import correlations
 
+PIECE, EPSILON = 64, 1e-6  # subjects at a time; the length of a z-scored series is its number of time points
+
 
 def group_graph(series_list: Sequence[npt.NDArray[Any]], percentile: float = 80.0) -> npt.NDArray[np.float32]:
     """(roi, roi) 0/1 adjacency: |mean correlation| at or above its percentile, and every ROI with itself.
 
     The percentile is of the non-zero off-diagonal entries of the group matrix, whose diagonal is set to zero first.
     """
-    group = correlations([np.asarray(one) for one in series_list]).mean(axis=0)
+    return _strongest(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
+
+
+def graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.float32]:
+    """The same of (subject, roi, time) series that have one length and lie on a device, where it is computed."""
+    group = torch.zeros(series.shape[1], series.shape[1], dtype=torch.float64, device=series.device)
+    for piece in torch.split(series, PIECE):
+        wide = piece.double() - piece.double().mean(dim=2, keepdim=True)
+        unit = wide / torch.linalg.vector_norm(wide, dim=2, keepdim=True).clamp(min=EPSILON)  # a flat ROI stays 0
+        group += (unit @ unit.transpose(1, 2)).sum(dim=0)
+    return _strongest(((group + group.T) / (2 * len(series))).cpu().numpy(), percentile)
+
+
+def _strongest(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray[np.float32]:
     np.fill_diagonal(group, 0.0)
     strength = np.abs(group)
     present = strength[strength > 0]

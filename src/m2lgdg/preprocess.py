@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.threads import on_threads
 
 Floats = npt.NDArray[np.float64]
 CATEGORICAL = ("sex",)
@@ -91,11 +92,16 @@ def _typical(values: Floats, name: str) -> float:
 def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) -> npt.NDArray[np.float32]:
     """(subject, roi, time) series of one length: cubic spline to `length` points, then z-scores of each ROI and subject."""
     result = np.empty((len(series), series[0].shape[1], length), dtype=np.float32)
-    for i, one in enumerate(series):
+
+    def standardise(i: int) -> None:
+        one = series[i]
         from_first = one.astype(np.float64) - one[0]  # a flat ROI is exactly 0, not the rounding of its level
         resampled = spline_matrix(len(one), length) @ from_first  # (time, roi)
-        centred = resampled - resampled.mean(axis=0)
-        result[i] = (centred / (resampled.std(axis=0) + SERIES_EPSILON)).T
+        resampled -= resampled.mean(axis=0)
+        result[i] = (resampled / (resampled.std(axis=0) + SERIES_EPSILON)).T
+
+    for _ in on_threads(standardise, range(len(series))):
+        pass
     return result
 
 

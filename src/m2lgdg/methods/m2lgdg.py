@@ -21,7 +21,7 @@ from m2lgdg import gpu
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.devices import at_once
-from m2lgdg.graph import chebyshev_operators, group_graph, propagation
+from m2lgdg.graph import chebyshev_operators, graph_of, propagation
 from m2lgdg.kernels import Gelu, TimeConvolution, gelu, time_convolution
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
 from m2lgdg.method import method
@@ -365,7 +365,8 @@ class M2LGDG(DeepMethod):
         """The group graph of source-training subjects."""
         if not self.imaging:
             return {}
-        return {"adjacency": group_graph([one.T for one in features["series"].cpu().numpy()], self.percentile)}
+        series = features["series"]
+        return {"adjacency": graph_of(series.cpu() if series.device.type == "mps" else series, self.percentile)}
 
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
