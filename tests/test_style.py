@@ -28,8 +28,8 @@ ORDER = [
     ),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "gpu", "devices", "model_folder", "shift", "promise"),
     *("method", "deep", "methods"),
-    *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study", "audit"),
-    *("report", "local", "serve", "commands", "cli"),
+    *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study"),
+    *("baselines", "audit", "report", "local", "serve", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -18,6 +18,7 @@ methods     one file an idea
 config      study files
 claim       whose a study's folder is, and its lock
 engines, study             `run_study`: every cell once, resumable, on any engine
+baselines   what phenotypes, motion and the site tell without any brain
 audit       whether anything of a target reaches a method
 report      tables and pages from predictions
 commands, cli              the commands

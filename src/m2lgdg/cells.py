@@ -24,6 +24,7 @@ ASIDE = {
     "config",
     "cells",
     "study",
+    "baselines",
     "audit",
     "claim",
     "check",

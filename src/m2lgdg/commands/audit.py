@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from m2lgdg.commands import terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from m2lgdg.baselines import Baseline
 
 
 @terminal.app.command()
@@ -23,12 +29,14 @@ def audit(
 ) -> None:
     """Replace a target by noise and withhold its labels: do the fitted weights and the predictions stay the same?
 
+    A second table tells what phenotypes, motion, missing values and the site get without any brain.
     Exit code 0: every method passed, 1: something of the target leaks, 2: the audit, or a method, cannot be run.
     """
     from rich.markup import escape
     from rich.table import Table
 
     from m2lgdg.audit import audit as audited
+    from m2lgdg.audit import baselines
     from m2lgdg.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
@@ -42,6 +50,22 @@ def audit(
         passed = "yes" if one.passed else "no" if one.differs else "not run"
         table.add_row(escape(one.method), passed, escape("; ".join(differs) or "nothing"))
     terminal.out.print(table)
+    with terminal.err.status("fitting what needs no brain", spinner="line"):
+        terminal.out.print(_baseline_table(baselines(resolved, target=found[0].target)))
     if all(one.passed for one in found):
         terminal.out.print("Next: m2lgdg run STUDY --out DIR", highlight=False)
     raise typer.Exit(1 if any(one.differs for one in found) else 2 if any(one.reason is not None for one in found) else 0)
+
+
+def _baseline_table(found: list[Baseline]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="What needs no brain: AUC in percent (95 % interval)", title_justify="left")
+    for column in ("baseline", "AUC", "chance", "what it knows"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        interval = "" if isnan(one.low) else f" ({100 * one.low:.1f}-{100 * one.high:.1f})"
+        scores = ("-", "-") if isnan(one.auc) else (f"{100 * one.auc:.1f}{interval}", f"{100 * one.chance:.1f}")
+        table.add_row(one.name, *scores, escape(one.note))
+    return table

@@ -21,6 +21,8 @@ MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
 SEX_WORDS = {"1": MALE, "m": MALE, "male": MALE, "2": FEMALE, "f": FEMALE, "female": FEMALE}
 PATIENT_WORDS = {"1", "patient", "patients", "case", "asd", "autism", "mdd", "depression", "adhd", "scz", "schizophrenia"}
 CONTROL_WORDS = {"0", "control", "controls", "hc", "nc", "tc", "td", "healthy", "typical", "healthy control"}
+# Columns that tell how much a subject moved, in lower case.
+MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "framewise_displacement")
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 
 ALIASES = {

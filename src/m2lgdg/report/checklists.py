@@ -21,7 +21,8 @@ from scipy.stats import t
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import METRICS, THRESHOLD
-from m2lgdg.report.subgroups import EYES, MOTION
+from m2lgdg.readers.tables import MOTION
+from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.stats import cell_scores, macro_scores, site_scores

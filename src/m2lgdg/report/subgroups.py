@@ -14,7 +14,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import THRESHOLD, auc
-from m2lgdg.readers.tables import FEMALE, MALE
+from m2lgdg.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.report.operating import confusion, over_seeds
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError
@@ -28,7 +28,6 @@ AGES: dict[float, str] = {0: "under 12", 12: "12 to 17", 18: "18 to 29", 30: "30
 SIZES: dict[float, str] = {0: "under 20 subjects", 20: "20 to 49 subjects", 50: "50 subjects or more"}
 THIRDS = ("lowest third", "middle third", "highest third")
 EYES = ("eye_status_at_scan", "eye_status", "eyes")
-MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "framewise_displacement")
 Names = npt.NDArray[np.object_]
 
 
