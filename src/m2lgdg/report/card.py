@@ -47,9 +47,13 @@ class Part:
 
 def write_card(model: str | Path, *, study: str | Path | None = None, to: str | Path | None = None) -> Path:
     """Write card.md and card.html into the model folder, or into `to`; returns that folder."""
-    parts = card(model, study)
+    return write_parts(card(model, study), to or model)
+
+
+def write_parts(parts: list[Part], folder: str | Path) -> Path:
+    """Write the sections of a card as card.md and card.html; returns the folder."""
     title = f"Model card: {parts[0].facts[0][1]}"
-    return write_texts(to or model, {"card.md": _markdown(title, parts), "card.html": _page(title, parts)})
+    return write_texts(folder, {"card.md": _markdown(title, parts), "card.html": _page(title, parts)})
 
 
 def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
@@ -84,6 +88,7 @@ NO_STUDY = (
     "No study was given. A leave-one-site-out study (m2lgdg run) tells how the method does at each site it has not seen, and "
     "m2lgdg card MODEL --study DIR puts it here."
 )
+OTHERWISE = "than this model has: it may do otherwise."
 OTHER_COHORT = "The study's cohort is not the same as the one of this model, or not with the same inputs."
 AS_IT_RAN = "Probabilities and threshold are the study's, without the temperature and threshold of this model."
 
@@ -115,7 +120,7 @@ def _training(fitted: Method) -> Part:
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
-    """What training subjects were like, as far as the model folder knows; "subjects unlike those below" need something below."""
+    """What training subjects were like, as far as the model folder knows, since it is not for subjects unlike them."""
     units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
     ranges = [] if fitted.limits_ is None else zip(MEASURES, fitted.limits_.ranges.tolist(), strict=True)
     return [
@@ -183,7 +188,7 @@ def _results(fitted: Method, contents: Contents) -> Part:
     mean = [(one.metric, f"{100 * one.mean:.1f} ± {100 * one.sd:.1f} over {one.sites} sites") for one in macro.itertuples()]
     told = [f"Seeds: {', '.join(map(str, sorted(set(own['seed']))))}. Every site was left out whole: training never saw it."]
     if not same:
-        told.append(f"The study ran {label(fitted.name, variant)} with other fields than this model has: it may do otherwise.")
+        told.append(f"The study ran {label(fitted.name, variant)} with other fields {OTHERWISE}")
     if contents.study.get("cohort_hash") != fitted.facts_["source"]["hash"]:
         told.append(OTHER_COHORT)
     if fitted.recalibration is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from m2lgdg.promise import LEAST_SUBJECTS, LEVELS, Figures, Promise
+from m2lgdg.promise import LEAST_SUBJECTS, LEVELS, Figures, Promise, percent
 from m2lgdg.report.tables import Table
 
 UNSEEN = "At a site it has never seen"
@@ -36,7 +36,7 @@ def promised_facts(promise: Promise) -> list[tuple[str, str]]:
         ("Brier, ECE", f"{_number(whole.brier)}, {_number(whole.ece)}"),
         ("differences between sites", f"sd {promise.slope_sd:.2f} of the slope, {promise.offset_sd:.2f} of the offset"),
         (
-            f"sets of {_whole(SHOWN)} coverage",
+            f"sets of {percent(SHOWN)} coverage",
             f"held the true class of {_percent(kept.reached)} % (lowest site {_percent(kept.lowest)}, median "
             f"{_percent(kept.median)}); one class for {_percent(kept.decided)} %, right for {_percent(kept.right)} % of these",
         ),
@@ -49,14 +49,14 @@ def promised_tables(promise: Promise) -> list[Table]:
     header = ["Site left out", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "right"]
     rows = [_row(site, one, at) for site, one in promise.sites.items()] + [_row("all", promise.whole, at)]
     note = (
-        f"AUC with DeLong's interval; in set, one class and right of sets of {_whole(SHOWN)} coverage, in per cent, right of those "
-        f"with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
+        f"AUC with DeLong's interval; in set, one class and right of sets of {percent(SHOWN)} coverage, in per cent, right of "
+        f"those with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
     )
     levels = []
     for coverage in LEVELS:
         kept = promise.expected(coverage)
         shares = (kept.reached, kept.lowest, kept.median, kept.decided, kept.right)
-        levels.append([_whole(coverage), *map(_percent, shares)])
+        levels.append([percent(coverage), *map(_percent, shares)])
     by_level = ["Coverage", "in set", "lowest site", "median site", "one class", "right"]
     return [_table("Sites left out", header, rows, note), _table("Sets", by_level, levels, "per cent, over all left-out sites")]
 
@@ -73,7 +73,7 @@ def too_small_sets(promise: Promise) -> list[str]:
     if kept.reached >= SHOWN - SLACK:
         return []
     held = f"{_percent(kept.reached)} % of subjects, {_percent(kept.lowest)} % at the lowest site"
-    return [f"Sets of {_whole(SHOWN)} coverage held the true class of fewer at left-out sites: {held}."]
+    return [f"Sets of {percent(SHOWN)} coverage held the true class of fewer at left-out sites: {held}."]
 
 
 def _row(name: str, one: Figures, at: int) -> list[str]:
@@ -89,10 +89,6 @@ def _table(title: str, header: list[str], rows: list[list[str]], note: str) -> T
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def _whole(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _number(value: float) -> str:
