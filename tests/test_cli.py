@@ -193,9 +193,9 @@ def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
     study, out = tmp_path / "study.toml", tmp_path / "out"
     study.write_text('cohort = "tiny.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
     command("run", study, "--out", out, "--shard", "1/2")
-    assert command("table", out)[1].endswith("\nNot run yet: 2 cells of prior.\n")
+    assert command("table", out)[1].endswith("\nNot in these tables, failed or not run yet: 2 cells of prior.\n")
     command("run", study, "--out", out, "--shard", "2/2")
-    assert "Not run yet" not in command("table", out)[1]
+    assert "not run yet" not in command("table", out)[1]
 
 
 def test_a_study_file_in_place_of_its_folder(command, tmp_path):

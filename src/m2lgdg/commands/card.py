@@ -32,4 +32,6 @@ def card(
         if told == OTHER_COHORT or told.endswith(OTHERWISE):
             terminal.out.print(f"Note: {escape(told)}", soft_wrap=True)
     if study is None:
-        terminal.out.print("Next: --study DIR, a study folder of the same method, adds how it does at sites left out.")
+        terminal.out.print(
+            "Next: --study DIR, a study folder of the same method, adds how it does at sites left out.", soft_wrap=True
+        )

@@ -127,7 +127,8 @@ def check(
     show_check(result)
     verdict = {0: "usable", 1: "usable, with findings", 2: "unusable"}[result.exit_code]
     terminal.out.print(
-        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}."
+        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
+        soft_wrap=True,
     )
     if result.exit_code < 2 and path.is_dir():
         drop = " --drop-bad" if any(one.reason.endswith(".") for one in cohort.excluded) else ""

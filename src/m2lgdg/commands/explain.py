@@ -64,4 +64,5 @@ def explain(
         terminal.out.print(f"A linear probe reads the site from the representation: {right} right, chance {chance}.")
     written = "tables of ROIs, edges, phenotypes, gate weights, a map of subjects; explanation.json"
     terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
-    terminal.out.print("Next: `explain = true` in a study file explains every fold, and the study's report shows their mean.")
+    then = "`explain = true` in a study file explains every fold, and the study's report shows their mean."
+    terminal.out.print(f"Next: {then}", soft_wrap=True)

@@ -40,4 +40,5 @@ def export(
     written = export_onnx(fitted, to)
     told = written.with_suffix(".json").name
     terminal.out.print(f"Wrote {escape(str(written))}, and {escape(told)} on how its inputs are prepared.", soft_wrap=True)
-    terminal.out.print("onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device.")
+    said = "onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device."
+    terminal.out.print(said, soft_wrap=True)
