@@ -195,7 +195,10 @@ def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
     command("run", study, "--out", out, "--shard", "1/2")
     assert command("table", out)[1].endswith("\nNot in these tables, failed or not run yet: 2 cells of prior.\n")
     command("run", study, "--out", out, "--shard", "2/2")
-    assert "not run yet" not in command("table", out)[1]
+    whole = command("table", out)
+    assert "not run yet" not in whole[1]
+    (out / "study.json").write_text('{"methods": 3, "seeds": "x", "targets": 5}')  # damaged: no reason to fall over
+    assert command("table", out) == whole
 
 
 def test_a_study_file_in_place_of_its_folder(command, tmp_path):
