@@ -24,6 +24,7 @@ class NearestNeighbours(Method):
     neighbours: int = 9  # a field is a hyper-parameter: sweep it with [sweep.nearest-neighbours]
 
     stochastic: ClassVar[bool] = False  # the seed changes nothing
+    remembers: ClassVar[tuple[str, ...]] = ("features", "labels")  # subjects themselves, so that such a model is never shared
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Keep everybody: all that was learned goes into `state_`."""

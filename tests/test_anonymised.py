@@ -218,3 +218,16 @@ def test_bands_and_pseudonyms():
     assert names("a") == names("a") != names("b")
     assert names("a") != Pseudonyms()("a")
     assert re.fullmatch("[0-9a-f]{16}", names("\udce9"))
+
+
+def test_a_plugin_that_keeps_subjects_without_saying_so_is_not_shared():
+    class Keeper(Method):
+        """Of a lab's own file."""
+
+    fitted = Keeper()
+    fitted.state_ = {"mean": np.zeros(3), "one": np.array(1.0)}
+    fitted.facts_ = {"source": {"cohort": "abide", "sites": {"A": {"patients": 4, "controls": 3}}}, "inputs": []}
+    assert shared_model(fitted).state_.keys() == {"mean", "one"}
+    fitted.state_["everybody"] = np.zeros((7, 3))
+    with pytest.raises(InputError, match=r"keeps features of its source subjects \(everybody\): it cannot be shared"):
+        shared_model(fitted)

@@ -12,7 +12,8 @@ import pytest
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, delong_interval, wilson
-from m2lgdg.report.card import WARNING, card, write_card
+from m2lgdg.promise import Promise
+from m2lgdg.report.card import AS_IT_RAN, WARNING, card, write_card
 
 HOSTILE = '<script>alert("x")</script> | [a](http://x.example) `b` *c*'
 
@@ -86,12 +87,12 @@ def test_what_the_model_knows_of_itself(model, cohort):
     hashes = dict(part(parts, "Versions and hashes").facts)
     assert hashes["weights.safetensors, SHA-256"] == hashlib.sha256((model / "weights.safetensors").read_bytes()).hexdigest()
     assert hashes["content of the training cohort"] == cohort.hash
-    assert "does not know how the method does" in part(parts, "At sites left out").sentences[0]
+    assert "No study was given" in part(parts, "In a study, at sites left out").sentences[0]
 
 
 def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, predictions, tmp_path):
     settings = {"method": {"fc-logistic": {"site_folds": 3}}, "cohort_hash": cohort.hash}
-    found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), "At sites left out")
+    found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), "In a study, at sites left out")
     nyu, _ = found.tables[0].rows
     own = predictions[(predictions.target == "NYU") & (predictions.variant == "phenotypes")]
     low, high = delong_interval(own.label, own.proba)
@@ -109,7 +110,7 @@ def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, pred
 
 
 def test_a_study_of_other_fields_or_another_cohort_is_told(model, predictions, tmp_path):
-    found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), "At sites left out")
+    found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), "In a study, at sites left out")
     assert "The study ran fc-logistic with other fields than this model has: it may do otherwise." in found.sentences
     assert any("cohort is not the same" in one for one in found.sentences)
     other = study_of(tmp_path / "other", predictions.assign(method="fc-svm"))
@@ -166,3 +167,38 @@ def test_the_command(model, predictions, tmp_path, monkeypatch, capsys):
     assert not ended.value.code
     assert "card.md and card.html." in capsys.readouterr().out.replace("\n", "")
     assert "| NYU | 60 | 30 |" in (tmp_path / "to" / "card.md").read_text()
+
+
+def test_the_page_shows_what_the_columns_mean(model):
+    """A caption is for screen readers only: the note of each table must also stand on the page."""
+    page = (write_card(model) / "card.html").read_text()
+    notes = [table.note for part in card(model) for table in part.tables]
+    assert notes == ["labelled subjects of the fit"]
+    assert f'<p class="note">{notes[0]}.</p>' in page
+
+
+def test_the_card_tells_what_training_subjects_were_like(cohort, tmp_path):
+    fitted = make("fc-logistic").fit(cohort, limits=True)
+    told = dict(part(card(fitted.save(tmp_path / "model")), "Training data").facts)
+    low, middle, high = np.quantile(cohort.phenotypes["age"].dropna(), (0.025, 0.5, 0.975))
+    assert told["age"] == f"median {middle:.3g} years, 95 % of subjects {low:.3g} to {high:.3g}"
+    assert "males" not in told  # a share of sites, not a range of subjects
+
+
+def test_failures_of_the_promise_are_known_failures(model, predictions, tmp_path):
+    rng, sites = np.random.default_rng(0), np.repeat(["A", "B", "C"], 40)
+    labels = np.tile([0, 1], 60)
+    proba = np.where(labels == 1, 0.8, 0.2) + 0.1 * rng.random(120)
+    proba[sites == "C"] = 1 - proba[sites == "C"]  # at one site everything is the other way round
+    fitted = Method.load(model)
+    fitted.promise_ = Promise.from_scores(proba, labels, sites, 3)
+    folder = fitted.save(tmp_path / "promised")
+    told = part(card(folder), "Known failures and limits").sentences
+    kept = fitted.promise_.expected(0.9)
+    assert kept.reached < 0.88
+    shares = f"{100 * kept.reached:.1f} % of subjects, {100 * kept.lowest:.1f} % at the lowest site"
+    assert f"Sets of 90 % coverage held the true class of fewer at left-out sites: {shares}." in told
+    assert "Source sites at which, left out, the interval of the AUC reaches chance: C." in told
+    parts = card(folder, study_of(tmp_path / "study", predictions))
+    assert not any("Source sites at which" in one for one in part(parts, "Known failures and limits").sentences)
+    assert AS_IT_RAN in part(parts, "In a study, at sites left out").sentences

@@ -8,7 +8,7 @@ import miniature
 import pandas as pd
 import pytest
 
-from m2lgdg import Cohort, make_cohort
+from m2lgdg import Cohort, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.method import PAPER
 
@@ -186,3 +186,34 @@ def test_table_of_an_unknown_best_or_format(command, tmp_path):
     command("run", tmp_path / "s.toml", "--out", tmp_path / "out")
     assert "the study has no method x; it has prior." in command("table", tmp_path / "out", "--best", "x")[2]
     assert "format pdf is not known" in command("table", tmp_path / "out", "--format", "pdf")[2]
+
+
+def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
+    make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text('cohort = "tiny.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
+    command("run", study, "--out", out, "--shard", "1/2")
+    assert command("table", out)[1].endswith("\nNot in these tables, failed or not run yet: 2 cells of prior.\n")
+    command("run", study, "--out", out, "--shard", "2/2")
+    whole = command("table", out)
+    assert "not run yet" not in whole[1]
+    (out / "study.json").write_text('{"methods": 3, "seeds": "x", "targets": 5}')  # damaged: no reason to fall over
+    assert command("table", out) == whole
+
+
+def test_a_study_file_in_place_of_its_folder(command, tmp_path):
+    (tmp_path / "study.toml").write_text("")
+    code, _, errors = command("table", tmp_path / "study.toml")
+    assert (code, errors) == (2, f"m2lgdg: {tmp_path / 'study.toml'} is no study folder: it has no predictions.csv.\n")
+
+
+def test_card_tells_of_a_study_of_another_cohort(command, tmp_path):
+    make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
+    make_cohort("tiny", seed=2).save(tmp_path / "other.cohort")
+    study = tmp_path / "study.toml"
+    study.write_text('cohort = "tiny.cohort"\nmethods = ["fc-logistic"]\nseeds = [0]\n')
+    command("run", study, "--out", tmp_path / "out")
+    make("fc-logistic").fit(Cohort.load(tmp_path / "tiny.cohort")).save(tmp_path / "same")
+    make("fc-logistic").fit(Cohort.load(tmp_path / "other.cohort")).save(tmp_path / "model")
+    assert "Note:" not in command("card", tmp_path / "same", "--study", tmp_path / "out")[1]
+    assert "Note: The study's cohort is not the same" in command("card", tmp_path / "model", "--study", tmp_path / "out")[1]

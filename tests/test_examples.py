@@ -65,6 +65,12 @@ def test_new_method_as_a_plugin_that_leaks_nothing(tmp_path):
     assert "nearest-neighbours" in printed("-m", "m2lgdg.cli", "audit", "STUDY.toml", where=tmp_path)
 
 
+def test_new_method_says_that_it_keeps_subjects(tmp_path):
+    """Such a model must not be shared, and whoever copies the example copies that."""
+    code = f"import runpy; print(runpy.run_path({str(EXAMPLES / 'new_method.py')!r})['NearestNeighbours'].remembers)"
+    assert printed("-c", code, where=tmp_path) == "('features', 'labels')\n"
+
+
 def test_new_site(tmp_path):
     text = printed(EXAMPLES / "new_site.py", where=tmp_path)
     rows = re.findall(r"subject \d: proba (\d\.\d\d), shift (\d\.\d\d), (.+)", text)

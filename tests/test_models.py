@@ -196,3 +196,48 @@ def test_bad_input_ends_in_one_sentence(command, arguments, words):
     assert words in lines[0]
     assert not Path("m").exists()
     assert not Path("p.csv").exists()
+
+
+def test_the_training_sites_themselves_are_told(command):
+    """Else a careless user takes a model's own subjects for a new site, and what it says of them for the truth."""
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    note = "trained on sites of these names: east, north, south. For subjects it was trained on"
+    for arguments in (
+        ("predict", "model", "known.cohort", "--out", "p.csv"),
+        ("calibrate", "model", "known.cohort", "--out", "own"),
+    ):
+        code, text, _ = command(*arguments)
+        assert code == 0
+        assert note in text
+    assert "they are of 3 sites" in text
+    for arguments in (
+        ("predict", "model", "new.cohort", "--out", "p.csv"),
+        ("calibrate", "model", "new.cohort", "--out", "other"),
+    ):
+        assert "Note:" not in command(*arguments)[1]
+
+
+def test_a_used_folder_is_refused_before_anything_is_read(command):
+    Path("model").mkdir()
+    Path("model/mine.txt").write_text("keep")
+    code, _, errors = command("fit", "not-there.cohort", "--out", "model")
+    assert (code, errors) == (2, "m2lgdg: model is not empty; choose another --out.\n")
+
+
+def test_a_cohort_without_labels_and_one_site(command):
+    new = Cohort.load("new.cohort")
+    new.unlabelled().save("blank.cohort")
+    code, text, errors = command("fit", "blank.cohort", "--method", "fc-logistic", "--out", "model")
+    assert (code, text) == (2, "")
+    assert "no labelled subject to learn from" in errors
+    assert "trained on 12 subjects of 1 site." in command("fit", "new.cohort", "--method", "fc-logistic", "--out", "model")[1]
+
+
+def test_ctrl_c_in_fit_is_told_and_leaves_nothing(command, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(METHODS["fc-logistic"], "learn", stopped)
+    code, _, errors = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    assert (code, errors) == (130, "Stopped: nothing was written.\n")
+    assert not Path("model").exists()

@@ -15,7 +15,7 @@ from m2lgdg.local import calibrate
 from m2lgdg.method import METHODS, Method
 from m2lgdg.metrics import logit, shrunken_platt
 from m2lgdg.model_folder import digest
-from m2lgdg.promise import LARGEST, LEVELS, Promise, between_sites, conformal_quantile
+from m2lgdg.promise import LARGEST, LEVELS, Promise, between_sites, conformal_quantile, percent
 from m2lgdg.report.card import write_card
 from m2lgdg.storage import file_hash
 
@@ -396,7 +396,8 @@ def test_fit_predict_and_abstain(command, new, fitted):
     code, text, _ = command("predict", "model", "new.cohort", "--out", "p.csv", "--coverage", "0.7")
     assert code == 0
     kept = fitted.promise_.expected(0.7)
-    assert f"of {kept.reached:.0%} of subjects (lowest site {kept.lowest:.0%}, median {kept.median:.0%})" in text
+    reached, lowest, median = map(percent, (kept.reached, kept.lowest, kept.median))
+    assert f"of {reached} of subjects (lowest site {lowest}, median {median})" in text
     table, plain = pd.read_csv("p.csv"), pd.read_csv("plain.csv")
     assert "set" not in plain
     for column in plain:
@@ -417,8 +418,8 @@ def test_fit_predict_and_abstain(command, new, fitted):
     assert [f"abstained: {one}" in flags for one, flags in zip(sets, table["flags"], strict=True)] == unsure
     assert f"Decided on {12 - sum(unsure)} subjects, abstained on {sum(unsure)}." in text
     kept = fitted.promise_.expected(0.9)
-    assert f"{kept.decided:.0%} were decided, and {kept.right:.0%} of these were right" in text
-    assert f"{sets.count('patient')} decided to be patients" in text
+    assert f"{percent(kept.decided)} were decided, and {percent(kept.right)} of these were right" in text
+    assert f"{sets.count('patient')} decided as patients" in text
 
 
 def test_options_without_a_promise_are_refused_in_one_sentence(command):

@@ -294,6 +294,11 @@ def _figures(labels: npt.NDArray[Any], proba: Floats, called: Bools, found: Bool
     )
 
 
+def percent(share: float) -> str:
+    """A share as it is told in sentences."""
+    return f"{100 * share:.0f} %"
+
+
 def _share(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else math.nan
 

@@ -269,7 +269,7 @@ def read_predictions(out: str | Path) -> pd.DataFrame:
     text = dict.fromkeys(("method", "variant", "target", "subject"), str)
     try:
         table = pd.read_csv(path, dtype=text, keep_default_na=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{out} is no study folder: it has no predictions.csv.") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}).") from None

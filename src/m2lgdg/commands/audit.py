@@ -40,7 +40,7 @@ def audit(
     from m2lgdg.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
-    with terminal.err.status("fitting each method with the real target and without", spinner="line"):
+    with terminal.stoppable(), terminal.err.status("fitting each method with the real target and without", spinner="line"):
         found = audited(resolved, methods=method, target=target, seed=seed)
     table = Table(title=f"Leak audit of {escape(resolved.name)}, target {escape(found[0].target)}", title_justify="left")
     for column in ("method", "passed", "what differs"):
@@ -53,7 +53,7 @@ def audit(
     with terminal.err.status("fitting what needs no brain", spinner="line"):
         terminal.out.print(_baseline_table(baselines(resolved, target=found[0].target)))
     if all(one.passed for one in found):
-        terminal.out.print("Next: m2lgdg run STUDY --out DIR", highlight=False)
+        terminal.out.print(f"Next: m2lgdg run {escape(str(study))} --out DIR", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if any(one.differs for one in found) else 2 if any(one.reason is not None for one in found) else 0)
 
 

@@ -21,10 +21,17 @@ def card(
     from rich.markup import escape
 
     from m2lgdg.method import load_methods
-    from m2lgdg.report.card import write_card
+    from m2lgdg.report.card import LEFT_OUT, OTHER_COHORT, OTHERWISE, write_parts
+    from m2lgdg.report.card import card as sections
 
     load_methods(tuple(map(str, plugin or [])))
-    folder = write_card(model, study=study, to=to)
+    parts = sections(model, study)
+    folder = write_parts(parts, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
+    for told in next(part.sentences for part in parts if part.title == LEFT_OUT):
+        if told == OTHER_COHORT or told.endswith(OTHERWISE):
+            terminal.out.print(f"Note: {escape(told)}", soft_wrap=True)
     if study is None:
-        terminal.out.print("Next: --study DIR, a study folder of the same method, adds how it does at sites left out.")
+        terminal.out.print(
+            "Next: --study DIR, a study folder of the same method, adds how it does at sites left out.", soft_wrap=True
+        )

@@ -127,11 +127,17 @@ def check(
     show_check(result)
     verdict = {0: "usable", 1: "usable, with findings", 2: "unusable"}[result.exit_code]
     terminal.out.print(
-        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}."
+        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
+        soft_wrap=True,
     )
     if result.exit_code < 2 and path.is_dir():
         drop = " --drop-bad" if any(one.reason.endswith(".") for one in cohort.excluded) else ""
         terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {_file_name(cohort)}.cohort{drop}", soft_wrap=True)
+    if result.exit_code < 2 and path.is_file():
+        then = (
+            "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or a study of it: docs/studies.md"
+        )
+        terminal.out.print(f"Next: m2lgdg {then.format(escape(str(path)))}", soft_wrap=True, highlight=False)
     raise typer.Exit(result.exit_code)
 
 

@@ -27,6 +27,7 @@ def explain(
     from m2lgdg.explain import LOOSE
     from m2lgdg.explain import explain as explained
     from m2lgdg.method import Method, load_methods
+    from m2lgdg.promise import percent
     from m2lgdg.readers import read
     from m2lgdg.readers.atlas import read_places
     from m2lgdg.storage import InputError
@@ -59,8 +60,9 @@ def explain(
             terminal.out.print("That is much: take more --steps; a network that chooses by thresholds is never complete.")
     probed = found.about.get("readability") or {}
     if probed.get("site") is not None:
-        right, chance = f"{probed['site']:.0%}", f"{probed['site_chance']:.0%}"
+        right, chance = percent(probed["site"]), percent(probed["site_chance"])
         terminal.out.print(f"A linear probe reads the site from the representation: {right} right, chance {chance}.")
     written = "tables of ROIs, edges, phenotypes, gate weights, a map of subjects; explanation.json"
     terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
-    terminal.out.print("Next: `explain = true` in a study file explains every fold, and the study's report shows their mean.")
+    then = "`explain = true` in a study file explains every fold, and the study's report shows their mean."
+    terminal.out.print(f"Next: {then}", soft_wrap=True)

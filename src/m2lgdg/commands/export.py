@@ -22,23 +22,23 @@ def export(
     """Write a model as an ONNX graph with a JSON on how its inputs are prepared, or with --share as a folder to give away."""
     from rich.markup import escape
 
+    from m2lgdg.commands.models import refuse_used
     from m2lgdg.export import export_onnx
     from m2lgdg.method import Method, load_methods
     from m2lgdg.report.anonymised import shared_model
     from m2lgdg.report.card import write_card
-    from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
     if share:
         fitted = shared_model(fitted)
     if share and to.suffix != ".onnx":
-        if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise InputError(f"{to} is not empty; choose another --out.")
+        refuse_used(to)
         write_card(fitted.save(to))
         terminal.out.print(f"Wrote {escape(str(to))}, a model folder with its card, to be given away.", soft_wrap=True)
         return
     written = export_onnx(fitted, to)
     told = written.with_suffix(".json").name
     terminal.out.print(f"Wrote {escape(str(written))}, and {escape(told)} on how its inputs are prepared.", soft_wrap=True)
-    terminal.out.print("onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device.")
+    said = "onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device."
+    terminal.out.print(said, soft_wrap=True)

@@ -25,16 +25,18 @@ Given = Annotated[
 
 @contextmanager
 def _epochs() -> Iterator[Any]:
-    """A live line of training: epoch, losses by name, validation AUC."""
+    """A live line of training: epoch, losses by name, validation AUC; then refits without a site, where there are some."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("epoch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
+    shown = Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal)
+    with terminal.stoppable(), shown as bar:
+        task = bar.add_task("fitting", total=None, values="")
 
         def show(epoch: int, epochs: int, **values: float) -> None:
             text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-            bar.update(task, completed=epoch, total=epochs, description=text)
+            what = "epoch" if values else "refits without a site"
+            bar.update(task, completed=epoch, total=epochs, description=what, values=text)
 
         yield show
 
@@ -67,13 +69,14 @@ def fit(
 
     load_methods(tuple(map(str, plugin or [])))
     method = make(name, **method_fields(name, variant, changes or []))
+    refuse_used(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [one.strip() for one in inputs.split(",")])
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} is not empty; choose another --out.")
     source = cohort.select(cohort.labels >= 0)
+    if not len(source):
+        raise InputError(f"cohort {cohort.name} has no labelled subject to learn from.")
     promised = _promised(method, source, promise, groups)
     with _epochs() as show:
         method.fit(source, seed=seed, device=device, progress=show, limits=True, promise=promised, promise_folds=groups)
@@ -86,11 +89,30 @@ def fit(
     for note in learned.get("notes", []):
         terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
     count = sum(sum(site.values()) for site in learned["source"]["sites"].values())
-    where = f"{count} subjects of {len(learned['source']['sites'])} sites"
+    sites = len(learned["source"]["sites"])
+    where = f"{count} subjects of {sites} site{'' if sites == 1 else 's'}"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
     write_card(to)
     plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
     terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
+
+
+def refuse_used(to: Path) -> None:
+    """A model folder is new or empty; asked before hours of reading and training."""
+    from m2lgdg.storage import InputError
+
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} is not empty; choose another --out.")
+
+
+def _tell_seen(fitted: Method, cohort: Cohort) -> None:
+    """Whoever gives a model its own training subjects sees numbers that no new site will have."""
+    trained = fitted.facts_["source"]["sites"]
+    seen = [site for site in cohort.site_names if site and site in trained]
+    if seen:
+        names = f"{'a site of this name' if len(seen) == 1 else 'sites of these names'}: {', '.join(seen)}"
+        text = f"Note: the model was trained on {names}. For subjects it was trained on, all that is said here is too good."
+        terminal.out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _promised(method: Method, source: Cohort, asked: bool | None, groups: int | None) -> bool:
@@ -133,7 +155,9 @@ def predict(
     to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
     share: Annotated[bool, typer.Option("--share", help="salted hashes for subject ids, rows in their order")] = False,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
-    coverage: Annotated[float | None, typer.Option(help="add interval and sets that hold the truth this often")] = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="add interval and sets that hold the truth this often: 0.5 ... 0.8, 0.85, 0.9, 0.95")
+    ] = None,
     abstain: Annotated[bool, typer.Option("--abstain", help="decide only where the set is one class")] = False,
 ) -> None:
     """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
@@ -167,7 +191,7 @@ def predict(
         table = Pseudonyms().sorted_table(table, [])
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int((table["decision"].astype(str) == "1").sum())
-    where = "decided to be patients" if abstain else f"at {fitted.threshold:.3g} or above"
+    where = "decided as patients" if abstain else f"at {fitted.threshold:.3g} or above"
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {where}.", soft_wrap=True)
     for line in said:
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
@@ -177,7 +201,14 @@ def predict(
     if kinds:
         told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
         terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
-    terminal.out.print("Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.")
+    _tell_seen(fitted, cohort)
+    terminal.out.print(
+        "Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.", soft_wrap=True
+    )
+    terminal.out.print(
+        f"Next: m2lgdg explain {escape(str(model))} {escape(str(path))} --out DIR for what the decisions rest on",
+        soft_wrap=True,
+    )
 
 
 def _kept_promise(fitted: Method, coverage: float) -> Promise:
@@ -194,21 +225,23 @@ def _kept_promise(fitted: Method, coverage: float) -> Promise:
 
 def _add_sets(table: pd.DataFrame, flags: list[list[str]], promise: Promise, coverage: float, abstain: bool) -> list[str]:
     """Put interval and set into the table, and into the flags on whom nothing is decided; returns what to tell of it."""
+    from m2lgdg.promise import percent
+
     table["low"], table["high"] = promise.interval(table["proba"].to_numpy())
     table["set"] = promise.sets(table["proba"].to_numpy(), coverage)
     kept = promise.expected(coverage)
     lines = [
-        f"Sets of {coverage:.0%} coverage, at sites of source left out: they held the true class of {kept.reached:.0%} of "
-        f"subjects (lowest site {kept.lowest:.0%}, median {kept.median:.0%})."
+        f"Sets of {percent(coverage)} coverage, at sites of source left out: they held the true class of "
+        f"{percent(kept.reached)} of subjects (lowest site {percent(kept.lowest)}, median {percent(kept.median)})."
     ]
     if abstain:
         table["decision"] = table["set"].map({"control": "0", "patient": "1"}).fillna("")
         for found, one in zip(flags, table["set"], strict=True):
             found += [f"abstained: {one}"] if one in ("both", "none") else []
         decided = int((table["decision"] != "").sum())
-        right = "" if kept.decided == 0 else f", and {kept.right:.0%} of these were right"
+        right = "" if kept.decided == 0 else f", and {percent(kept.right)} of these were right"
         lines.append(f"Decided on {decided} subjects, abstained on {len(table) - decided}.")
-        lines.append(f"At sites of source left out {kept.decided:.0%} were decided{right}.")
+        lines.append(f"At sites of source left out {percent(kept.decided)} were decided{right}.")
     return lines
 
 
@@ -224,14 +257,13 @@ def calibrate(
 
     from m2lgdg import local
     from m2lgdg.method import Method, load_methods
+    from m2lgdg.promise import percent
     from m2lgdg.readers import read
     from m2lgdg.report.card import write_card
-    from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} is not empty; choose another --out.")
+    refuse_used(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     before = fitted.threshold
@@ -242,8 +274,13 @@ def calibrate(
         f"Slope {found.slope:.2f} (before 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} ({before:.2g})."
     )
     for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("Specificity", found.specificity)):
-        terminal.out.print(f"{name} {share:.0%}, 95 % interval {low:.0%} to {high:.0%} (subjects left out in turn).")
+        interval = f"95 % interval {percent(low)} to {percent(high)}"
+        terminal.out.print(f"{name} {percent(share)}, {interval} (subjects left out in turn).")
     count = found.patients + found.controls
     terminal.out.print(
         f"Wrote {escape(str(to))}: calibrated on {count} subjects, who must not be used to evaluate it.", soft_wrap=True
     )
+    if len(cohort.site_names) > 1:
+        terminal.out.print(f"Note: they are of {len(cohort.site_names)} sites; a calibration fits one site best.")
+    _tell_seen(fitted, cohort)
+    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} OTHERS --out predictions.csv", soft_wrap=True)

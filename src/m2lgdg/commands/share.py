@@ -24,5 +24,5 @@ def share(
     files = share_study(folder, to)
     size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)
-    terminal.out.print("It has the ids of subjects: share it only where the terms of the data allow that.")
+    terminal.out.print("It has the ids of subjects: share it only where the terms of the data allow that.", soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg report {escape(str(to))}   or   m2lgdg table {escape(str(to))}", soft_wrap=True)

@@ -115,13 +115,18 @@ def table(
 
 
 def _tell_changes(folder: Path) -> None:
-    """A table of methods that did not run with their defaults must say so."""
-    from m2lgdg.report.contents import read_json
+    """A table of methods that did not run with their defaults, or of a part of the study, must say so."""
+    from dataclasses import replace
+
+    from m2lgdg.report.contents import read_contents, read_json
     from m2lgdg.report.tables import changed_fields
 
     changed = changed_fields(read_json(folder / "study.json", {}))
     if changed:
         typer.echo(f"\nNot with their defaults: {changed}.")
+    missing = replace(read_contents(folder), failures=[]).missing()
+    if missing:
+        typer.echo(f"\nNot in these tables, failed or not run yet: {', '.join(missing)}.")
 
 
 @terminal.app.command()

@@ -25,11 +25,21 @@ err = Console(stderr=True)
 
 
 @contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C in long work ends in a sentence; what was begun is not there, since files appear whole or not at all."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("Stopped: nothing was written.", highlight=False)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on the terminal's error side; gone when the work is done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with stoppable(), Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -20,8 +20,9 @@ from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.report.contents import Contents, read_contents, read_json
 from m2lgdg.report.operating import operating_table, over_seeds
-from m2lgdg.report.promised import NO_PROMISE, PROMISED, UNSEEN, promised_facts, promised_tables
+from m2lgdg.report.promised import NO_PROMISE, PROMISED, UNSEEN, promised_facts, promised_tables, too_small_sets, weak_sites
 from m2lgdg.report.tables import Table, changed_fields, label
+from m2lgdg.shift import MEASURES
 from m2lgdg.stats import cell_scores, macro_scores, site_scores
 from m2lgdg.storage import InputError, write_texts
 
@@ -46,9 +47,13 @@ class Part:
 
 def write_card(model: str | Path, *, study: str | Path | None = None, to: str | Path | None = None) -> Path:
     """Write card.md and card.html into the model folder, or into `to`; returns that folder."""
-    parts = card(model, study)
+    return write_parts(card(model, study), to or model)
+
+
+def write_parts(parts: list[Part], folder: str | Path) -> Path:
+    """Write the sections of a card as card.md and card.html; returns the folder."""
     title = f"Model card: {parts[0].facts[0][1]}"
-    return write_texts(to or model, {"card.md": _markdown(title, parts), "card.html": _page(title, parts)})
+    return write_texts(folder, {"card.md": _markdown(title, parts), "card.html": _page(title, parts)})
 
 
 def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
@@ -57,7 +62,8 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
     with fitted.doubted():
         decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
-    failures = _failures(fitted) + ([] if results is None else _weak_targets(results))
+    promised = [] if fitted.promise_ is None else weak_sites(fitted.promise_)
+    failures = _failures(fitted) + (promised if results is None else _weak_targets(results))
     return [
         Part("Model", _about(fitted), sentences=[(type(fitted).__doc__ or "").strip().splitlines()[0]]),
         Part("Intended use", sentences=INTENDED),
@@ -65,7 +71,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
         Part("Inputs", _inputs(fitted)),
         decision,
         *_promised(fitted),
-        results or Part("At sites left out", sentences=[NO_STUDY]),
+        results or Part(LEFT_OUT, sentences=[NO_STUDY]),
         Part("Known failures and limits", sentences=failures or ["None is known from training; see the intended use."]),
         Part("Data licence", sentences=[_licence(fitted.facts_["source"]["cohort"])]),
         Part("Versions and hashes", _versions(fitted, Path(model))),
@@ -77,10 +83,14 @@ INTENDED = [
     "Not for diagnosis, screening, treatment or any other decision about a person.",
     "Not for subjects unlike those below: another atlas, another preprocessing, another age range.",
 ]
+LEFT_OUT = "In a study, at sites left out"
 NO_STUDY = (
-    "No study was given, so this card does not know how the method does at sites it has not seen. A leave-one-site-out study "
-    "tells (m2lgdg run), and m2lgdg card MODEL --study DIR puts it here."
+    "No study was given. A leave-one-site-out study (m2lgdg run) tells how the method does at each site it has not seen, and "
+    "m2lgdg card MODEL --study DIR puts it here."
 )
+OTHERWISE = "than this model has: it may do otherwise."
+OTHER_COHORT = "The study's cohort is not the same as the one of this model, or not with the same inputs."
+AS_IT_RAN = "Probabilities and threshold are the study's, without the temperature and threshold of this model."
 
 
 def _about(fitted: Method) -> list[tuple[str, str]]:
@@ -102,11 +112,22 @@ def _training(fitted: Method) -> Part:
     totals = [sum(one[kind] for one in sites.values()) for kind in ("patients", "controls")]
     rows.append(["all", *map(str, totals), str(sum(totals))])
     table = _plain_table("Training sites", ["Site", "patients", "controls", "subjects"], rows, "labelled subjects of the fit")
-    facts = [("cohort", fitted.facts_["source"]["cohort"])]
+    facts = [("cohort", fitted.facts_["source"]["cohort"]), *_ranges(fitted)]
     if "training_subjects" in fitted.facts_:
         counts = (fitted.facts_["training_subjects"], fitted.facts_["validation_subjects"])
         facts.append(("trained on", "{} subjects; epoch and calibration chosen on {}".format(*counts)))
     return Part("Training data", facts, [table])
+
+
+def _ranges(fitted: Method) -> list[tuple[str, str]]:
+    """What training subjects were like, as far as the model folder knows, since it is not for subjects unlike them."""
+    units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
+    ranges = [] if fitted.limits_ is None else zip(MEASURES, fitted.limits_.ranges.tolist(), strict=True)
+    return [
+        (name, f"median {middle:.3g}{units[name]}, 95 % of subjects {low:.3g} to {high:.3g}")
+        for name, (low, middle, high) in ranges
+        if name in units and not np.isnan([low, middle, high]).any()
+    ]
 
 
 def _inputs(fitted: Method) -> list[tuple[str, str]]:
@@ -167,10 +188,12 @@ def _results(fitted: Method, contents: Contents) -> Part:
     mean = [(one.metric, f"{100 * one.mean:.1f} ± {100 * one.sd:.1f} over {one.sites} sites") for one in macro.itertuples()]
     told = [f"Seeds: {', '.join(map(str, sorted(set(own['seed']))))}. Every site was left out whole: training never saw it."]
     if not same:
-        told.append(f"The study ran {label(fitted.name, variant)} with other fields than this model has: it may do otherwise.")
+        told.append(f"The study ran {label(fitted.name, variant)} with other fields {OTHERWISE}")
     if contents.study.get("cohort_hash") != fitted.facts_["source"]["hash"]:
-        told.append("The study's cohort is not the same as the one of this model, or not with the same inputs.")
-    return Part("At sites left out", mean, [table], told)
+        told.append(OTHER_COHORT)
+    if fitted.recalibration is not None:
+        told.append(AS_IT_RAN)
+    return Part(LEFT_OUT, mean, [table], told)
 
 
 def _variant(fitted: Method, contents: Contents, variants: list[str]) -> tuple[str, bool]:
@@ -204,7 +227,7 @@ def _failures(fitted: Method) -> list[str]:
         found.append(f"Training sites of one class only, which can teach site for diagnosis: {', '.join(one_class)}.")
     if small:
         found.append(f"Training sites of fewer than {SMALL_SITE} subjects: {', '.join(small)}.")
-    return found
+    return found + ([] if fitted.promise_ is None else too_small_sets(fitted.promise_))
 
 
 def _weak_targets(results: Part) -> list[str]:
@@ -256,7 +279,8 @@ def _markdown(title: str, parts: list[Part]) -> str:
         lines += [f"- {_text(key)}: {_text(value)}" for key, value in part.facts]
         for table in part.tables:
             rows = [table.header, ["---"] + ["---:"] * (len(table.header) - 1), *table.rows]
-            lines += ["", *(f"| {' | '.join(map(_text, row))} |" for row in rows), "", f"{_text(table.note)}.", ""]
+            lines += ["", *(f"| {' | '.join(map(_text, row))} |" for row in rows), "", f"{_text(table.note)}."]
+        lines += [""] if part.tables and part.sentences else []
         lines += [f"- {_text(one)}" for one in part.sentences]
     return "\n".join(lines) + "\n"
 

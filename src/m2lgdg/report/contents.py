@@ -77,14 +77,19 @@ class Contents:
         rows = self.predictions.drop_duplicates(["method", "variant", "target", "seed"])
         have |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
         told = []
-        for method in self.study.get("methods") or []:
+        methods, all_seeds, targets = (self._listed(name) for name in ("methods", "seeds", "targets"))
+        for method in methods:
             own = {row[3] for row in have if row[0] == method}
-            seeds = [str(seed) for seed in self.study.get("seeds") or []]
-            asked = seeds if len(own) > 1 or not _runs_once(method) else seeds[:1]
-            gone = sum((method, "", target, seed) not in have for target in self.study.get("targets") or [] for seed in asked)
+            asked = all_seeds if len(own) > 1 or not _runs_once(method) else all_seeds[:1]
+            gone = sum((method, "", target, seed) not in have for target in targets for seed in asked)
             if gone:
                 told.append(f"{gone} cell{'s' if gone > 1 else ''} of {method}")
         return told
+
+    def _listed(self, name: str) -> list[str]:
+        """A list of the study as words; none where a damaged study.json has something else there."""
+        value = self.study.get(name)
+        return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _runs_once(method: str) -> bool:

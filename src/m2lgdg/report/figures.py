@@ -182,7 +182,7 @@ def _panels(
         for axis, site in zip(grid.flat, sites, strict=False):
             paint(axis, site)
             axis.set_title(short(site, 24), fontsize=9, color=INK)
-            axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+            axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         sheet.canvas.supxlabel(names[0], fontsize=9)
         sheet.canvas.supylabel(names[1], fontsize=9)
         handles, labels = grid.flat[0].get_legend_handles_labels()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 
-from m2lgdg.promise import LEAST_SUBJECTS, LEVELS, Figures, Promise
+from m2lgdg.promise import LEAST_SUBJECTS, LEVELS, Figures, Promise, percent
 from m2lgdg.report.tables import Table
 
 UNSEEN = "At a site it has never seen"
 SHOWN = 0.9  # the coverage that is told site by site
+SLACK = 0.02  # what coverage over all sites may lack before it is told as a failure
 NO_PROMISE = (
     "The model was fitted without a promise, so it cannot tell what its probabilities mean at a site it has never seen: "
     "m2lgdg fit --promise."
@@ -35,7 +36,7 @@ def promised_facts(promise: Promise) -> list[tuple[str, str]]:
         ("Brier, ECE", f"{_number(whole.brier)}, {_number(whole.ece)}"),
         ("differences between sites", f"sd {promise.slope_sd:.2f} of the slope, {promise.offset_sd:.2f} of the offset"),
         (
-            f"sets of {SHOWN:.0%} coverage",
+            f"sets of {percent(SHOWN)} coverage",
             f"held the true class of {_percent(kept.reached)} % (lowest site {_percent(kept.lowest)}, median "
             f"{_percent(kept.median)}); one class for {_percent(kept.decided)} %, right for {_percent(kept.right)} % of these",
         ),
@@ -48,16 +49,31 @@ def promised_tables(promise: Promise) -> list[Table]:
     header = ["Site left out", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "right"]
     rows = [_row(site, one, at) for site, one in promise.sites.items()] + [_row("all", promise.whole, at)]
     note = (
-        f"AUC with DeLong's interval; in set, one class and right of sets of {SHOWN:.0%} coverage, in per cent, right of those "
-        f"with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
+        f"AUC with DeLong's interval; in set, one class and right of sets of {percent(SHOWN)} coverage, in per cent, right of "
+        f"those with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
     )
     levels = []
     for coverage in LEVELS:
         kept = promise.expected(coverage)
         shares = (kept.reached, kept.lowest, kept.median, kept.decided, kept.right)
-        levels.append([f"{coverage:.0%}", *map(_percent, shares)])
+        levels.append([percent(coverage), *map(_percent, shares)])
     by_level = ["Coverage", "in set", "lowest site", "median site", "one class", "right"]
     return [_table("Sites left out", header, rows, note), _table("Sets", by_level, levels, "per cent, over all left-out sites")]
+
+
+def weak_sites(promise: Promise) -> list[str]:
+    """Sites at which the method, fitted without them, may be no better than chance."""
+    chance = [site for site, one in promise.sites.items() if one.auc <= 0.5 or one.auc_low <= 0.5]
+    return [f"Source sites at which, left out, the interval of the AUC reaches chance: {', '.join(chance)}."] if chance else []
+
+
+def too_small_sets(promise: Promise) -> list[str]:
+    """Whether prediction sets held the truth less often than their name says."""
+    kept = promise.expected(SHOWN)
+    if kept.reached >= SHOWN - SLACK:
+        return []
+    held = f"{_percent(kept.reached)} % of subjects, {_percent(kept.lowest)} % at the lowest site"
+    return [f"Sets of {percent(SHOWN)} coverage held the true class of fewer at left-out sites: {held}."]
 
 
 def _row(name: str, one: Figures, at: int) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from m2lgdg.cohort import Cohort
 from m2lgdg.explain import LOOSE, explain_subject
 from m2lgdg.method import Method
+from m2lgdg.promise import percent
 from m2lgdg.report.brains import HALF, TOP, glass_brain
 from m2lgdg.shift import missing_phenotypes
 from m2lgdg.storage import InputError, one_line
@@ -101,8 +102,8 @@ def _promised(fitted: Method, proba: float) -> Promised | None:
     said = [
         f"Interval: of those with this score, the share of patients is {low:.2f} to {high:.2f} at nine in ten sites like the "
         "model's own. It tells how sites differ, not how sure one subject is.",
-        f"Prediction set at {COVERAGE:.0%} coverage: {SETS[inside]}. At sites left out, {expected.reached:.0%} of such sets "
-        f"held the truth, at the worst site {expected.lowest:.0%}; {expected.decided:.0%} named one class.",
+        f"Prediction set at {percent(COVERAGE)} coverage: {SETS[inside]}. At sites left out, {percent(expected.reached)} of "
+        f"such sets held the truth, at the worst site {percent(expected.lowest)}; {percent(expected.decided)} named one class.",
     ]
     return Promised(low, high, inside, said)
 
@@ -115,7 +116,7 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
     said = [f"{found.about['scores']}. Baseline: {found.about['baseline']}."]
     missed = (found.error() or {}).get("median_relative", 0.0)
     if missed > LOOSE:
-        said.append(f"The attributions miss {missed:.0%} of the decision's change: take them as a hint only.")
+        said.append(f"The attributions miss {percent(missed)} of the decision's change: take them as a hint only.")
     top = found.rois[found.rois["score"] > 0].head(TOP)
     brain = glass_brain(fitted.name, top) if len(top) else None
     if not len(top):
