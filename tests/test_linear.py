@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import _balance, _choose, _logistic, _ridge, _site_means
+from m2lgdg.methods.linear import LEAST_SCALE, _adapted, _balance, _choose, _logistic, _ridge, _site_means, association
 from m2lgdg.metrics import platt
 from m2lgdg.splits import site_folds
 
@@ -36,6 +36,59 @@ def test_rotating_into_the_row_space_changes_nothing(cohort):
     direct = LogisticRegression(C=1 / strength, max_iter=5000, tol=1e-9).fit(z, cohort.labels)
     np.testing.assert_allclose(block.weights, direct.coef_[0], atol=1e-3)  # of weights up to 0.1
     assert block.intercept == pytest.approx(direct.intercept_[0], abs=1e-3)
+
+
+def test_association_is_the_correlation_inside_sites_above_chance(cohort):
+    """Against numpy's correlations of subjects repeated until the classes of each site are balanced."""
+    weights = _balance(cohort)
+    features = fc_features(cohort.series)
+    x = features - _site_means(features, cohort, weights)
+    scale = association(x, cohort.labels, weights)
+    y = 2.0 * cohort.labels - 1
+    expected = []
+    for column in x.T:
+        product = sum(w * a * b for w, a, b in zip(weights, column, y, strict=True))
+        expected.append(abs(product) / (sum(a * a for a in column) * weights.sum()) ** 0.5)
+    mean = sum(expected) / len(expected)
+    above = np.array([max(r**2 - 1 / len(x), 0) ** 0.5 + LEAST_SCALE * mean for r in expected])
+    np.testing.assert_allclose(scale / scale[0], above / above[0], rtol=1e-9)
+    assert ((x * scale) ** 2).sum() == pytest.approx((x**2).sum())  # penalties keep their meaning
+    assert (scale > 0).all() and scale.max() > 3 * scale.min()
+
+
+def test_association_of_features_that_say_nothing():
+    x = np.zeros((4, 3))
+    np.testing.assert_array_equal(association(x, np.array([0, 1, 0, 1], dtype=np.int8), np.ones(4)), 1.0)
+
+
+def test_an_adaptive_ridge_penalises_each_feature_by_its_scale():
+    """The solution in the scaled features, found by the normal equations in the features as they are."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, 40).astype(np.int8)
+    x = rng.normal(size=(40, 6)) + np.outer(2.0 * labels - 1, [1.0, 0.3, 0, 0, 0, 0])
+    weights = rng.uniform(0.5, 2, 40)
+    coefficients, intercepts = _adapted(_ridge)(x, labels, weights, np.array([5.0]))
+    scale, y, middle = association(x, labels, weights), 2.0 * labels - 1, np.average(x, axis=0, weights=weights)
+    z = x - middle
+    inverse = np.linalg.inv(z.T @ (weights[:, None] * z) + 5.0 * np.diag(scale**-2.0))
+    beta = inverse @ (z.T @ (weights * (y - np.average(y, weights=weights))))
+    np.testing.assert_allclose(coefficients[0], beta, rtol=1e-6, atol=1e-9)
+    assert intercepts[0] == pytest.approx(np.average(y, weights=weights) - beta @ middle)
+
+
+def test_an_adaptive_block_scales_by_its_own_training_subjects(cohort):
+    """Held-out decisions of a site are the same whatever its labels are."""
+    folds, turned = site_folds(cohort.sites, cohort.labels, 3), cohort.labels.copy()
+    test = folds[0][1]
+    turned[test] = 1 - turned[test]
+    found = []
+    for labels in (cohort.labels, turned):
+        seen = cohort._changed(labels=labels)
+        features = fc_features(cohort.series)
+        found.append(
+            _choose(features, features, seen, np.ones(len(seen)), folds[:1], _ridge, (1.0,), adaptive=True).held_out[test]
+        )
+    np.testing.assert_array_equal(*found)
 
 
 def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):

@@ -22,6 +22,7 @@ from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.splits import site_folds
 
 Floats = npt.NDArray[np.float64]
+LEAST_SCALE = 0.05  # of an adaptive feature without any association, relative to the mean
 # coefficients (penalty, feature) and intercepts (penalty,) from features (subject, feature), labels and subject weights
 Learner = Callable[[Floats, npt.NDArray[np.int8], Floats, Floats], tuple[Floats, Floats]]
 
@@ -50,6 +51,7 @@ class Linear(Method):
     blocks: ClassVar[Mapping[str, float]] = {}
     learner: ClassVar[str] = "logistic"
     within_sites: ClassVar[bool] = False  # train on features centred by site, with the classes balanced inside each site
+    adaptive: ClassVar[tuple[str, ...]] = ()  # blocks whose features are first scaled by how they go with the label
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fit each block, then calibrate the sum of their decisions on held-out source sites."""
@@ -62,7 +64,7 @@ class Linear(Method):
                 self.state_["tangent.reference"] = _reference(source)
             if name == "phenotypes":
                 self.state_ |= PhenotypeScaler.fit(source).state("phenotypes.scaler")
-            block, centre, scale = self._fit_block(self._features(name, source), source, folds)
+            block, centre, scale = self._fit_block(self._features(name, source), source, folds, name in self.adaptive)
             weight /= block.held_out.std() or 1.0
             total += weight * block.held_out
             self.state_[f"{name}.weights"] = weight * block.weights / scale
@@ -97,16 +99,15 @@ class Linear(Method):
             return amplitude_features(cohort.series)
         return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "phenotypes.scaler").transform(cohort)
 
-    def _fit_block(self, features: Floats, source: Cohort, folds: list[Any]) -> tuple[Block, Floats, Floats]:
+    def _fit_block(self, features: Floats, source: Cohort, folds: list[Any], adaptive: bool) -> tuple[Block, Floats, Floats]:
         weights = _balance(source) if self.within_sites else np.ones(len(source))
         centre = np.average(features, axis=0, weights=weights)
         trained = features - (_site_means(features, source, weights) if self.within_sites else centre)
         scale = np.sqrt(np.average(trained**2, axis=0, weights=weights))
         scale = np.where(scale > 1e-12, scale, 1.0)
-        block = _choose(
-            trained / scale, (features - centre) / scale, source, weights, folds, LEARNERS[self.learner], self.penalties
-        )
-        return block, centre, scale
+        learner = LEARNERS[self.learner]
+        both = (trained / scale, (features - centre) / scale)
+        return _choose(*both, source, weights, folds, learner, self.penalties, adaptive), centre, scale
 
 
 def _choose(
@@ -117,14 +118,19 @@ def _choose(
     folds: list[Any],
     learner: Learner,
     penalties: tuple[float, ...],
+    adaptive: bool = False,
 ) -> Block:
     """The penalty with the best mean AUC over held-out source sites, and the block refitted on all of source with it.
 
     `trained` and `scored` are the same subjects as they enter training and as an unseen site would be seen.
     """
-    # An l2 penalty knows only the span of the training rows: rotating them into it is exact and much smaller.
-    axes = _row_space(trained)  # (rank, feature)
-    inside, seen = trained @ axes.T, scored @ axes.T
+    axes, inside, seen = None, trained, scored
+    if adaptive:
+        learner = _adapted(learner)  # scales are of the features themselves, and of each fold's own training subjects
+    else:
+        # An l2 penalty knows only the span of the training rows: rotating them into it is exact and much smaller.
+        axes = _row_space(trained)  # (rank, feature)
+        inside, seen = trained @ axes.T, scored @ axes.T
     strengths = np.array(penalties) * (trained**2).sum() / len(trained)
     held_out = np.full((len(penalties), len(source)), np.nan)
     for train, test in folds:
@@ -134,7 +140,8 @@ def _choose(
     untested = np.isnan(held_out).any(axis=0)  # subjects whose fold could not be trained
     held_out[:, untested] = coefficients @ seen[untested].T + intercepts[:, None]
     best = int(np.argmax([_mean_site_auc(one, source) for one in held_out]))
-    return Block(coefficients[best] @ axes, float(intercepts[best]), held_out[best], penalties[best])
+    chosen = coefficients[best] if axes is None else coefficients[best] @ axes
+    return Block(chosen, float(intercepts[best]), held_out[best], penalties[best])
 
 
 def _row_space(rows: Floats) -> Floats:
@@ -175,6 +182,32 @@ def _site_means(features: Floats, source: Cohort, weights: Floats) -> Floats:
         own = weights[here] if weights[here].any() else None
         means[here] = np.average(features[here], axis=0, weights=own)
     return means
+
+
+def _adapted(learner: Learner) -> Learner:
+    """A learner of features scaled by their own correlation with the label, so that its penalty falls on those without one."""
+
+    def learn(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
+        scale = association(x, labels, weights)
+        scaled = x * scale
+        axes = _row_space(scaled)
+        coefficients, intercepts = learner(scaled @ axes.T, labels, weights, strengths)
+        return coefficients @ axes * scale, intercepts
+
+    return learn
+
+
+def association(x: Floats, labels: npt.NDArray[np.int8], weights: Floats) -> Floats:
+    """(feature,) size of each feature's correlation with the label, less what chance would give, as scales that keep the norm.
+
+    Features that are centred by site, with weights that balance the classes there, need no centring of the labels.
+    """
+    y = 2.0 * labels - 1
+    squares = (x**2).sum(axis=0)
+    r = np.abs((weights * y) @ x) / np.sqrt(np.where(squares > 0, squares, 1.0) * (weights.sum() or 1.0))
+    r = np.sqrt(np.maximum(r**2 - 1 / len(x), 0.0)) + LEAST_SCALE * r.mean()  # nobody is left out: chance errs too
+    size = np.sqrt((squares * r**2).sum())
+    return r * np.sqrt(squares.sum()) / size if size > 0 else np.ones(x.shape[1])
 
 
 def _ridge(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
@@ -274,6 +307,19 @@ class FCSVM(Linear):
     reference: ClassVar[str] = "Abraham et al. 2017, NeuroImage 147: 736-745"
     blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
     learner: ClassVar[str] = "svm"
+
+
+@method("fc-adaptive")
+class FCAdaptive(Linear):
+    """Ridge on Fisher-z correlations, each scaled by how it goes with the label inside source sites."""
+
+    reference: ClassVar[str] = (
+        "after the adaptive lasso: Zou 2006, Journal of the American Statistical Association 101: 1418-1429"
+    )
+    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
+    learner: ClassVar[str] = "ridge"
+    within_sites: ClassVar[bool] = True
+    adaptive: ClassVar[tuple[str, ...]] = ("fc",)
 
 
 @method("tangent-logistic")
