@@ -1,12 +1,14 @@
 """Cohorts that many tests share, and the real ABIDE files where they are at hand."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import m2lgdg
+from m2lgdg.cli import main
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.gpu is defined
@@ -24,3 +26,20 @@ def abide_folder():
     if not folder or not Path(folder).is_dir():
         pytest.skip("M2LGDG_ABIDE does not name an ABIDE_pcp folder")
     return Path(folder)
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Run `m2lgdg` with some words as if they were typed: exit code, what was printed, what was said of errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return run

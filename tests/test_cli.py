@@ -9,22 +9,12 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, make, make_cohort
-from m2lgdg.cli import main
 from m2lgdg.method import PAPER
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run a command in this process: exit code, output, error output."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        streams = capsys.readouterr()
-        return ended.value.code or 0, streams.out, streams.err
-
-    return run
+def command(typed):
+    return typed
 
 
 def test_help_names_every_command_and_imports_nothing_heavy():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from test_contract import small
 from torch import nn
 
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
-from m2lgdg.cli import main
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices, tangent_features
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.explain import activation_pattern, explain, integrated_gradients
@@ -478,21 +476,10 @@ def test_without_phenotypes_there_are_none_to_explain(fold):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path, fold):
+def command(monkeypatch, typed, tmp_path, fold):
     monkeypatch.chdir(tmp_path)
     fold.target.save("new.cohort")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        streams = capsys.readouterr()
-        return code, streams.out, streams.err
-
-    return run
+    return typed
 
 
 def test_the_command_writes_tables_and_says_the_top(command, fold, fitted):

@@ -9,28 +9,16 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, make_cohort
-from m2lgdg.cli import main
 from m2lgdg.method import METHODS, Method
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(monkeypatch, typed, tmp_path):
     monkeypatch.chdir(tmp_path)
     cohort = make_cohort("tiny", seed=1)
     cohort.select(cohort.sites != "west").save("known.cohort")
     cohort.select(sites=["west"]).save("new.cohort")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        streams = capsys.readouterr()
-        return code, streams.out, streams.err
-
-    return run
+    return typed
 
 
 def test_fit_then_predict_is_the_same_in_python(command):

@@ -1,7 +1,6 @@
 """What left-out sites promise: quantiles, sets, temperature and intervals against slow oracles and planted truths."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, InputError, make, make_cohort
-from m2lgdg.cli import main
 from m2lgdg.export import calibration_of
 from m2lgdg.local import calibrate
 from m2lgdg.method import METHODS, Method
@@ -370,22 +368,11 @@ def test_the_card_tells_the_promise(fitted, tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path, source, new):
+def command(monkeypatch, typed, tmp_path, source, new):
     monkeypatch.chdir(tmp_path)
     source.save("known.cohort")
     new.save("new.cohort")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["m2lgdg", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        streams = capsys.readouterr()
-        return code, streams.out, streams.err
-
-    return run
+    return typed
 
 
 def test_fit_predict_and_abstain(command, new, fitted):
