@@ -1,6 +1,7 @@
 """Cohorts that many tests share, and the real ABIDE files where they are at hand."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 
 import m2lgdg
 from m2lgdg.cli import main
+
+FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.gpu is defined
@@ -43,3 +46,28 @@ def typed(monkeypatch, capsys):
         return code, streams.out, streams.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium without a window; tests that need it are marked, so that they are skipped where it is not."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def atlas_cohort():
+    """A tiny cohort with as many ROIs as AAL has, so that they have places in a brain."""
+    return m2lgdg.make_cohort("tiny", n_rois=116, seed=3)
+
+
+@pytest.fixture(scope="session")
+def served_model(atlas_cohort, tmp_path_factory):
+    """The folder of a linear model with all that `m2lgdg serve` can show."""
+    path = tmp_path_factory.mktemp("model")
+    m2lgdg.make("fc-logistic", phenotypes=True).fit(atlas_cohort, limits=True, promise=True).save(path)
+    return path

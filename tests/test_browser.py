@@ -16,17 +16,6 @@ from m2lgdg.report.page import write_report
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 HOSTILE = ["<script>window.stolen = 1</script>", "\"quoted' & </td></table>", "x" * 200, "東京 – Ωmega ‮kcab", "$a$ {{ 7*7 }}"]
-FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

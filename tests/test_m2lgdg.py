@@ -11,15 +11,18 @@ from networks import numbers, randomised
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.graph import chebyshev_operators
+from m2lgdg.kernels import TimeConvolution, time_convolution
 from m2lgdg.methods.m2lgdg import (
     M2LGDG,
     CrossAttention,
     GlobalEncoder,
     LocalBlock,
     LocalEncoder,
+    bias_through,
     graph_then_time,
     phenotype_encoder,
     time_then_graph,
+    with_ones,
 )
 
 torch.set_num_threads(1)
@@ -313,4 +316,20 @@ def test_time_and_graph_can_change_places(width, channels, stride, order):
         inputs = [features, *([operator] if order > 1 else []), block.weights, block.bias, block.temporal.weight]
         found.append([made, *torch.autograd.grad((made * torch.linspace(-1, 1, made.numel()).view_as(made)).sum(), inputs)])
     for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_channel_of_ones_carries_the_bias_through_time(stride):
+    """Near the ends too, where the padding is zeros and not ones; and so are the gradients."""
+    torch.manual_seed(0)
+    temporal = TimeConvolution(3, 5, 9, stride).double()
+    terms, bias = torch.randn(2, 4, 12, 6, dtype=torch.float64), torch.randn(3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, 9, 1, dtype=torch.float64)
+    made = time_convolution(*with_ones(terms, weight, bias, temporal), None, stride)
+    expected = time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, 12)
+    torch.testing.assert_close(made, expected)
+    slope = torch.linspace(-1, 1, made.numel(), dtype=torch.float64).view_as(made)
+    both = (torch.autograd.grad((one * slope).sum(), [bias, temporal.bias, temporal.weight]) for one in (made, expected))
+    for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other)

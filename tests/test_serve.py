@@ -40,15 +40,13 @@ sys.addaudithook(_audit)
 
 
 @pytest.fixture(scope="module")
-def cohort():
-    return make_cohort("tiny", n_rois=116, seed=3)
+def cohort(atlas_cohort):
+    return atlas_cohort
 
 
 @pytest.fixture(scope="module")
-def folder(cohort, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make("fc-logistic", phenotypes=True).fit(cohort, limits=True, promise=True).save(path)
-    return path
+def folder(served_model):
+    return served_model
 
 
 @pytest.fixture(scope="module")

@@ -15,26 +15,23 @@ import sys
 import numpy as np
 import pytest
 
-from m2lgdg import METHODS, Method, make, make_cohort
+from m2lgdg import METHODS, Method, make
 from m2lgdg.method import load_methods
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
-FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
-def cohort():
-    return make_cohort("tiny", n_rois=116, seed=3)
+def cohort(atlas_cohort):
+    return atlas_cohort
 
 
 @pytest.fixture(scope="module")
-def folder(cohort, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make("fc-logistic", phenotypes=True).fit(cohort, limits=True, promise=True).save(path)
-    return path
+def folder(served_model):
+    return served_model
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +54,6 @@ def server(folder, tmp_path_factory):
     assert rest == "Ended.\n"
     assert list(work.iterdir()) == []
     assert list(temp.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture

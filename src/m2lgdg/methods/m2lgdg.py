@@ -130,16 +130,17 @@ def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolutio
     """temporal(conv2d(terms, mixing, bias)) as one convolution: with few terms going to many channels, far less work."""
     stride = temporal.stride[0]
     weight = torch.einsum("octz,cizy->oity", temporal.weight, mixing)  # (channel out, term, kernel, 1)
-    if terms.is_cuda:  # its convolutions have channels to spare: one of ones takes the bias, and no pass adds it afterwards
-        assert temporal.bias is not None
-        half = weight.shape[2] // 2
-        level = torch.einsum("octz,c->ot", temporal.weight, bias) + functional.pad(temporal.bias[:, None], (half, half))
-        terms, weight = (
-            torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1),
-            torch.cat([weight, level[:, None, :, None]], dim=1),
-        )
-        return time_convolution(terms, weight, None, stride)
+    if terms.is_cuda:  # its convolutions have channels to spare
+        return time_convolution(*with_ones(terms, weight, bias, temporal), None, stride)
     return time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, terms.shape[2])
+
+
+def with_ones(terms: Tensor, weight: Tensor, bias: Tensor, temporal: TimeConvolution) -> tuple[Tensor, Tensor]:
+    """Terms with a channel of ones, and weights under which it gives `bias_through`: no pass adds the bias afterwards."""
+    assert temporal.bias is not None
+    half = weight.shape[2] // 2
+    level = torch.einsum("octz,c->ot", temporal.weight, bias) + functional.pad(temporal.bias[:, None], (half, half))
+    return torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1), torch.cat([weight, level[:, None, :, None]], dim=1)
 
 
 def bias_through(bias: Tensor, temporal: TimeConvolution, length: int) -> Tensor:
