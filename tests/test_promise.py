@@ -1,11 +1,14 @@
 """What left-out sites promise: quantiles, sets, temperature and intervals against slow oracles and planted truths."""
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.export import calibration_of
@@ -170,6 +173,18 @@ def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     few = Promise.from_scores(*planted(0, 3, 60, 1, 0, 0.2, 0.7), 3)
     widths = [np.subtract(*one.interval([0.5])[::-1])[0] for one in (promise, few)]
     assert widths[1] > widths[0]  # three sites know less of how sites differ
+
+
+def test_the_interval_is_students_prediction_of_one_more_site(fitted):
+    """By its equation: sds of slope and offset between sites, one more site than were seen, and so many degrees of freedom."""
+    promise = dataclasses.replace(fitted.promise_, slope_sd=0.3, offset_sd=0.4)
+    sites = len(promise.sites)
+    for proba, level in ((0.5, 0.9), (0.8, 0.9), (0.1, 0.6)):
+        x = math.log(proba / (1 - proba))
+        sd = math.sqrt((0.09 * x * x + 0.16) * (sites + 1) / sites)
+        half = stats.t(sites - 1).ppf(1 - (1 - level) / 2) * sd
+        expected = [1 / (1 + math.exp(-(x + sign * half))) for sign in (-1, 1)]
+        np.testing.assert_allclose(np.ravel(promise.interval([proba], level)), expected, rtol=1e-9)
 
 
 def test_the_interval_is_around_the_probability():
