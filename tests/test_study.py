@@ -1,9 +1,11 @@
 """The study runner: cells, resume, kill, engines, shards, failures; the predictions file must be the same bytes always."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -154,6 +156,15 @@ def test_keys_change_with_data_fields_and_seed(folder):
 def test_engines_give_the_same_bytes(folder, undisturbed, engine):
     summary = run_study(study(folder), folder / "out", engine=engine, jobs=2)
     assert summary.failed == []
+    assert content(folder / "out") == undisturbed
+
+
+def test_dask_needs_no_port_of_its_own(folder, undisturbed):
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # somebody else holds Dask's usual port already: as good
+            taken.bind(("0.0.0.0", 8787))
+            taken.listen()
+        run_study(study(folder), folder / "out", engine="dask", jobs=1)
     assert content(folder / "out") == undisturbed
 
 

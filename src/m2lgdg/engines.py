@@ -52,7 +52,9 @@ def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) ->
     except ImportError:
         raise InputError("the dask engine needs the extra: pip install 'm2lgdg[cluster]'.") from None
     api: Any = distributed
-    own = None if scheduler else api.LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None)
+    # Dask's page is off; what is left of its web server takes any free port of this machine, so that no two studies meet there.
+    quiet = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
+    own = None if scheduler else api.LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, **quiet)
     try:
         client = api.Client(scheduler or own, timeout="20s")
     except (OSError, ValueError) as error:
