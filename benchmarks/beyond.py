@@ -10,9 +10,11 @@ import json
 
 import numpy as np
 from scipy.linalg import eigh
+from scipy.signal import hilbert
+from scipy.stats import rankdata
 
 from m2lgdg import Cohort
-from m2lgdg.connectivity import amplitude_features, correlations, fc_features
+from m2lgdg.connectivity import amplitude_features, correlations, fc_features, standardised, steady, swings
 from m2lgdg.metrics import auc
 
 KEPT = ("NYU", "USM")
@@ -50,8 +52,18 @@ class Folds:
         return own, (self.confounds - middle) / spread
 
     def mean_auc(self, kernel_of, confounds=False):
-        """{penalty: mean AUC over targets} of kernel ridge; `kernel_of(target)` is the (subject, subject) kernel."""
-        found = {strength: [] for strength in PENALTIES}
+        """{penalty: mean AUC over targets} of kernel ridge."""
+        scores = self.scores(kernel_of, confounds)
+        return {str(strength): self.mean_of(found) for strength, found in scores.items()}
+
+    def mean_of(self, scores):
+        """Mean AUC over targets of {target: scores}."""
+        each = [auc(self.cohort.labels[self.sites == target], found) for target, found in scores.items()]
+        return round(float(np.mean(each)), 4)
+
+    def scores(self, kernel_of, confounds=False):
+        """{penalty: {target: scores}} of kernel ridge; `kernel_of(target)` is the (subject, subject) kernel."""
+        found = {strength: {} for strength in PENALTIES}
         for target in self.targets:
             rows, new = self.source(target), np.flatnonzero(self.sites == target)
             kernel, root = kernel_of(target), np.sqrt(self.weights(rows))
@@ -68,8 +80,8 @@ class Folds:
             turned = axes.T @ (root * self.y[rows])
             for strength in PENALTIES:
                 dual = root * (axes @ (turned / (size + strength * np.diag(centred).mean())))
-                found[strength].append(auc(self.cohort.labels[new], seen @ dual))
-        return {str(strength): round(float(np.mean(values)), 4) for strength, values in found.items()}
+                found[strength][target] = seen @ dual
+        return found
 
 
 def gram(features):
@@ -146,6 +158,32 @@ def tangent(folds, shrinkage):
     return kernel_of
 
 
+def views():
+    """{name: what is correlated}: readings of a series other than its values."""
+
+    def envelope(series):
+        return standardised(np.abs(hilbert(standardised(series), axis=0)))
+
+    return {
+        "steady time points": steady,
+        "ranks": lambda series: standardised(rankdata(series, axis=0)),
+        "swings": swings,
+        "squares": lambda series: standardised(np.minimum(standardised(series) ** 2, 9)),
+        "Hilbert envelope": envelope,
+        "upward swings": lambda series: standardised(np.maximum(standardised(series), 0)),
+        "signs": lambda series: standardised(np.sign(standardised(series))),
+    }
+
+
+def fused(folds, parts, confounds):
+    """Mean AUC of the sum of several blocks' scores, each with its weight, all with the middle penalty."""
+    total = {target: 0.0 for target in folds.targets}
+    for weight, kernel_of, taken in parts:
+        for target, found in folds.scores(kernel_of, confounds and taken)[PENALTIES[1]].items():
+            total[target] = total[target] + weight * found / found.std()
+    return {str(PENALTIES[1]): folds.mean_of(total)}
+
+
 def ideas(folds):
     """{name: function without arguments that gives mean AUC by penalty}"""
     cohort = folds.cohort
@@ -181,6 +219,24 @@ def ideas(folds):
         f"adaptive, above {floor} chance, age and sex out": many(adapted(folds, fc, floor=floor, confounds=True), True)
         for floor in (0.5, 1.0, 2.0)
     }
+    seen = {name: fc_features(cohort.series, view) for name, view in views().items()}
+    for name, features in seen.items():
+        found[f"adaptive, {name}, age and sex out"] = many(adapted(folds, features, floor=1.0, confounds=True), True)
+
+    def beside(name, share=0.3):
+        first, second = (adapted(folds, one, floor=1.0, confounds=True) for one in (fc, seen[name]))
+        return lambda: folds.mean_auc(lambda target: first(target) + share * second(target), True)
+
+    found |= {f"adaptive, fc + 0.3 {name}, age and sex out": beside(name) for name in seen}
+    given = np.array(cohort.phenotypes[list(cohort.inputs)], dtype=float)
+    given = np.where(np.isnan(given), np.nanmean(given, axis=0), given)
+    phenotypes = gram((given - given.mean(axis=0)) / given.std(axis=0))
+    for told, confounds in (("", False), (", age and sex out", True)):
+        blocks = ((1.0, seen["steady time points"]), (0.3, seen["swings"]), (0.2, amplitude / amplitude.std(axis=0)))
+        parts = [(weight, adapted(folds, one, floor=1.0, confounds=confounds), True) for weight, one in blocks]
+        with_ = [*parts, (0.3, lambda target: phenotypes, False)]
+        found[f"steady | 0.3 swings | 0.2 amplitude{told}"] = lambda parts=parts, out=confounds: fused(folds, parts, out)
+        found[f"the same | 0.3 phenotypes{told}"] = lambda parts=with_, out=confounds: fused(folds, parts, out)
     return found
 
 

@@ -18,6 +18,8 @@ from m2lgdg.connectivity import (
     fc_features,
     geometric_mean,
     standardised,
+    steady,
+    swings,
     tangent_features,
     upper_triangle,
 )
@@ -45,6 +47,51 @@ def with_flat(series, roi=2):
 def random_spd(rng, n, spread=0.5):
     root = rng.normal(size=(n, n)) * spread
     return expm((root + root.T) / 2)
+
+
+def slow_correlation(a, b, weights):
+    """Weighted Pearson correlation by its definition."""
+    total = sum(weights)
+    mean_a, mean_b = (sum(w * v for w, v in zip(weights, values, strict=True)) / total for values in (a, b))
+    rows = list(zip(weights, a, b, strict=True))
+    common, of_a, of_b = (
+        sum(w * x * y for w, x, y in ((w, *pair((u - mean_a, v - mean_b))) for w, u, v in rows))
+        for pair in (lambda d: d, lambda d: (d[0], d[0]), lambda d: (d[1], d[1]))
+    )
+    return common / math.sqrt(of_a * of_b)
+
+
+def test_steady_correlations_count_unusual_time_points_less():
+    (one,) = signals(lengths=(40,), rois=4)
+    one[[7, 20]] *= 25  # as if the head had moved
+    unit = [[(v - column.mean()) / column.std() for v in column] for column in one.astype(np.float64).T]  # [roi][time]
+    size = [sum(roi[t] ** 2 for roi in unit) / 4 for t in range(40)]
+    weights = [1 / (1 + (e / float(np.median(size))) ** 2) for e in size]
+    assert max(weights[7], weights[20]) < 0.01 < min(w for t, w in enumerate(weights) if t not in (7, 20))
+    expected = [math.atanh(slow_correlation(unit[i], unit[j], weights)) for i in range(4) for j in range(i + 1, 4)]
+    np.testing.assert_allclose(fc_features([one], steady)[0], expected, rtol=1e-9)
+    calm = np.delete(one, [7, 20], axis=0)
+    near, far = (np.abs(fc_features([one], view)[0] - fc_features([calm])[0]).max() for view in (steady, standardised))
+    assert near < 0.3 * far
+
+
+def test_swings_are_correlations_of_sizes():
+    (one,) = signals(lengths=(40,), rois=4)
+    sizes = [[abs(v - column.mean()) for v in column] for column in one.astype(np.float64).T]
+    expected = [math.atanh(slow_correlation(sizes[i], sizes[j], [1.0] * 40)) for i in range(4) for j in range(i + 1, 4)]
+    np.testing.assert_allclose(fc_features([one], swings)[0], expected, rtol=1e-6)
+    turned = one * np.array([1, -1, 1, -1], dtype=np.float32)  # which way a ROI goes does not matter
+    np.testing.assert_allclose(fc_features([turned], swings), fc_features([one], swings), atol=1e-6)
+
+
+@pytest.mark.parametrize("view", [steady, swings])
+def test_views_of_flat_rois_are_zero(view):
+    (one,) = signals(lengths=(30,))
+    seen = view(with_flat(one))
+    assert (seen[:, 2] == 0).all()
+    np.testing.assert_allclose(np.delete((seen**2).mean(axis=0), 2), 1)
+    assert (view(np.full((30, 3), FLAT)) == 0).all()
+    assert np.isfinite(fc_features([with_flat(one)], view)).all()
 
 
 def test_standardised_series_have_mean_zero_and_variance_one():

@@ -61,10 +61,14 @@ def test_methods_without_a_graph_are_refused(name, fold, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_all_blocks_and_phenotypes_of_a_linear_method(fold, tmp_path):
-    fitted = make("connectome-ensemble", phenotypes=True).fit(fold.source)
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("connectome-ensemble", ["fc", "tangent", "amplitude"]), ("connectome-adaptive", ["steady", "swings", "amplitude"])],
+)
+def test_all_blocks_and_phenotypes_of_a_linear_method(name, blocks, fold, tmp_path):
+    fitted = make(name, phenotypes=True).fit(fold.source)
     path, told = exported(fitted, tmp_path)
-    assert [one["name"] for one in told["inputs"]] == ["fc", "tangent", "amplitude", "phenotypes"]
+    assert [one["name"] for one in told["inputs"]] == [*blocks, "phenotypes"]
     got = run_onnx(path, prepared(fitted, fold.target))
     np.testing.assert_allclose(got, fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-9)
 
@@ -103,6 +107,16 @@ def by_the_json(told, series, phenotypes):
             value = z[np.triu_indices(len(z), 1)]
             if len(one["shape"]) == 3:
                 value = z * (1 - np.eye(len(z)))
+        elif one["name"] in ("steady", "swings"):
+            unit = (series - series.mean(axis=0, dtype=np.float64)) / series.std(axis=0, dtype=np.float64)
+            size = (unit**2).mean(axis=1)
+            how = {"aweights": 1 / (1 + (size / np.median(size)) ** 2)} if one["name"] == "steady" else {}
+            common = np.cov((unit if how else np.abs(unit)).T, **how)
+            z = np.arctanh(np.clip(common / np.sqrt(np.outer(np.diag(common), np.diag(common))), -0.999, 0.999))
+            value = z[np.triu_indices(len(z), 1)]
+        elif one["name"] == "amplitude":
+            value = np.log(series.std(axis=0, dtype=np.float64))
+            value = value - value.mean()
         else:
             value = np.array(
                 [
@@ -116,9 +130,9 @@ def by_the_json(told, series, phenotypes):
     return made
 
 
-@pytest.mark.parametrize("name", ["fc-logistic", "metaexplainer"])
+@pytest.mark.parametrize("name", ["fc-logistic", "connectome-adaptive", "metaexplainer"])
 def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
-    fields = {"phenotypes": True} if name == "fc-logistic" else small(name)
+    fields = small(name) if name == "metaexplainer" else {"phenotypes": True}
     holes = fold.source.phenotypes.assign(education=12.0)  # what does not vary in source counts for nobody
     source = make_whole_with(fold.source, holes)
     fitted = make(name, **fields).fit(source, seed=0)

@@ -6,7 +6,18 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import LEAST_SCALE, _adapted, _balance, _choose, _logistic, _ridge, _site_means, association
+from m2lgdg.method import METHODS
+from m2lgdg.methods.linear import (
+    LEAST_SCALE,
+    _adapted,
+    _balance,
+    _choose,
+    _logistic,
+    _ridge,
+    _site_means,
+    _slopes,
+    association,
+)
 from m2lgdg.metrics import platt
 from m2lgdg.splits import site_folds
 
@@ -168,3 +179,56 @@ def test_ensemble_removes_site_offsets_in_training():
         spread[name] = decision[shares.sites == "a"].mean() - decision[shares.sites != "a"].mean()
     assert spread["fc-logistic"] > 1.0
     assert spread["connectome-ensemble"] < 0.5 * spread["fc-logistic"]
+
+
+def test_slopes_are_those_inside_sites(cohort):
+    """Against a weighted regression on the confounds and one column a site."""
+    weights, rng = _balance(cohort), np.random.default_rng(0)
+    confounds = rng.normal(size=(len(cohort), 2)) + (cohort.sites == cohort.site_names[0])[:, None]
+    features = 3.0 * (cohort.sites == cohort.site_names[0])[:, None] + confounds @ rng.normal(size=(2, 5))
+    features += 0.1 * rng.normal(size=features.shape)
+    columns = np.concatenate([confounds, cohort.sites[:, None] == np.array(cohort.site_names)], axis=1).astype(float)
+    inverse = np.linalg.inv(columns.T @ (weights[:, None] * columns))
+    expected = (inverse @ (columns.T @ (weights[:, None] * features)))[:2]
+    np.testing.assert_allclose(_slopes(features, confounds, cohort, weights), expected, rtol=1e-9)
+
+
+def test_age_is_taken_out_of_connectivity(monkeypatch):
+    """Patients are older and age moves connectivity: what age explains must not be read off connectivity again."""
+    base = make_cohort("tiny", sizes={"a": 60, "b": 60, "c": 60}, edge_effect=0, roi_effect=0, phenotype_effect=0, seed=5)
+    rng = np.random.default_rng(1)
+    age = 30 + 4 * (2.0 * base.labels - 1) + rng.normal(0, 4, len(base))
+    series = tuple(
+        (one + max(years - 15, 0) / 15 * one.std() * rng.normal(size=(len(one), 1))).astype(np.float32)
+        for one, years in zip(base.series, age, strict=True)
+    )
+    older = base._changed(series=series, phenotypes=base.phenotypes.assign(age=age))
+    follows = {}
+    for taken in (("age", "sex"), ()):
+        monkeypatch.setattr(METHODS["connectome-adaptive"], "confounds", taken)
+        decision = make("connectome-adaptive", phenotypes=True).fit(older).decision(older)
+        follows[taken] = np.corrcoef(decision, age)[0, 1]
+    assert follows["age", "sex"] < 0.5  # age is still a phenotype of its own
+    assert follows[()] > 0.9
+
+
+def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
+    """The decision, rebuilt from features without their confounds and each block's weights."""
+    fitted = make("connectome-adaptive", phenotypes=True).fit(cohort)
+    inputs, weights = list(cohort.inputs), _balance(cohort)
+    taken = [inputs.index(name) for name in ("age", "sex")]
+    z = fitted._features("phenotypes", cohort)
+    rebuilt, outside = np.zeros(len(cohort)), np.zeros(2)
+    for name in ("steady", "swings", "amplitude"):
+        features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
+        slopes = _slopes(features, z[:, taken], cohort, weights)
+        rebuilt += (features - z[:, taken] @ slopes) @ own + fitted.state_[f"{name}.intercept"]
+        outside += slopes @ own
+    alone = fitted.state_["phenotypes.weights"].copy()
+    alone[taken] += outside
+    rebuilt += z @ alone + fitted.state_["phenotypes.intercept"]
+    np.testing.assert_allclose(fitted.decision(cohort), rebuilt, atol=1e-9)
+    plain = make("phenotype-logistic").fit(cohort).state_["phenotypes.weights"]
+    assert np.sign(alone[np.abs(plain).argmax()]) == np.sign(plain[np.abs(plain).argmax()])
+    bare = make("connectome-adaptive", phenotypes=True).fit(cohort.with_inputs(["education"]))  # nothing to take out
+    assert bare.state_["phenotypes.weights"].shape == (1,)

@@ -1,4 +1,4 @@
-"""Connectivity of a subject's series: Fisher-z correlations, tangent-space projections, regional amplitude.
+"""Connectivity of a subject's series: Fisher-z correlations, also of its swings, tangent-space projections, amplitude.
 
 Features for methods. Correlation and amplitude need one subject alone; the tangent space has a reference that is fitted on
 source and then applied to anyone.
@@ -7,6 +7,7 @@ source and then applied to anyone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,13 @@ from m2lgdg.threads import on_threads
 
 Floats = npt.NDArray[np.float64]
 Series = Sequence[npt.NDArray[np.float32]]
+View = Callable[[npt.NDArray[np.float32]], Floats]  # of one (time, roi) series
 CLIP = 0.999  # Fisher's z of 1 is infinite
 PIECE = 64  # subjects whose logarithms are in memory at once
 CURVATURE = 32  # subjects from whose logarithms the step to the tangent reference is found
 
 
-def standardised(series: npt.NDArray[np.float32]) -> Floats:
+def standardised(series: npt.NDArray[np.floating[Any]]) -> Floats:
     """A (time, roi) series with mean 0 and variance 1 in each ROI; a flat ROI becomes 0."""
     wide = series.astype(np.float64)
     wide -= wide.mean(axis=0)
@@ -31,13 +33,34 @@ def standardised(series: npt.NDArray[np.float32]) -> Floats:
     return wide
 
 
-def correlations(series: Series) -> Floats:
-    """(subject, roi, roi) Pearson correlations, 1 on the diagonal, 0 with a flat ROI."""
+def steady(series: npt.NDArray[np.float32]) -> Floats:
+    """`standardised` with each time point scaled by how usual its size is, so that a few large ones do not rule correlations.
+
+    A time point of mean square e over ROIs has the weight 1 / (1 + (e / median)^2); mean 0 and variance 1 are those of the
+    weighted points.
+    """
+    wide = standardised(series)
+    size = (wide**2).mean(axis=1)
+    weight = 1 / (1 + (size / (np.median(size) or 1.0)) ** 2)  # (time,)
+    weight /= weight.mean()
+    wide -= (weight @ wide) / len(wide)
+    wide *= np.sqrt(weight)[:, None]
+    spread = np.sqrt((wide**2).mean(axis=0))
+    return np.asarray(wide / np.where(spread > 0, spread, 1.0))
+
+
+def swings(series: npt.NDArray[np.float32]) -> Floats:
+    """How far each ROI is from its mean at each time point, whichever way, as (time, roi) with mean 0 and variance 1."""
+    return standardised(np.abs(standardised(series)))
+
+
+def correlations(series: Series, view: View = standardised) -> Floats:
+    """(subject, roi, roi) Pearson correlations of series as `view` sees them, 1 on the diagonal, 0 with a flat ROI."""
     n = series[0].shape[1]
     result = np.empty((len(series), n, n))
 
     def product(one: npt.NDArray[np.float32]) -> Floats:
-        unit = standardised(one)  # (time, roi)
+        unit = view(one)  # (time, roi)
         return np.asarray(unit.T @ unit / len(unit))
 
     for i, found in enumerate(on_threads(product, series)):
@@ -53,9 +76,9 @@ def upper_triangle(matrices: Floats) -> Floats:
     return matrices[:, rows, columns]
 
 
-def fc_features(series: Series) -> Floats:
+def fc_features(series: Series, view: View = standardised) -> Floats:
     """(subject, edge) Fisher z of the correlations."""
-    return np.arctanh(np.clip(upper_triangle(correlations(series)), -CLIP, CLIP))
+    return np.arctanh(np.clip(upper_triangle(correlations(series, view)), -CLIP, CLIP))
 
 
 def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:

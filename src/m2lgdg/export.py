@@ -48,6 +48,12 @@ PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) o
         f"kept; then minus its mean, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)"
     ),
     ("fc", 2): f"{CORRELATION}; {EDGES}",
+    ("steady", 2): (
+        "of the series after each ROI was set to mean 0 and sd 1: e, the mean square over ROIs at each time point; weights "
+        "1 / (1 + (e / median of e)^2) of the time points; weighted Pearson correlations in double precision; 0 with a ROI "
+        f"that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh; {EDGES}"
+    ),
+    ("swings", 2): f"of the absolute values of the series after each ROI was set to mean 0 and sd 1: {CORRELATION}; {EDGES}",
     ("fc", 3): f"{CORRELATION}; the whole symmetric matrix, with 0 on the diagonal",
     ("partial", 3): f"absolute partial correlations from the inverse of the {SHRUNK}; 0 on the diagonal",
     ("tangent", 2): (
