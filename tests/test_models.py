@@ -69,6 +69,28 @@ def test_flags_tell_each_subject_apart(command):
     assert "Flagged: short scan (1), flat rois (1)" in text
 
 
+def test_the_best_model_is_fitted_unless_another_is_asked_for(command):
+    """With phenotypes where there are any; whoever names a method or a variant gets just that."""
+    name = "connectome-adaptive"
+    asked = {
+        "best": (),
+        "no-inputs": ("--inputs", "none"),
+        "without": ("--set", "phenotypes=false"),
+        "named": ("--method", name),
+    }
+    for folder, options in asked.items():
+        assert command("fit", "known.cohort", "--no-promise", *options, "--out", folder)[0] == 0
+    fitted = {folder: Method.load(folder) for folder in asked}
+    assert {one.name for one in fitted.values()} == {name}
+    assert {folder: one.phenotypes for folder, one in fitted.items()} == {
+        "best": True,
+        "no-inputs": False,
+        "without": False,
+        "named": False,
+    }
+    assert "age" in fitted["best"].facts_["inputs"] and fitted["named"].facts_["inputs"] == []
+
+
 def test_calibrate_writes_a_model_that_predict_uses(command):
     command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")

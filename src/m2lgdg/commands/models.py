@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from m2lgdg.method import Method
     from m2lgdg.promise import Promise
 
+BEST = "connectome-adaptive"  # at sites never seen, of all we know (docs/beyond.md)
 Given = Annotated[
     Path, typer.Argument(metavar="COHORT", help="a cohort file, or a folder that `m2lgdg check` reads", show_default=False)
 ]
@@ -45,7 +46,12 @@ def _epochs() -> Iterator[Any]:
 def fit(
     path: Given,
     to: Annotated[Path, typer.Option("--out", help="the model folder to write", show_default=False)],
-    name: Annotated[str, typer.Option("--method", help="see `m2lgdg methods`")] = "connectome-ensemble",
+    asked: Annotated[
+        str | None,
+        typer.Option(
+            "--method", help=f"see `m2lgdg methods`; without: {BEST}, with phenotypes if there are any", show_default=False
+        ),
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="a variant of the method")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="field=value of the method")] = None,
     inputs: Annotated[str | None, typer.Option(help="phenotype columns, comma-separated; 'none' for none")] = None,
@@ -68,7 +74,9 @@ def fit(
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
-    method = make(name, **method_fields(name, variant, changes or []))
+    name = asked or BEST
+    fields = method_fields(name, variant, changes or [])
+    method = make(name, **fields)
     refuse_used(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
@@ -77,6 +85,8 @@ def fit(
     source = cohort.select(cohort.labels >= 0)
     if not len(source):
         raise InputError(f"cohort {cohort.name} has no labelled subject to learn from.")
+    if not asked and not variant and cohort.inputs:
+        method = make(name, **{"phenotypes": True} | fields)
     promised = _promised(method, source, promise, groups)
     with _epochs() as show:
         method.fit(source, seed=seed, device=device, progress=show, limits=True, promise=promised, promise_folds=groups)

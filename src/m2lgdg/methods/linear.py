@@ -372,7 +372,7 @@ class TangentRidge(Linear):
 
 @method("connectome-ensemble")
 class ConnectomeEnsemble(Linear):
-    """Ridge on FC, tangent space and regional amplitude, trained within sites: the strongest simple peer we know."""
+    """Ridge on FC, tangent space and regional amplitude, trained within sites."""
 
     blocks: ClassVar[Mapping[str, float]] = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
     learner: ClassVar[str] = "ridge"
@@ -381,7 +381,7 @@ class ConnectomeEnsemble(Linear):
 
 @method("connectome-adaptive")
 class ConnectomeAdaptive(Linear):
-    """Adaptive ridge on FC of usual time points, on correlations of swings and on amplitude, age and sex taken out of them."""
+    """Adaptive ridge on FC of usual time points, correlations of swings, and amplitude, age and sex taken out of them."""
 
     penalties: tuple[float, ...] = (3.0,)  # choosing among more, on source sites left out, cost half a point on ABIDE
 
