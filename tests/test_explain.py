@@ -144,7 +144,8 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     for scores in (found.rois["score"], found.phenotypes["score"]):
         assert np.isfinite(scores).all()
     assert (found.rois["score"] > 0).all()
-    used = {"cdann", "coral", "erm", "group-dro", "iib", "irm", "m2lgdg", "metaexplainer", "mixup", "mldg", "mm-gtunets"}
+    used = {"cdann", "coral", "erm", "group-dro", "iib", "irm", "m2lgdg", "metaexplainer", "mixup", "mldg"}
+    used |= {"m2lgdg-plus", "mm-gtunets"}
     assert found.phenotypes["score"].any() == (name in used)
 
 

@@ -89,6 +89,7 @@ class Linear(Method):
         if taken:
             self.state_["phenotypes.weights"][taken] -= outside
         self.state_["calibration"] = np.array(platt(total, source.labels))
+        self.held_out_ = total  # of each source subject, by blocks that did not know its site; not kept with the model
 
     def score(self, target: Cohort) -> Floats:
         """The calibrated sum of the blocks' decisions."""

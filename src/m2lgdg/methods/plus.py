@@ -1,0 +1,120 @@
+"""M²LG-DG plus: the paper's framework beside a linear model of the connectome, whose errors its streams learn to mend.
+
+The paper's pooling throws the connectome away, where most of what is known of a subject lies. Here `connectome-adaptive`
+reads it in closed form, and the network of `m2lgdg.py` adds to its logit what series and phenotypes say beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.method import method
+from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.methods.m2lgdg import M2LGDG, Network
+from m2lgdg.metrics import platt, sigmoid
+from m2lgdg.preprocess import PhenotypeScaler
+
+BLOCKS = tuple(ConnectomeAdaptive.blocks)
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+class PlusNetwork(Network):
+    """Logits of M²LG-DG, in a share, on top of the head's logit."""
+
+    def __init__(self, shape: Shape, own: M2LGDGPlus) -> None:
+        super().__init__(shape, own)
+        last: Any = self.classifier[-1]
+        nn.init.zeros_(last.weight)  # training begins at the head itself
+        nn.init.zeros_(last.bias)
+        for name in (*BLOCKS, "intercept"):
+            self.register_buffer(f"head_{name}", torch.from_numpy(np.array(shape.fitted[f"head.{name}"], dtype=np.float32)))
+        self.share: Tensor
+        self.register_buffer("share", torch.ones(()))
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """As M²LG-DG's, with the logits of both together."""
+        found = super().parts(batch)
+        added = self.head(batch)[:, None] * torch.tensor([-0.5, 0.5], device=batch.label.device)  # (subject, 2)
+        return found | {"residual": found["logits"], "logits": self.share * found["logits"] + added}
+
+    def head(self, batch: Batch) -> Tensor:
+        """(subject,) the head's logit; in training that of a head which did not know the subject's site."""
+        if "held_out" in batch.features:
+            return batch["held_out"]
+        with torch.autocast(batch.label.device.type, enabled=False):
+            total: Tensor = self.get_buffer("head_intercept")
+            for name in BLOCKS:
+                total = total + batch[name] @ self.get_buffer(f"head_{name}")
+        return total
+
+
+@method("m2lgdg-plus")
+class M2LGDGPlus(M2LGDG):
+    """M²LG-DG on top of a linear model of the connectome: its streams learn what that model leaves over."""
+
+    validation_by: Literal["subject", "site"] = "site"
+
+    reference: ClassVar[str] = "beyond the paper: docs/beyond.md"
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Fit the head, then train the streams on what it says of source sites it has not seen."""
+        head = ConnectomeAdaptive().fit(source)
+        slope, offset = head.state_["calibration"]
+        self._head = {f"head.{name}": slope * head.state_[f"{name}.weights"] for name in BLOCKS}
+        self._head["head.intercept"] = slope * sum(head.state_[f"{name}.intercept"] for name in BLOCKS) + offset
+        self._unseen = source, torch.from_numpy((slope * head.held_out_ + offset).astype(np.float32))
+        try:
+            super().learn(source, seed=seed, device=device, progress=progress)
+        finally:
+            del self._unseen
+
+    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+        """The series, and what the head sees."""
+        seen = {name: ConnectomeAdaptive()._features(name, cohort).astype(np.float32) for name in BLOCKS}
+        return super().features(cohort, place) | {name: torch.from_numpy(value) for name, value in seen.items()}
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """The group graph, and the head."""
+        return super().prepare(train, features) | self._head
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The network of this configuration."""
+        return PlusNetwork(shape, self)
+
+    def _batch(self, cohort: Cohort, scaler: PhenotypeScaler, place: torch.device) -> Batch:
+        batch = super()._batch(cohort, scaler, place)
+        if not hasattr(self, "_unseen") or cohort is not self._unseen[0]:
+            return batch
+        features = {name: value for name, value in batch.features.items() if name not in BLOCKS}
+        return Batch(features | {"held_out": self._unseen[1].to(place)}, batch.phenotypes, batch.label, batch.site)
+
+    def _calibrate(self, check: Batch) -> tuple[float, float]:
+        """Also the share of the streams, as source-validation subjects have it: none if they only do harm."""
+        network: Any = self.network().to(check.label.device)
+        with torch.inference_mode():
+            residual = network.parts(check)["residual"]
+        beyond = (residual[:, 1] - residual[:, 0]).double().cpu().numpy()
+        head = check["held_out"].double().cpu().numpy()
+        self.facts_["share"] = share_beside(head, beyond, check.label.cpu().numpy())
+        self.state_["network.share"] = np.array(self.facts_["share"], dtype=np.float32)
+        return super()._calibrate(check)
+
+
+def share_beside(head: npt.NDArray[np.float64], beyond: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
+    """The share of `beyond` under which both together, calibrated, lose least on these subjects; the smaller of equal ones."""
+
+    def lost(share: float) -> float:
+        decision = head + share * beyond
+        slope, offset = platt(decision, labels)
+        right = sigmoid((slope * decision + offset) * (2 * labels - 1))
+        return round(float(-np.log(np.maximum(right, 1e-12)).mean()), 9)
+
+    return min(SHARES, key=lost)

@@ -1,0 +1,107 @@
+"""M²LG-DG plus: the head it stands on, what its streams are trained beside, and how much of them is kept."""
+
+import numpy as np
+import pytest
+import torch
+
+from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
+from m2lgdg.deep import Batch
+from m2lgdg.methods.plus import SHARES, M2LGDGPlus, share_beside
+from m2lgdg.metrics import logit, platt
+
+SMALL = dict(METHODS["m2lgdg"].variants["small"]) | {"epochs": 3, "warmup": 1, "length": 32}
+
+
+@pytest.fixture(scope="module")
+def fold():
+    cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.0, seed=1)
+    return next(leave_one_site_out(cohort, ["d"]))
+
+
+@pytest.fixture(scope="module")
+def head(fold):
+    return make("connectome-adaptive").fit(fold.source)
+
+
+@pytest.fixture(scope="module")
+def fitted(fold):
+    return make("m2lgdg-plus", **SMALL).fit(fold.source, seed=0)
+
+
+def test_without_its_streams_it_is_the_head(fold, head, fitted):
+    bare = make("m2lgdg-plus", **SMALL)
+    bare.facts_, bare.state_ = fitted.facts_, fitted.state_ | {"network.share": np.zeros((), dtype=np.float32)}
+    bare.state_["calibration"] = np.array([1.0, 0.0])
+    expected = logit(head.predict_proba(fold.target)[:, 1])
+    np.testing.assert_allclose(logit(bare.predict_proba(fold.target)[:, 1]), expected, atol=1e-5)
+
+
+def test_streams_are_trained_beside_heads_that_did_not_know_the_site(fold, head, monkeypatch):
+    seen = []
+    kept = M2LGDGPlus.step
+
+    def step(self, network, batch, optimizer):
+        seen.append((network.head(batch), batch))
+        return kept(self, network, batch, optimizer)
+
+    monkeypatch.setattr(M2LGDGPlus, "step", step)
+    make("m2lgdg-plus", **SMALL).fit(fold.source, seed=0)
+    slope, offset = head.state_["calibration"]
+    allowed = (slope * head.held_out_ + offset).astype(np.float32)
+    everyone = fold.source.labels
+    assert len(seen) > 3
+    for logits, batch in seen:
+        assert set(batch.features) == {"series", "held_out"}  # what the head sees of its own training subjects is not there
+        for value, label in zip(logits.tolist(), batch.label.tolist(), strict=True):
+            near = np.flatnonzero(np.isclose(allowed, value, atol=1e-6))
+            assert label in everyone[near]
+    in_sample = slope * head.decision(fold.source) + offset
+    assert np.abs(in_sample).mean() > 1.1 * np.abs(allowed).mean()  # the difference matters: in sample it is too sure
+
+
+def test_training_begins_at_the_head(fold, fitted):
+    network = fitted.build(
+        fitted._shape(12, 3, 3, {k[7:]: v for k, v in fitted.state_.items() if k.startswith("fitted.")})
+    ).eval()
+    draw = torch.Generator().manual_seed(0)
+    edges = 12 * 11 // 2
+    features = {
+        "series": torch.randn(5, 12, 32, generator=draw),
+        "steady": torch.randn(5, edges, generator=draw),
+        "swings": torch.randn(5, edges, generator=draw),
+        "amplitude": torch.randn(5, 12, generator=draw),
+    }
+    batch = Batch(
+        features, torch.randn(5, 3, generator=draw), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    )
+    logits = network(batch).detach().numpy()
+    weights = {
+        name: np.asarray(fitted.state_[f"fitted.head.{name}"], dtype=np.float64) for name in ("steady", "swings", "amplitude")
+    }
+    expected = sum(features[name].numpy().astype(np.float64) @ weights[name] for name in weights)
+    expected = expected + float(fitted.state_["fitted.head.intercept"])
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_share_is_what_helps_subjects_not_trained_on():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 400)
+    y = 2.0 * labels - 1
+    head, noise = y + rng.normal(size=400), 3 * rng.normal(size=400)
+    assert share_beside(head, noise, labels) == 0
+    assert share_beside(head, np.zeros(400), labels) == 0
+    assert share_beside(head, y + rng.normal(size=400), labels) == 1
+    assert share_beside(head, -y, labels) == 0
+    some = share_beside(head, y + 2 * rng.normal(size=400), labels)
+    assert 0 < some < 1
+    losses = {}
+    for share in SHARES:
+        slope, offset = platt(head + share * noise, labels)
+        losses[share] = np.log1p(np.exp(-y * (slope * (head + share * noise) + offset))).mean()
+    assert min(losses, key=losses.get) == 0
+
+
+def test_the_share_is_told_and_used(fitted):
+    assert fitted.facts_["share"] in SHARES
+    assert float(fitted.network().share) == pytest.approx(fitted.facts_["share"])
+    assert "_unseen" not in vars(fitted)
