@@ -6,7 +6,7 @@ cohort = m2lgdg.make_cohort("tiny", seed=1)
 ours = cohort.select(cohort.sites != "west")
 newcomer = cohort.select(cohort.sites == "west").unlabelled()  # a new hospital has no labels yet
 
-model = m2lgdg.make("connectome-ensemble", phenotypes=True).fit(ours, limits=True)
+model = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(ours, limits=True)
 model.save("model")  # safetensors and JSON, no pickle: this folder is what you send
 
 fitted = m2lgdg.Method.load("model")

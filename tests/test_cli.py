@@ -36,7 +36,7 @@ def test_demo_from_nothing_to_a_report(command, tmp_path):
     assert "Macro average over target sites" in text
     assert "Planted in the patients" in text
     page = (tmp_path / "demo" / "results" / "report.html").read_text()
-    assert "connectome-ensemble" in page
+    assert "connectome-adaptive" in page
     assert Cohort.load(tmp_path / "demo" / "tiny.cohort").hash == make_cohort("tiny").hash
     code, again, _ = command("run", tmp_path / "demo" / "study.toml", "--out", tmp_path / "again")
     assert code == 0

@@ -212,7 +212,7 @@ DEMO_STUDY = """# Every site of a synthetic cohort left out once. Change it, and
 name = "demo"
 cohort = "{cohort}"
 seeds = [0]
-methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-ensemble", "m2lgdg"]
+methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive", "m2lgdg"]
 explain = ["fc-logistic"]    # what its decisions rest on, for the report; networks can be explained too, which takes longer
 
 [method.m2lgdg]
