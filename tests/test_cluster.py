@@ -105,7 +105,8 @@ def test_the_job_script_is_the_one_that_dask_jobqueue_makes(tmp_path, monkeypatc
 
 
 SBATCH = """#!/bin/bash
-setsid bash "$1" > job.log 2>&1 &
+cp "$1" job.sh  # as SLURM does: whoever submitted the script may delete it at once
+setsid bash job.sh > job.log 2>&1 &
 echo "$!" >> jobs
 echo "Submitted batch job $!"
 """
