@@ -284,7 +284,7 @@ class DeepMethod(Method):
     def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
         """(subject,) difference of the two logits."""
         with torch.inference_mode():
-            parts = [network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)]
+            parts = [network(batch.take(rows)) for rows in pieces(len(batch), batch.label.device)]
             logits = torch.cat(parts).cpu().double()
         return (logits[:, 1] - logits[:, 0]).numpy()
 
@@ -307,7 +307,7 @@ class DeepMethod(Method):
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
         everyone = self._batch(cohort, scaler, place)
         with torch.inference_mode():
-            fused = [network.parts(everyone.take(rows))["fused"] for rows in _pieces(len(cohort), place)]
+            fused = [network.parts(everyone.take(rows))["fused"] for rows in pieces(len(cohort), place)]
         return np.asarray(torch.cat(fused).float().cpu().numpy())
 
     def network(self) -> nn.Module:
@@ -348,7 +348,7 @@ class DeepMethod(Method):
         """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
         network.eval()
         with torch.inference_mode(), self._autocast(batch.label.device):
-            logits = torch.cat([network(batch.take(rows)) for rows in _pieces(len(batch), batch.label.device)])
+            logits = torch.cat([network(batch.take(rows)) for rows in pieces(len(batch), batch.label.device)])
             loss = float(self.cross_entropy(logits, batch))
         area = auc(batch.label.cpu().numpy(), (logits[:, 1] - logits[:, 0]).float().cpu().numpy())
         return {"val_auc": 0.5 if math.isnan(area) else area, "val_loss": loss}
@@ -367,7 +367,8 @@ def total_of(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
-def _pieces(count: int, place: torch.device) -> list[Tensor]:
+def pieces(count: int, place: torch.device) -> list[Tensor]:
+    """Positions of so many subjects, some at a time."""
     everyone = torch.arange(count, device=place)
     return [everyone[start : start + PIECE] for start in range(0, count, PIECE)]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.deep import Batch, Shape
+from m2lgdg.deep import Batch, Shape, pieces
 from m2lgdg.method import method
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.methods.m2lgdg import M2LGDG, Network
@@ -100,7 +100,8 @@ class M2LGDGPlus(M2LGDG):
         """Also the share of the streams, as source-validation subjects have it: none if they only do harm."""
         network: Any = self.network().to(check.label.device)
         with torch.inference_mode():
-            residual = network.parts(check)["residual"]
+            parts = [network.parts(check.take(rows))["residual"] for rows in pieces(len(check), check.label.device)]
+            residual = torch.cat(parts)  # (subject, 2)
         beyond = (residual[:, 1] - residual[:, 0]).double().cpu().numpy()
         head = check["held_out"].double().cpu().numpy()
         self.facts_["share"] = share_beside(head, beyond, check.label.cpu().numpy())
