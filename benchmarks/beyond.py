@@ -2,7 +2,7 @@
 
 Features are centred by site in source, classes balanced inside sites, the penalty is relative to the mean squared norm. NYU and
 USM are never a target here: choices are made on the other sites, and these two are looked at once, by the studies.
-Usage: python benchmarks/beyond.py COHORT [IDEA ...]; a JSON line for each idea: mean AUC over targets at each penalty.
+Usage: python benchmarks/beyond.py COHORT [IDEA ...] [--motion COLUMN]; a JSON line for each idea: mean AUC over targets by penalty.
 """
 
 import argparse
@@ -24,11 +24,12 @@ PENALTIES = (1.0, 3.0, 10.0)
 class Folds:
     """The targets with what does not depend on features."""
 
-    def __init__(self, cohort):
+    def __init__(self, cohort, motion=None):
         self.cohort, self.sites = cohort, np.asarray(cohort.sites)
         self.y = 2.0 * cohort.labels - 1
         age, sex = (np.asarray(cohort.phenotypes[name], dtype=float) for name in ("age", "sex"))
-        self.confounds = np.stack([age, sex], axis=1)
+        moved = [np.log(np.asarray(cohort.phenotypes[motion], dtype=float) + 0.01)] if motion else []
+        self.confounds = np.stack([age, sex, *moved], axis=1)
         self.targets = [site for site in cohort.site_names if site not in KEPT]
 
     def source(self, target):
@@ -244,8 +245,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cohort")
     parser.add_argument("names", nargs="*", help="ideas to try; all without")
+    parser.add_argument("--motion", help="a column of head motion that is taken out with age and sex, as func_mean_fd")
     options = parser.parse_args()
-    for name, tried in ideas(Folds(Cohort.load(options.cohort))).items():
+    for name, tried in ideas(Folds(Cohort.load(options.cohort), options.motion)).items():
         if not options.names or name in options.names:
             print(json.dumps({"idea": name, "mean_auc": tried()}), flush=True)
 
