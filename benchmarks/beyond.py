@@ -2,7 +2,7 @@
 
 Features are centred by site in source, classes balanced inside sites, the penalty is relative to the mean squared norm. NYU and
 USM are never a target here: choices are made on the other sites, and these two are looked at once, by the studies.
-Usage: python benchmarks/beyond.py COHORT [IDEA ...] [--motion COLUMN]; a JSON line for each idea: mean AUC over targets by penalty.
+Usage: python benchmarks/beyond.py COHORT [IDEA ...] [--motion COLUMN]; a JSON line an idea: mean AUC over targets by penalty.
 """
 
 import argparse
