@@ -218,10 +218,13 @@ def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
     inputs, weights = list(cohort.inputs), _balance(cohort)
     taken = [inputs.index(name) for name in ("age", "sex")]
     z = fitted._features("phenotypes", cohort)
+    folds = site_folds(cohort.sites, cohort.labels, fitted.site_folds)
     rebuilt, outside = np.zeros(len(cohort)), np.zeros(2)
-    for name in ("steady", "swings", "amplitude"):
+    for name, share in (("steady", 1.0), ("swings", 0.3), ("amplitude", 0.2)):
         features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
         slopes = _slopes(features, z[:, taken], cohort, weights)
+        block, _ = fitted._fit_block(features - z[:, taken] @ slopes, None, cohort, folds, True)  # nothing is left to take out
+        np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-6, atol=1e-12)
         rebuilt += (features - z[:, taken] @ slopes) @ own + fitted.state_[f"{name}.intercept"]
         outside += slopes @ own
     alone = fitted.state_["phenotypes.weights"].copy()
