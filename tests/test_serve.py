@@ -183,19 +183,20 @@ class TestAnswer:
         assert cohort.rois[0] in said
 
     def test_the_contributions_of_a_linear_method_sum_to_its_decision(self, cohort):
-        for name in ("fc-logistic", "connectome-ensemble"):
+        for name in ("fc-logistic", "connectome-ensemble", "connectome-adaptive"):
             fitted = make(name, phenotypes=True).fit(cohort, limits=True)
+            means = {block: sum(fitted._features(block, cohort)) / len(cohort) for block in fitted.blocks}
             found = [explain_subject(fitted, cohort.select([i])) for i in (0, 1)]
             n = len(cohort.rois)
             seen = fitted.visible(cohort.select([0, 1]))
             by_hand = np.zeros(n)
             for block in fitted.blocks:
-                values = fitted._features(block, seen)[0] - (fitted.limits_.mean if block == "fc" else 0.0)
+                values = fitted._features(block, seen)[0] - means[block]
                 added = np.abs(fitted.state_["calibration"][0] * values * fitted.state_[f"{block}.weights"])
                 if block == "amplitude":
                     by_hand += added
                     continue
-                pairs = [(row, column) for row in range(n) for column in range(row + (block == "fc"), n)]
+                pairs = [(row, column) for row in range(n) for column in range(row + (block != "tangent"), n)]
                 for k, pair in enumerate(pairs):
                     for roi in set(pair):
                         by_hand[roi] += added[k] / (n - 1)

@@ -38,7 +38,7 @@ PATTERNS = (
 CONTRIBUTIONS = (
     "what each feature adds to the decision, its weight times its distance from a baseline, in logits; scores are mean sizes"
 )
-AVERAGE = "mean covariance of source, equal amplitudes, average phenotypes, and for FC "
+AVERAGE = "the mean of source, feature by feature"
 
 
 class _Found(NamedTuple):
@@ -93,7 +93,7 @@ def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Expla
         return explain(fitted, cohort, steps=steps)
     seen = fitted.visible(cohort)
     about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
-    about["baseline"] = AVERAGE + ("the mean of source" if fitted.limits_ else "no correlation")
+    about["baseline"] = AVERAGE
     return _explanation(_contributions(fitted, seen), cohort, seen.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
 
 
@@ -236,9 +236,7 @@ def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
     n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
     rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
     for name in fitted._weights():
-        features = fitted._features(name, cohort)
-        if name == "fc" and fitted.limits_:
-            features = features - fitted.limits_.mean
+        features = fitted._features(name, cohort) - fitted.state_[f"{name}.mean"]
         added = slope * features * fitted.state_[f"{name}.weights"]  # (subject, feature)
         if name == "phenotypes":
             phenotypes = added

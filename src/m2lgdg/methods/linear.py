@@ -77,8 +77,10 @@ class Linear(Method):
         for name, weight in self._weights().items():
             if name == "tangent":
                 self.state_["tangent.reference"] = _reference(source)
+            features = self._features(name, source)
+            self.state_[f"{name}.mean"] = features.mean(axis=0)  # what a subject's own features are told against
             confounds = self._features("phenotypes", source)[:, taken] if taken and name != "phenotypes" else None
-            block, slopes = self._fit_block(self._features(name, source), confounds, source, folds, name in self.adaptive)
+            block, slopes = self._fit_block(features, confounds, source, folds, name in self.adaptive)
             weight /= block.held_out.std() or 1.0
             total += weight * block.held_out
             self.state_[f"{name}.weights"] = weight * block.weights
