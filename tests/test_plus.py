@@ -20,7 +20,7 @@ def fold():
 
 @pytest.fixture(scope="module")
 def head(fold):
-    return make("connectome-adaptive").fit(fold.source)
+    return make("connectome-adaptive", phenotypes=True).fit(fold.source)
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +59,30 @@ def test_streams_are_trained_beside_heads_that_did_not_know_the_site(fold, head,
     assert np.abs(in_sample).mean() > 1.1 * np.abs(allowed).mean()  # the difference matters: in sample it is too sure
 
 
-def test_training_begins_at_the_head(fold, fitted):
-    network = fitted.build(
-        fitted._shape(12, 3, 3, {k[7:]: v for k, v in fitted.state_.items() if k.startswith("fitted.")})
-    ).eval()
+def test_without_phenotypes_its_head_has_none_either(fold):
+    bare = make("m2lgdg-plus", **SMALL | {"phenotypes": False, "contrastive_weight": 0.0}).fit(fold.source, seed=0)
+    bare.state_ |= {"network.share": np.zeros((), dtype=np.float32), "calibration": np.array([1.0, 0.0])}
+    expected = logit(make("connectome-adaptive").fit(fold.source).predict_proba(fold.target)[:, 1])
+    np.testing.assert_allclose(logit(bare.predict_proba(fold.target)[:, 1]), expected, atol=1e-5)
+
+
+def test_logits_are_those_of_head_and_streams_together(fitted):
+    network = fitted.network()
     draw = torch.Generator().manual_seed(0)
     edges = 12 * 11 // 2
-    features = {
-        "series": torch.randn(5, 12, 32, generator=draw),
-        "steady": torch.randn(5, edges, generator=draw),
-        "swings": torch.randn(5, edges, generator=draw),
-        "amplitude": torch.randn(5, 12, generator=draw),
-    }
-    batch = Batch(
-        features, torch.randn(5, 3, generator=draw), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
-    )
-    logits = network(batch).detach().numpy()
-    weights = {
-        name: np.asarray(fitted.state_[f"fitted.head.{name}"], dtype=np.float64) for name in ("steady", "swings", "amplitude")
-    }
-    expected = sum(features[name].numpy().astype(np.float64) @ weights[name] for name in weights)
-    expected = expected + float(fitted.state_["fitted.head.intercept"])
+    sizes = {"steady": edges, "swings": edges, "amplitude": 12}
+    features = {name: torch.randn(5, size, generator=draw) for name, size in sizes.items()}
+    features["series"] = torch.randn(5, 12, 32, generator=draw)
+    phenotypes = torch.randn(5, 3, generator=draw)
+    batch = Batch(features, phenotypes, torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64))
+    network.share.fill_(0.25)
+    with torch.no_grad():
+        logits, residual = network(batch).numpy(), network.parts(batch)["residual"].numpy()
+    expected = 0.25 * (residual[:, 1] - residual[:, 0]) + float(fitted.state_["fitted.head.intercept"])
+    for name in sizes:
+        expected = expected + features[name].numpy().astype(np.float64) @ fitted.state_[f"fitted.head.{name}"]
+    expected = expected + phenotypes.numpy() @ fitted.state_["fitted.head.phenotypes"]
+    assert np.abs(residual).max() > 0.01
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -31,10 +31,7 @@ class PlusNetwork(Network):
 
     def __init__(self, shape: Shape, own: M2LGDGPlus) -> None:
         super().__init__(shape, own)
-        last: Any = self.classifier[-1]
-        nn.init.zeros_(last.weight)  # training begins at the head itself
-        nn.init.zeros_(last.bias)
-        for name in (*BLOCKS, "intercept"):
+        for name in (*BLOCKS, "phenotypes", "intercept"):
             self.register_buffer(f"head_{name}", torch.from_numpy(np.array(shape.fitted[f"head.{name}"], dtype=np.float32)))
         self.share: Tensor
         self.register_buffer("share", torch.ones(()))
@@ -53,6 +50,7 @@ class PlusNetwork(Network):
             total: Tensor = self.get_buffer("head_intercept")
             for name in BLOCKS:
                 total = total + batch[name] @ self.get_buffer(f"head_{name}")
+            total = total + batch.phenotypes @ self.get_buffer("head_phenotypes")
         return total
 
 
@@ -66,15 +64,13 @@ class M2LGDGPlus(M2LGDG):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fit the head, then train the streams on what it says of source sites it has not seen."""
-        head = ConnectomeAdaptive().fit(source)
+        self._head = head = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source)
         slope, offset = head.state_["calibration"]
-        self._head = {f"head.{name}": slope * head.state_[f"{name}.weights"] for name in BLOCKS}
-        self._head["head.intercept"] = slope * sum(head.state_[f"{name}.intercept"] for name in BLOCKS) + offset
         self._unseen = source, torch.from_numpy((slope * head.held_out_ + offset).astype(np.float32))
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
-            del self._unseen
+            del self._head, self._unseen
 
     def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
         """The series, and what the head sees."""
@@ -82,8 +78,18 @@ class M2LGDGPlus(M2LGDG):
         return super().features(cohort, place) | {name: torch.from_numpy(value) for name, value in seen.items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The group graph, and the head."""
-        return super().prepare(train, features) | self._head
+        """The group graph, and the head: its weights, those of phenotypes in the units in which the streams see them."""
+        fitted, inputs = self._head.state_, tuple(self.facts_["inputs"])
+        slope, offset = fitted["calibration"]
+        head = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
+        intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
+        head["head.phenotypes"] = np.zeros(len(inputs))
+        if self.phenotypes:
+            own, streams = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler"), PhenotypeScaler.fit(train)
+            weights = slope * fitted["phenotypes.weights"] / own.scale
+            head["head.phenotypes"] = weights * np.where(np.isfinite(streams.scale), streams.scale, 0.0)
+            intercept = intercept + weights @ (streams.mean - own.mean)
+        return super().prepare(train, features) | head | {"head.intercept": np.array(intercept)}
 
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
