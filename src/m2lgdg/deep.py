@@ -160,7 +160,8 @@ class DeepMethod(Method):
         devices = [place.index or 0] if place.type == "cuda" else []
         try:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
-            torch.use_deterministic_algorithms(self.deterministic)
+            if self.deterministic != before:  # saying what is so already imports half a second of PyTorch
+                torch.use_deterministic_algorithms(self.deterministic)
             if devices:
                 torch.cuda.reset_peak_memory_stats(place)
             with torch.random.fork_rng(devices=devices):
@@ -173,7 +174,8 @@ class DeepMethod(Method):
             advice = f"lower {' or '.join(sizes) or 'the sizes of network and batches'}, or set precision to bf16"
             raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
         finally:
-            torch.use_deterministic_algorithms(before)
+            if self.deterministic != before:
+                torch.use_deterministic_algorithms(before)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
     def check(self) -> None:

@@ -137,7 +137,8 @@ def _time_first(features: Tensor, before: int, after: int) -> Tensor:
     """(subject, channel, time, roi) -> (time, channel, subject roi) with zeros at both ends."""
     subjects, channels, steps, rois = features.shape
     made = features.new_empty(steps + before + after, channels, subjects, rois)
-    made[:before], made[before + steps :] = 0.0, 0.0
+    made[:before].zero_()
+    made[before + steps :].zero_()
     made[before : before + steps] = features.permute(2, 1, 0, 3)
     return made.flatten(2)
 

@@ -39,7 +39,8 @@ class PlusNetwork(Network):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """As M²LG-DG's, with the logits of both together."""
         found = super().parts(batch)
-        added = self.head(batch)[:, None] * torch.tensor([-0.5, 0.5], device=batch.label.device)  # (subject, 2)
+        half = self.head(batch) / 2
+        added = torch.stack([-half, half], dim=1)  # (subject, 2)
         return found | {"residual": found["logits"], "logits": self.share * found["logits"] + added}
 
     def head(self, batch: Batch) -> Tensor:
