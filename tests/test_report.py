@@ -15,6 +15,8 @@ from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
+from m2lgdg.report.figures import DISTINCT, forest, roc_by_target
+from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables
 from m2lgdg.stats import cell_scores, site_scores
@@ -163,6 +165,22 @@ def test_tables_and_figures_are_files_too(predictions, tmp_path):
     for name in ("forest", "roc", "calibration"):
         assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / "study" / "figures" / f"{name}.svg").read_text()
+
+
+def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves(predictions):
+    own = predictions[predictions.method == "good"]
+    many = pd.concat([own.assign(method=f"method {i:02d}") for i in range(DISTINCT + 1)])
+    keys = [(name, "") for name in many.method.unique()]
+    mean, scores = over_seeds(many), site_scores(cell_scores(many))
+    rows = forest(mean, scores, keys).svg.decode()
+    curves = roc_by_target(mean, keys, keys[:2])
+    assert [rows.count(f">{name}<") for name, _ in keys] == [2] * len(keys)  # once a target, and no legend
+    assert [curves.svg.decode().count(f">{name}<") for name, _ in keys] == [1, 1] + [0] * (DISTINCT - 1)
+    assert "Grey: the other 9 methods" in curves.caption
+    fewer = keys[:DISTINCT]
+    assert forest(mean, scores, fewer).svg.decode().count(">method 03<") == 1  # in the legend
+    assert roc_by_target(mean, fewer, fewer[:2]).svg.decode().count(">method 03<") == 1
+    assert "Grey" not in roc_by_target(mean, fewer, fewer[:2]).caption
 
 
 def test_the_same_study_gives_the_same_page(predictions, tmp_path):

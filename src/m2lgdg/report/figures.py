@@ -19,6 +19,7 @@ from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark,
 from m2lgdg.report.tables import label
 
 Key = tuple[str, str]
+DISTINCT = 10  # colours that can be told apart in one figure
 
 
 def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Figure:
@@ -44,30 +45,49 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
         axis.axvline(0.5, color=FAINT, lw=1, ls=":")
         for edge in np.arange(len(sites) - 1) + 0.5:
             axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
-        axis.set_yticks(range(len(sites)), [short(site) for site in sites])
         axis.set_ylim(len(sites) - 0.5, -0.5)
         axis.set_xlabel("AUC at the unseen site")
-        sheet.canvas.legend(loc="outside right upper", fontsize=8)
+        if not by_row:
+            axis.set_yticks(range(len(sites)), [short(site) for site in sites])
+            sheet.canvas.legend(loc="outside right upper", fontsize=8)
+            return
+        places = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
+        axis.set_yticks(places, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
+        axis.tick_params(axis="y", length=0)
+        for s, site in enumerate(sites):
+            axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")
 
-    height = 1.0 + max(0.1 * len(keys) + 0.12, 0.35) * len(sites)
-    caption = "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals. Dotted: chance."
+    by_row = len(keys) > DISTINCT and len(keys) * len(sites) <= 120  # more colours than these nobody finds in a legend
+    height = 1.0 + max((0.16 if by_row else 0.1) * len(keys) + 0.12, 0.35) * len(sites)
+    caption = (
+        "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals of the probabilities averaged over seeds."
+    )
+    caption += " Dotted: chance."
     alt = "Area under the curve of each method at each target site with intervals; the tables have the numbers"
     return draw("forest", caption, alt, (9, height), paint)
 
 
-def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
-    """ROC curves of the probabilities averaged over seeds, one panel a target with both classes."""
+def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:
+    """ROC curves of the probabilities averaged over seeds, one panel a target with both classes; of many, some stand out."""
     from sklearn.metrics import roc_curve
 
+    named = list(keys) if len(keys) <= DISTINCT else list(focus)
+    behind = [key for key in keys if key not in named]
+
     def paint(axis: Axes, site: str) -> None:
-        for k, key in enumerate(keys):
+        for key in behind + named:
             part = _part(mean, key, site)
-            if part["label"].nunique() == 2:
-                wrong, right, _ = roc_curve(part["label"], part["proba"])
-                axis.plot(wrong, right, color=colour(k), lw=1.3, label=short(label(*key), 40))
+            if part["label"].nunique() != 2:
+                continue
+            wrong, right, _ = roc_curve(part["label"], part["proba"])
+            if key in behind:
+                axis.plot(wrong, right, color=FAINT, lw=0.5, alpha=0.5)
+            else:
+                axis.plot(wrong, right, color=colour(named.index(key)), lw=1.3, label=short(label(*key), 40))
         axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
 
     caption = "ROC at each target site, probabilities averaged over seeds. Dotted: chance."
+    caption += f" Grey: the other {len(behind)} methods." if behind else ""
     names = ("1 - specificity", "sensitivity")
     return _panels("roc", caption, "ROC curves by target site", _both_classes(mean), paint, names)
 

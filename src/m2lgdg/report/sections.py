@@ -71,7 +71,7 @@ THRESHOLD_RULE = (
 
 
 def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key]) -> Section | None:
-    drawn = [figures.roc_by_target(mean, shown), figures.calibration_by_target(mean, focus)]
+    drawn = [figures.roc_by_target(mean, shown, focus), figures.calibration_by_target(mean, focus)]
     kept = [one for one in drawn if one is not None]
     return Section("curves", "ROC and calibration", figures=kept) if kept else None
 
