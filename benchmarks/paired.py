@@ -1,7 +1,8 @@
 """Two methods at the same left-out sites: mean AUC, a paired t-test over sites, and a bootstrap over subjects.
 
-The bootstrap draws subjects inside each site and class, the same for both methods. Tables are the predictions.csv of one or
-more studies. Usage: python benchmarks/paired.py FIRST SECOND TABLE ... [--variant phenotypes]; one JSON line.
+The bootstrap draws subjects inside each site and class, the same for both methods. Probabilities are averaged over seeds.
+Tables are the predictions.csv of one or more studies. Usage: python benchmarks/paired.py FIRST SECOND TABLE ... with methods as
+fc-svm or, in a variant, fc-svm/phenotypes; one JSON line.
 """
 
 import argparse
@@ -52,12 +53,16 @@ def main():
     parser.add_argument("first")
     parser.add_argument("second")
     parser.add_argument("tables", nargs="+")
-    parser.add_argument("--variant", default="")
     options = parser.parse_args()
     table = pd.concat([pd.read_csv(path, keep_default_na=False) for path in options.tables])
-    table = table[(table["variant"] == options.variant) & (table["seed"].astype(int) == 0)]
-    both = [table[table["method"] == name] for name in (options.first, options.second)]
-    print(json.dumps({"methods": [options.first, options.second], "variant": options.variant} | compared(*both)))
+    both = []
+    for asked in (options.first, options.second):
+        name, _, variant = asked.partition("/")
+        own = table[(table["method"] == name) & (table["variant"] == variant)]
+        if own.empty:
+            parser.error(f"no predictions of {asked}")
+        both.append(own.groupby(["subject", "label", "target"], as_index=False)["proba"].mean())
+    print(json.dumps({"methods": [options.first, options.second]} | compared(*both)))
 
 
 if __name__ == "__main__":

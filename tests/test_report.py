@@ -15,7 +15,7 @@ from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
-from m2lgdg.report.figures import DISTINCT, forest, roc_by_target
+from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables
@@ -177,10 +177,25 @@ def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves(pr
     assert [rows.count(f">{name}<") for name, _ in keys] == [2] * len(keys)  # once a target, and no legend
     assert [curves.svg.decode().count(f">{name}<") for name, _ in keys] == [1, 1] + [0] * (DISTINCT - 1)
     assert "Grey: the other 9 methods" in curves.caption
+    sites = pd.concat([many.assign(target=f"site {i}") for i in range(ROWS // len(keys) + 1)])
+    means = forest(over_seeds(sites), site_scores(cell_scores(sites)), keys)
+    assert [means.svg.decode().count(f">{name}<") for name, _ in keys] == [1] * len(keys)
+    assert "Mean AUC over target sites" in means.caption
     fewer = keys[:DISTINCT]
     assert forest(mean, scores, fewer).svg.decode().count(">method 03<") == 1  # in the legend
     assert roc_by_target(mean, fewer, fewer[:2]).svg.decode().count(">method 03<") == 1
     assert "Grey" not in roc_by_target(mean, fewer, fewer[:2]).caption
+
+
+def test_of_many_sites_and_methods_the_mean_has_its_interval(predictions):
+    rng = np.random.default_rng(0)
+    own = predictions[(predictions.method == "good") & (predictions.target == "NYU") & (predictions.seed == 0)]
+    both = [own.assign(method=f"m{k}", target=f"s{i}", proba=rng.random(20)) for k in range(12) for i in range(11)]
+    scores = site_scores(cell_scores(pd.concat(both)))
+    drawn = forest(over_seeds(pd.concat(both)), scores, [(f"m{k}", "") for k in range(12)])
+    areas = scores[(scores.metric == "AUC") & (scores.method == "m3")]["mean"]
+    half = 2.228 * areas.std() / 11**0.5  # Student's t with ten degrees of freedom
+    assert f"m3: mean AUC {100 * areas.mean():.1f} ± {100 * half:.1f} (95 % interval), 11 sites" in html.unescape(drawn.page)
 
 
 def test_the_same_study_gives_the_same_page(predictions, tmp_path):

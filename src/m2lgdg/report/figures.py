@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from scipy.stats import t as student
 
 from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
@@ -20,12 +21,16 @@ from m2lgdg.report.tables import label
 
 Key = tuple[str, str]
 DISTINCT = 10  # colours that can be told apart in one figure
+ROWS = 120  # of methods and sites that one looks through
 
 
 def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Figure:
     """AUC (mean over seeds) of each method by target, with DeLong intervals of the probabilities averaged over seeds."""
     sites = list(dict.fromkeys(mean["target"]))
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
+    by_row = len(keys) > DISTINCT  # in a legend nobody would find so many
+    if by_row and len(keys) * len(sites) > ROWS:
+        return _forest_of_means(areas, sites, keys)
     step = 0.8 / len(keys)
 
     def paint(sheet: Sheet) -> None:
@@ -57,7 +62,6 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
         for s, site in enumerate(sites):
             axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")
 
-    by_row = len(keys) > DISTINCT and len(keys) * len(sites) <= 120  # more colours than these nobody finds in a legend
     height = 1.0 + max((0.16 if by_row else 0.1) * len(keys) + 0.12, 0.35) * len(sites)
     caption = (
         "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals of the probabilities averaged over seeds."
@@ -65,6 +69,37 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
     caption += " Dotted: chance."
     alt = "Area under the curve of each method at each target site with intervals; the tables have the numbers"
     return draw("forest", caption, alt, (9, height), paint)
+
+
+def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]) -> Figure:
+    """One row a method: its AUC at each target, and their mean with its interval over targets."""
+
+    def paint(sheet: Sheet) -> None:
+        axis = sheet.canvas.add_subplot()
+        for k, key in enumerate(keys):
+            here = {site: float(areas.get((*key, site), np.nan)) for site in sites}
+            known = {site: area for site, area in here.items() if not math.isnan(area)}
+            for site, area in known.items():
+                (dot,) = axis.plot([area], [k], "o", color=FAINT, ms=3, alpha=0.5, mew=0)
+                sheet.tip(dot, f"{label(*key)}, {site}: AUC {100 * area:.1f}")
+            values = np.array(list(known.values()))
+            if len(values) < 2:
+                continue
+            half = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+            axis.plot([values.mean() - half, values.mean() + half], [k, k], color=colour(0), lw=2)
+            (dot,) = axis.plot([values.mean()], [k], "o", color=colour(0), ms=6)
+            told = f"{label(*key)}: mean AUC {100 * values.mean():.1f}"
+            sheet.tip(dot, f"{told} ± {100 * half:.1f} (95 % interval), {len(values)} sites")
+        axis.axvline(0.5, color=FAINT, lw=1, ls=":")
+        axis.set_yticks(range(len(keys)), [short(label(*key), 40) for key in keys], fontsize=8)
+        axis.set_ylim(len(keys) - 0.5, -0.5)
+        axis.set_xlabel("AUC at unseen sites")
+
+    caption = (
+        "Mean AUC over target sites with its 95 % interval (t, over sites); grey: each site (mean over seeds). Dotted: chance."
+    )
+    alt = "Mean area under the curve of each method over target sites with intervals; the tables have the numbers"
+    return draw("forest", caption, alt, (9, 1.0 + 0.24 * len(keys)), paint)
 
 
 def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:

@@ -1,0 +1,91 @@
+"""The committed results: tables come from predictions, README and docs quote them right, and a cell can be repeated."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from m2lgdg import read
+from m2lgdg.report.contents import read_contents
+from m2lgdg.report.tables import render, study_tables
+from m2lgdg.stats import cell_scores, macro_scores, site_scores
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+STUDIES = {"abide": 172, "abide-all-sites": 288}
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    tables = {name: pd.read_csv(RESULTS / name / "predictions.csv", keep_default_na=False) for name in STUDIES}
+    return {name: table.astype({"seed": int, "label": int}) for name, table in tables.items()}
+
+
+@pytest.fixture(scope="module")
+def areas(predictions):
+    """Mean and sd over seeds by study, method, variant and target."""
+    found = {}
+    for name, table in predictions.items():
+        scores = site_scores(cell_scores(table))
+        for row in scores[scores["metric"] == "AUC"].to_dict("records"):
+            found[name, row["method"], row["variant"], row["target"]] = (100 * row["mean"], 100 * row["sd"])
+    return found
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_study_is_whole_and_tells_no_place(name, predictions):
+    table, folder = predictions[name], RESULTS / name
+    assert len(table.drop_duplicates(["method", "variant", "seed", "target"])) == STUDIES[name]
+    assert not read_contents(folder).missing()
+    study = json.loads((folder / "study.json").read_text())
+    assert set(study["methods"]) == set(table["method"])
+    for file in folder.rglob("*.json*"):
+        assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
+
+
+def test_the_committed_tables_are_those_of_the_committed_predictions(predictions):
+    contents = read_contents(RESULTS / "abide", published=ROOT / "studies" / "paper-abide.csv")
+    for table in contents.beside(study_tables(contents.predictions)):
+        kept = RESULTS / "abide" / "tables" / f"{table.title.replace(' ', '-')}.md"
+        assert render([table], "markdown").strip() == kept.read_text().strip()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_quoted_networks_are_those_of_the_predictions(page, areas):
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)`.*?\| ([\d.]+) ± ([\d.]+) \[.*?\|.*?([\d.]+) ± ([\d.]+) \[", (ROOT / page).read_text(), re.M
+    )
+    assert len(rows) == 14
+    for name, *told in rows:
+        found = [*areas["abide", name, "", "NYU"], *areas["abide", name, "", "USM"]]
+        assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_quoted_linear_peers_are_those_of_the_predictions(page, areas, predictions):
+    pattern = (
+        r"^\| `([a-z0-9-]+)`.*?\| ([\d.]+) / ([\d.]+) \| ([\d.]+) / ([\d.]+) \| ([\d.]+) ± ([\d.]+) / ([\d.]+) ± ([\d.]+) \|"
+    )
+    rows = re.findall(pattern, (ROOT / page).read_text(), re.M)
+    assert len(rows) == 7
+    macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"])))
+    for name, *told in rows:
+        both = ("", "phenotypes")
+        found = [areas["abide", name, variant, target][0] for target in ("NYU", "USM") for variant in both]
+        for variant in both:
+            own = macro[(macro["method"] == name) & (macro["variant"] == variant) & (macro["metric"] == "AUC")].iloc[0]
+            found += [100 * own["mean"], 2.1098 * 100 * own["sd"] / 18**0.5]  # Student's t with 17 degrees of freedom
+        assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+
+
+def test_a_cell_can_be_repeated(abide_folder):
+    from repeat import repeated
+
+    told = repeated(RESULTS / "abide", read(abide_folder), "fc-logistic", "phenotypes", "USM", 0, "cpu")
+    assert told["largest_difference"] < 1e-3  # float32 series here, float16 there
+    assert told["auc"] == pytest.approx(told["committed"], abs=0.005)
+    assert told["auc"] > 0.8
