@@ -85,7 +85,10 @@ def test_the_quoted_linear_peers_are_those_of_the_predictions(page, areas, predi
 def test_a_cell_can_be_repeated(abide_folder):
     from repeat import repeated
 
-    told = repeated(RESULTS / "abide", read(abide_folder), "fc-logistic", "phenotypes", "USM", 0, "cpu")
+    cohort = read(abide_folder)
+    if len(cohort) != 873:
+        pytest.skip(f"the committed results are of 873 subjects, M2LGDG_ABIDE has {len(cohort)}")
+    told = repeated(RESULTS / "abide", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
     assert told["largest_difference"] < 1e-3  # float32 series here, float16 there
     assert told["auc"] == pytest.approx(told["committed"], abs=0.005)
     assert told["auc"] > 0.8
