@@ -91,6 +91,7 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
     assert "default-src 'none'" in html.unescape(page)
     assert "not a diagnostic device" in page
     assert "Mean AUC over 2 unseen sites: good 100.0 (95 % interval 100.0 to 100.0, t over sites)" in page
+    assert "2 sites say little about the next one" in page
 
 
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
@@ -132,7 +133,8 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     half = 12.7062 * np.std(sites, ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
-    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. 50 is chance."
+    few = "2 sites say little about the next one, hence so wide an interval."
+    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. 50 is chance. {few}"
     assert told.beside.startswith("The best simple peer: fc-logistic 100.0 ")
     assert told.warnings == ["A simple model does as well or better: fc-logistic against m2lgdg."]
     one = named[named.target == "USM"]

@@ -14,6 +14,8 @@ from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import label
 
+FEW = 5  # sites, over which an interval says more of their number than of the method
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,6 +51,7 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
     told = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. 50 is chance."
+    told += f" {sites} sites say little about the next one, hence so wide an interval." if 1 < sites < FEW else ""
     return Answer(main, peer, _cohort(contents), told, beside, warnings)
 
 
