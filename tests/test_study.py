@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
+from m2lgdg.engines import ENGINES
 from m2lgdg.explain import explain
 from m2lgdg.explanation import Explanation
 from m2lgdg.study import read_predictions
@@ -335,6 +336,17 @@ def test_ctrl_c_collects_what_is_done_and_says_how_to_go_on(folder, jobs):
     assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same again to go on."
     assert jobs <= done <= 4
     assert read_predictions(folder / "out")["target"].nunique() == done
+
+
+def test_workers_leave_ctrl_c_to_their_parent():
+    """One that is interrupted between two cells would tell of it in a traceback of its own."""
+
+    def hears(_):
+        import signal
+
+        return signal.getsignal(signal.SIGINT).name
+
+    assert [heard for _, heard in ENGINES["joblib"](list(range(6)), hears, 2, None)] == ["SIG_IGN"] * 6
 
 
 def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):

@@ -5,6 +5,7 @@ An engine takes items and a function and yields (item, result) as they finish; t
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from typing import Any, Literal, TypeVar
@@ -26,7 +27,7 @@ def local(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -
     """In `jobs` processes of this machine. Where one is killed the others end too: what they had not done is told as lost."""
     from joblib import Parallel, delayed
 
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
+    pool = Parallel(n_jobs=jobs, return_as="generator_unordered", initializer=_deaf_to_interrupts)
     left = dict(enumerate(items))
     try:
         for position, result in pool(delayed(_numbered)(work, i, item) for i, item in enumerate(items)):
@@ -36,6 +37,11 @@ def local(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -
             "worker lost: a process was killed, perhaps for want of memory; run the same again, with fewer --jobs if need be"
         )
         yield from ((item, reason) for item in left.values())
+
+
+def _deaf_to_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal: this one is ended by its parent, instead of telling of it in a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _numbered(work: Work, position: int, item: Any) -> tuple[int, str | None]:
