@@ -5,11 +5,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from m2lgdg import read
+from m2lgdg.metrics import auc
 from m2lgdg.report.contents import read_contents
+from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import render, study_tables
 from m2lgdg.stats import cell_scores, macro_scores, site_scores
 
@@ -63,6 +66,20 @@ def test_the_quoted_networks_are_those_of_the_predictions(page, areas):
     for name, *told in rows:
         found = [*areas["abide", name, "", "NYU"], *areas["abide", name, "", "USM"]]
         assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+
+
+def test_the_quoted_means_of_seeds_and_seconds_are_those_of_the_results(predictions):
+    pattern = r"^\| `([a-z0-9-]+)` \| (?:yes)? *\| .*?\] \| ([\d.]+) \| .*?\] \| ([\d.]+) \| (\d+) \|"
+    rows = re.findall(pattern, (ROOT / "docs" / "results.md").read_text(), re.M)
+    assert len(rows) == 14
+    table = over_seeds(predictions["abide"])
+    records = [json.loads(line) for line in (RESULTS / "abide" / "records.jsonl").read_text().splitlines()]
+    for name, *told, seconds in rows:
+        own = table[table["method"] == name]
+        found = [100 * auc(part["label"].to_numpy(), part["proba"].to_numpy()) for _, part in own.groupby("target")]
+        assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+        taken = [record["seconds"] for record in records if record["method"] == name]
+        assert float(seconds) == pytest.approx(np.median(taken), abs=0.6)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
