@@ -1,7 +1,7 @@
 """A method of your own in one file, beside a linear peer at every site left out.
 
 The same file is a plugin, for studies with tables and tests: write `plugins = ["new_method.py"]` and the method's name into
-STUDY.toml; then `m2lgdg run STUDY.toml --out results`, and `m2lgdg audit STUDY.toml` to see that it leaks nothing of a target.
+STUDY.toml; then `m2lgdg run STUDY.toml --out runs/own`, and `m2lgdg audit STUDY.toml` to see that it leaks nothing of a target.
 """
 
 from __future__ import annotations

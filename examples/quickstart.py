@@ -10,8 +10,8 @@ cohort.save("tiny.cohort")
 print(cohort)
 
 study = {"cohort": "tiny.cohort", "methods": ["phenotype-logistic", "fc-logistic"], "seeds": [0]}
-summary = m2lgdg.run_study(study, "results")  # stop it any time: run again, it goes on
+summary = m2lgdg.run_study(study, "runs/quickstart")  # stop it any time: run again, it goes on
 print(f"{summary.done} trainings, {len(summary.failed)} failed")
 
-*sites, overall = study_tables(read_predictions("results"))
+*sites, overall = study_tables(read_predictions("runs/quickstart"))
 print(render([overall], "text"))

@@ -38,7 +38,7 @@ def test_quickstart(tmp_path):
     assert "8 trainings, 0 failed" in text
     area = {row.split()[0]: float(re.findall(r"[\d.]+ ±", row)[3][:-2]) for row in text.splitlines() if "logistic  " in row}
     assert area["fc-logistic"] > 80 > area["phenotype-logistic"]
-    assert (tmp_path / "results" / "predictions.csv").is_file()
+    assert (tmp_path / "runs" / "quickstart" / "predictions.csv").is_file()
 
 
 def test_own_cohort(tmp_path):

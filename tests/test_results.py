@@ -99,6 +99,13 @@ def test_the_quoted_linear_peers_are_those_of_the_predictions(page, areas, predi
         assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*.py"))])
+def test_no_command_of_a_page_writes_where_results_are_committed(page):
+    """`m2lgdg run` refuses a folder that holds another study, or something else."""
+    for out in re.findall(r"m2lgdg run [^`\n]*?--out ([\w./-]+)", page.read_text()):
+        assert not (ROOT / out).exists(), f"{page.name}: --out {out}"
+
+
 def test_a_cell_can_be_repeated(abide_folder):
     from repeat import repeated
 
