@@ -133,7 +133,7 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     half = 12.7062 * np.std(sites, ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
-    few = "2 sites say little about the next one, hence so wide an interval."
+    few = "2 sites say little about the next one, however wide the interval."
     assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. 50 is chance. {few}"
     assert told.beside.startswith("The best simple peer: fc-logistic 100.0 ")
     assert told.warnings == ["A simple model does as well or better: fc-logistic against m2lgdg."]

@@ -11,11 +11,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from m2lgdg.metrics import METRICS, evaluate
 
 CELL = ["method", "variant", "seed", "target"]
+
+
+def half_interval(sd: float, sites: int) -> float:
+    """Half the width of the 95 % t interval of a mean over sites, from the sd over them."""
+    return float(student.ppf(0.975, sites - 1) * sd / np.sqrt(sites))
 
 
 def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:

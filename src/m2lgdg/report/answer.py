@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from m2lgdg.metrics import delong_interval
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import label
+from m2lgdg.stats import half_interval
 
 FEW = 5  # sites, over which an interval says more of their number than of the method
 
@@ -51,7 +50,7 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
     told = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. 50 is chance."
-    told += f" {sites} sites say little about the next one, hence so wide an interval." if 1 < sites < FEW else ""
+    told += f" {sites} sites say little about the next one, however wide the interval." if 1 < sites < FEW else ""
     return Answer(main, peer, _cohort(contents), told, beside, warnings)
 
 
@@ -66,7 +65,7 @@ def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
     """The mean over sites with a t interval; of a single site its AUC with DeLong's."""
     values = areas[key].dropna()
     if len(values) > 1:
-        half = float(student.ppf(0.975, len(values) - 1)) * float(values.std(ddof=1)) / np.sqrt(len(values))
+        half = half_interval(float(values.std(ddof=1)), len(values))
         low, high, how = values.mean() - half, values.mean() + half, "t over sites"
     else:
         mean = over_seeds(predictions)

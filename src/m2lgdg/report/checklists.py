@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import METRICS, THRESHOLD
@@ -25,7 +24,7 @@ from m2lgdg.readers.tables import MOTION
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.splits import leave_one_site_out
-from m2lgdg.stats import cell_scores, macro_scores, site_scores
+from m2lgdg.stats import cell_scores, half_interval, macro_scores, site_scores
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.study import read_predictions
 
@@ -228,7 +227,7 @@ def _performance(sites: pd.DataFrame) -> dict[str, str]:
 def _interval(mean: float, sd: float, sites: int) -> str:
     if sites < 3:  # an interval from two sites would be wider than the scale
         return f"{100 * mean:.1f} ({sites} site{'s' * (sites > 1)}, no interval)"
-    half = float(t.ppf(0.975, sites - 1)) * sd / np.sqrt(sites)
+    half = half_interval(sd, sites)
     return f"{100 * mean:.1f} ({100 * max(mean - half, 0):.1f}-{100 * min(mean + half, 1):.1f})"
 
 

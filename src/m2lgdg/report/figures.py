@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import t as student
 
 from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.tables import label
+from m2lgdg.stats import half_interval
 
 Key = tuple[str, str]
 DISTINCT = 10  # colours that can be told apart in one figure
@@ -85,7 +85,7 @@ def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]
             values = np.array(list(known.values()))
             if len(values) < 2:
                 continue
-            half = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+            half = half_interval(float(values.std(ddof=1)), len(values))
             axis.plot([values.mean() - half, values.mean() + half], [k, k], color=colour(0), lw=2)
             (dot,) = axis.plot([values.mean()], [k], "o", color=colour(0), ms=6)
             told = f"{label(*key)}: mean AUC {100 * values.mean():.1f}"
