@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import m2lgdg
 from m2lgdg.deep import DeepMethod
-from m2lgdg.devices import at_once, set_rate
+from m2lgdg.devices import Recorded, Replayed, at_once, set_rate
 
 RECORDABLE = [name for name, cls in m2lgdg.METHODS.items() if issubclass(cls, DeepMethod) and cls.recordable]
 # A number asked of the device, a size that depends on values, or a constant made in Python: CUDA refuses to record each.
@@ -59,6 +60,95 @@ def test_two_at_once_give_both_results_and_gradients():
     assert float(torch.autograd.grad(one + other, value)[0]) == 8.0
 
 
+class Graph:
+    """Stands in for a CUDA graph: replaying it does again what was done under it."""
+
+    recording = None
+
+    def replay(self):
+        for again in self.done:
+            again()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """CUDA's recording without CUDA; the list has every graph that was made."""
+    made = []
+
+    @contextmanager
+    def graph(one):
+        one.done = []
+        made.append(one)
+        Graph.recording = one
+        yield
+        Graph.recording = None
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return made
+
+
+def test_a_step_is_recorded_after_three_and_again_in_another_phase(graphs):
+    """Each step adds its rows and the phase to a sum; what a recording took for the phase stays in it."""
+    total, stage, rows = torch.zeros(1), [1.0], torch.tensor([1.0, 2.0])
+
+    def step(given):
+        held = stage[0]  # Python's part, decided when the step is recorded
+
+        def add():
+            total.add_(held * given.sum())
+
+        if Graph.recording:
+            Graph.recording.done.append(add)
+        else:
+            add()
+        return {"sum": total}
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    recorded = Recorded(step, optimizer, False, lambda: stage[0])
+    expected = 0.0
+    for count in range(1, 8):
+        expected += count * 3.0
+        assert float(recorded(rows * count)["sum"]) == expected
+        assert len(graphs) == (count > 3)
+    recorded(torch.tensor([1.0]))  # of another number: stepped as it is
+    stage[0] = 10.0
+    expected += 1.0
+    for count in range(1, 6):
+        expected += 30.0
+        assert float(recorded(rows)["sum"]) == expected
+        assert len(graphs) == 1 + (count > 3)
+
+
+def test_what_is_seen_is_recorded_at_the_second_look_and_again_in_another_phase(graphs):
+    weight, stage, found = torch.tensor(2.0), [1.0], torch.zeros(1)
+
+    def compute():
+        held = stage[0]
+
+        def look():
+            found.fill_(float(weight) * held)
+
+        Graph.recording.done.append(look) if Graph.recording else look()
+        return found
+
+    seen = Replayed(compute, lambda: stage[0])
+    for count in range(1, 4):
+        weight.fill_(count)
+        assert float(seen()) == count
+        assert len(graphs) == (count > 1)
+    stage[0] = 5.0
+    assert [float(seen()), float(seen()), float(seen())] == [15.0] * 3
+    assert len(graphs) == 2
+
+
 @pytest.mark.parametrize("name", RECORDABLE)
 def test_a_recorded_step_asks_the_device_for_no_answer(name, monkeypatch):
     cls = m2lgdg.METHODS[name]
@@ -69,9 +159,16 @@ def test_a_recorded_step_asks_the_device_for_no_answer(name, monkeypatch):
         with recording:
             return kept(self, network, batch, optimizer)
 
+    looked = cls._seen_by
+
+    def seen_by(self, network, batch):
+        with recording:
+            return looked(self, network, batch)
+
     monkeypatch.setattr(cls, "step", step)
+    monkeypatch.setattr(cls, "_seen_by", seen_by)
     cohort = m2lgdg.make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), seed=1)
-    m2lgdg.make(name, **cls.variants["small"] | {"epochs": 2, "warmup": 1}).fit(cohort)
+    m2lgdg.make(name, **cls.variants["small"] | {"epochs": 3, "warmup": 1}).fit(cohort)
     assert recording.calls > 100
     assert not recording.refused
 
@@ -96,5 +193,10 @@ def test_what_a_recording_refuses_is_noticed():
 
 @pytest.mark.parametrize("name", RECORDABLE)
 def test_a_recorded_step_does_not_ask_for_the_epoch(name):
-    """What Python decides in a step is decided once, when it is recorded."""
-    assert "_epoch" not in inspect.getsource(sys.modules[m2lgdg.METHODS[name].__module__]).replace("vae_epochs", "")
+    """What Python decides in a step is decided once, when it is recorded, and again where the phase changes."""
+    cls = m2lgdg.METHODS[name]
+    asked = inspect.getsource(sys.modules[cls.__module__]).replace("vae_epochs", "").count("_epoch")
+    allowed = (
+        0 if cls.phase is DeepMethod.phase else sum(inspect.getsource(one).count("_epoch") for one in (cls.share, cls.stage))
+    )
+    assert asked == allowed

@@ -222,19 +222,20 @@ def test_dropout_rests_while_the_mask_is_learned():
     assert {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
 
 
-def test_each_stage_has_a_warm_up_and_a_cosine_of_its_own():
-    own = method(epochs=30, warmup=2, learning_rate=0.1, mask_rate=0.3)
-    network, batch = own.build(Shape(ROIS, 50, 1, 2, {})), batch_of()
-    optimizer, rates = own.optimizer(network), []
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
-    for epoch in range(30):
-        own._epoch = epoch
-        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 99.0  # whatever the loop says
-        own.step(network, batch, optimizer)
-        rates.append([group["lr"] for group in optimizer.param_groups])
+def test_each_stage_has_a_warm_up_and_a_cosine_of_its_own(monkeypatch):
+    seen, kept = {}, IBGNNPlus.step
+
+    def step(self, network, batch, optimizer):
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
+        seen.setdefault(self._epoch, set()).add(tuple(group["lr"] for group in optimizer.param_groups))
+        return kept(self, network, batch, optimizer)
+
+    monkeypatch.setattr(IBGNNPlus, "step", step)
+    own = IBGNNPlus(epochs=30, warmup=2, patience=30, batch_size=8, learning_rate=0.1, mask_rate=0.3)
+    own.fit(make_cohort("tiny", seed=1))
     shape = [0.5, 1.0] + [0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)]
-    np.testing.assert_allclose(rates, [[0.1 * share, 0.3 * share] for share in shape * 3])
+    assert [len(rates) for rates in seen.values()] == [1] * 30  # the same through an epoch
+    np.testing.assert_allclose([rates.pop() for rates in seen.values()], [[0.1 * one, 0.3 * one] for one in shape * 3])
 
 
 def test_a_run_through_the_loop_keeps_a_network_of_the_last_stage():

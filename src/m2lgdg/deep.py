@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import Recorded, Step, choose_device, ready_to_record, refuse_other_size, set_rate
+from m2lgdg.devices import Recorded, Replayed, Step, choose_device, let_go, ready_to_record, refuse_other_size, set_rate
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -130,6 +130,14 @@ class DeepMethod(Method):
         """Whether source-training sites are too few or too small for what the method does across sites."""
         return False
 
+    def share(self, batch: int, batches: int) -> float:
+        """Of the learning rate, at one of so many batches of the present epoch."""
+        return schedule(self._epoch * batches + batch, batches, self.warmup, self.epochs)
+
+    def phase(self) -> object:
+        """What Python decides by in a step or a validation: a recordable method that trains in stages tells the stage."""
+        return None
+
     def candidate(self, epoch: int) -> bool:
         """Whether the network after this epoch (from 0) may be the one that is kept."""
         return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
@@ -162,6 +170,7 @@ class DeepMethod(Method):
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
             if self.deterministic != before:  # saying what is so already imports half a second of PyTorch
                 torch.use_deterministic_algorithms(self.deterministic)
+            let_go(place)
             if devices:
                 torch.cuda.reset_peak_memory_stats(place)
             with torch.random.fork_rng(devices=devices):
@@ -204,7 +213,10 @@ class DeepMethod(Method):
         sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
         if self.lacks_sites(sites, labels):
             self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
+        self._epoch = 0
         step = self._stepper(network, optimizer, everyone, train)
+        check = everyone.take(check_rows)
+        self._seen: Replayed | None = None
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
         kept: dict[str, npt.NDArray[Any]] = {}
@@ -214,14 +226,14 @@ class DeepMethod(Method):
             sums: dict[str, Tensor] = {}
             batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
-                share = schedule(epoch * len(batches) + i, len(batches), self.warmup, self.epochs)
+                share = self.share(i, len(batches))
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     set_rate(group, rate * share)
                 terms = step(rows.to(place))
                 sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
-            record |= self._validate(network, everyone.take(check_rows))
+            record |= self._validate(network, check)
             self._stop_if_not_finite(record, epoch)  # the epoch's last step shows only here
             history.append(record)
             if progress:
@@ -246,8 +258,7 @@ class DeepMethod(Method):
             "training_subjects": len(training),
             "validation_subjects": len(validation),
         }
-        self._place = place
-        check = everyone.take(check_rows)
+        self._place, self._seen = place, None
         self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
 
     def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, everyone: Batch, train: Tensor) -> Step:
@@ -260,7 +271,7 @@ class DeepMethod(Method):
         if place.type != "cuda" or not self.recordable or self.deterministic:
             return step
         ready_to_record(optimizer, place)
-        return Recorded(step, optimizer, search=self.precision != "fp32")
+        return Recorded(step, optimizer, self.precision != "fp32", self.phase)
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
         """Positions of source-training and source-validation subjects; where nobody can be spared, they are the same."""
@@ -350,10 +361,22 @@ class DeepMethod(Method):
         """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
         network.eval()
         with torch.inference_mode(), self._autocast(batch.label.device):
-            logits = torch.cat([network(batch.take(rows)) for rows in pieces(len(batch), batch.label.device)])
+            logits = self._seen_by(network, batch)
             loss = float(self.cross_entropy(logits, batch))
         area = auc(batch.label.cpu().numpy(), (logits[:, 1] - logits[:, 0]).float().cpu().numpy())
         return {"val_auc": 0.5 if math.isnan(area) else area, "val_loss": loss}
+
+    def _seen_by(self, network: nn.Module, batch: Batch) -> Tensor:
+        """(subject, 2) logits of source-validation subjects, who are the same after every epoch; on CUDA recorded."""
+
+        def logits() -> Tensor:
+            return torch.cat([network(batch.take(rows)) for rows in everybody])
+
+        everybody = pieces(len(batch), batch.label.device)
+        if not batch.label.is_cuda or not self.recordable or self.deterministic:
+            return logits()
+        self._seen = self._seen or Replayed(logits, self.phase)
+        return self._seen()
 
     def _stop_if_not_finite(self, record: Mapping[str, float], epoch: int) -> None:
         for name, value in record.items():

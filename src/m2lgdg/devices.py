@@ -6,6 +6,7 @@ be recorded. The first steps run as they are, which every library on the way nee
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,12 +48,17 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 class Recorded:
-    """`step` on rows of one number; the terms that it returns are overwritten by the next call."""
+    """`step` on rows of one number; the terms that it returns are overwritten by the next call.
 
-    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, search: bool) -> None:
-        self.step, self.optimizer = step, optimizer
+    Where `phase` changes, Python would decide otherwise in the step than it did: what was recorded is forgotten.
+    """
+
+    def __init__(
+        self, step: Step, optimizer: torch.optim.Optimizer, search: bool, phase: Callable[[], object] = lambda: None
+    ) -> None:
+        self.step, self.optimizer, self.phase = step, optimizer, phase
         self.search = search  # whether cuDNN tries all its convolutions once, which takes a second, but forty in float32
-        self.taken = 0
+        self.taken, self.present = 0, phase()
         self.rows: Tensor
         self.terms: dict[str, Tensor]
         self.graph: Any = None
@@ -60,6 +66,8 @@ class Recorded:
 
     def __call__(self, rows: Tensor) -> dict[str, Tensor]:
         """One step on these rows; rows of another number than those recorded are stepped as they are."""
+        if self.phase() != self.present:
+            self.taken, self.present, self.graph = 0, self.phase(), None
         if self.graph is not None and len(rows) == len(self.rows):
             self.rows.copy_(rows)
             self.graph.replay()
@@ -76,6 +84,7 @@ class Recorded:
         self.optimizer.zero_grad(set_to_none=True)  # gradients must be born inside the recording
         with torch.cuda.graph(self.graph):
             self.terms = self.step(self.rows)
+        torch.cuda.empty_cache()  # what cuDNN's search tried with
         self.graph.replay()
         return self.terms
 
@@ -87,6 +96,37 @@ class Recorded:
             terms = self.step(rows)
         torch.cuda.current_stream().wait_stream(self.stream)
         return terms
+
+
+class Replayed:
+    """What `compute` returns, of tensors that stay where they are; recorded at the second call, overwritten by the next."""
+
+    def __init__(self, compute: Callable[[], Tensor], phase: Callable[[], object] = lambda: None) -> None:
+        self.compute, self.phase = compute, phase
+        self.present, self.settled = phase(), False
+        self.found: Tensor
+        self.graph: Any = None
+
+    def __call__(self) -> Tensor:
+        """The result, computed anew."""
+        if self.phase() != self.present:
+            self.present, self.settled, self.graph = self.phase(), False, None
+        if not self.settled:
+            self.settled = True
+            return self.compute()
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = self.compute()
+        self.graph.replay()
+        return self.found
+
+
+def let_go(place: torch.device) -> None:
+    """Give back the memory of a device that nobody uses any more: networks and their recordings hold on to each other."""
+    if place.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

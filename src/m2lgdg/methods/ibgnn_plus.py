@@ -110,6 +110,7 @@ class IBGNNPlus(DeepMethod):
     label_smoothing: float = 0.0
 
     unused: ClassVar[tuple[str, ...]] = ("length", "select_after_warmup")
+    recordable: ClassVar[bool] = True
     reference: ClassVar[str] = (
         "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
     )
@@ -148,6 +149,15 @@ class IBGNNPlus(DeepMethod):
         """The stage of the present epoch."""
         return sum(self._epoch >= start for start in self.starts()[1:3])
 
+    def phase(self) -> object:
+        """A step is another one in each stage."""
+        return self.stage()
+
+    def share(self, batch: int, batches: int) -> float:
+        """Each stage has its own warm-up and cosine, epoch by epoch."""
+        stage, starts = self.stage(), self.starts()
+        return schedule(self._epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
+
     def candidate(self, epoch: int) -> bool:
         """Only networks of the last stage have learned to look through the mask."""
         return epoch >= self.starts()[ENHANCED]
@@ -155,10 +165,7 @@ class IBGNNPlus(DeepMethod):
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """One update of what the stage learns; the rest has no gradient, so the optimizer neither moves nor decays it."""
         assert isinstance(network, Network)
-        stage, starts = self.stage(), self.starts()
-        share = schedule(self._epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
-        for group, rate in zip(optimizer.param_groups, (self.learning_rate, self.mask_rate), strict=True):
-            group["lr"] = rate * share
+        stage = self.stage()
         network.masked = stage != BACKBONE
         network.train(stage != MASK).requires_grad_(stage != MASK)
         network.mask.requires_grad_(stage == MASK)
@@ -174,13 +181,14 @@ class IBGNNPlus(DeepMethod):
             said = network(batch).argmax(dim=1)
         network.masked = True
         logits = network(batch).float()
-        pairs = ~torch.eye(len(network.mask), dtype=torch.bool, device=logits.device)
-        edges = network.edges()[pairs]  # (pair,) both directions
+        edges, n = network.edges(), len(network.mask)  # (roi, roi) both directions
+        pairs = 1 - torch.eye(n, device=logits.device)  # an ROI is no pair with itself
         share, rest = torch.sigmoid(edges), torch.sigmoid(-edges)
-        entropy = -(share * functional.logsigmoid(edges) + rest * functional.logsigmoid(-edges)).mean()
+        unsure = share * functional.logsigmoid(edges) + rest * functional.logsigmoid(-edges)
+        entropy = -(pairs * unsure).sum() / max(n * (n - 1), 1)
         return {
             "label": self.label_weight * self.cross_entropy(logits, batch),
             "agreement": self.agreement_weight * functional.cross_entropy(logits, said),
-            "size": self.size_weight * share.sum(),
+            "size": self.size_weight * (pairs * share).sum(),
             "entropy": self.entropy_weight * entropy,
         }
