@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import m2lgdg
+from m2lgdg import devices
 from m2lgdg.deep import DeepMethod
 from m2lgdg.devices import Recorded, Replayed, at_once, set_rate
 
@@ -73,7 +74,7 @@ class Graph:
 @pytest.fixture
 def graphs(monkeypatch):
     """CUDA's recording without CUDA; the list has every graph that was made."""
-    made = []
+    made, streams = [], []
 
     @contextmanager
     def graph(one):
@@ -84,15 +85,22 @@ def graphs(monkeypatch):
         Graph.recording = None
 
     class Stream:
+        def __init__(self, device=None):
+            streams.append(device)
+
         def wait_stream(self, other):
             pass
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(-1))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    return made
+    devices._stream.cache_clear()
+    yield made
+    devices._stream.cache_clear()
+    assert streams.count(0) <= 1  # each would keep 32 MiB
 
 
 def test_a_step_is_recorded_after_three_and_again_in_another_phase(graphs):

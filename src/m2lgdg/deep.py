@@ -165,7 +165,7 @@ class DeepMethod(Method):
         place = choose_device(device)
         before = torch.are_deterministic_algorithms_enabled()
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        devices = [place.index or 0] if place.type == "cuda" else []
+        devices = [torch.cuda.current_device()] if place.type == "cuda" else []
         try:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
             if self.deterministic != before:  # saying what is so already imports half a second of PyTorch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # streams, recordings and our kernels go to the present one
     except (RuntimeError, AssertionError, NotImplementedError):
         raise InputError(f"device {name} is not available on this machine.") from None
     return device
@@ -62,7 +65,6 @@ class Recorded:
         self.rows: Tensor
         self.terms: dict[str, Tensor]
         self.graph: Any = None
-        self.stream: Any = None
 
     def __call__(self, rows: Tensor) -> dict[str, Tensor]:
         """One step on these rows; rows of another number than those recorded are stepped as they are."""
@@ -90,11 +92,11 @@ class Recorded:
 
     def _aside(self, rows: Tensor) -> dict[str, Tensor]:
         """A step on a stream of its own, as libraries must be warmed up before a recording."""
-        self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        here, aside = torch.cuda.current_stream(), _stream("settling", torch.cuda.current_device())
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
             terms = self.step(rows)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        here.wait_stream(aside)
         return terms
 
 
@@ -139,11 +141,17 @@ def _searching(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
+@cache
+def _stream(purpose: str, device: int) -> torch.cuda.Stream:
+    """One stream for a purpose in all of a process: cuBLAS keeps 32 MiB for every stream that it has ever worked on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def at_once(first: Callable[[], Tensor], second: Callable[[], Tensor], place: torch.device) -> tuple[Tensor, Tensor]:
     """Both results. On CUDA `first` runs on a stream beside `second`, and so does its gradient: small kernels fill gaps."""
     if place.type != "cuda":
         return first(), second()
-    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    here, beside = torch.cuda.current_stream(), _stream("beside", torch.cuda.current_device())
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         one = first()
