@@ -287,6 +287,61 @@ class Mortal(Method):
 '''
 
 
+FATAL = '''"""Method whose first training takes the GPU with it; no training of that process can use it after."""
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from m2lgdg.method import Method, method
+
+
+@method("fatal")
+class Fatal(Method):
+    marks: str = ""
+
+    def learn(self, source, *, seed, device, progress):
+        mark = Path(self.marks) / "fallen"
+        if not mark.exists():
+            mark.touch()
+            sys.modules["m2lgdg.devices"] = SimpleNamespace(lost=lambda: True)
+        if isinstance(sys.modules.get("m2lgdg.devices"), SimpleNamespace):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.state_["bias"] = np.array([0.5])
+
+    def score(self, target):
+        return np.full(len(target), self.state_["bias"][0])
+'''
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, jobs):
+    """And the same command goes on: its processes are new. CUDA is stood in for by a method that says what CUDA would."""
+    (folder / "fatal.py").write_text(FATAL)
+    lines = [
+        f'cohort = "{folder / "tiny.cohort"}"',
+        f'plugins = ["{folder / "fatal.py"}"]',
+        'methods = ["prior", "fatal"]',
+        "seeds = [0]",
+        f'[method.fatal]\nmarks = "{folder}"',
+    ]
+    (folder / "fatal.toml").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "m2lgdg", "run", "fatal.toml", "--out", "out", "--jobs", str(jobs)]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "Traceback" not in told.stderr
+    sentence = " ".join(told.stderr.split())
+    assert "the GPU failed, and this process cannot use it any more (RuntimeError: CUDA error" in sentence
+    assert sentence.endswith("of 8 cells are done; run the same again to go on.")
+    failures = pd.read_csv(folder / "out" / "failures.csv")
+    assert len(failures) <= jobs  # not what that process would have been given after it
+    again = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert len(pd.read_csv(folder / "out" / "predictions.csv")) == 2 * 52
+    assert not (folder / "out" / "failures.csv").exists()
+
+
 @pytest.mark.parametrize("engine", ["dask", "joblib"])
 def test_a_killed_worker_loses_nothing(folder, engine):
     """Dask starts another worker; joblib ends, says which cells are lost, and the next run does them."""

@@ -20,6 +20,7 @@ from m2lgdg.splits import leave_one_site_out
 
 EXPLAINING = ("explain", "explanation", "representation")
 ASIDE = {
+    "__main__",
     "cli",
     "config",
     "cells",

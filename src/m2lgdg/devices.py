@@ -35,6 +35,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def lost() -> bool:
+    """Whether CUDA failed for good in this process, as after an access out of bounds: whatever is tried next fails too."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.ones(1, device="cuda").item()
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError:
+        return True
+    return False
+
+
 def ready_to_record(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
     """Let the optimizer keep its rates and counters on the device, where a recording can read them anew each time."""
     for group in optimizer.param_groups:

@@ -29,7 +29,17 @@ from m2lgdg.readers import read
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 
-LEARNED = ("penalties", "history", "best_epoch", "parameters", "peak_memory_gib", "validation", "notes")  # facts a record keeps
+LEARNED = (
+    "penalties",
+    "history",
+    "best_epoch",
+    "parameters",
+    "peak_memory_gib",
+    "validation",
+    "share",
+    "notes",
+)  # facts a record keeps
+LOST = "the GPU failed, and this process cannot use it any more"
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
@@ -80,7 +90,7 @@ def run_study(
     """Run the cells that are not there yet and put the predictions together.
 
     `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failing cell is recorded and the
-    rest goes on; running again tries it again.
+    rest goes on, unless it took the GPU with it; running again tries it again.
     """
     start = time.monotonic()
     out = Path(out)
@@ -118,6 +128,10 @@ def run_study(
                 else:
                     summary.failed.append((str(cell), reason))
                     _record_loss(out, cell, reason)
+                    if reason.startswith(LOST):  # the cells after it would all fail for nothing of their own
+                        collect(out, cells)
+                        done = f"{sum(_is_done(out, cell) for cell in mine)} of {len(mine)} cells are done"
+                        raise InputError(f"{cell}: {reason}. {done}; run the same again to go on.")
                 summary.seconds = time.monotonic() - start
                 if watch:
                     watch(summary)
@@ -164,6 +178,8 @@ def run_cell(cell: Cell, place: Place) -> str | None:
         reason = told(error)
         if not isinstance(error, InputError):
             record["traceback"] = traceback.format_exc()
+            if _gpu_lost():
+                reason = f"{LOST} ({reason})"
     if reason is not None:
         record |= {"status": "failed", "reason": reason}
     record["seconds"] = round(time.monotonic() - start, 3)
@@ -181,6 +197,12 @@ def fitted_cell(cell: Cell, place: Place) -> Iterator[tuple[Fold, Method]]:
         cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
         (fold,) = leave_one_site_out(cohort, [cell.target])
         yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+
+
+def _gpu_lost() -> bool:
+    """Without importing PyTorch for it: what has not been imported has lost nothing."""
+    devices = sys.modules.get("m2lgdg.devices")
+    return devices is not None and devices.lost()
 
 
 def told(error: Exception) -> str:
