@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m2lgdg
 from m2lgdg import devices
 from m2lgdg.deep import DeepMethod
-from m2lgdg.devices import Recorded, Replayed, at_once, set_rate
+from m2lgdg.devices import Recorded, Replayed, at_once, set_rates
 
 RECORDABLE = [name for name, cls in m2lgdg.METHODS.items() if issubclass(cls, DeepMethod) and cls.recordable]
 # A number asked of the device, a size that depends on values, or a constant made in Python: CUDA refuses to record each.
@@ -48,10 +48,11 @@ class Still(torch.optim.SGD):
 
 def test_a_rate_is_set_as_a_number_or_where_it_lies():
     lying = torch.tensor(1.0)
-    for group in ({"lr": 1.0}, {"lr": lying}):
-        set_rate(group, 0.25)
-        assert float(group["lr"]) == 0.25
-    assert float(lying) == 0.25
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in (1.0, lying)]
+    optimizer = torch.optim.AdamW(groups, capturable=True, foreach=False)
+    set_rates(optimizer, [0.25, 0.125])
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.25, 0.125]
+    assert float(lying) == 0.125
 
 
 def test_two_at_once_give_both_results_and_gradients():

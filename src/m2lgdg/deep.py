@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import Recorded, Replayed, Step, choose_device, let_go, ready_to_record, refuse_other_size, set_rate
+from m2lgdg.devices import Recorded, Replayed, Step, choose_device, let_go, numerics, refuse_other_size, set_rates
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -163,29 +163,19 @@ class DeepMethod(Method):
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
         place = choose_device(device)
-        before = torch.are_deterministic_algorithms_enabled()
-        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         devices = [torch.cuda.current_device()] if place.type == "cuda" else []
         try:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
-            if self.deterministic != before:  # saying what is so already imports half a second of PyTorch
-                torch.use_deterministic_algorithms(self.deterministic)
-            let_go(place)
-            if devices:
-                torch.cuda.reset_peak_memory_stats(place)
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(seed)
-                self._train(source, seed, place, progress)
-            if devices:
-                self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
+            with numerics(tf32=self.precision != "fp32", deterministic=self.deterministic):
+                let_go(place)
+                with torch.random.fork_rng(devices=devices):
+                    torch.manual_seed(seed)
+                    self._train(source, seed, place, progress)
+                if devices:
+                    self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
         except torch.OutOfMemoryError:
             sizes = [f"{name} ({getattr(self, name)})" for name in ("batch_size", "length") if name not in self.unused]
             advice = f"lower {' or '.join(sizes) or 'the sizes of network and batches'}, or set precision to bf16"
             raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
-        finally:
-            if self.deterministic != before:
-                torch.use_deterministic_algorithms(before)
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
     def check(self) -> None:
         """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
@@ -214,8 +204,7 @@ class DeepMethod(Method):
         if self.lacks_sites(sites, labels):
             self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
         self._epoch = 0
-        step = self._stepper(network, optimizer, everyone, train)
-        check = everyone.take(check_rows)
+        step, check = self._stepper(network, optimizer, everyone, train), everyone.take(check_rows)
         self._seen: Replayed | None = None
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
@@ -226,9 +215,7 @@ class DeepMethod(Method):
             sums: dict[str, Tensor] = {}
             batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
-                share = self.share(i, len(batches))
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    set_rate(group, rate * share)
+                set_rates(optimizer, [rate * self.share(i, len(batches)) for rate in rates])
                 terms = step(rows.to(place))
                 sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
             record = {name: float(total) / len(batches) for name, total in sums.items()}
@@ -270,7 +257,6 @@ class DeepMethod(Method):
         place = train.device
         if place.type != "cuda" or not self.recordable or self.deterministic:
             return step
-        ready_to_record(optimizer, place)
         return Recorded(step, optimizer, self.precision != "fp32", self.phase)
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:

@@ -48,19 +48,29 @@ def lost() -> bool:
     return False
 
 
-def ready_to_record(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
-    """Let the optimizer keep its rates and counters on the device, where a recording can read them anew each time."""
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=place)
-        group |= {"capturable": True, "foreach": False, "fused": True}
+@contextmanager
+def numerics(*, tf32: bool, deterministic: bool) -> Iterator[None]:
+    """How exactly PyTorch computes inside the block; what a process had set is set again after it."""
+    before = torch.are_deterministic_algorithms_enabled()
+    had = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        if deterministic != before:  # saying what is so already imports half a second of PyTorch
+            torch.use_deterministic_algorithms(deterministic)
+        yield
+    finally:
+        if deterministic != before:
+            torch.use_deterministic_algorithms(before)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = had
 
 
-def set_rate(group: dict[str, Any], rate: float) -> None:
-    """The rate of an optimizer's group, where it is a number and where it lies on a device."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
+def set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
+    """The rates of an optimizer's groups, where they are numbers and where they lie on a device."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 class Recorded:
@@ -78,6 +88,9 @@ class Recorded:
         self.rows: Tensor
         self.terms: dict[str, Tensor]
         self.graph: Any = None
+        for group in optimizer.param_groups:  # rates and counters lie on the device, where a recording reads them anew
+            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+            group |= {"capturable": True, "foreach": False, "fused": True}
 
     def __call__(self, rows: Tensor) -> dict[str, Tensor]:
         """One step on these rows; rows of another number than those recorded are stepped as they are."""
@@ -138,10 +151,14 @@ class Replayed:
 
 
 def let_go(place: torch.device) -> None:
-    """Give back the memory of a device that nobody uses any more: networks and their recordings hold on to each other."""
+    """Give back the memory of a device that nobody uses any more: networks and their recordings hold on to each other.
+
+    The peak is counted anew from here.
+    """
     if place.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(place)
 
 
 @contextmanager
