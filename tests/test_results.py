@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import t as student
 
 from m2lgdg import read
 from m2lgdg.metrics import auc
 from m2lgdg.report.contents import read_contents
+from m2lgdg.report.drawing import plain
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import render, study_tables
 from m2lgdg.stats import cell_scores, macro_scores, site_scores
@@ -19,7 +21,7 @@ from m2lgdg.stats import cell_scores, macro_scores, site_scores
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path.insert(0, str(ROOT / "benchmarks"))
-STUDIES = {"abide": 172, "abide-all-sites": 288}
+STUDIES = {"abide": 172, "abide-all-sites": 396, "abide-ablation": 70}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +52,10 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
         assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
 
 
-def test_the_committed_tables_are_those_of_the_committed_predictions(predictions):
-    for table in study_tables(predictions["abide"]):
-        kept = RESULTS / "abide" / "tables" / f"{table.title.replace(' ', '-')}.md"
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_committed_tables_are_those_of_the_committed_predictions(name, predictions):
+    for table in study_tables(predictions[name]):
+        kept = RESULTS / name / "tables" / f"{plain(table.title.replace(' ', '-'))}.md"
         assert render([table], "markdown").strip() == kept.read_text().strip()
 
 
@@ -96,6 +99,48 @@ def test_the_quoted_linear_peers_are_those_of_the_predictions(page, areas, predi
             own = macro[(macro["method"] == name) & (macro["variant"] == variant) & (macro["metric"] == "AUC")].iloc[0]
             found += [100 * own["mean"], 2.1098 * 100 * own["sd"] / 18**0.5]  # Student's t with 17 degrees of freedom
         assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+
+
+def half_interval(sd, count):
+    return student.ppf(0.975, count - 1) * sd / count**0.5
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern", "count"),
+    [
+        ("README.md", r"^\| `([a-z0-9-]+)` .*? \[.*?\] \| .*? \[.*?\] \| ([\d.]+) ± ([\d.]+) \| \d+ \|$", 4),
+        ("docs/results.md", r"^\| `([a-z0-9-]+)` \| ([\d.]+) ± ([\d.]+) \| ([\d.]+), ([\d.]+) \|$", 6),
+    ],
+)
+def test_the_quoted_networks_at_all_sites_are_those_of_the_predictions(page, pattern, count, areas):
+    rows = re.findall(pattern, (ROOT / page).read_text(), re.M)
+    assert len(rows) == count
+    for name, *told in rows:
+        own = np.array(
+            [mean for (study, method, _, _), (mean, _) in areas.items() if (study, method) == ("abide-all-sites", name)]
+        )
+        assert len(own) == 18
+        found = [own.mean(), half_interval(own.std(ddof=1), 18), own.min(), own.max()]
+        assert [float(value) for value in told] == pytest.approx(found[: len(told)], abs=0.06)
+
+
+def test_the_quoted_ablations_are_those_of_the_predictions(areas, predictions):
+    pattern = r"^\| ([MC]\d), .*? \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| *(.*?) *\| ([\d.]+) \|$"
+    rows = re.findall(pattern, (ROOT / "docs" / "results.md").read_text(), re.M)
+    assert sorted(name for name, *_ in rows) == ["C1", "C2", "C3", "C4", "M1", "M2"]
+    cells = cell_scores(predictions["abide-ablation"])
+    trained = cells[cells["metric"] == "AUC"].set_index(["variant", "target", "seed"])["value"] * 100
+    for name, *told, difference, _ in rows:
+        found = [*areas["abide-ablation", "m2lgdg", name, "NYU"], *areas["abide-ablation", "m2lgdg", name, "USM"]]
+        assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+        beyond = trained.loc[""] - trained.loc[name]
+        assert len(beyond) == 10
+        if name == "C4":
+            assert difference == "" and (beyond == 0).all()
+            continue
+        mean, low, high = (float(value) for value in re.findall(r"-?[\d.]+", difference))
+        half = half_interval(beyond.std(), 10)
+        assert [mean, low, high] == pytest.approx([beyond.mean(), beyond.mean() - half, beyond.mean() + half], abs=0.06)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*.py"))])

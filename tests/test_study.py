@@ -374,9 +374,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_collects_what_is_done_and_says_how_to_go_on(folder, jobs):
-    """A process does cells of prior, then sleeps in one of slow-coin until it is stopped."""
+@pytest.mark.parametrize(("jobs", "how"), [(1, signal.SIGINT), (2, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGTERM)])
+def test_a_stopped_run_collects_what_is_done_and_says_how_to_go_on(folder, jobs, how):
+    """A process does cells of prior, then sleeps in one of slow-coin until it is stopped: by Ctrl-C, or as a cluster does."""
     sleepy = study(folder, methods=["prior", "slow-coin"], seeds=[0], variants=[], method={"slow-coin": {"pause": 600.0}})
     (folder / "study.json").write_text(json.dumps(sleepy))
     command = [sys.executable, "-c", INTERRUPTED, "run", folder / "study.json", "--out", folder / "out", "--jobs", str(jobs)]
@@ -384,9 +384,13 @@ def test_ctrl_c_collects_what_is_done_and_says_how_to_go_on(folder, jobs):
     deadline = time.monotonic() + 120
     while len(list((folder / "out" / "cells").glob("*.json"))) < jobs and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if how == signal.SIGINT else os.kill)(process.pid, how)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):  # nor does any of its processes go on
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
     done = len(list((folder / "out" / "cells").glob("*.json")))  # two processes may have taken another cell of prior
     assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same again to go on."
     assert jobs <= done <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ Jobs = Annotated[int, typer.Option(min=1, help="processes")]
 
 @contextmanager
 def _watch(jobs: int) -> Iterator[Any]:
-    """A live line: cells done, running, failed, time left; Ctrl-C ends in a sentence that says how to go on."""
+    """A live line: cells done, running, failed, time left; Ctrl-C, or the end of a job's time, in a sentence how to go on."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from m2lgdg.study import Stopped
@@ -42,12 +43,15 @@ def _watch(jobs: int) -> Iterator[Any]:
             text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left}"
             bar.update(task, completed=finished, total=summary.total, description=text)
 
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # without it the processes would outlive this one
         try:
             yield watch
         except Stopped as stopped:
             bar.stop()
             terminal.err.print(f"Stopped: {stopped}.", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _report_run(summary: Summary, folder: Path) -> None:
@@ -80,7 +84,7 @@ def run(
 ) -> None:
     """Run a study: every method at every target site. Stop it any time; running it again goes on where it was.
 
-    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run, 130: stopped by Ctrl-C.
+    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run, 130: stopped (Ctrl-C, SIGTERM).
     """
     from m2lgdg.config import read_study
     from m2lgdg.study import run_study
