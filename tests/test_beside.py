@@ -11,7 +11,7 @@ from m2lgdg.cli import main
 from m2lgdg.method import PAPER
 from m2lgdg.report.beside import read_published, stand_beside
 from m2lgdg.report.page import write_report
-from m2lgdg.report.tables import render, study_tables
+from m2lgdg.report.tables import render, study_tables, variant_fields
 from m2lgdg.stats import paired_tests
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -61,6 +61,11 @@ def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch,
     assert not ended.value.code and "75.00 [61.50]" in capsys.readouterr().out
     write_report(tmp_path, published=published)
     assert "100.00 ± 0.00 [69.48]" in (tmp_path / "tables" / "Ablations-of-m2lgdg.csv").read_text()
+    told = (tmp_path / "tables" / "Ablations-of-m2lgdg.md").read_text().splitlines()[-1]
+    assert "Holm within AUC" in told
+    assert told.endswith("C4: the whole.")
+    assert variant_fields("m2lgdg", "M1") == "M1: imaging = false, contrastive_weight = 0.0"
+    assert variant_fields("m2lgdg", "M9") == "M9: not known to this version"
     assert "75.00 [61.50]" in (tmp_path / "report.html").read_text()
 
 

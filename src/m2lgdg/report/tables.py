@@ -7,6 +7,7 @@ others. Made from the predictions table through `stats`; used by `m2lgdg table` 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,8 +72,20 @@ def changed_fields(study: dict[str, Any]) -> str:
             if changed and json.loads(json.dumps({**changes})) == changed:
                 changed = {"variant": variant}
         if changed:
-            told.append(f"{name} ({', '.join(f'{field} = {json.dumps(value)}' for field, value in changed.items())})")
+            told.append(f"{name} ({_said(changed)})")
     return "; ".join(told)
+
+
+def variant_fields(method: str, variant: str) -> str:
+    """What a variant of a method sets."""
+    from m2lgdg.method import load_methods
+
+    known = load_methods()[method].variants
+    return f"{variant}: {_said(known[variant]) or 'the whole'}" if variant in known else f"{variant}: not known to this version"
+
+
+def _said(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} = {json.dumps(value)}" for field, value in fields.items())
 
 
 def label(method: str, variant: str) -> str:
