@@ -466,6 +466,28 @@ def test_a_study_explains_what_it_is_asked_to(folder):
     assert not (folder / "plain" / "explanations").exists()
 
 
+def test_a_larger_study_takes_over_the_cells_of_a_smaller_one(folder):
+    """Nothing is trained twice, and nothing is taken that is not the same."""
+    few = {"methods": ["prior", "fc-logistic", "slow-coin"], "targets": ["east", "west"], "variants": []}
+    more = few | {"seeds": [0, 1, 2], "explain": ["fc-logistic"]}
+    run_study(study(folder, **few, seeds=[0, 1]), folder / "plain")
+    run_study(study(folder, **few | {"methods": ["fc-logistic"]}, explain=["fc-logistic"]), folder / "explained")
+    summary = run_study(study(folder, **more), folder / "out", reuse=[folder / "plain", folder / "explained"])
+    assert (summary.total, summary.taken, summary.done) == (10, 8, 2)  # fc-logistic comes with its explanations
+    run_study(study(folder, **more), folder / "quiet")
+    assert content(folder / "out") == content(folder / "quiet")
+    kept, wanted = (sorted((folder / name / "explanations").rglob("*")) for name in ("out", "quiet"))
+    assert [path.name for path in kept] == [path.name for path in wanted]
+    assert run_study(study(folder, **more), folder / "out", reuse=[folder / "plain"]).taken == 0
+    (folder / "explained" / "explanations").rename(folder / "gone")
+    without = run_study(study(folder, **more), folder / "again", reuse=[folder / "explained"])
+    assert (without.taken, without.done) == (0, 10)
+    other = run_study(study(folder, **few, method={"slow-coin": {"pause": 0.01}}), folder / "other", reuse=[folder / "plain"])
+    assert other.taken == 4  # prior and fc-logistic: the coin's field is another
+    with pytest.raises(InputError, match="has no cells to reuse: it is not the folder of a run"):
+        run_study(study(folder, **more), folder / "out", reuse=[folder / "nowhere"])
+
+
 def test_what_cannot_be_explained_does_not_fail_a_study(folder):
     summary = run_study(study(folder, methods=["prior"], plugins=[], variants=[], explain=True), folder / "out")
     assert not summary.failed

@@ -140,7 +140,8 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
             raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
         for key in about:
             if not isinstance(there, dict) or there.get(key) != about[key]:
-                raise InputError(f"{out} belongs to another study: its {key} is not this one's; choose another --out.")
+                advice = f"choose another --out (and --reuse {out} to take over the cells that both have)"
+                raise InputError(f"{out} belongs to another study: its {key} is not this one's; {advice}.")
     elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):
         raise InputError(f"{out} is not empty and holds no study; choose another --out.")
 

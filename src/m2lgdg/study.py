@@ -7,10 +7,11 @@ order, so that it is the same bytes whatever the engine, the number of workers, 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
@@ -63,6 +64,7 @@ class Summary:
     total: int
     done: int = 0
     reused: int = 0
+    taken: int = 0  # of the reused ones, those from another study's folder
     failed: list[tuple[str, str]] = field(default_factory=list)  # cell, reason
     seconds: float = 0.0
 
@@ -85,12 +87,14 @@ def run_study(
     jobs: int = 1,
     scheduler: str | None = None,
     shard: str | None = None,
+    reuse: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> Summary:
     """Run the cells that are not there yet and put the predictions together.
 
     `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failing cell is recorded and the
-    rest goes on, unless it took the GPU with it; running again tries it again.
+    rest goes on, unless it took the GPU with it; running again tries it again. Cells of the folders in `reuse` are taken over
+    where they are the same, which another study with some seeds or methods more has.
     """
     start = time.monotonic()
     out = Path(out)
@@ -99,6 +103,9 @@ def run_study(
     if engine not in ENGINES:
         raise InputError(f"engine {engine} is not known; it is one of {', '.join(ENGINES)}.")
     part, parts = _shard(shard)
+    for other in reuse:
+        if not (Path(other) / "cells").is_dir():
+            raise InputError(f"{other} has no cells to reuse: it is not the folder of a run.")
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
@@ -115,8 +122,9 @@ def run_study(
         study.threads,
     )
     with claimed(out, study, cohort, cohort_path, (part, parts)):
+        taken = sum(_take_over(out, cell, reuse) for cell in mine if not _is_done(out, cell))
         todo = [cell for cell in mine if not _is_done(out, cell)]
-        summary = Summary(total=len(mine), reused=len(mine) - len(todo))
+        summary = Summary(total=len(mine), reused=len(mine) - len(todo), taken=taken)
         if watch:
             watch(summary)
         # One target after the other: methods that share what they fit on a source find it still in memory.
@@ -141,6 +149,20 @@ def run_study(
         collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
+
+
+def _take_over(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
+    """Copy a cell that one of the other folders has done, with its explanation; its key says that it is the same."""
+    for other in others:
+        record = read_record(other, cell) or {}
+        explained = explanation_path(other, cell.key)
+        if record.get("status") != "done" or (cell.explain and "unexplained" not in record and not explained.is_dir()):
+            continue
+        if explained.is_dir():
+            shutil.copytree(explained, explanation_path(out, cell.key), dirs_exist_ok=True)
+        write_text(record_path(out, cell), json.dumps(record, ensure_ascii=False) + "\n")
+        return True
+    return False
 
 
 def _record_loss(out: Path, cell: Cell, reason: str) -> None:

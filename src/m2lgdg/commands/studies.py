@@ -57,7 +57,9 @@ def _watch(jobs: int) -> Iterator[Any]:
 def _report_run(summary: Summary, folder: Path) -> None:
     from rich.markup import escape
 
-    reused = f" ({summary.reused} were there already)" if summary.reused else ""
+    there = [(summary.reused - summary.taken, "were there already"), (summary.taken, "were taken over")]
+    told = ", ".join(f"{count} {how}" for count, how in there if count)
+    reused = f" ({told})" if told else ""
     terminal.out.print(
         f"{summary.reused + summary.done} of {summary.total} cells done{reused} in {summary.seconds:.0f} s.", soft_wrap=True
     )
@@ -81,6 +83,9 @@ def run(
     shard: Annotated[str | None, typer.Option(help="i/n: only every n-th cell, for job arrays")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set seeds=[0,1]")] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    reuse: Annotated[
+        list[Path] | None, typer.Option(help="the folder of another run, whose cells are taken where the same")
+    ] = None,
 ) -> None:
     """Run a study: every method at every target site. Stop it any time; running it again goes on where it was.
 
@@ -92,7 +97,19 @@ def run(
     # Plugins of the command line are relative to here, those of the file to the file.
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
     with _watch(jobs) as watch:
-        summary = run_study(resolved, to, engine=engine, jobs=jobs, scheduler=scheduler, shard=shard, watch=watch)  # type: ignore[arg-type]
+        summary = run_study(
+            resolved,
+            to,
+            engine=engine,  # type: ignore[arg-type]
+            jobs=jobs,
+            scheduler=scheduler,
+            shard=shard,
+            reuse=reuse or [],
+            watch=watch,
+        )
+    if reuse and not summary.taken and summary.done + len(summary.failed):
+        why = "none is of this study's data, fields, seeds, device, threads and code"
+        terminal.err.print(f"No cell was taken over from --reuse: {why}.", highlight=False, soft_wrap=True)
     _report_run(summary, to)
     raise typer.Exit(1 if summary.failed else 0)
 
