@@ -1,6 +1,7 @@
 """The contract that every registered method keeps, on a small cohort; a new method is covered the moment it exists."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -196,15 +197,16 @@ def make_whole(parts):
     return joined.select(np.argsort(joined.subjects))
 
 
-@pytest.fixture(scope="module")
-def planted():
-    sizes = {"a": 40, "b": 40, "c": 40, "d": 40}
+@cache
+def planted(deep):
+    """A strong signal at four sites; a network is held out of the first only, which has twice the subjects to score."""
+    sizes = {"a": 80 if deep else 40, "b": 40, "c": 40, "d": 40}
     return make_cohort("tiny", sizes=sizes, roi_effect=2.0, edge_effect=2.5, phenotype_effect=1.5, missing=0.0, seed=2)
 
 
-def held_out_auc(name, cohort, targets=None):
+def held_out_auc(name, cohort):
     areas = []
-    for fold in leave_one_site_out(cohort, targets):
+    for fold in leave_one_site_out(cohort, ["a"] if issubclass(METHODS[name], DeepMethod) else None):
         proba = make(name, **small(name, **TRAINED)).fit(fold.source, seed=0).predict_proba(fold.target)[:, 1]
         areas.append(auc(fold.target.labels, proba))
     return float(np.mean(areas))
@@ -214,20 +216,20 @@ TRAINED = {"length": 50, "epochs": 20, "warmup": 2, "batch_size": 32}  # enough 
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BLIND])
-def test_learns_a_planted_signal(name, planted):
+def test_learns_a_planted_signal(name):
     deep = issubclass(METHODS[name], DeepMethod)
-    # A network is trained at two sites only, and learns less from 120 subjects than a linear model does.
-    reached = held_out_auc(name, planted, ["a", "c"] if deep else None)
-    assert reached > (0.75 if name in BRAINLESS else 0.7 if deep else 0.85)
+    # A network learns less from 120 subjects than a linear model does.
+    assert held_out_auc(name, planted(deep)) > (0.75 if name in BRAINLESS else 0.8 if deep else 0.85)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stays_at_chance_on_permuted_labels(name, planted):
+def test_stays_at_chance_on_permuted_labels(name):
     draw = np.random.default_rng(3)
-    targets = ["a", "c"] if issubclass(METHODS[name], DeepMethod) else None
-    shuffled = [dataclasses.replace(planted, labels=draw.permutation(planted.labels)) for _ in range(2)]
-    scored = 2 * (80 if targets else 160)
-    assert abs(np.mean([held_out_auc(name, one, targets) for one in shuffled]) - 0.5) < 4 * 0.58 / np.sqrt(scored)  # 4 se
+    deep = issubclass(METHODS[name], DeepMethod)
+    cohort = planted(deep)
+    shuffled = [dataclasses.replace(cohort, labels=draw.permutation(cohort.labels)) for _ in range(2)]
+    scored = 2 * (80 if deep else 160)
+    assert abs(np.mean([held_out_auc(name, one) for one in shuffled]) - 0.5) < 4 * 0.58 / np.sqrt(scored)  # 4 se
 
 
 class Spy(Method):
