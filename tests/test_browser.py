@@ -23,7 +23,8 @@ def explained(tmp_path_factory):
     """A study with all a report can show: explanations, ablations, sweeps, two seeds."""
     folder = tmp_path_factory.mktemp("explained")
     make_cohort("tiny", n_rois=116, seed=3).save(folder / "tiny.cohort")
-    few = {"epochs": 2, "warmup": 0}
+    few = {"epochs": 2, "warmup": 0, "length": 16, "hidden": 8, "global_channels": (2,), "global_kernels": (3,)}
+    few |= {"local_channels": (4,), "local_strides": (2,)}  # the page is the same for a network of any size
     study = {"name": "all of it", "cohort": str(folder / "tiny.cohort"), "seeds": [0, 1], "explain": True, "explain_steps": 2}
     study |= {"methods": ["prior", "fc-logistic", "phenotype-logistic", "m2lgdg"], "variants": {"m2lgdg": ["M1"]}}
     study |= {"method": {"m2lgdg": small("m2lgdg") | few}, "sweep": {"m2lgdg": {"dropout": [0.0, 0.3]}}}
