@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import m2lgdg
 from m2lgdg import cli
-from m2lgdg.method import load_methods
+from m2lgdg.registry import load_methods
 
 STUDY = """
 cohort = "release"

@@ -49,7 +49,7 @@ seeds = [0, 1, 2, 3, 4, 5, 6, 7]
 RUNS = """
 import os, sys
 from m2lgdg import run_study
-from m2lgdg.method import load_methods
+from m2lgdg.registry import load_methods
 import m2lgdg.claim, m2lgdg.deep, joblib, sklearn.svm, sklearn.linear_model, threadpoolctl
 load_methods()
 for line in sys.stdin:

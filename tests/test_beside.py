@@ -8,7 +8,7 @@ import pytest
 
 from m2lgdg import InputError
 from m2lgdg.cli import main
-from m2lgdg.method import PAPER
+from m2lgdg.registry import PAPER
 from m2lgdg.report.beside import read_published, stand_beside
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import render, study_tables, variant_fields

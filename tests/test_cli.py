@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, make, make_cohort
-from m2lgdg.method import PAPER
+from m2lgdg.registry import PAPER
 
 
 @pytest.fixture

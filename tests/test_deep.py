@@ -9,7 +9,8 @@ from torch import nn
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import Batch, DeepMethod, choose_device
-from m2lgdg.method import METHODS, method
+from m2lgdg.method import method
+from m2lgdg.registry import METHODS
 
 
 class Tiny(nn.Module):

@@ -6,7 +6,6 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.method import METHODS
 from m2lgdg.methods.linear import (
     LEAST_SCALE,
     _adapted,
@@ -19,6 +18,7 @@ from m2lgdg.methods.linear import (
     association,
 )
 from m2lgdg.metrics import platt
+from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, make_cohort
-from m2lgdg.method import METHODS, Method
+from m2lgdg.method import Method
+from m2lgdg.registry import METHODS
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from scipy import stats
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.export import calibration_of
 from m2lgdg.local import calibrate
-from m2lgdg.method import METHODS, Method
+from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt
 from m2lgdg.model_folder import digest
 from m2lgdg.promise import LARGEST, LEVELS, Promise, between_sites, conformal_quantile, percent
+from m2lgdg.registry import METHODS
 from m2lgdg.report.card import write_card
 from m2lgdg.storage import file_hash
 

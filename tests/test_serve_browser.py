@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import METHODS, Method, make
-from m2lgdg.method import load_methods
+from m2lgdg.registry import load_methods
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")

@@ -251,7 +251,7 @@ def test_a_cohort_of_other_content_is_refused(finished):
 KILLED = """
 import os, sys
 from m2lgdg import run_study
-from m2lgdg.method import load_methods
+from m2lgdg.registry import load_methods
 load_methods()
 for _ in sys.stdin:
     if not os.fork():

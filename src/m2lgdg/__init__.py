@@ -12,7 +12,8 @@ metrics, stats             scores of one site; per site, macro, paired tests
 losses, graph              M²LG-DG's losses, its brain graph
 shift       how far a new subject is from source, flags
 promise     what scores mean at an unseen site, by sites of source left out
-method      `Method`, `METHODS`, `make`: two verbs, one registry, models on disk
+registry    `METHODS`: every method by its name
+method      `Method`, `make`: two verbs, models on disk
 deep        `DeepMethod`: the only training loop
 methods     one file an idea
 config      study files
@@ -32,10 +33,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from m2lgdg.check import check_cohort as check_cohort
     from m2lgdg.cohort import Cohort as Cohort
-    from m2lgdg.method import METHODS as METHODS
     from m2lgdg.method import Method as Method
     from m2lgdg.method import make as make
     from m2lgdg.readers import read as read
+    from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study import run_study as run_study
@@ -47,7 +48,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Cohort": "cohort",
     "InputError": "storage",
-    "METHODS": "method",
+    "METHODS": "registry",
     "Method": "method",
     "check_cohort": "check",
     "leave_one_site_out": "splits",

@@ -15,7 +15,8 @@ from typing import Any
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study
-from m2lgdg.method import load_methods, make
+from m2lgdg.method import make
+from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out
 
 EXPLAINING = ("explain", "explanation", "representation")

@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import mannwhitneyu
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.duplicates import find_duplicates
@@ -265,6 +264,8 @@ def _proxies(cohort: Cohort) -> Iterator[Finding]:
 
 def _separates(cohort: Cohort, column: str) -> bool:
     """Whether a number alone ranks patients and controls with an area under the curve beyond 0.95 either way."""
+    from scipy.stats import mannwhitneyu  # takes a second, and not every reading asks
+
     values = cohort.phenotypes[column]
     if values.dtype != np.float64:
         return False

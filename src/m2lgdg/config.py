@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.method import checked_fields, find, load_methods, nearest, shown
+from m2lgdg.method import checked_fields, find, nearest, shown
+from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 Scalar = bool | int | float | str

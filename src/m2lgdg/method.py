@@ -1,4 +1,4 @@
-"""`Method`: two verbs, `fit` and `predict_proba`, the registry of methods, and models on disk without pickle.
+"""`Method`: two verbs, `fit` and `predict_proba`, and models on disk without pickle.
 
 Everything that learns is a `Method`. A new one is a dataclass with `learn` and `score` under `@method("name")`, in one file:
 the registry, the commands, the contract tests and the report find it.
@@ -9,13 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import functools
-import importlib
-import importlib.util
 import json
 import math
 import os
-import pkgutil
 import sys
 import types
 import typing
@@ -30,14 +26,10 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model_folder import FORMAT, LARGEST, digest, read_about
 from m2lgdg.promise import Promise
+from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
-METHODS: dict[str, type[Method]] = {}
-PAPER = (  # the paper's method and those it is compared with, as its tables list them
-    *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
-    *("mm-gtunets", "metaexplainer"),
-)
 T = TypeVar("T", bound="type[Method]")
 
 
@@ -271,47 +263,12 @@ def method(name: str) -> Callable[[T], T]:
     """Register a `Method` subclass under a name and make it a dataclass."""
 
     def register(cls: T) -> T:
-        if name in METHODS and METHODS[name].__module__ != cls.__module__:
-            raise InputError(f"method {name} is already registered by {METHODS[name].__module__}.")
         made = dataclasses.dataclass(cls)
         made.name = name
         METHODS[name] = made
         return typing.cast(T, made)
 
     return register
-
-
-def load_methods(plugins: tuple[str, ...] = ()) -> dict[str, type[Method]]:
-    """Import every file of `m2lgdg.methods` and the user's own files, then return the registry."""
-    _load_own_methods()
-    for plugin in plugins:
-        _load_plugin(Path(plugin))
-    return METHODS
-
-
-@functools.cache
-def _load_own_methods() -> None:
-    """Once a process: a file that appears while a study runs must not reach its later cells."""
-    import m2lgdg.methods as package
-
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"m2lgdg.methods.{module.name}")
-
-
-def _load_plugin(path: Path) -> None:
-    name = f"m2lgdg_plugin_{path.stem}"
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise InputError(f"plugin {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise InputError(f"plugin {path} cannot be imported ({type(error).__name__}: {one_line(error)}).") from None
 
 
 def make(name: str, **fields: Any) -> Method:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import (
@@ -147,7 +147,7 @@ class Promise:
         x = logit(np.asarray(proba, dtype=np.float64))
         count = max(len(self.sites), LEAST_SITES)
         spread = np.sqrt(((self.slope_sd * x) ** 2 + self.offset_sd**2) * (1 + 1 / count))
-        half = float(student.ppf(0.5 + level / 2, count - 1)) * spread
+        half = float(stdtrit(count - 1, 0.5 + level / 2)) * spread
         return sigmoid(x - half), sigmoid(x + half)
 
     def expected(self, coverage: float = 0.9) -> Expected:

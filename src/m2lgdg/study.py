@@ -25,8 +25,9 @@ from m2lgdg.claim import claimed
 from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
-from m2lgdg.method import Method, load_methods, make
+from m2lgdg.method import Method, make
 from m2lgdg.readers import read
+from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 
@@ -345,11 +346,10 @@ def study_cohort(study: Study) -> Cohort:
 
 def check_device(study: Study, scheduler: str | None = None) -> None:
     """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
-    from m2lgdg.deep import DeepMethod
-    from m2lgdg.devices import choose_device
-
-    if not scheduler and any(issubclass(load_methods()[name], DeepMethod) for name in study.methods):
-        choose_device(study.device)
+    classes = [load_methods()[name] for name in study.methods]
+    deep, devices = (sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices"))  # of a network's own importing
+    if deep and devices and not scheduler and any(issubclass(cls, deep.DeepMethod) for cls in classes):
+        devices.choose_device(study.device)
 
 
 def _shard(text: str | None) -> tuple[int, int]:

@@ -20,7 +20,7 @@ def card(
     """Write card.md and card.html: what a model is for, was trained on, and did at sites left out."""
     from rich.markup import escape
 
-    from m2lgdg.method import load_methods
+    from m2lgdg.registry import load_methods
     from m2lgdg.report.card import LEFT_OUT, OTHER_COHORT, OTHERWISE, write_parts
     from m2lgdg.report.card import card as sections
 

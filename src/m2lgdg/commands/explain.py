@@ -26,10 +26,11 @@ def explain(
 
     from m2lgdg.explain import LOOSE
     from m2lgdg.explain import explain as explained
-    from m2lgdg.method import Method, load_methods
+    from m2lgdg.method import Method
     from m2lgdg.promise import percent
     from m2lgdg.readers import read
     from m2lgdg.readers.atlas import read_places
+    from m2lgdg.registry import load_methods
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))

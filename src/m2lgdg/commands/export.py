@@ -24,7 +24,8 @@ def export(
 
     from m2lgdg.commands.models import refuse_used
     from m2lgdg.export import export_onnx
-    from m2lgdg.method import Method, load_methods
+    from m2lgdg.method import Method
+    from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model
     from m2lgdg.report.card import write_card
 

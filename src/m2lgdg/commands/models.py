@@ -68,8 +68,9 @@ def fit(
     from rich.markup import escape
 
     from m2lgdg.config import method_fields
-    from m2lgdg.method import load_methods, make
+    from m2lgdg.method import make
     from m2lgdg.readers import read
+    from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError
 
@@ -176,8 +177,9 @@ def predict(
     import pandas as pd
     from rich.markup import escape
 
-    from m2lgdg.method import Method, load_methods
+    from m2lgdg.method import Method
     from m2lgdg.readers import read
+    from m2lgdg.registry import load_methods
     from m2lgdg.storage import write_text
 
     load_methods(tuple(map(str, plugin or [])))
@@ -266,9 +268,10 @@ def calibrate(
     from rich.markup import escape
 
     from m2lgdg import local
-    from m2lgdg.method import Method, load_methods
+    from m2lgdg.method import Method
     from m2lgdg.promise import percent
     from m2lgdg.readers import read
+    from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
 
     load_methods(tuple(map(str, plugin or [])))

@@ -25,7 +25,8 @@ def serve(
 
     from rich.markup import escape
 
-    from m2lgdg.method import Method, load_methods
+    from m2lgdg.method import Method
+    from m2lgdg.registry import load_methods
     from m2lgdg.serve.run import bound, run
 
     def opened(address: str) -> None:

@@ -158,7 +158,8 @@ def methods(
     """List the methods with their references: the paper's, the simple peers, the others; or tell all of one."""
     from rich.markup import escape
 
-    from m2lgdg.method import PAPER, find, load_methods
+    from m2lgdg.method import find
+    from m2lgdg.registry import PAPER, load_methods
 
     known = load_methods(tuple(map(str, plugin or [])))
     if name is not None:

@@ -1,1 +1,1 @@
-"""One file an idea. Every module here is imported by `m2lgdg.method.load_methods`, so a new file is a new method."""
+"""One file an idea. `m2lgdg.registry` finds each `@method("name")` at the start of a line: a new file is a new method."""

@@ -56,9 +56,9 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
 
 def simple_peers() -> list[str]:
     """The linear methods and the prior."""
-    from m2lgdg.method import load_methods
+    from m2lgdg.registry import METHODS
 
-    return [name for name, cls in load_methods().items() if cls.__module__ == "m2lgdg.methods.linear"]
+    return [name for name, home in METHODS.homes.items() if home == "m2lgdg.methods.linear"]
 
 
 def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:

@@ -21,6 +21,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.readers.tables import MOTION
+from m2lgdg.report.answer import simple_peers
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.splits import leave_one_site_out
@@ -195,10 +196,7 @@ def _prediction_facts(predictions: pd.DataFrame) -> dict[str, str]:
 
 
 def _baselines(names: list[str]) -> list[str]:
-    from m2lgdg.method import load_methods
-
-    known = load_methods()
-    return [name for name in dict.fromkeys(names) if name in known and known[name].__module__ == "m2lgdg.methods.linear"]
+    return [name for name in dict.fromkeys(names) if name in simple_peers()]
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Contents:
 
 def _runs_once(method: str) -> bool:
     """Whether a method has no randomness, so that one seed is all there is to run."""
-    from m2lgdg.method import load_methods
+    from m2lgdg.registry import load_methods
 
     known = load_methods()
     return method in known and not known[method].stochastic

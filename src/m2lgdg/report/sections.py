@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.explanation import Explanation, mean_over
-from m2lgdg.method import PAPER
+from m2lgdg.registry import PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
 from m2lgdg.report.answer import Answer

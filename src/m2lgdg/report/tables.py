@@ -59,7 +59,8 @@ def study_tables(predictions: pd.DataFrame, best: str | None = None, metrics: tu
 
 def changed_fields(study: dict[str, Any]) -> str:
     """Which methods of a study did not run with their defaults, and what was changed; nothing where all did."""
-    from m2lgdg.method import load_methods, make
+    from m2lgdg.method import make
+    from m2lgdg.registry import load_methods
 
     told = []
     for name, fields in (study.get("method") or {}).items():
@@ -78,7 +79,7 @@ def changed_fields(study: dict[str, Any]) -> str:
 
 def variant_fields(method: str, variant: str) -> str:
     """What a variant of a method sets."""
-    from m2lgdg.method import load_methods
+    from m2lgdg.registry import load_methods
 
     known = load_methods()[method].variants
     return f"{variant}: {_said(known[variant]) or 'the whole'}" if variant in known else f"{variant}: not known to this version"

@@ -1,0 +1,55 @@
+"""The registry: what the files of the package say, imported no sooner than asked for."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import m2lgdg.methods
+from m2lgdg import METHODS, InputError, make, make_cohort
+from m2lgdg.method import Method, method
+from m2lgdg.registry import PAPER, Registry
+
+
+def test_every_method_of_the_package_is_found_where_it_is():
+    for module in pkgutil.iter_modules(m2lgdg.methods.__path__):
+        importlib.import_module(f"m2lgdg.methods.{module.name}")
+    own = {name: cls for name, cls in METHODS._there.items() if cls.__module__.startswith("m2lgdg.methods.")}
+    assert METHODS.homes == {name: cls.__module__ for name, cls in own.items()}
+    assert set(PAPER) <= set(METHODS) and len(METHODS) == len(list(METHODS)) >= 28
+    assert all(METHODS[name].name == name for name in METHODS)
+
+
+def test_a_linear_model_waits_for_no_network(tmp_path):
+    """Neither PyTorch nor scipy's statistics: three seconds of every prediction."""
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    make("connectome-adaptive").fit(make_cohort("tiny")).save(tmp_path / "model")
+    code = """
+import sys
+from m2lgdg import make, read
+from m2lgdg.method import Method
+print(len(Method.load("model").predict_proba(read("tiny.cohort"))))
+print([name for name in ("torch", "scipy.stats", "m2lgdg.deep", "m2lgdg.methods.m2lgdg") if name in sys.modules])
+make("m2lgdg")
+print("torch" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == ["52", "[]", "True"]
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(InputError, match=r"method fc-svm is already registered by m2lgdg\.methods\.linear"):
+        method("fc-svm")(type("Other", (Method,), {}))
+    fresh = Registry()
+    with pytest.raises(InputError, match=r"already registered by m2lgdg\.methods\.mldg"):
+        fresh["mldg"] = Method  # though its file was not imported for it yet
+    fresh["own"] = Method
+    assert "own" in fresh and list(fresh)[-1] == "own"
+    del fresh["own"]
+    assert "own" not in fresh
+    with pytest.raises(KeyError):
+        fresh["own"]
+    with pytest.raises(InputError, match="method fc-swm is not known; did you mean fc-svm"):
+        make("fc-swm")
