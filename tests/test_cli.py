@@ -139,7 +139,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
         ),
         (
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "device='cuda:99'"),
-            "device cuda:99 is not available on this machine.",
+            "device cuda:99 is not available on this machine; with --set device=cpu the study runs here",
         ),
         (
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "sweep.erm.batch_size=[8]"),

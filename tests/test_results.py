@@ -21,7 +21,7 @@ from m2lgdg.stats import cell_scores, macro_scores, site_scores
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path.insert(0, str(ROOT / "benchmarks"))
-STUDIES = {"abide": 172, "abide-all-sites": 396, "abide-ablation": 70}
+STUDIES = {"abide": 172, "abide-all-sites": 396, "abide-ablation": 70, "abide-plus": 16, "abide-plus-small": 16}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,19 @@ def test_the_quoted_linear_peers_are_those_of_the_predictions(page, areas, predi
             own = macro[(macro["method"] == name) & (macro["variant"] == variant) & (macro["metric"] == "AUC")].iloc[0]
             found += [100 * own["mean"], 2.1098 * 100 * own["sd"] / 18**0.5]  # Student's t with 17 degrees of freedom
         assert [float(value) for value in told] == pytest.approx(found, abs=0.06)
+
+
+@pytest.mark.parametrize(("page", "count"), [("networks", 12), ("generalization", 14)])
+def test_the_pages_of_the_methods_quote_the_same_run(page, count, predictions):
+    rows = re.findall(r"^\| (NYU|USM) \| `([a-z0-9-]+)` \| (.*) \|$", (ROOT / "docs" / f"{page}.md").read_text(), re.M)
+    scores = site_scores(cell_scores(predictions["abide"]))
+    known = scores[scores["variant"] == ""].set_index(["method", "target", "metric"])[["mean", "sd"]] * 100
+    rows = [row for row in rows if (row[1], row[0], "AUC") in known.index]  # the others are of an earlier run, and told so
+    assert len(rows) == count
+    for target, name, cells in rows:
+        for metric, cell in zip(("AUC", "ACC", "SEN", "SPE", "F1"), cells.split(" | "), strict=True):
+            told = [float(value) for value in re.findall(r"[\d.]+", cell)[:2]]
+            assert told == pytest.approx(known.loc[name, target, metric].tolist(), abs=0.06)
 
 
 def half_interval(sd, count):

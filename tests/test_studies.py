@@ -17,8 +17,8 @@ from m2lgdg.synthetic import REST_SITES
 STUDIES = Path(__file__).parents[1] / "studies"
 FILES = sorted(STUDIES.glob("*.toml"))
 ABIDE_SITES = (
-    *("CALTECH", "CMU", "KKI", "LEUVEN_1", "LEUVEN_2", "MAX_MUN", "NYU", "OHSU", "OLIN", "PITT", "SDSU", "STANFORD"),
-    *("TRINITY", "UCLA_1", "UM_1", "UM_2", "USM", "YALE"),
+    *("CALTECH", "CMU", "KKI", "LEUVEN_1", "LEUVEN_2", "MAX_MUN", "NYU", "OHSU", "OLIN", "PITT", "SBL", "SDSU", "STANFORD"),
+    *("TRINITY", "UCLA_1", "UCLA_2", "UM_2", "USM"),
 )
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 

@@ -82,7 +82,8 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:
             if name not in study.methods:
-                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{nearest(name, study.methods)}")
+                but = f"{nearest(name, study.methods).rstrip('.')} (--set {section}={{}} drops it)"
+                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{but}.")
     for name in study.explain if isinstance(study.explain, list) else []:
         if name not in study.methods:
             raise InputError(f"{where}, key explain: {name} is not one of the study's methods{nearest(name, study.methods)}")
@@ -142,9 +143,8 @@ def _check_variants(study: Study, where: str) -> None:
         have = {variant for name in study.methods for variant in known[name].variants}
         for variant in study.variants:
             if variant not in have:
-                raise InputError(
-                    f"{where}, key variants: no method of the study has a variant {variant}{nearest(variant, have)}"
-                )
+                but = f"{nearest(variant, have).rstrip('.')} (--set variants=[] drops all)"
+                raise InputError(f"{where}, key variants: no method of the study has a variant {variant}{but}.")
         return
     for name, variants in study.variants.items():
         if name not in study.methods:

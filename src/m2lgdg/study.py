@@ -106,7 +106,8 @@ def run_study(
     part, parts = _shard(shard)
     for other in reuse:
         if not (Path(other) / "cells").is_dir():
-            raise InputError(f"{other} has no cells to reuse: it is not the folder of a run.")
+            kind = "a copy made by m2lgdg share" if (Path(other) / "records.jsonl").is_file() else "not the folder of a run"
+            raise InputError(f"{other} has no cells to reuse: it is {kind}.")
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
@@ -349,7 +350,10 @@ def check_device(study: Study, scheduler: str | None = None) -> None:
     classes = [load_methods()[name] for name in study.methods]
     deep, devices = (sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices"))  # of a network's own importing
     if deep and devices and not scheduler and any(issubclass(cls, deep.DeepMethod) for cls in classes):
-        devices.choose_device(study.device)
+        try:
+            devices.choose_device(study.device)
+        except InputError as error:
+            raise InputError(f"{str(error).rstrip('.')}; with --set device=cpu the study runs here, if slowly.") from None
 
 
 def _shard(text: str | None) -> tuple[int, int]:

@@ -10,10 +10,8 @@ import pandas as pd
 from m2lgdg.metrics import delong_interval
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
-from m2lgdg.report.tables import label
+from m2lgdg.report.tables import FEW, label
 from m2lgdg.stats import half_interval
-
-FEW = 5  # sites, over which an interval says more of their number than of the method
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import operating_table, over_seeds
 from m2lgdg.report.subgroups import subgroup_table
-from m2lgdg.report.tables import Table, changed_fields, label, study_tables, variant_fields
+from m2lgdg.report.tables import Table, changed_fields, label, study_tables
 from m2lgdg.stats import macro_scores
 
 MOST_MAPS = 3  # targets whose maps stand on the page, so that it stays small
@@ -84,8 +84,7 @@ def _ablations(contents: Contents, scores: pd.DataFrame, macro: pd.DataFrame) ->
         if method in PAPER and len(keys) > 1:
             chosen = contents.predictions[[key in keys for key in _pairs(contents.predictions)]]
             (*_, table) = contents.beside(study_tables(chosen, best=label(*keys[0])))
-            told = "; ".join(variant_fields(*key) for key in keys[1:])
-            tables.append(replace(table, title=f"Ablations of {method}", note=f"{table.note}. {told}"))
+            tables.append(replace(table, title=f"Ablations of {method}"))
     if tables:
         yield Section("ablations", "Ablations", "Each row leaves out or changes one part; the first row is the whole.", tables)
 

@@ -18,6 +18,7 @@ from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.stats import cell_scores, macro_scores, paired_tests, site_scores
 from m2lgdg.storage import InputError
 
+FEW = 5  # sites, over which a test or an interval says more of their number than of the method
 Format = Literal["text", "markdown", "latex", "csv"]
 PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 
@@ -78,11 +79,11 @@ def changed_fields(study: dict[str, Any]) -> str:
 
 
 def variant_fields(method: str, variant: str) -> str:
-    """What a variant of a method sets."""
-    from m2lgdg.registry import load_methods
+    """What an ablation of one of the paper's methods sets; nothing for other methods, and for values of a sweep."""
+    from m2lgdg.registry import METHODS, PAPER
 
-    known = load_methods()[method].variants
-    return f"{variant}: {_said(known[variant]) or 'the whole'}" if variant in known else f"{variant}: not known to this version"
+    known = METHODS[method].variants if method in PAPER else {}
+    return f"{variant}: {_said(known[variant]) or 'the whole'}" if variant in known else ""
 
 
 def _said(fields: Mapping[str, Any]) -> str:
@@ -132,6 +133,12 @@ def _macro_table(
     ranks = [[*row, 0, 0] for row in _ranks(values)]
     sites = len(set(scores["target"]))
     note = f"mean ± sd over {sites} target sites; paired t-tests over sites of {label(*best)} against each, Holm within AUC"
+    if sites == 1:
+        note = "one target site, so nothing is tested"
+    elif sites < FEW:
+        note += f", which {sites} sites can hardly decide"
+    told = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
+    note += f". {told}" if told else ""
     return Table("Macro average over target sites", header, rows, ranks, note, "all")
 
 
