@@ -36,6 +36,24 @@ def test_fit_then_predict_is_the_same_in_python(command):
     assert (table["decision"] == (table["proba"] >= Method.load("model").threshold)).all()
 
 
+def test_several_new_sites_are_compared_with_source_one_by_one(command):
+    """A median over sites would be the value of none."""
+    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    known, limits = Cohort.load("known.cohort"), Method.load("model").limits_
+    text = command("predict", "model", "known.cohort", "--out", "p.csv")[1].splitlines()
+    for site in known.site_names:
+        here = known.select(known.sites == site)
+        at = text.index(f"  {site} ({len(here)} subjects):")
+        wanted = limits.compare(here)
+        assert len(wanted) > 1 and [line.strip() for line in text[at + 1 : at + 1 + len(wanted)]] == wanted
+    many = make_cohort("tiny", sizes={f"s{i}": 8 for i in range(6)})
+    many.save("many.cohort")
+    text = command("predict", "model", "many.cohort", "--out", "p.csv")[1]
+    assert f"All 6 sites together:\n    {limits.compare(many)[0]}" in text
+    one = command("predict", "model", "new.cohort", "--out", "p.csv")[1]
+    assert f"\n  {limits.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
+
+
 def test_missing_phenotypes_are_imputed_by_source_medians_and_flagged(command):
     command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
     new, fitted = Cohort.load("new.cohort"), Method.load("model")

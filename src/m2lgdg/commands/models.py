@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from m2lgdg.method import Method
     from m2lgdg.promise import Promise
 
+MOST_SITES = 5  # of a cohort, that are compared with source one by one
 BEST = "connectome-adaptive"  # at sites never seen, of all we know (docs/beyond.md)
 Given = Annotated[
     Path, typer.Argument(metavar="COHORT", help="a cohort file, or a folder that `m2lgdg check` reads", show_default=False)
@@ -207,7 +208,7 @@ def predict(
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {where}.", soft_wrap=True)
     for line in said:
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    for line in fitted.limits_.compare(cohort) if fitted.limits_ else []:
+    for line in _compared(fitted, cohort):
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     kinds = Counter(flag.split(":")[0] for said in flags for flag in said)
     if kinds:
@@ -221,6 +222,23 @@ def predict(
         f"Next: m2lgdg explain {escape(str(model))} {escape(str(path))} --out DIR for what the decisions rest on",
         soft_wrap=True,
     )
+
+
+def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
+    """How a new site differs from source; each of several, where there are few enough to read."""
+    if fitted.limits_ is None:
+        return
+    sites = cohort.site_names
+    if len(sites) == 1:
+        yield from fitted.limits_.compare(cohort)
+    elif len(sites) > MOST_SITES:
+        yield f"All {len(sites)} sites together:"
+        yield from (f"  {line}" for line in fitted.limits_.compare(cohort))
+    else:
+        for site in sites:
+            here = cohort.select(cohort.sites == site)
+            yield f"{site} ({len(here)} subjects):"
+            yield from (f"  {line}" for line in fitted.limits_.compare(here))
 
 
 def _kept_promise(fitted: Method, coverage: float) -> Promise:
