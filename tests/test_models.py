@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import Cohort, make_cohort
+from m2lgdg import Cohort, make, make_cohort
 from m2lgdg.method import Method
 from m2lgdg.registry import METHODS
 
@@ -34,6 +34,27 @@ def test_fit_then_predict_is_the_same_in_python(command):
     assert table["subject"].tolist() == new.subjects.tolist()
     np.testing.assert_allclose(table["proba"], Method.load("model").predict_proba(new)[:, 1], atol=1e-12)
     assert (table["decision"] == (table["proba"] >= Method.load("model").threshold)).all()
+
+
+def test_sites_are_left_out_of_training_and_predicted_alone(command):
+    known = Cohort.load("known.cohort")
+    held, *others = known.site_names
+    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model", "--without", held)
+    assert code == 0 and "of 2 sites" in text
+    assert f"predict model known.cohort --only {held} --out predictions.csv" in text
+    assert set(Method.load("model").facts_["source"]["sites"]) == set(others)
+    code, text, _ = command("predict", "model", "known.cohort", "--only", held, "--out", "p.csv")
+    assert code == 0 and "the model was trained on" not in text
+    here = known.select(known.sites == held)
+    table = pd.read_csv("p.csv")
+    assert table["subject"].tolist() == here.subjects.tolist()
+    direct = make("fc-logistic").fit(known.select(known.sites != held)).predict_proba(here)[:, 1]
+    np.testing.assert_allclose(table["proba"], direct, atol=1e-12)
+    code, _, errors = command("fit", "known.cohort", "--out", "other", "--without", f"{held}x")
+    assert code == 2 and f"{held}x is not a site of cohort tiny; did you mean {held}?" in " ".join(errors.split())
+    everybody = [part for site in known.site_names for part in ("--without", site)]
+    code, _, errors = command("fit", "known.cohort", "--out", "other", *everybody)
+    assert code == 2 and "has no labelled subject to learn from" in errors
 
 
 def test_several_new_sites_are_compared_with_source_one_by_one(command):

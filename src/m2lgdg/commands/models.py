@@ -12,6 +12,8 @@ import typer
 from m2lgdg.commands import terminal
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
     from m2lgdg.cohort import Cohort
@@ -56,6 +58,7 @@ def fit(
     variant: Annotated[str | None, typer.Option(help="a variant of the method")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="field=value of the method")] = None,
     inputs: Annotated[str | None, typer.Option(help="phenotype columns, comma-separated; 'none' for none")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="a site to leave out of training; give it once for each")] = None,
     seed: Annotated[int, typer.Option(help="of a method with randomness")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto")] = "auto",
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
@@ -84,7 +87,7 @@ def fit(
         cohort = read(path, progress=progress)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [one.strip() for one in inputs.split(",")])
-    source = cohort.select(cohort.labels >= 0)
+    source = cohort.select((cohort.labels >= 0) & ~_of_sites(cohort, without or []))
     if not len(source):
         raise InputError(f"cohort {cohort.name} has no labelled subject to learn from.")
     if not asked and not variant and cohort.inputs:
@@ -106,7 +109,21 @@ def fit(
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
     write_card(to)
     plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} NEW_SITE --out predictions.csv{plugins}", soft_wrap=True)
+    new = " ".join([escape(str(path)), *(f"--only {escape(site)}" for site in without)]) if without else "NEW_SITE"
+    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} {new} --out predictions.csv{plugins}", soft_wrap=True)
+
+
+def _of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:
+    """(subject,) who is of these sites, each of which must be there."""
+    import numpy as np
+
+    from m2lgdg.method import nearest
+    from m2lgdg.storage import InputError
+
+    for site in sites:
+        if site not in cohort.site_names:
+            raise InputError(f"{site} is not a site of cohort {cohort.name}{nearest(site, cohort.site_names)}")
+    return np.isin(cohort.sites, sites)
 
 
 def refuse_used(to: Path) -> None:
@@ -165,6 +182,7 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
     path: Given,
     to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
+    only: Annotated[list[str] | None, typer.Option(help="a site of the cohort, instead of all; give it once for each")] = None,
     share: Annotated[bool, typer.Option("--share", help="salted hashes for subject ids, rows in their order")] = False,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
     coverage: Annotated[
@@ -190,6 +208,8 @@ def predict(
     promise = None if coverage is None else _kept_promise(fitted, coverage)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
+    if only:
+        cohort = cohort.select(_of_sites(cohort, only))
     proba = fitted.predict_proba(cohort)[:, 1]
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
