@@ -62,6 +62,24 @@ def test_two_at_once_give_both_results_and_gradients():
     assert float(torch.autograd.grad(one + other, value)[0]) == 8.0
 
 
+@pytest.mark.parametrize(
+    ("error", "gone"), [(None, False), (torch.OutOfMemoryError("full"), False), (RuntimeError("CUDA error"), True)]
+)
+def test_a_gpu_is_lost_where_it_does_nothing_any_more(monkeypatch, error, gone):
+    """A full one is not lost, and one that was never used cannot be."""
+
+    def ones(*size, device):
+        assert device == "cuda"
+        if error:
+            raise error
+        return torch.zeros(*size)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    assert not devices.lost()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert devices.lost() == gone
+
+
 class Graph:
     """Stands in for a CUDA graph: replaying it does again what was done under it."""
 

@@ -6,12 +6,23 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from m2lgdg.metrics import METRICS, auc, bootstrap_interval, calibration, delong, delong_interval, delong_test, evaluate
+from m2lgdg.metrics import (
+    METRICS,
+    auc,
+    bootstrap_interval,
+    calibration,
+    delong,
+    delong_interval,
+    delong_test,
+    evaluate,
+    rankdata,
+)
 
 NORMAL = NormalDist()
 quick = settings(max_examples=60, deadline=None)
@@ -139,6 +150,18 @@ def test_auc_is_a_matter_of_order_and_turns_with_the_score(rows):
     assert auc(labels, ranks) == pytest.approx(auc(labels, score), abs=1e-12)
     assert auc(labels, -score) == pytest.approx(1 - auc(labels, score), abs=1e-12)
     assert auc(1 - labels, score) == pytest.approx(1 - auc(labels, score), abs=1e-12)
+
+
+@given(st.lists(st.sampled_from([-1.5, 0.0, 0.25, 0.25 + 2**-54, 7.0, math.inf, math.nan]), max_size=12))
+def test_ranks_are_those_of_scipy(values):
+    np.testing.assert_array_equal(rankdata(values), scipy.stats.rankdata(values))
+
+
+def test_a_score_that_is_no_number_gives_no_auc():
+    """It must not count as the highest, or a method that breaks at a patient would look the better for it."""
+    labels, score = np.array([0, 1, 0, 1]), np.array([0.1, math.nan, 0.3, 0.4])
+    assert math.isnan(auc(labels, score)) and math.isnan(evaluate(labels, score)["AUC"])
+    assert np.isnan(delong(labels, score[None])[0]).all()
 
 
 def test_f1_is_that_of_the_patients():

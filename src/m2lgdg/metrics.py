@@ -44,8 +44,11 @@ def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THR
 
 
 def rankdata(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Ranks from 1, ties with their mean: scipy.stats has it too, but takes a second to import."""
-    _, place, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    """Ranks from 1, ties with their mean, none where a value is none: as scipy.stats has it, which takes a second to import."""
+    given = np.asarray(values, dtype=np.float64)
+    if np.isnan(given).any():  # sorting would call it the highest
+        return np.full(len(given), np.nan)
+    _, place, count = np.unique(given, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(count) - (count - 1) / 2)[place], dtype=np.float64)
 
 
