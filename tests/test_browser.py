@@ -3,6 +3,7 @@
 Needs Debian's `chromium`; playwright drives it.
 """
 
+import re
 import shutil
 
 import numpy as np
@@ -135,6 +136,10 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     assert any(tip.startswith("fc-logistic, ") and "AUC" in tip for tip in tips)
     assert any(tip.startswith("1. ") for tip in tips)
     assert any("(default)" in tip for tip in tips)
+    assert any(re.fullmatch(r"dropout = 0\.3: AUC [\d.]+ ± [\d.]+", tip) for tip in tips)
+    summaries = page.locator("summary").all_text_contents()
+    assert any("Sweeps of m2lgdg, training by training" in one for one in summaries)
+    assert "Ablations of m2lgdg, training by training" in page.locator("section[data-section=ablations]").inner_text()
     page.emulate_media(media="print")
     assert page.locator("nav").is_hidden()
     page.close()

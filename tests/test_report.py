@@ -18,7 +18,7 @@ from m2lgdg.report.drawing import plain
 from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.page import write_report
-from m2lgdg.report.tables import changed_fields, render, study_tables
+from m2lgdg.report.tables import changed_fields, render, study_tables, training_table, training_tables
 from m2lgdg.stats import cell_scores, site_scores
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
@@ -53,6 +53,42 @@ def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
     sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
     assert macro.rows[1][column] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
     assert macro.rows[1][macro.header.index("AUC difference")] == f"{100 - np.mean(sites):+.2f}"
+
+
+@pytest.fixture
+def ablated(predictions):
+    """One method, whole and without a part that harms it, and the whole again under another name."""
+    whole = predictions[predictions.method == "noisy"].assign(variant="")
+    better = predictions[predictions.method == "good"].assign(method="noisy", variant="less")
+    return pd.concat([whole, better, whole.assign(variant="all")])
+
+
+def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckiest(ablated):
+    macro = study_tables(ablated)[-1]
+    column = macro.header.index("AUC difference")
+    areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
+    assert [row[0] for row in macro.rows] == ["noisy", "noisy + less", "noisy + all"]
+    assert [row[column] for row in macro.rows] == ["", f"{100 * np.mean(areas[:4]) - 100:+.2f}", "+0.00"]
+    assert "of noisy against each" in macro.note
+    assert "of noisy + less against each" in study_tables(ablated, best="noisy + less")[-1].note
+
+
+def test_trainings_of_variants_are_told_with_an_interval(ablated):
+    (table,) = training_tables(ablated)
+    whole = ablated[ablated.variant == ""]
+    areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
+    mean, half = np.mean(areas) - 100, 3.182446 * np.std(areas, ddof=1) / 2  # Student's t, 3 degrees of freedom
+    assert table.title == "Variants of noisy, training by training"
+    assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
+    assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
+    assert mean < -1
+    (short,) = [training_table(ablated, "noisy", ["all"], "Sweeps")]
+    assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, training by training", ["all"])
+
+
+def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablated):
+    assert training_tables(predictions) == []  # a variant alone
+    assert training_tables(ablated[ablated.seed == 0]) == []
 
 
 def test_formats(predictions):

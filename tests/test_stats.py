@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2lgdg.metrics import METRICS
-from m2lgdg.stats import cell_scores, holm, macro_scores, paired_tests, site_scores
+from m2lgdg.stats import cell_scores, holm, macro_scores, paired_tests, site_scores, training_differences
 
 DATA = Path(__file__).parent / "data"
 OWN = "M2LG-DG"
@@ -240,3 +240,24 @@ def test_seeds_where_a_metric_is_undefined_do_not_count():
     scores = pd.DataFrame({"value": values, "seed": range(4)}).assign(method="A", variant="", target="a", metric="slope")
     (row,) = site_scores(scores).itertuples()
     assert (row.mean, row.sd, row.seeds) == pytest.approx((0.6, math.sqrt(0.02), 2))
+
+
+def test_trainings_are_compared_in_pairs_of_one_site_and_seed():
+    whole = {("A", 0): 0.7, ("A", 1): 0.6, ("B", 0): 0.9, ("B", 1): 0.5}
+    less = {("B", 1): 0.45, ("B", 0): 0.7, ("A", 0): 0.6, ("A", 1): 0.65, ("C", 0): 0.1}  # C has no whole: left out
+    once, same = {("A", 0): 0.5}, dict(reversed(whole.items()))
+    rows = [
+        ("own", variant, seed, target, "AUC", value)
+        for variant, values in (("less", less), ("", whole), ("once", once), ("same", same))
+        for (target, seed), value in values.items()
+    ]
+    rows += [("other", "less", 0, "A", "AUC", 0.0), ("other", "", 0, "A", "AUC", 1.0)]
+    scores = pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "metric", "value"])
+    found = training_differences(scores, "own").set_index("variant")
+    pairs = [0.1, -0.05, 0.2, 0.05]
+    mean = sum(pairs) / 4
+    sd = math.sqrt(sum((pair - mean) ** 2 for pair in pairs) / 3)
+    assert list(found.index) == ["less", "once", "same"]
+    assert found.loc["less", ["mean", "half", "trainings"]].tolist() == pytest.approx([mean, 3.182446 * sd / 2, 4])  # t of 3
+    assert found.loc["once", "mean"] == pytest.approx(0.2) and math.isnan(found.loc["once", "half"])
+    assert found.loc["same", "mean"] == 0 and math.isnan(found.loc["same", "half"])

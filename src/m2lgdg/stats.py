@@ -19,9 +19,9 @@ from m2lgdg.metrics import METRICS, evaluate
 CELL = ["method", "variant", "seed", "target"]
 
 
-def half_interval(sd: float, sites: int) -> float:
-    """Half the width of the 95 % t interval of a mean over sites, from the sd over them."""
-    return float(student.ppf(0.975, sites - 1) * sd / np.sqrt(sites))
+def half_interval(sd: float, count: int) -> float:
+    """Half the width of the 95 % t interval of a mean over so many sites or trainings, from the sd over them."""
+    return float(student.ppf(0.975, count - 1) * sd / np.sqrt(count))
 
 
 def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
@@ -63,6 +63,22 @@ def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tu
         adjusted = holm([p for *_, p in tests])
         rows += [(*key, metric, delta, t, n, p, q) for (key, delta, t, n, p), q in zip(tests, adjusted, strict=True)]
     return pd.DataFrame(rows, columns=["method", "variant", "metric", "delta", "t", "sites", "p", "p_holm"])
+
+
+def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
+    """A method minus each of its variants, training by training (`cell_scores`): mean, half its 95 % t interval, trainings.
+
+    Trainings of one site and seed are a pair. The interval tells what chance in training leaves open at these sites, not
+    what other sites would say; of a single pair, or of the same trainings, it is NaN.
+    """
+    own = scores[scores["method"] == method]
+    table = own.pivot(index=["metric", "target", "seed"], columns="variant", values="value")
+    rows = []
+    for variant in dict.fromkeys(own["variant"][own["variant"] != ""]):
+        for metric, pairs in (table[""] - table[variant]).dropna().groupby(level="metric", sort=False):
+            half = np.nan if len(pairs) < 2 or np.ptp(pairs) < 1e-12 else half_interval(pairs.std(ddof=1), len(pairs))
+            rows.append((variant, metric, pairs.mean(), half, len(pairs)))
+    return pd.DataFrame(rows, columns=["variant", "metric", "mean", "half", "trainings"])
 
 
 def _paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:

@@ -118,16 +118,22 @@ def run(
 def table(
     folder: Folder,
     form: Annotated[str, typer.Option("--format", help="text, markdown, latex or csv")] = "text",
-    best: Annotated[str | None, typer.Option(help="the method to test against the others (default: highest AUC)")] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(help="the method to test against the others (default: highest AUC; among variants of one method itself)"),
+    ] = None,
     beside: Beside = None,
 ) -> None:
-    """Print the paper's tables of a study: each target site, then macro over sites with paired tests."""
+    """Print the paper's tables of a study: each target site, then macro over sites with paired tests.
+
+    Where variants were run with several seeds, a last table holds each against the whole, training by training.
+    """
     from m2lgdg.report.beside import read_published, stand_beside
-    from m2lgdg.report.tables import render, study_tables
+    from m2lgdg.report.tables import render, study_tables, training_tables
     from m2lgdg.study import read_predictions
 
     predictions = read_predictions(folder)
-    tables = study_tables(predictions, best)
+    tables = study_tables(predictions, best) + training_tables(predictions)
     if beside is not None:
         tables = stand_beside(tables, read_published(beside, predictions))
     typer.echo(render(tables, form), nl=False)  # type: ignore[arg-type]

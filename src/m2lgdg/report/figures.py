@@ -17,9 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.tables import label
-from m2lgdg.stats import half_interval
+from m2lgdg.stats import half_interval, macro_scores, site_scores, training_differences
 
 Key = tuple[str, str]
+SWEPT = ("AUC", "ACC", "F1")  # metrics of a sensitivity figure; the paper draws these
 DISTINCT = 10  # colours that can be told apart in one figure
 ROWS = 120  # of methods and sites that one looks through
 
@@ -146,32 +147,44 @@ def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | N
     return _panels("calibration", caption, "Calibration curves by target site", _both_classes(mean), paint, names)
 
 
-def sensitivity_curves(method: str, macro: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
-    """ACC, F1 and AUC over the values of each swept field, the default marked by a larger point."""
-    base = macro[(macro["method"] == method) & (macro["variant"] == "")]
+def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
+    """ACC, F1 and AUC over the values of each swept field, the default a larger point; bars: the difference from it.
+
+    `scores` are the method's, by training (`stats.cell_scores`).
+    """
+    macro = macro_scores(site_scores(scores)).set_index(["variant", "metric"])["mean"]
+    halves = training_differences(scores, method).set_index(["variant", "metric"])["half"]
+
+    def curve(sheet: Sheet, panel: Axes, name: str, values: list[Any], metric: str, hue: str) -> None:
+        variants = ["" if value == default.get(name) else f"{name}={value}" for value in values]
+        heights = [100 * float(macro.get((variant, metric), math.nan)) for variant in variants]
+        panel.plot(range(len(values)), heights, "-", color=hue, lw=1.3)
+        for i, (value, variant, height) in enumerate(zip(values, variants, heights, strict=True)):
+            half = 100 * float(halves.get((variant, metric), math.nan))
+            if math.isfinite(half):
+                panel.errorbar([i], [height], half, color=hue, lw=0.8, alpha=0.7)
+            if not variant:
+                panel.axhline(height, color=FAINT, lw=0.8, ls=":")
+            (dot,) = panel.plot([i], [height], "o", color=hue, ms=4 if variant else 8)
+            told = f"{name} = {value}{'' if variant else ' (default)'}: {metric} {height:.1f}"
+            sheet.tip(dot, f"{told} ± {half:.1f}" if math.isfinite(half) else told)
 
     def paint(sheet: Sheet) -> None:
-        panels = np.atleast_1d(sheet.canvas.subplots(1, len(axes), sharey=True))
-        for panel, (name, values) in zip(panels, axes.items(), strict=True):
-            everyone = [*values, *([default[name]] if default.get(name) not in values and name in default else [])]
-            everyone.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
-            for m, metric in enumerate(("ACC", "F1", "AUC")):
-                rows = [
-                    base if value == default.get(name) else _variant(macro, method, f"{name}={value}") for value in everyone
-                ]
-                heights = [100 * float(row[row["metric"] == metric]["mean"].mean()) for row in rows]
-                panel.plot(range(len(everyone)), heights, "-", color=colour(m), lw=1.3, label=metric)
-                for i, (value, height) in enumerate(zip(everyone, heights, strict=True)):
-                    large = value == default.get(name)
-                    (dot,) = panel.plot([i], [height], "o", color=colour(m), ms=8 if large else 4)
-                    sheet.tip(dot, f"{name} = {value}{' (default)' if large else ''}: {metric} {height:.1f}")
-            panel.set_xticks(range(len(everyone)), [short(str(value), 12) for value in everyone])
-            panel.set_xlabel(name)
-        panels[0].set_ylabel("mean over target sites (%)")
-        panels[0].legend(fontsize=8)
+        grid = sheet.canvas.subplots(len(SWEPT), len(axes), sharex="col", sharey="row", squeeze=False)
+        for column, (name, given) in zip(grid.T, axes.items(), strict=True):
+            values = [*given, *([default[name]] if default.get(name) not in given and name in default else [])]
+            values.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
+            for m, (panel, metric) in enumerate(zip(column, SWEPT, strict=True)):
+                curve(sheet, panel, name, values, metric, colour(m))
+            column[-1].set_xticks(range(len(values)), [short(str(value), 12) for value in values])
+            column[-1].set_xlabel(name)
+        for panel, metric in zip(grid[:, 0], SWEPT, strict=True):
+            panel.set_ylabel(f"{metric} (%)")
 
-    caption = f"{method}: ACC, F1 and AUC over swept fields; the default is the larger point."
-    return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 3.0), paint)
+    caption = f"{method}: AUC, ACC and F1, means over target sites, over swept fields; the default is the larger point."
+    if halves.notna().any():
+        caption += " Bars: the 95 % t interval of the difference from the default, over trainings of the same site and seed."
+    return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 5.6), paint)
 
 
 def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figure | None:
@@ -211,10 +224,6 @@ def _area(epoch: dict[str, float]) -> float:
 
 def _part(mean: pd.DataFrame, key: Key, site: str) -> pd.DataFrame:
     return mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
-
-
-def _variant(macro: pd.DataFrame, method: str, variant: str) -> pd.DataFrame:
-    return macro[(macro["method"] == method) & (macro["variant"] == variant)]
 
 
 def _both_classes(mean: pd.DataFrame) -> list[str]:

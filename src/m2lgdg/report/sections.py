@@ -21,8 +21,8 @@ from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import operating_table, over_seeds
 from m2lgdg.report.subgroups import subgroup_table
-from m2lgdg.report.tables import Table, changed_fields, label, study_tables
-from m2lgdg.stats import macro_scores
+from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
+from m2lgdg.stats import cell_scores
 
 MOST_MAPS = 3  # targets whose maps stand on the page, so that it stays small
 MOST_ROWS = 20
@@ -43,7 +43,7 @@ class Section:
 
 def sections(contents: Contents, scores: pd.DataFrame, told: Answer, shared: bool = False) -> list[Section]:
     """All sections, in the order of the page; `shared` contents are not read from the folder again."""
-    macro, mean = macro_scores(scores), over_seeds(contents.predictions)
+    mean = over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
     *sites, overall = contents.beside(study_tables(contents.predictions))
     focus = [key for key in dict.fromkeys([told.main, told.peer, ("phenotype-logistic", "")]) if key in contents.keys]
@@ -52,8 +52,8 @@ def sections(contents: Contents, scores: pd.DataFrame, told: Answer, shared: boo
         Section("sites", "By target site", figures=[figures.forest(mean, scores, shown)], folded=sites),
         _discrimination(mean, shown, focus),
         Section("operating", "At the threshold", THRESHOLD_RULE, folded=[operating_table(contents.predictions)]),
-        *_ablations(contents, scores, macro),
-        *_sweeps(contents, macro),
+        *_ablations(contents),
+        *_sweeps(contents),
         _training(contents),
         *_explanations(contents),
         *_subgroups(contents, told),
@@ -76,7 +76,7 @@ def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key]) -> S
     return Section("curves", "ROC and calibration", figures=kept) if kept else None
 
 
-def _ablations(contents: Contents, scores: pd.DataFrame, macro: pd.DataFrame) -> Iterator[Section]:
+def _ablations(contents: Contents) -> Iterator[Section]:
     """One table for each of the paper's methods that was run with variants: the whole first, then what each variant costs."""
     tables = []
     for method in dict.fromkeys(key[0] for key in contents.keys):
@@ -85,6 +85,8 @@ def _ablations(contents: Contents, scores: pd.DataFrame, macro: pd.DataFrame) ->
             chosen = contents.predictions[[key in keys for key in _pairs(contents.predictions)]]
             (*_, table) = contents.beside(study_tables(chosen, best=label(*keys[0])))
             tables.append(replace(table, title=f"Ablations of {method}"))
+            pairs = training_table(chosen, method, [variant for _, variant in keys], "Ablations")
+            tables += [pairs] if pairs is not None else []
     if tables:
         yield Section("ablations", "Ablations", "Each row leaves out or changes one part; the first row is the whole.", tables)
 
@@ -93,16 +95,19 @@ def _pairs(predictions: pd.DataFrame) -> list[Key]:
     return list(zip(predictions["method"], predictions["variant"], strict=True))
 
 
-def _sweeps(contents: Contents, macro: pd.DataFrame) -> Iterator[Section]:
-    drawn = [
-        figures.sensitivity_curves(method, macro, axes, (contents.study.get("method") or {}).get(method, {}))
-        for method, axes in contents.swept.items()
-        if axes and any(contents.is_sweep(key) for key in contents.keys if key[0] == method)
-    ]
+def _sweeps(contents: Contents) -> Iterator[Section]:
+    drawn, folded = [], []
+    for method, axes in contents.swept.items():
+        variants = [key[1] for key in contents.keys if key[0] == method and contents.is_sweep(key)]
+        if axes and variants:
+            own = contents.predictions[contents.predictions["method"] == method]
+            default = (contents.study.get("method") or {}).get(method, {})
+            drawn.append(figures.sensitivity_curves(method, cell_scores(own), axes, default))
+            folded.append(training_table(own, method, variants, "Sweeps"))
     if drawn:
-        yield Section(
-            "sensitivity", "Sensitivity", "What happens when one field is changed and all others stay.", figures=drawn
-        )
+        text = "What happens when one field is changed and all others stay."
+        kept = [table for table in folded if table is not None]
+        yield Section("sensitivity", "Sensitivity", text, figures=drawn, folded=kept)
 
 
 def _training(contents: Contents) -> Section | None:
