@@ -21,7 +21,14 @@ from m2lgdg.stats import cell_scores, macro_scores, site_scores
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path.insert(0, str(ROOT / "benchmarks"))
-STUDIES = {"abide": 172, "abide-all-sites": 396, "abide-ablation": 70, "abide-plus": 16, "abide-plus-small": 16}
+STUDIES = {
+    "abide": 172,
+    "abide-all-sites": 396,
+    "abide-ablation": 70,
+    "abide-sensitivity": 198,
+    "abide-plus": 16,
+    "abide-plus-small": 16,
+}
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +161,32 @@ def test_the_quoted_ablations_are_those_of_the_predictions(areas, predictions):
         mean, low, high = (float(value) for value in re.findall(r"-?[\d.]+", difference))
         half = half_interval(beyond.std(), 10)
         assert [mean, low, high] == pytest.approx([beyond.mean(), beyond.mean() - half, beyond.mean() + half], abs=0.06)
+
+
+def test_the_quoted_sweeps_are_those_of_the_predictions(predictions):
+    text = (ROOT / "docs" / "results.md").read_text()
+    pattern = r"^\| `(\w+)` \| .*? \(([\d.]+)\) \| ([\d.]+) at ([\d.]+) \| ([\d.]+) at ([\d.]+) \| (.*?) at ([\d.]+) \|$"
+    rows = re.findall(pattern, text, re.M)
+    assert len(rows) == 5
+    cells = cell_scores(predictions["abide-sensitivity"], ["AUC"])
+    trained = cells.set_index(["variant", "target", "seed"])["value"] * 100
+    excluded, highest_at_default = [], 0
+    for field, default, low, at_low, high, at_high, difference, at in rows:
+        own = {name.split("=")[1]: trained.loc[name] for name in set(cells["variant"]) if name.startswith(f"{field}=")}
+        means = {value: part.mean() for value, part in own.items()}
+        assert min(means, key=means.get) == at_low and float(low) == pytest.approx(means[at_low], abs=0.06)
+        assert max(means, key=means.get) == at_high and float(high) == pytest.approx(means[at_high], abs=0.06)
+        assert means[default] == pytest.approx(69.7, abs=0.06)
+        highest_at_default += at_high == default
+        changed = {value: trained.loc[""] - part for value, part in own.items() if value != default}
+        assert max(changed, key=lambda value: abs(changed[value].mean())) == at
+        mean, half = changed[at].mean(), half_interval(changed[at].std(), 6)
+        told = [float(value) for value in re.findall(r"-?[\d.]+", difference)]
+        assert told == pytest.approx([mean, mean - half, mean + half], abs=0.06)
+        excluded += [abs(part.mean()) > half_interval(part.std(), 6) for part in changed.values()]
+    assert (len(excluded), sum(excluded), highest_at_default) == (27, 1, 1)
+    spread = trained.groupby(level=["variant", "target"]).agg(np.ptp)
+    assert (spread.median(), spread.max()) == (pytest.approx(4.2, abs=0.06), pytest.approx(14.9, abs=0.06))
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*.py"))])
