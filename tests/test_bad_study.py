@@ -77,7 +77,7 @@ CASES = [
     ("a sweep that is no list", "+[sweep.fc-logistic]\nsite_folds = 3", ("key sweep.fc-logistic.site_folds", "list")),
     ("a sweep in words", "+[sweep.fc-logistic]\nsite_folds = ['x']", ("site_folds",)),
     ("a sweep that cannot be", "+[sweep.fc-logistic]\nsite_folds = [0]", ("site_folds: 0 is too small",)),
-    ("explain of nobody", "+explain = ['fc-svm']", ("key explain: fc-svm",)),
+    ("explain of nobody", "+explain = ['fc-svm']", ("key explain: fc-svm", "--set explain=[] drops all")),
     ("explain in no steps", "+explain = true\nexplain_steps = 0", ("key explain_steps",)),
     ("a name that is a list", "+name = []", ("key name", "string")),
     ("a study of 20 MB", GOOD + "# " + "x" * 20_000_000, ("study.toml has", "more than")),

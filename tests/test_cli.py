@@ -145,6 +145,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "sweep.erm.batch_size=[8]"),
             "method erm, field batch_size: this method does not use it, so leave it at 32.",
         ),
+        (("run", "study.toml", "--out", "out", "--only", "priors"), "--only priors: not one of the study's methods"),
         (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: not of the form i/n"),
         (("run", "study.toml", "--out", "study.toml"), "study.toml"),
         (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),

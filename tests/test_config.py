@@ -3,7 +3,7 @@
 import pytest
 
 from m2lgdg import InputError
-from m2lgdg.config import read_study
+from m2lgdg.config import check_study, read_study, with_only
 
 GOOD = """
 cohort = "c.cohort"
@@ -55,6 +55,41 @@ def test_mistakes_are_named(tmp_path, text, words):
         read_study(write(tmp_path, text))
     assert words in str(caught.value)
     assert "study.toml" in str(caught.value) or "plugin" in str(caught.value)
+
+
+FULL = """
+variants = ["phenotypes", "M1"]
+explain = ["m2lgdg", "fc-logistic"]
+
+[method.m2lgdg]
+precision = "bf16"
+
+[method.fc-logistic]
+site_folds = 4
+
+[sweep.m2lgdg]
+dropout = [0.2]
+"""
+
+
+def test_only_some_methods_keep_what_the_study_says_of_them(tmp_path):
+    text = GOOD.replace('"prior"', '"prior", "m2lgdg"') + FULL
+    whole = read_study(write(tmp_path, text))
+    linear = with_only(whole, ["prior", "fc-logistic"])
+    assert linear.methods == ["fc-logistic", "prior"]  # in the order of the study
+    assert (linear.method, linear.sweep) == ({"fc-logistic": {"site_folds": 4}}, {})
+    assert (linear.variants, linear.explain) == (["phenotypes"], ["fc-logistic"])
+    deep = with_only(whole, ["m2lgdg"])
+    assert (deep.method, deep.sweep) == ({"m2lgdg": {"precision": "bf16"}}, {"m2lgdg": {"dropout": [0.2]}})
+    assert (deep.variants, deep.explain) == (["M1"], ["m2lgdg"])
+    for study in (linear, deep):  # what is left is a study that can be read again
+        assert check_study(study.model_dump(), "x").methods == study.methods
+    by_method = read_study(write(tmp_path, GOOD + "explain = true\n[variants]\nfc-logistic = ['phenotypes']\n"))
+    assert with_only(by_method, ["prior"]).variants == {}
+    assert with_only(by_method, ["fc-logistic"]).variants == {"fc-logistic": ["phenotypes"]}
+    assert with_only(by_method, ["prior"]).explain is True
+    with pytest.raises(InputError, match=r"--only fc-logistics: .*; did you mean fc-logistic\?"):
+        with_only(whole, ["prior", "fc-logistics"])
 
 
 def test_set_changes_one_key(tmp_path):

@@ -86,11 +86,33 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
                 raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{but}.")
     for name in study.explain if isinstance(study.explain, list) else []:
         if name not in study.methods:
-            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{nearest(name, study.methods)}")
+            but = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
+            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{but}.")
     study = study.model_copy(update={"method": {name: _begun(name, dict(own), where) for name, own in study.method.items()}})
     _check_fields(study, where)
     _check_variants(study, where)
     return study
+
+
+def with_only(study: Study, names: list[str]) -> Study:
+    """A checked study with these of its methods alone, and with what it says of them; the others' fields are left out."""
+    for name in names:
+        if name not in study.methods:
+            raise InputError(f"--only {name}: not one of the study's methods{nearest(name, study.methods)}")
+    kept = [name for name in study.methods if name in names]
+    have = {variant for name in kept for variant in load_methods()[name].variants}
+    listed, variants = study.explain, study.variants
+    return study.model_copy(
+        update={
+            "methods": kept,
+            "method": {name: fields for name, fields in study.method.items() if name in kept},
+            "sweep": {name: axes for name, axes in study.sweep.items() if name in kept},
+            "explain": [name for name in listed if name in kept] if isinstance(listed, list) else listed,
+            "variants": [variant for variant in variants if variant in have]
+            if isinstance(variants, list)
+            else {name: own for name, own in variants.items() if name in kept},
+        }
+    )
 
 
 def _check_once(study: Study, where: str) -> None:

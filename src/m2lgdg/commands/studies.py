@@ -82,6 +82,9 @@ def run(
     scheduler: Annotated[str | None, typer.Option(help="address of a Dask scheduler")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only every n-th cell, for job arrays")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set seeds=[0,1]")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="one of the study's methods, without the others; may be repeated")
+    ] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
     reuse: Annotated[
         list[Path] | None, typer.Option(help="the folder of another run, whose cells are taken where the same")
@@ -91,11 +94,12 @@ def run(
 
     Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run, 130: stopped (Ctrl-C, SIGTERM).
     """
-    from m2lgdg.config import read_study
+    from m2lgdg.config import read_study, with_only
     from m2lgdg.study import run_study
 
     # Plugins of the command line are relative to here, those of the file to the file.
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
+    resolved = with_only(resolved, only) if only else resolved
     with _watch(jobs) as watch:
         summary = run_study(
             resolved,
