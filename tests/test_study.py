@@ -219,7 +219,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder
 
 def test_another_study_in_the_folder_is_refused(finished):
     folder = finished
-    with pytest.raises(InputError, match="belongs to another study: its seeds"):
+    with pytest.raises(InputError, match="belongs to another study, with another value of seeds"):
         run_study(study(folder, seeds=[0, 1, 2]), folder / "out")
     (folder / "full").mkdir()
     (folder / "full" / "thesis.txt").write_text("mine")

@@ -141,7 +141,7 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
         for key in about:
             if not isinstance(there, dict) or there.get(key) != about[key]:
                 advice = f"choose another --out (and --reuse {out} to take over the cells that both have)"
-                raise InputError(f"{out} belongs to another study: its {key} is not this one's; {advice}.")
+                raise InputError(f"{out} belongs to another study, with another value of {key}; {advice}.")
     elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):
         raise InputError(f"{out} is not empty and holds no study; choose another --out.")
 
