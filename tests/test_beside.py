@@ -30,7 +30,7 @@ def predictions():
 @pytest.fixture
 def published(tmp_path):
     path = tmp_path / "paper.csv"
-    path.write_text("method,target,metric,value\nm2lgdg,B,ACC,61.5\nm2lgdg + C4,all,AUC,69.48\nelsewhere,B,ACC,50\n")
+    path.write_text("method,target,metric,value\nm2lgdg,B,ACC,61.5\nm2lgdg: C4,all,AUC,69.48\nelsewhere,B,ACC,50\n")
     return path
 
 
@@ -43,13 +43,13 @@ def test_values_stand_where_they_belong(predictions, published):
     assert cells["Target B", "m2lgdg", "ACC"] == "75.00 [61.50]"
     assert cells["Target B", "prior", "ACC"] == "75.00"
     assert cells["Target A", "m2lgdg", "ACC"] == "100.00"
-    assert cells["Macro average over target sites", "m2lgdg + C4", "AUC"] == "100.00 ± 0.00 [69.48]"
+    assert cells["Macro average over target sites", "m2lgdg: C4", "AUC"] == "100.00 ± 0.00 [69.48]"
     assert sum("[" in cell for cell in cells.values()) == 2
     assert ["in brackets: paper.csv" in table.note for table in tables] == [False, True, True]
     sheet = render(tables, "csv").splitlines()
     assert sheet[0] == "table,method,metric,mean,sd,published"
     assert "Target B,m2lgdg,ACC,75.00,,61.50" in sheet
-    assert "Macro average over target sites,m2lgdg + C4,AUC,100.00,0.00,69.48" in sheet
+    assert "Macro average over target sites,m2lgdg: C4,AUC,100.00,0.00,69.48" in sheet
     assert render(study_tables(predictions), "csv").splitlines()[0] == "table,method,metric,mean,sd"
 
 

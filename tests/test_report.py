@@ -46,7 +46,7 @@ def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
         areas[target, seed] = 100 * auc(part.label.to_numpy(), part.proba.to_numpy())
     column = nyu.header.index("AUC")
     pair = [areas["NYU", seed] for seed in (0, 1)]
-    assert nyu.rows[1][0] == "noisy + with-age"
+    assert nyu.rows[1][0] == "noisy: with-age"
     assert nyu.rows[1][column] == f"{np.mean(pair):.2f} ± {np.std(pair, ddof=1):.2f}"
     assert nyu.rows[0][column] == "100.00 ± 0.00"
     assert (nyu.ranks[0][column], nyu.ranks[1][column]) == (1, 2)
@@ -67,10 +67,10 @@ def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckie
     macro = study_tables(ablated)[-1]
     column = macro.header.index("AUC difference")
     areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
-    assert [row[0] for row in macro.rows] == ["noisy", "noisy + less", "noisy + all"]
+    assert [row[0] for row in macro.rows] == ["noisy", "noisy: less", "noisy: all"]
     assert [row[column] for row in macro.rows] == ["", f"{100 * np.mean(areas[:4]) - 100:+.2f}", "+0.00"]
     assert "of noisy against each" in macro.note
-    assert "of noisy + less against each" in study_tables(ablated, best="noisy + less")[-1].note
+    assert "of noisy: less against each" in study_tables(ablated, best="noisy: less")[-1].note
 
 
 def test_trainings_of_variants_are_told_with_an_interval(ablated):

@@ -137,7 +137,7 @@ def test_a_handful_of_subjects_has_no_table_and_no_group():
 
 def test_what_does_not_fit_is_an_error(made):
     cohort, table, _ = made
-    with pytest.raises(InputError, match=r"no labelled prediction of fc \+ odd"):
+    with pytest.raises(InputError, match=r"no labelled prediction of fc: odd"):
         subgroup_table(table, cohort, "fc", "odd")
     with pytest.raises(InputError, match="does not have subject p000"):
         subgroup_table(table, cohort.select(np.arange(1, 90)), "fc")

@@ -19,7 +19,7 @@ from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
-from m2lgdg.report.tables import Format, Table, render
+from m2lgdg.report.tables import Format, Table, label, render
 from m2lgdg.stats import cell_scores, site_scores
 from m2lgdg.storage import InputError, write_bytes, write_text, write_texts
 
@@ -87,7 +87,7 @@ def _page(**values: object) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
-    return page.render(style=Markup(style), script=Markup(script), policy=policy, drawn=Markup, **values)
+    return page.render(style=Markup(style), script=Markup(script), policy=policy, drawn=Markup, label=label, **values)
 
 
 def _write_tables(tables: list[Table], to: Path) -> None:

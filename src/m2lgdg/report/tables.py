@@ -121,8 +121,10 @@ def _said(fields: Mapping[str, Any]) -> str:
 
 
 def label(method: str, variant: str) -> str:
-    """How a method and variant are called in a table."""
-    return f"{method} + {variant}" if variant else method
+    """How a method and variant are called in a table; a plus only for what is added, since an ablation takes away."""
+    if not variant:
+        return method
+    return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
 
 
 def _best(macro: pd.DataFrame, keys: list[tuple[str, str]], name: str | None) -> tuple[str, str]:
