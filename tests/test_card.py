@@ -169,6 +169,16 @@ def test_the_command(model, predictions, tmp_path, monkeypatch, capsys):
     assert "| NYU | 60 | 30 |" in (tmp_path / "to" / "card.md").read_text()
 
 
+def test_one_site_or_one_class_has_no_spread(model, predictions, tmp_path):
+    one = predictions[predictions.target == "NYU"]
+    facts = dict(part(card(model, study_of(tmp_path / "one", one)), "In a study, at sites left out").facts)
+    area = 100 * auc(*(one[one.variant == ""][name].to_numpy() for name in ("label", "proba")))
+    assert facts["AUC"] == f"{area:.1f} at one site"
+    patients = one[one.label == 1]
+    facts = dict(part(card(model, study_of(tmp_path / "class", patients)), "In a study, at sites left out").facts)
+    assert "AUC" not in facts and facts["SEN"].endswith(" at one site")
+
+
 def test_the_page_shows_what_the_columns_mean(model):
     """A caption is for screen readers only: the note of each table must also stand on the page."""
     page = (write_card(model) / "card.html").read_text()

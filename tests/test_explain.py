@@ -379,6 +379,13 @@ def test_saved_tables_come_back_with_codes_and_centroids(tmp_path):
     about = json.loads((folder / "explanation.json").read_text())
     assert (about["method"], about["cohort"], about["subjects"]) == ("fc-logistic", cohort.hash, 26)
     assert about["completeness"] is None
+    for file, text in (("roi.csv", "rank,roi\n1,a\n"), ("explanation.json", "[]")):
+        kept = (folder / file).read_text()
+        (folder / file).write_text(text)
+        with pytest.raises(InputError, match="holds no explanation that can be read"):
+            Explanation.load(folder)
+        (folder / file).write_text(kept)
+    assert len(Explanation.load(folder).rois) == 116
 
 
 def explanation(scores, gate=0.5, method="flat", names=("a", "b", "c")):

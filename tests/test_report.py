@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from m2lgdg import InputError
 from m2lgdg.method import make
 from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.predictions import read_predictions
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
@@ -77,7 +79,8 @@ def test_trainings_of_variants_are_told_with_an_interval(ablated):
     (table,) = training_tables(ablated)
     whole = ablated[ablated.variant == ""]
     areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
-    mean, half = np.mean(areas) - 100, 3.182446 * np.std(areas, ddof=1) / 2  # Student's t, 3 degrees of freedom
+    spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
+    mean, half = np.mean(areas) - 100, 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
     assert table.title == "Variants of noisy, training by training"
     assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
     assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
@@ -145,7 +148,8 @@ def test_what_did_not_run_with_its_defaults_is_told():
     assert told("m2lgdg") == ""
     assert told("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
     assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
-    assert changed_fields({"method": {"somebody's": {"width": 3}}}) == "somebody's (its fields are in study.json)"
+    whose = "perhaps somebody's (of a plugin; its fields are in study.json)"
+    assert changed_fields({"method": {"somebody's": {"width": 3}}}) == whose
     assert changed_fields({}) == ""
 
 
@@ -192,6 +196,78 @@ def test_what_is_missing_or_leaks_is_told_at_the_top(predictions, tmp_path):
     both = pd.concat([gone[gone.variant == ""], noisy[~((noisy.target == "USM") & (noisy.seed == 1))]])
     assert read_contents(study_of(both, tmp_path / "other")).missing() == ["1 cell of noisy"]
     assert read_contents(study_of(both, tmp_path / "all", seeds=[0])).missing() == []
+
+
+def test_variants_and_values_of_sweeps_that_are_missing_are_counted(predictions, ablated, tmp_path):
+    asked = {"methods": ["noisy"], "variants": {"noisy": ["less"]}, "sweep": {"noisy": {"all": [1, 2]}}}
+    there = ablated.replace({"variant": {"all": "all=1"}})
+    there = there[~((there.variant == "less") & (there.target == "USM"))]
+    # Two of less, four of all=2.
+    assert read_contents(study_of(there, tmp_path / "study", **asked)).missing() == ["6 cells of noisy"]
+    known = there.replace({"method": {"noisy": "m2lgdg"}, "variant": {"less": "M1"}})
+    asked = {"variants": ["phenotypes", "M1"], "sweep": {"m2lgdg": {"all": [1]}}}  # no phenotypes: m2lgdg has no such variant
+    assert read_contents(study_of(known, tmp_path / "known", **asked)).missing() == ["2 cells of m2lgdg"]
+
+
+def test_a_method_of_a_plugin_that_runs_once_is_not_missing(predictions, tmp_path):
+    once = predictions[(predictions.method == "good") & (predictions.seed == 0)]
+    assert read_contents(study_of(once, tmp_path / "study")).missing() == []
+    linear = study_of(once.assign(method="fc-logistic"), tmp_path / "linear")
+    assert read_contents(linear).missing() == []
+    network = study_of(once.assign(method="m2lgdg"), tmp_path / "network")
+    assert read_contents(network).missing() == ["2 cells of m2lgdg"]
+    assert read_contents(study_of(once, tmp_path / "none", methods=["good", "later"])).missing() == ["4 cells of later"]
+
+
+def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
+    """`noisy` is at NYU alone, and perfect there."""
+    good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
+    alone = good[good.target == "NYU"].assign(method="alone")
+    macro = study_tables(pd.concat([alone, noisy]))[-1]
+    assert macro.note.startswith("mean ± sd over 2 target sites; paired t-tests over sites of noisy against each")
+    assert "AUC over fewer sites than 2: alone (1)" in macro.note
+    patients = pd.concat([good[good.target == "NYU"], good[(good.target == "USM") & (good.label == 1)]])
+    assert "AUC over fewer sites than 2: all, 1" in study_tables(patients)[-1].note
+
+
+def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablated, tmp_path):
+    swept = ablated.replace({"variant": {"less": "amount=2", "all": "part"}})
+    swept["proba"] = np.where(swept.variant == "part", swept.label, swept.proba)  # perfect too
+    contents = read_contents(study_of(swept, tmp_path / "study", sweep={"noisy": {"amount": [2]}}))
+    assert answer(contents, site_scores(cell_scores(swept))).main == ("noisy", "")
+    alone = swept[swept.variant == "amount=2"]  # of the whole every cell failed
+    contents = read_contents(study_of(alone, tmp_path / "alone", sweep={"noisy": {"amount": [2]}}))
+    assert answer(contents, site_scores(cell_scores(alone))).main == ("noisy", "amount=2")
+    page = write_report(tmp_path / "alone").read_text()
+    assert "sensitivity-noisy" in " ".join(path.name for path in (tmp_path / "alone" / "figures").iterdir())
+    assert "training by training" not in page
+
+
+EDITED = {
+    "proba": [(value, "a probability") for value in ("nan", "", "inf", "1.7", "-0.1", "high")],
+    "label": [(value, "1, 0 or -1 (not known)") for value in ("2", "", "patient", "0.5")],
+    "seed": [(value, "a seed") for value in ("a", "", "-1", "0.5")],
+}
+
+
+@pytest.mark.parametrize(("column", "value", "kind"), [(name, *pair) for name, pairs in EDITED.items() for pair in pairs])
+def test_edited_predictions_are_refused_with_their_line(predictions, tmp_path, column, value, kind):
+    edited = predictions.astype({column: object})
+    edited.loc[3, column] = value
+    edited.to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match=re.escape(f"line 5: {column} {value!r} is not {kind}.")):
+        read_predictions(tmp_path)
+
+
+def test_a_subject_twice_or_with_two_labels_is_refused(predictions, tmp_path):
+    pd.concat([predictions, predictions.iloc[[7]]]).to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match=f"line {len(predictions) + 2}: a subject is in the same cell twice"):
+        read_predictions(tmp_path)
+    other = predictions.copy()
+    other.loc[3, "label"] = 1 - other.loc[3, "label"]
+    other.to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match="subject s3 at NYU has one label in a row and another in another"):
+        read_predictions(tmp_path)
 
 
 def test_tables_and_figures_are_files_too(predictions, tmp_path):

@@ -142,6 +142,12 @@ def half_interval(sd, count):
     return student.ppf(0.975, count - 1) * sd / count**0.5
 
 
+def inside_sites(differences):
+    """Half the interval of the mean of as many differences at NYU as at USM, from their spread inside each."""
+    spread = np.mean([differences.xs(site, level="target").var(ddof=1) for site in ("NYU", "USM")])
+    return student.ppf(0.975, len(differences) - 2) * (spread / len(differences)) ** 0.5
+
+
 @pytest.mark.parametrize(
     ("page", "pattern", "count"),
     [
@@ -226,7 +232,7 @@ def test_the_quoted_ablations_are_those_of_the_predictions(areas, predictions):
             assert difference == "" and (beyond == 0).all()
             continue
         mean, low, high = (float(value) for value in re.findall(r"-?[\d.]+", difference))
-        half = half_interval(beyond.std(), 10)
+        half = inside_sites(beyond)
         assert [mean, low, high] == pytest.approx([beyond.mean(), beyond.mean() - half, beyond.mean() + half], abs=0.06)
 
 
@@ -247,10 +253,10 @@ def test_the_quoted_sweeps_are_those_of_the_predictions(predictions):
         highest_at_default += at_high == default
         changed = {value: trained.loc[""] - part for value, part in own.items() if value != default}
         assert max(changed, key=lambda value: abs(changed[value].mean())) == at
-        mean, half = changed[at].mean(), half_interval(changed[at].std(), 6)
+        mean, half = changed[at].mean(), inside_sites(changed[at])
         told = [float(value) for value in re.findall(r"-?[\d.]+", difference)]
         assert told == pytest.approx([mean, mean - half, mean + half], abs=0.06)
-        excluded += [abs(part.mean()) > half_interval(part.std(), 6) for part in changed.values()]
+        excluded += [abs(part.mean()) > inside_sites(part) for part in changed.values()]
     assert (len(excluded), sum(excluded), highest_at_default) == (27, 1, 1)
     same = {f"{field}={default}" for field, default, *_ in rows}  # the trainings of the whole
     spread = trained[~trained.index.get_level_values("variant").isin(same)].groupby(level=["variant", "target"]).agg(np.ptp)

@@ -256,8 +256,23 @@ def test_trainings_are_compared_in_pairs_of_one_site_and_seed():
     found = training_differences(scores, "own").set_index("variant")
     pairs = [0.1, -0.05, 0.2, 0.05]
     mean = sum(pairs) / 4
-    sd = math.sqrt(sum((pair - mean) ** 2 for pair in pairs) / 3)
+    sd = math.sqrt(sum((pair - mean) ** 2 for mean, pair in zip([0.025, 0.025, 0.125, 0.125], pairs, strict=True)) / 2)
     assert list(found.index) == ["less", "once", "same"]
-    assert found.loc["less", ["mean", "half", "trainings"]].tolist() == pytest.approx([mean, 3.182446 * sd / 2, 4])  # t of 3
+    assert found.loc["less", ["mean", "half", "trainings"]].tolist() == pytest.approx([mean, 4.302653 * sd / 2, 4])  # t of 2
     assert found.loc["once", "mean"] == pytest.approx(0.2) and math.isnan(found.loc["once", "half"])
     assert found.loc["same", "mean"] == 0 and math.isnan(found.loc["same", "half"])
+    assert training_differences(scores[scores["variant"] != ""], "own").empty  # nothing to hold them against
+
+
+def test_sites_count_the_same_and_what_they_differ_by_is_not_chance():
+    """Three seeds at A, two at B; what each site's mean is does not change the interval."""
+    pairs = {("A", 0): 0.1, ("A", 1): 0.2, ("A", 2): 0.3, ("B", 0): -0.4, ("B", 1): -0.2}
+    for shift in (0.0, 0.5):
+        rows = []
+        for (target, seed), value in pairs.items():
+            rows += [("own", "", seed, target, "AUC", value + shift * (target == "B")), ("own", "x", seed, target, "AUC", 0.0)]
+        scores = pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "metric", "value"])
+        (found,) = training_differences(scores, "own").itertuples()
+        assert found.mean == pytest.approx((0.2 - 0.3 + shift) / 2)
+        variance = (0.1**2 + 0.1**2 + 0.1**2 + 0.1**2) / 3
+        assert found.half == pytest.approx(3.182446 * math.sqrt(variance * (1 / 3 + 1 / 2)) / 2)

@@ -9,9 +9,9 @@ import pytest
 from m2lgdg import make_cohort, run_study
 from m2lgdg.cells import distinct, make_cells
 from m2lgdg.config import read_study
+from m2lgdg.predictions import read_predictions
 from m2lgdg.registry import PAPER, load_methods
 from m2lgdg.report.answer import simple_peers
-from m2lgdg.study import read_predictions
 from m2lgdg.synthetic import REST_SITES
 
 STUDIES = Path(__file__).parents[1] / "studies"

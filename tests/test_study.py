@@ -19,7 +19,7 @@ from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
 from m2lgdg.engines import ENGINES
 from m2lgdg.explain import explain
 from m2lgdg.explanation import Explanation
-from m2lgdg.study import read_predictions
+from m2lgdg.predictions import read_predictions
 
 PLUGIN = '''
 import time
@@ -238,6 +238,25 @@ def test_cells_of_a_smaller_study_can_be_copied_into_a_larger_one(finished, undi
     assert (summary.total, summary.reused) == (24, 20 + 1)  # a third seed of slow-coin at four targets, one of them run before
     table = read_predictions(folder / "new")
     assert table[table.seed < 2].to_csv(index=False, lineterminator="\n").encode() == undisturbed
+
+
+def test_a_training_taken_over_under_another_name_is_called_by_it(folder):
+    from m2lgdg.report.contents import read_contents
+
+    swept = {"methods": ["fc-logistic"], "variants": [], "seeds": [0], "sweep": {"fc-logistic": {"site_folds": [3]}}}
+    run_study(study(folder, **swept), folder / "old")
+    default = swept | {"sweep": {}, "method": {"fc-logistic": {"site_folds": 3}}}
+    assert run_study(study(folder, **default), folder / "new", reuse=[folder / "old"]).taken == 4
+    assert [(record["variant"], record["status"]) for record in read_contents(folder / "new").records] == [("", "done")] * 4
+
+
+@pytest.mark.parametrize("kept", [{"status": "done"}, {"status": "failed"}, {"status": ["done"]}, {}])
+def test_a_record_without_its_content_is_run_again(finished, kept, undisturbed):
+    folder = finished
+    path = sorted((folder / "out" / "cells").iterdir())[0]
+    path.write_text(json.dumps({"key": json.loads(path.read_text())["key"]} | kept))
+    assert run_study(study(folder), folder / "out").done == 1
+    assert (folder / "out" / "predictions.csv").read_bytes() == undisturbed
 
 
 def test_a_cohort_of_other_content_is_refused(finished):

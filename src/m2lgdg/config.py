@@ -61,7 +61,7 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
         raise InputError(f"{path} does not hold a study.")
     for change in changes or []:
         _apply(content, change)
-    if plugins:
+    if plugins and isinstance(content.get("plugins", []), list):  # else it is told below
         content["plugins"] = [*content.get("plugins", []), *plugins]
     return check_study(content, str(path), path.parent)
 
@@ -118,8 +118,11 @@ def with_only(study: Study, names: list[str]) -> Study:
 def _check_once(study: Study, where: str) -> None:
     if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
         raise InputError(f"{where}: a method or seed is listed twice.")
-    for key in ("targets", "inputs", "explain", "variants"):
-        listed = getattr(study, key)
+    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants")}
+    if isinstance(study.variants, dict):
+        lists |= {f"variants.{name}": own for name, own in study.variants.items()}
+    lists |= {f"sweep.{name}.{field}": values for name, axes in study.sweep.items() for field, values in axes.items()}
+    for key, listed in lists.items():
         for one in listed if isinstance(listed, list) else []:
             if listed.count(one) > 1:
                 raise InputError(f"{where}, key {key}: {one} is listed twice.")

@@ -62,6 +62,9 @@ class Explanation:
             tables = {held: _read_table(folder / f"{name}.csv") for name, held in TABLES.items()}
         except (OSError, ValueError) as error:
             raise InputError(f"{folder} holds no explanation that can be read ({one_line(error)}).") from None
+        scored = [held for held in ("rois", "edges", "phenotypes") if held in tables and len(tables[held])]
+        if not isinstance(about, dict) or any("score" not in tables[held] for held in scored):
+            raise InputError(f"{folder} holds no explanation that can be read (a table without scores, or no facts).")
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
 
     def placed(self, places: pd.DataFrame) -> Explanation:

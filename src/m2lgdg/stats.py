@@ -68,16 +68,22 @@ def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tu
 def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
     """A method minus each of its variants, training by training (`cell_scores`): mean, half its 95 % t interval, trainings.
 
-    Trainings of one site and seed are a pair. The interval tells what chance in training leaves open at these sites, not
-    what other sites would say; of a single pair, or of the same trainings, it is NaN.
+    Trainings of one site and seed are a pair; the mean is that of the sites' means. The interval comes from the spread inside
+    sites alone, one variance for all: it tells what chance in training leaves open at these sites, not what other sites would
+    say. With one pair a site, or where all are the same trainings, it is NaN. No rows where the whole was not run.
     """
     own = scores[scores["method"] == method]
     table = own.pivot(index=["metric", "target", "seed"], columns="variant", values="value")
     rows = []
-    for variant in dict.fromkeys(own["variant"][own["variant"] != ""]):
+    for variant in dict.fromkeys(own["variant"][own["variant"] != ""]) if "" in table else []:
         for metric, pairs in (table[""] - table[variant]).dropna().groupby(level="metric", sort=False):
-            half = np.nan if len(pairs) < 2 or np.ptp(pairs) < 1e-12 else half_interval(pairs.std(ddof=1), len(pairs))
-            rows.append((variant, metric, pairs.mean(), half, len(pairs)))
+            sites = pairs.groupby(level="target")
+            means, counts, freedom = sites.mean(), sites.count(), len(pairs) - sites.ngroups
+            half = np.nan
+            if freedom > 0 and not np.allclose(pairs, 0, rtol=0, atol=1e-12):
+                variance = float(((pairs - sites.transform("mean")) ** 2).sum()) / freedom
+                half = float(student.ppf(0.975, freedom) * np.sqrt(variance * (1 / counts).sum()) / len(means))
+            rows.append((variant, metric, float(means.mean()), half, len(pairs)))
     return pd.DataFrame(rows, columns=["variant", "metric", "mean", "half", "trainings"])
 
 

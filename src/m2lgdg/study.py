@@ -26,6 +26,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.config import Study, check_study, read_study
 from m2lgdg.engines import ENGINES, Engine
 from m2lgdg.method import Method, make
+from m2lgdg.predictions import COLUMNS
 from m2lgdg.readers import read
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -42,7 +43,6 @@ LEARNED = (
     "notes",
 )  # facts a record keeps
 LOST = "the GPU failed, and this process cannot use it any more"
-COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,7 @@ def _take_over(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
             continue
         if explained.is_dir():
             shutil.copytree(explained, explanation_path(out, cell.key), dirs_exist_ok=True)
+        record |= _head(cell)  # the same training may have another name here: a value of a sweep that is now the default
         write_text(record_path(out, cell), json.dumps(record, ensure_ascii=False) + "\n")
         return True
     return False
@@ -282,7 +283,10 @@ def read_record(out: str | Path, cell: Cell) -> dict[str, Any] | None:
         record = json.loads(record_path(out, cell).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and record.get("key") == cell.key else None
+    if not isinstance(record, dict) or record.get("key") != cell.key:
+        return None
+    needed = {"done": {"subjects", "labels", "proba"}, "failed": {"reason"}}.get(str(record.get("status")))
+    return record if needed is not None and needed <= set(record) else None
 
 
 def collect(out: str | Path, cells: list[Cell]) -> pd.DataFrame:
@@ -306,23 +310,6 @@ def collect(out: str | Path, cells: list[Cell]) -> pd.DataFrame:
         write_text(failed, failed_table.to_csv(index=False, lineterminator="\n"))
     else:
         failed.unlink(missing_ok=True)
-    return table
-
-
-def read_predictions(out: str | Path) -> pd.DataFrame:
-    """The predictions table of a study folder."""
-    path = Path(out) / "predictions.csv"
-    text = dict.fromkeys(("method", "variant", "target", "subject"), str)
-    try:
-        table = pd.read_csv(path, dtype=text, keep_default_na=False)
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{out} is no study folder: it has no predictions.csv.") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
-    if list(table.columns) != COLUMNS:
-        raise InputError(f"{path} does not have the columns {', '.join(COLUMNS)}.")
-    if not len(table):
-        raise InputError(f"{path} holds no finished cell.")
     return table
 
 
@@ -360,6 +347,7 @@ def _shard(text: str | None) -> tuple[int, int]:
     if text is None:
         return 1, 1
     part, _, parts = text.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise InputError(f"--shard {text}: not of the form i/n with 1 <= i <= n.")
+    plain = text.isascii() and len(text) < 20 and part.isdecimal() and parts.isdecimal()
+    if not (plain and 1 <= int(part) <= int(parts)):
+        raise InputError(f"--shard {text[:40]}: not of the form i/n with 1 <= i <= n.")
     return int(part), int(parts)

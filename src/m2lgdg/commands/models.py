@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,9 +109,10 @@ def fit(
     where = f"{count} subjects of {sites} site{'' if sites == 1 else 's'}"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
     write_card(to)
-    plugins = "".join(f" --plugin {escape(str(path))}" for path in plugin or [])
-    new = " ".join([escape(str(path)), *(f"--only {escape(site)}" for site in without)]) if without else "NEW_SITE"
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} {new} --out predictions.csv{plugins}", soft_wrap=True)
+    words = ["m2lgdg", "predict", str(to), str(path) if without else "NEW_SITE"]
+    words += [word for site in dict.fromkeys(without or []) for word in ("--only", site)] + ["--out", "predictions.csv"]
+    words += [word for file in plugin or [] for word in ("--plugin", str(file))]
+    terminal.out.print(f"Next: {escape(shlex.join(words))}", soft_wrap=True)
 
 
 def _of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:
@@ -238,10 +240,9 @@ def predict(
     terminal.out.print(
         "Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.", soft_wrap=True
     )
-    terminal.out.print(
-        f"Next: m2lgdg explain {escape(str(model))} {escape(str(path))} --out DIR for what the decisions rest on",
-        soft_wrap=True,
-    )
+    if not only:  # explain takes whole cohorts
+        then = f"Next: {shlex.join(['m2lgdg', 'explain', str(model), str(path)])} --out DIR for what the decisions rest on"
+        terminal.out.print(escape(then), soft_wrap=True)
 
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:

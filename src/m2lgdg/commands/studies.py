@@ -112,7 +112,7 @@ def run(
             watch=watch,
         )
     if reuse and not summary.taken and summary.done + len(summary.failed):
-        why = "none is of this study's data, fields, seeds, device, threads and code"
+        why = "none is of this study's data, fields, seeds, device, threads, explanations and code"
         terminal.err.print(f"No cell was taken over from --reuse: {why}.", highlight=False, soft_wrap=True)
     _report_run(summary, to)
     raise typer.Exit(1 if summary.failed else 0)
@@ -132,9 +132,9 @@ def table(
 
     Where variants were run with several seeds, a last table holds each against the whole, training by training.
     """
+    from m2lgdg.predictions import read_predictions
     from m2lgdg.report.beside import read_published, stand_beside
     from m2lgdg.report.tables import render, study_tables, training_tables
-    from m2lgdg.study import read_predictions
 
     predictions = read_predictions(folder)
     tables = study_tables(predictions, best) + training_tables(predictions)
@@ -261,10 +261,11 @@ def demo(
 ) -> None:
     """Make a synthetic cohort whose truth is known, check it, leave each site out once, show tables and a report."""
     from m2lgdg.check import check_cohort
+    from m2lgdg.predictions import read_predictions
     from m2lgdg.report.page import write_report
     from m2lgdg.report.tables import render, study_tables
     from m2lgdg.storage import write_text
-    from m2lgdg.study import read_predictions, run_study
+    from m2lgdg.study import run_study
     from m2lgdg.synthetic import make_cohort
 
     cohort = make_cohort(preset, seed=seed)

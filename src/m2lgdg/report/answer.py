@@ -30,7 +30,8 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
     """`scores` are per site (`stats.site_scores`); the question is about M²LG-DG where it was run, else about the best."""
     areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
-    keys: list[Key] = [(str(method), str(variant)) for method, variant in order.index]
+    order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some
+    keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
     warnings = _warnings(contents)
     if not keys:
         none = "No target site has both patients and controls, so no AUC is defined."
@@ -50,6 +51,13 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
     told = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. 50 is chance."
     told += f" {sites} sites say little about the next one, however wide the interval." if 1 < sites < FEW else ""
     return Answer(main, peer, _cohort(contents), told, beside, warnings)
+
+
+def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
+    """Rows that an answer may be about: of many ablations or values of a sweep the highest is the luckiest too."""
+    whole = {method for method, variant in contents.keys if not variant}
+    own = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in whole)]
+    return own or keys
 
 
 def simple_peers() -> list[str]:

@@ -185,7 +185,7 @@ def _results(fitted: Method, contents: Contents) -> Part:
     header = ["Site left out", "n", "patients", "AUC", *operating.header[8:]]
     table = _plain_table("Sites left out", header, rows, f"AUC with DeLong's interval; {operating.note}")
     macro = macro_scores(site_scores(cell_scores(own, PAPER_METRICS)))
-    mean = [(one.metric, f"{100 * one.mean:.1f} ± {100 * one.sd:.1f} over {one.sites} sites") for one in macro.itertuples()]
+    mean = [(one.metric, _mean(one.mean, one.sd, one.sites)) for one in macro.itertuples() if one.sites]
     told = [f"Seeds: {', '.join(map(str, sorted(set(own['seed']))))}. Every site was left out whole: training never saw it."]
     if not same:
         told.append(f"The study ran {label(fitted.name, variant)} with other fields {OTHERWISE}")
@@ -208,6 +208,10 @@ def _variant(fitted: Method, contents: Contents, variants: list[str]) -> tuple[s
         if (not one or changes) and there == fitted.fields():
             return one, True
     return variants[0], False
+
+
+def _mean(mean: float, sd: float, sites: int) -> str:
+    return f"{100 * mean:.1f} at one site" if sites == 1 else f"{100 * mean:.1f} ± {100 * sd:.1f} over {sites} sites"
 
 
 def _area(part: pd.DataFrame) -> str:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import METRICS, THRESHOLD
+from m2lgdg.predictions import read_predictions
 from m2lgdg.readers.tables import MOTION
 from m2lgdg.report.answer import simple_peers
 from m2lgdg.report.subgroups import EYES
@@ -27,7 +28,6 @@ from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.stats import cell_scores, half_interval, macro_scores, site_scores
 from m2lgdg.storage import InputError, one_line
-from m2lgdg.study import read_predictions
 
 TO_COMPLETE = "authors to complete"
 CITATIONS = {

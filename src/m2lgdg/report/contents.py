@@ -16,11 +16,12 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.explanation import Explanation
+from m2lgdg.predictions import read_predictions
 from m2lgdg.readers.atlas import read_places
 from m2lgdg.report.beside import Published, read_published, stand_beside
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
-from m2lgdg.study import explanation_path, read_predictions
+from m2lgdg.study import explanation_path
 
 Key = tuple[str, str]
 RECORDS = "records.jsonl"  # of a shared copy, which has no cells/
@@ -72,7 +73,7 @@ class Contents:
         return found
 
     def missing(self) -> list[str]:
-        """Cells that the study asks for and that are neither there nor failed, a sentence a method."""
+        """Cells that the study asks for, of variants and sweeps too, that are neither there nor failed: a sentence a method."""
         have = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in self.failures}
         rows = self.predictions.drop_duplicates(["method", "variant", "target", "seed"])
         have |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
@@ -80,11 +81,22 @@ class Contents:
         methods, all_seeds, targets = (self._listed(name) for name in ("methods", "seeds", "targets"))
         for method in methods:
             own = {row[3] for row in have if row[0] == method}
-            asked = all_seeds if len(own) > 1 or not _runs_once(method) else all_seeds[:1]
-            gone = sum((method, "", target, seed) not in have for target in targets for seed in asked)
+            asked = all_seeds[:1] if own <= set(all_seeds[:1]) and _runs_once(method, bool(own)) else all_seeds
+            rows_of = dict.fromkeys(["", *self._variants(method, {row[1] for row in have if row[0] == method})])
+            gone = sum((method, row, target, seed) not in have for row in rows_of for target in targets for seed in asked)
             if gone:
                 told.append(f"{gone} cell{'s' if gone > 1 else ''} of {method}")
         return told
+
+    def _variants(self, method: str, seen: set[str]) -> list[str]:
+        """Variants and values of a sweep that the study asks of a method; of a plugin's method `seen` tells what it has."""
+        from m2lgdg.registry import load_methods
+
+        asked = self.study.get("variants") or []
+        have = set(load_methods()[method].variants) if method in load_methods() else seen
+        named = asked.get(method, []) if isinstance(asked, dict) else [one for one in asked if one in have]
+        axes = self.swept.get(method, {})
+        return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
 
     def _listed(self, name: str) -> list[str]:
         """A list of the study as words; none where a damaged study.json has something else there."""
@@ -92,12 +104,15 @@ class Contents:
         return [str(one) for one in value] if isinstance(value, list) else []
 
 
-def _runs_once(method: str) -> bool:
-    """Whether a method has no randomness, so that one seed is all there is to run."""
+def _runs_once(method: str, seen: bool) -> bool:
+    """Whether a method has no randomness, so that one seed is all there is to run.
+
+    Of a plugin, whose code is not run to read a folder, that is not known: if it was seen, then with the first seed alone.
+    """
     from m2lgdg.registry import load_methods
 
     known = load_methods()
-    return method in known and not known[method].stochastic
+    return not known[method].stochastic if method in known else seen
 
 
 def read_contents(folder: str | Path, places: str | Path | None = None, published: str | Path | None = None) -> Contents:

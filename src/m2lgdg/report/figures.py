@@ -183,7 +183,7 @@ def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[A
 
     caption = f"{method}: AUC, ACC and F1, means over target sites, over swept fields; the default is the larger point."
     if halves.notna().any():
-        caption += " Bars: the 95 % t interval of the difference from the default, over trainings of the same site and seed."
+        caption += " Bars: the 95 % t interval of the difference from the default, by the spread over seeds inside sites."
     return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 5.6), paint)
 
 

@@ -19,6 +19,10 @@ from m2lgdg.storage import InputError, write_text
 from m2lgdg.study import explanation_path
 
 FOLDERS = re.compile(r"(?<![\w.~])(?:[A-Za-z]:\\|~?/)(?:[^\s'\"<>|:;,/\\]+[/\\])+")  # of a path that begins at a root or a home
+# A home's name may hold blanks, and its last part is who lives there, not a file.
+HOME = r"(?<![\w.~])(?:/home|/Users|[A-Za-z]:\\Users)[/\\]"
+BELOW_HOME = re.compile(HOME + r"(?:[^'\"<>|:;,/\\\n]+[/\\])+")
+BARE_HOME = re.compile(HOME + r"[^\s'\"<>|:;,/\\]+(?![^'\"<>|:;,/\\\n]*[/\\])")
 TOLD = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # of a record
 
 
@@ -58,10 +62,15 @@ def _csv(rows: list[dict[str, str]]) -> str:
     return str(pd.DataFrame(_without_folders(rows)).to_csv(index=False, lineterminator="\n")) if rows else ""
 
 
+def without_folders(text: str) -> str:
+    """A text in which paths are the names of files."""
+    return FOLDERS.sub("", BELOW_HOME.sub("", BARE_HOME.sub("~", text)))
+
+
 def _without_folders(content: Any) -> Any:
     """Plain values in which every text has the names of files, but not where they lay."""
     if isinstance(content, str):
-        return FOLDERS.sub("", content)
+        return without_folders(content)
     if isinstance(content, list):
         return [_without_folders(one) for one in content]
     return {key: _without_folders(one) for key, one in content.items()} if isinstance(content, dict) else content

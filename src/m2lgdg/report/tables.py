@@ -80,10 +80,12 @@ def training_table(predictions: pd.DataFrame, method: str, variants: list[str], 
         mean, half = 100 * row["mean"], 100 * row["half"]
         ends = [_number(mean, "+.2f"), _number(mean - half, "+.2f"), _number(mean + half, "+.2f")]
         rows.append([row["variant"], str(row["trainings"]), *ends])
+    if not rows:  # no site and seed of which both were run
+        return None
     header = ["Variant", "trainings", "AUC difference", "low", "high"]
     note = (
-        f"{method} minus each, in pairs of one site and seed, with the 95 % t interval over the trainings: what chance in "
-        "training leaves open at these sites, not corrected for the many rows"
+        f"{method} minus each, in pairs of one site and seed, with a 95 % t interval from the spread over seeds inside sites: "
+        "what chance in training leaves open at these sites, not corrected for the many rows"
     )
     return Table(f"{what} of {method}, training by training", header, rows, [[0] * len(header) for _ in rows], note)
 
@@ -96,7 +98,7 @@ def changed_fields(study: dict[str, Any]) -> str:
     told = []
     for name, fields in (study.get("method") or {}).items():
         if name not in load_methods():  # of a plugin that is not loaded here
-            told.append(f"{name} (its fields are in study.json)" if fields else name)
+            told += [f"perhaps {name} (of a plugin; its fields are in study.json)"] if fields else []
             continue
         default = json.loads(json.dumps(make(name).fields()))  # tuples as lists, as study.json has them
         changed = {field: value for field, value in fields.items() if default.get(field) != value}
@@ -135,8 +137,9 @@ def _best(macro: pd.DataFrame, keys: list[tuple[str, str]], name: str | None) ->
         raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
     if len({method for method, _ in keys}) == 1 and (keys[0][0], "") in keys:
         return keys[0][0], ""
-    area = macro[macro["metric"] == "AUC"].set_index(["method", "variant"])["mean"]
-    return max(keys, key=lambda key: -1.0 if np.isnan(area[key]) else float(area[key]))
+    area = macro[macro["metric"] == "AUC"].set_index(["method", "variant"])
+    ranked = area.sort_values(["sites", "mean"], ascending=False, kind="stable", na_position="last")
+    return next(((str(method), str(variant)) for method, variant in ranked.index if (method, variant) in keys), keys[0])
 
 
 def _site_table(scores: pd.DataFrame, keys: list[tuple[str, str]], metrics: tuple[str, ...], site: str) -> Table:
@@ -171,6 +174,11 @@ def _macro_table(
         note = "one target site, so nothing is tested"
     elif sites < FEW:
         note += f", which {sites} sites can hardly decide"
+    counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in keys}
+    fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
+    if fewer and len(set(counts.values())) == 1:
+        fewer = f"all, {min(counts.values())}"
+    note += f"; AUC over fewer sites than {sites}: {fewer}" if fewer else ""
     told = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
     note += f". {told}" if told else ""
     return Table("Macro average over target sites", header, rows, ranks, note, "all")

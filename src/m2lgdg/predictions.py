@@ -1,0 +1,49 @@
+"""The predictions table of a study folder: one row a subject of a cell, from which all scores, tables and figures are made.
+
+Written by `study.collect`; read here, and refused where somebody has edited it into something whose scores would be wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.storage import InputError, one_line
+
+COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
+
+
+def read_predictions(out: str | Path) -> pd.DataFrame:
+    """The predictions table of a study folder."""
+    path = Path(out) / "predictions.csv"
+    text = dict.fromkeys(("method", "variant", "target", "subject"), str)
+    try:
+        table = pd.read_csv(path, dtype=text, keep_default_na=False)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{out} is no study folder: it has no predictions.csv.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
+    if list(table.columns) != COLUMNS:
+        raise InputError(f"{path} does not have the columns {', '.join(COLUMNS)}.")
+    if not len(table):
+        raise InputError(f"{path} holds no finished cell.")
+    return _checked(table, path)
+
+
+def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    proba, label, seed = (pd.to_numeric(table[name], errors="coerce") for name in ("proba", "label", "seed"))
+    fits = {"proba": proba.between(0, 1), "label": label.isin([-1, 0, 1]), "seed": (seed >= 0) & (seed % 1 == 0)}
+    for name, kind in (("proba", "a probability"), ("label", "1, 0 or -1 (not known)"), ("seed", "a seed")):
+        wrong = np.flatnonzero(~fits[name])
+        if len(wrong):
+            raise InputError(f"{path}, line {wrong[0] + 2}: {name} {str(table[name].iloc[wrong[0]])[:40]!r} is not {kind}.")
+    twice = np.flatnonzero(table.duplicated([*COLUMNS[:4], "subject"]))
+    if len(twice):
+        raise InputError(f"{path}, line {twice[0] + 2}: a subject is in the same cell twice.")
+    labels = table.groupby(["target", "subject"], sort=False)["label"].nunique()
+    if (labels > 1).any():
+        target, subject = labels.index[labels > 1][0]
+        raise InputError(f"{path}: subject {subject} at {target} has one label in a row and another in another.")
+    return table.astype({"seed": int, "label": int, "proba": float})
