@@ -28,7 +28,7 @@ ORDER = [
     ),
     *("metrics", "stats", "losses", "graph", "sampler", "kernels", "gpu", "devices", "model_folder", "shift", "promise"),
     *("registry", "method", "deep", "methods"),
-    *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "study"),
+    *("representation", "explanation", "explain", "export", "config", "cells", "claim", "engines", "predictions", "study"),
     *("baselines", "audit", "report", "local", "serve", "commands", "cli"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
