@@ -1,6 +1,7 @@
 """`m2lgdg fit` and `m2lgdg predict`: a model folder made from all sites, used at a new one, and what they refuse."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -193,6 +194,21 @@ def test_fit_with_a_plugin_says_what_works_next(command):
     finally:
         for name in ("half-a", "half-b"):  # not methods of the package
             METHODS.pop(name, None)
+
+
+def test_what_fit_says_next_can_be_typed_whatever_sites_are_called(command):
+    make_cohort("tiny", sizes={"Site A": 14, "b": 14, "c": 14}).save("my cohort.cohort")
+    without = ["--without", "Site A", "--without", "Site A"]
+    options = ["--method", "fc-logistic", "--no-promise", "--out", "my model"]
+    code, text, _ = command("fit", "my cohort.cohort", *without, *options)
+    assert code == 0
+    told = text.split("Next: m2lgdg ")[1].strip()
+    assert told == "predict 'my model' 'my cohort.cohort' --only 'Site A' --out predictions.csv"
+    code, text, _ = command(*shlex.split(told))
+    assert code == 0 and "Wrote predictions.csv: 14 subjects" in text
+    assert "Next:" not in text  # explain takes whole cohorts, so training sites too
+    code, text, _ = command("predict", "my model", "my cohort.cohort", "--out", "all.csv")
+    assert code == 0 and "Next: m2lgdg explain 'my model' 'my cohort.cohort' --out DIR" in text
 
 
 def test_fit_says_that_nobody_was_spared_for_validation(command):

@@ -241,6 +241,28 @@ def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablat
     page = write_report(tmp_path / "alone").read_text()
     assert "sensitivity-noisy" in " ".join(path.name for path in (tmp_path / "alone" / "figures").iterdir())
     assert "training by training" not in page
+    other = ablated[ablated.variant == ""].assign(method="other")  # worse, but no value of a sweep
+    both = pd.concat([alone, other])
+    contents = read_contents(study_of(both, tmp_path / "both", sweep={"noisy": {"amount": [2]}}))
+    assert answer(contents, site_scores(cell_scores(both))).main == ("other", "")
+
+
+def test_the_answer_is_about_a_method_that_was_run_at_all_sites(predictions, tmp_path):
+    good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
+    both = pd.concat([good[good.target == "NYU"], noisy])
+    told = answer(read_contents(study_of(both, tmp_path / "study")), site_scores(cell_scores(both)))
+    assert told.main == ("noisy", "")
+    assert told.answer.startswith("Mean AUC over 2 unseen sites: noisy ")
+
+
+def test_the_command_prints_the_trainings_too(ablated, tmp_path, capsys, monkeypatch):
+    from m2lgdg.cli import main
+
+    monkeypatch.setattr("sys.argv", ["m2lgdg", "table", str(study_of(ablated, tmp_path / "study"))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert render(training_tables(ablated), "text") in capsys.readouterr().out
 
 
 EDITED = {
