@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test benchmark faults fuzz clean
 
-.venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/readers/_numbers.c
+.venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/data/readers/_numbers.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster,onnx,serve]'

@@ -13,7 +13,7 @@ class NumbersHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        folder = Path(self.root) / "src" / "m2lgdg" / "readers"
+        folder = Path(self.root) / "src" / "m2lgdg" / "data" / "readers"
         compiler = next(filter(shutil.which, [(sysconfig.get_config_var("CC") or "cc").split()[0], "cc", "gcc", "clang"]), None)
         command = [compiler or "cc", "-O3", "-shared", "-fPIC", "-o", str(folder / "_numbers.so"), str(folder / "_numbers.c")]
         try:

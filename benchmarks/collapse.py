@@ -9,9 +9,9 @@ import json
 import torch
 
 import m2lgdg
-from m2lgdg.config import method_fields
 from m2lgdg.losses import normalised
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.study.config import method_fields
 
 
 def mean_cosine(vectors):
@@ -42,7 +42,7 @@ def main():
     method.fit(fold.source, seed=0, device=options.device)
     place = torch.device(options.device)
     scaler = PhenotypeScaler.restore(fold.target.inputs, method.state_, "scaler")
-    batch = method._batch(fold.target, scaler, place)
+    batch = method.make_batch(fold.target, scaler, place)
     batch = batch.take(torch.arange(min(64, len(batch)), device=place))
     adjacency = {"adjacency": method.state_["fitted.adjacency"]}
     torch.manual_seed(0)

@@ -15,9 +15,9 @@ import torch
 from presets import preset
 from timing import significant, wait
 
-from m2lgdg.config import method_fields
 from m2lgdg.method import method
 from m2lgdg.methods.m2lgdg import M2LGDG
+from m2lgdg.study.config import method_fields
 
 
 @method("m2lgdg-timed")
@@ -38,10 +38,10 @@ class Timed(M2LGDG):
         self.cuda = train.is_cuda
         return timed
 
-    def _validate(self, network, batch):
+    def validate(self, network, batch):
         wait(batch.label.device)
         start = time.perf_counter()
-        found = super()._validate(network, batch)
+        found = super().validate(network, batch)
         self.validating = getattr(self, "validating", 0.0) + time.perf_counter() - start
         return found
 

@@ -14,8 +14,8 @@ import torch
 from step import Ours, made_up
 from timing import by_turns, significant
 
-from m2lgdg.config import method_fields
 from m2lgdg.methods.m2lgdg import M2LGDG
+from m2lgdg.study.config import method_fields
 
 AXES = {"subjects": (250, 500, 1000, 2000), "rois": (50, 116, 200, 400), "length": (100, 150, 200, 300, 400)}
 BASE = {"subjects": 2000, "rois": 116, "length": 200}

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import m2lgdg
-from m2lgdg.claim import LEFT
+from m2lgdg.study.folder import LEFT
 
 PLUGIN = '''
 import time
@@ -50,7 +50,7 @@ RUNS = """
 import os, sys
 from m2lgdg import run_study
 from m2lgdg.registry import load_methods
-import m2lgdg.claim, m2lgdg.deep, joblib, sklearn.svm, sklearn.linear_model, threadpoolctl
+import m2lgdg.study.folder, m2lgdg.deep, joblib, sklearn.svm, sklearn.linear_model, threadpoolctl
 load_methods()
 for line in sys.stdin:
     out, jobs = line.split()

@@ -12,7 +12,7 @@ import numpy as np
 
 import m2lgdg
 from m2lgdg.metrics import auc
-from m2lgdg.predictions import read_predictions
+from m2lgdg.study.predictions import read_predictions
 
 HARDER = {"n_disease_rois": 24, "roi_effect": 2.0}  # than the demo's own effect, which a laptop's network finds in a minute
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import m2lgdg
 from m2lgdg.metrics import auc, calibration, calibration_error, logit, sigmoid
-from m2lgdg.promise import Promise
+from m2lgdg.model.new_site import NewSiteCalibration
 
 
 def collect(cohort, name, fields, targets, file):
@@ -46,17 +46,19 @@ def promised(cohort, scores, target):
     for site in set(cohort.sites[source].tolist()):
         here = cohort.sites == site
         proba[here] = scores["+".join(sorted((site, target)))][here]
-    return Promise.from_scores(proba[source], cohort.labels[source], cohort.sites[source], len(cohort.site_names) - 1)
+    return NewSiteCalibration.from_scores(
+        proba[source], cohort.labels[source], cohort.sites[source], len(cohort.site_names) - 1
+    )
 
 
-def kept(promise, raw, labels, coverage):
+def kept(new_site, raw, labels, coverage):
     """What the same figures are at the target."""
-    proba = sigmoid(promise.slope * logit(raw) + promise.offset)
-    sets = promise.sets(proba, coverage)
+    proba = sigmoid(new_site.slope * logit(raw) + new_site.offset)
+    sets = new_site.sets(proba, coverage)
     true = np.where(labels == 1, "patient", "control")
     held, single = (sets == "both") | (sets == true), np.isin(sets, ["control", "patient"])
     slope, intercept = calibration(labels, proba)
-    low, high = (float(one.mean()) for one in promise.interval(proba))
+    low, high = (float(one.mean()) for one in new_site.interval(proba))
     return {
         "in_set": held.mean(),
         "one_class": single.mean(),
@@ -98,10 +100,17 @@ def main():
     scores = collect(cohort, options.method, {"phenotypes": not options.no_phenotypes}, targets, options.scores)
     rows = []
     for target in targets:
-        promise, here = promised(cohort, scores, target), cohort.sites == target
-        found = kept(promise, scores[target][here], cohort.labels[here], options.coverage)
-        said = promise.expected(options.coverage)._asdict() | {"brier": promise.whole.brier, "ece": promise.whole.ece}
-        said |= {"temperature": promise.slope, "slope_sd": promise.slope_sd, "offset_sd": promise.offset_sd}
+        new_site, here = promised(cohort, scores, target), cohort.sites == target
+        found = kept(new_site, scores[target][here], cohort.labels[here], options.coverage)
+        said = new_site.expected(options.coverage)._asdict() | {
+            "brier": new_site.whole.brier,
+            "ece": new_site.whole.ece,
+        }
+        said |= {
+            "temperature": new_site.slope,
+            "slope_sd": new_site.slope_sd,
+            "offset_sd": new_site.offset_sd,
+        }
         rows.append((int(here.sum()), found, said))
         print(json.dumps({"site": target, "subjects": rows[-1][0], "found": plain(found), "promised": plain(said)}), flush=True)
     sizes = [size for size, *_ in rows]

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import m2lgdg
-from m2lgdg.readers.abide import _load
-from m2lgdg.readers.gather import Found, gather
-from m2lgdg.readers.text import compiled
+from m2lgdg.data.readers.abide import _load
+from m2lgdg.data.readers.gather import Found, gather
+from m2lgdg.data.readers.text import compiled
 
 
 def seconds(work, repeats=3):

@@ -39,7 +39,7 @@ def main():
     if not torch.cuda.is_available():
         parser.error("there is no CUDA here, so nothing is recorded")
     cohort, off = make_cohort(options.preset), []
-    DeepMethod._seen_by = held_against(DeepMethod._seen_by, off)
+    DeepMethod.validation_logits = held_against(DeepMethod.validation_logits, off)
     for name in options.methods:
         for cell in range(options.cells):
             off.clear()

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.io import savemat
 
 import m2lgdg
-from m2lgdg.synthetic import REST_SITES
+from m2lgdg.data.synthetic import REST_SITES
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 1833

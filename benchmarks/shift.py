@@ -9,7 +9,7 @@ import json
 import numpy as np
 
 import m2lgdg
-from m2lgdg.shift import SourceStatistics
+from m2lgdg.model.out_of_distribution import SourceDistribution
 
 
 def main():
@@ -19,7 +19,7 @@ def main():
     options = parser.parse_args()
     flagged = {}
     for fold in m2lgdg.leave_one_site_out(m2lgdg.read(options.cohort), options.targets):
-        scores = SourceStatistics.fit(fold.source).scores(fold.target)
+        scores = SourceDistribution.fit(fold.source).scores(fold.target)
         for kind, values in scores.items():
             flagged.setdefault(kind, []).append(np.asarray(values) > 1)
         shares = {kind: round(float(parts[-1].mean()), 3) for kind, parts in flagged.items()}

@@ -20,8 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import m2lgdg
-from m2lgdg.config import method_fields
 from m2lgdg.metrics import auc
+from m2lgdg.study.config import method_fields
 
 HARDER = {"n_disease_rois": 24, "roi_effect": 2.0}  # than the demo's own effect, which a laptop's network finds in a minute
 

@@ -14,10 +14,10 @@ import plain
 import torch
 from timing import by_turns, significant
 
-from m2lgdg.config import method_fields
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.graph import group_graph
 from m2lgdg.methods.m2lgdg import M2LGDG
+from m2lgdg.study.config import method_fields
 
 INPUTS, SITES, TOLERANCE = 3, 20, 1e-4
 
@@ -41,7 +41,7 @@ class Ours:
         place = everyone.label.device
         self.own, self.everyone = own, everyone
         self.network = own.build(Shape(rois, own.length, INPUTS, SITES, {"adjacency": adjacency})).to(place).train()
-        own._class_weight, own._epoch = torch.tensor([0.9, 1.1], device=place), 0
+        own.class_weight, own.epoch = torch.tensor([0.9, 1.1], device=place), 0
         self.optimizer = own.optimizer(self.network)
         own.facts_ = {"notes": []}
         with tf32(own.precision != "fp32"):
@@ -69,12 +69,12 @@ class Plain:
         self.optimizer = plain.plain_optimizer(self.network, self.own)
 
     def step(self, rows):
-        batch, weight = self.everyone.take(rows), self.own._class_weight
+        batch, weight = self.everyone.take(rows), self.own.class_weight
         with tf32(False):
             return plain.plain_step(self.network, batch, self.optimizer, self.own, weight)
 
     def gradients(self, rows):
-        loss = plain.plain_loss(self.network, self.everyone.take(rows), self.own, self.own._class_weight)
+        loss = plain.plain_loss(self.network, self.everyone.take(rows), self.own, self.own.class_weight)
         loss.backward()
         return loss.detach()
 

@@ -30,7 +30,9 @@ def main():
         model = Path(options.out or folder) / "model"
         if not model.exists():
             source = cohort.select((cohort.sites != options.site) & (cohort.labels >= 0))
-            m2lgdg.make(options.method, phenotypes=True).fit(source, limits=True, promise=True).save(model)
+            m2lgdg.make(options.method, phenotypes=True).fit(source, source_distribution=True, new_site_calibration=True).save(
+                model
+            )
         fitted = Method.load(model)
     site = cohort.select(sites=[options.site])
     rows = [walk(fitted, site.select([i]), options.coverage) for i in range(len(site))]
@@ -54,10 +56,10 @@ def plain(said):
 def walk(fitted, one, coverage):
     """All that the hospital is told of one subject."""
     proba = fitted.predict_proba(one)[:, 1]
-    (low,), (high,) = fitted.promise_.interval(proba)
-    scores = {f"{kind}_shift": round(float(score[0]), 3) for kind, score in fitted.limits_.scores(one).items()}
+    (low,), (high,) = fitted.new_site_.interval(proba)
+    scores = {f"{kind}_shift": round(float(score[0]), 3) for kind, score in fitted.source_distribution_.scores(one).items()}
     said = {"proba": float(proba[0]), "low": round(low, 3), "high": round(high, 3)}
-    return said | {"set": str(fitted.promise_.sets(proba, coverage)[0]), "flags": fitted.flags(one)[0]} | scores
+    return said | {"set": str(fitted.new_site_.sets(proba, coverage)[0]), "flags": fitted.flags(one)[0]} | scores
 
 
 def judge(fitted, rows, labels, coverage):
@@ -68,7 +70,7 @@ def judge(fitted, rows, labels, coverage):
     held = (sets == "both") | (sets == np.where(y == 1, "patient", "control"))
     single = np.isin(sets, ["control", "patient"])
     called = p >= fitted.threshold
-    promise, kept = fitted.promise_, fitted.promise_.expected(coverage)
+    new_site, kept = fitted.new_site_, fitted.new_site_.expected(coverage)
     slope, intercept = calibration(y, p)
     return {
         "subjects": len(rows),
@@ -88,8 +90,8 @@ def judge(fitted, rows, labels, coverage):
             "share_of_patients": y.mean(),
             "mean_interval": [np.mean([row["low"] for row in rows]), np.mean([row["high"] for row in rows])],
         },
-        "promised": promise.whole._asdict() | kept._asdict(),
-        "rule": {name: getattr(promise, name) for name in ("slope", "offset", "threshold", "slope_sd", "offset_sd", "folds")},
+        "promised": new_site.whole._asdict() | kept._asdict(),
+        "rule": {name: getattr(new_site, name) for name in ("slope", "offset", "threshold", "slope_sd", "offset_sd", "folds")},
     }
 
 

@@ -1,8 +1,8 @@
 """From a cohort of several sites to the table of a paper: every site is left out once, two methods are compared."""
 
 import m2lgdg
-from m2lgdg.predictions import read_predictions
 from m2lgdg.report.tables import render, study_tables
+from m2lgdg.study.predictions import read_predictions
 
 # A synthetic cohort whose truth is known. Yours: m2lgdg.read("ABIDE_pcp"), or any folder of docs/data.md.
 cohort = m2lgdg.make_cohort("tiny", seed=1)

@@ -2,7 +2,7 @@
    The text lies in memory of exactly its size and a NUL, the values in as many as readers/text.py gives: one read or
    write beyond either ends the process. Built and run by fuzz/numbers.sh. */
 
-#include "../src/m2lgdg/readers/_numbers.c"
+#include "../src/m2lgdg/data/readers/_numbers.c"
 
 #include <stdio.h>
 #include <string.h>

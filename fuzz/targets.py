@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from m2lgdg import Cohort, InputError, make, make_cohort
-from m2lgdg.config import read_study
+from m2lgdg.data.readers import read, text
+from m2lgdg.data.readers.gather import load_array
 from m2lgdg.method import Method
-from m2lgdg.model_folder import LARGEST, digest
-from m2lgdg.readers import read, text
-from m2lgdg.readers.gather import load_array
+from m2lgdg.model.folder import LARGEST, digest
 from m2lgdg.report.card import card
 from m2lgdg.storage import file_hash
+from m2lgdg.study.config import read_study
 
 HELD = tempfile.TemporaryDirectory(prefix="m2lgdg-fuzz-")  # gone with the process
 PLACE = Path(HELD.name)
-MODEL_FILES = ("method.json", "weights.safetensors", "limits.safetensors")
+MODEL_FILES = ("method.json", "weights.safetensors", "source_distribution.safetensors")
 
 
 def refused(load):
@@ -42,7 +42,7 @@ def cohort():
 
 @functools.cache
 def model():
-    return make("fc-logistic", phenotypes=True).fit(cohort(), limits=True).save(PLACE / "model")
+    return make("fc-logistic", phenotypes=True).fit(cohort(), source_distribution=True).save(PLACE / "model")
 
 
 @functools.cache
@@ -135,8 +135,8 @@ def model_file(name, data):
         proba = fitted.predict_proba(some)
         assert ((proba >= 0) & (proba <= 1)).all()
         fitted.flags(some)
-        if fitted.limits_:
-            fitted.limits_.compare(some)
+        if fitted.source_distribution_:
+            fitted.source_distribution_.compare(some)
         card(folder)
 
     refused(use)

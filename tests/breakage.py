@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from scipy.io import savemat
 
-from m2lgdg.readers import read
+from m2lgdg.data.readers import read
 
 SITES = ("north", "south")
 COUNT, VOLUMES, ROIS = 20, 100, 6

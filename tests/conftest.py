@@ -14,7 +14,7 @@ from m2lgdg.cli import main
 FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.gpu is defined
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.fast is defined
 
 
 @pytest.fixture(scope="session")
@@ -69,5 +69,7 @@ def atlas_cohort():
 def served_model(atlas_cohort, tmp_path_factory):
     """The folder of a linear model with all that `m2lgdg serve` can show."""
     path = tmp_path_factory.mktemp("model")
-    m2lgdg.make("fc-logistic", phenotypes=True).fit(atlas_cohort, limits=True, promise=True).save(path)
+    m2lgdg.make("fc-logistic", phenotypes=True).fit(atlas_cohort, source_distribution=True, new_site_calibration=True).save(
+        path
+    )
     return path

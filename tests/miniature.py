@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.io import savemat
 
-from m2lgdg.readers.atlas import regions
+from m2lgdg.data.atlases import regions
 
 Series = dict[str, np.ndarray]
 

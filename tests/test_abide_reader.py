@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError, read
-from m2lgdg.readers.atlas import regions
+from m2lgdg.data.atlases import regions
 
 KEPT = ["CMU_a_0050649", "CMU_b_0050669", "MaxMun_a_0051607", "Pitt_0050003", "Pitt_0050004"]
 ABSENT = {

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import read
-from m2lgdg.readers.atlas import regions
+from m2lgdg.data.atlases import regions
 
 FEWEST = {  # the shortest series of each site in the release
     **{"CALTECH": 146, "CMU": 202, "KKI": 124, "LEUVEN_1": 246, "LEUVEN_2": 246, "MAX_MUN": 116, "NYU": 176, "OHSU": 78},

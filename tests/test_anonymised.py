@@ -15,7 +15,7 @@ from m2lgdg.cli import main
 from m2lgdg.cohort import Exclusion
 from m2lgdg.method import Method
 from m2lgdg.report.anonymised import Pseudonyms, age_band, shared_model, told_words
-from m2lgdg.study import run_study
+from m2lgdg.study.runner import run_study
 
 USER, HOST, WARD = "janedoe77", "scanner-host-9", "secretward"
 PLUGIN = f'''
@@ -69,7 +69,7 @@ def study(cohort, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(cohort, tmp_path_factory):
-    fitted = make("fc-logistic", phenotypes=True).fit(cohort, limits=True)
+    fitted = make("fc-logistic", phenotypes=True).fit(cohort, source_distribution=True)
     fitted.facts_["notes"] = [f"not compiled (/home/{USER}/x)", "a note that may stay"]
     return fitted.save(tmp_path_factory.mktemp(USER) / "model")
 
@@ -121,7 +121,7 @@ def test_the_unshared_outputs_do_tell(study, model, cohort):
     with pytest.raises(AssertionError):
         assert_silent(study / "report.html", cohort)
     with pytest.raises(AssertionError):
-        assert_silent(model / "limits.safetensors", cohort)
+        assert_silent(model / "source_distribution.safetensors", cohort)
     with pytest.raises(AssertionError):
         assert_silent(model / "method.json", cohort)
 
@@ -160,7 +160,9 @@ def test_a_shared_report_goes_where_nothing_else_is(study, tmp_path, capsys):
 def test_a_shared_model_folder(model, cohort, tmp_path):
     command("export", model, "--share", "--out", tmp_path / "given")
     files = assert_silent(tmp_path / "given", cohort)
-    assert {"card.md", "card.html", "method.json", "weights.safetensors", "limits.safetensors"} == {path.name for path in files}
+    assert {"card.md", "card.html", "method.json", "weights.safetensors", "source_distribution.safetensors"} == {
+        path.name for path in files
+    }
     about = json.loads((tmp_path / "given" / "method.json").read_text())
     assert about["facts"]["source"]["cohort"] == "cohort"
     assert about["facts"]["notes"] == ["a note that may stay"]
@@ -170,8 +172,8 @@ def test_a_shared_model_folder(model, cohort, tmp_path):
     typical = np.median(cohort.phenotypes["age"])
     assert ours.state_["phenotypes.scaler.fill"][age] == typical
     assert theirs.state_["phenotypes.scaler.fill"][age] == typical // 5 * 5 + 2.5
-    low, middle, high = theirs.limits_.ranges[3]
-    own = ours.limits_.ranges[3]
+    low, middle, high = theirs.source_distribution_.ranges[3]
+    own = ours.source_distribution_.ranges[3]
     assert (low % 5, middle % 5, high % 5) == (0, 2.5, 0) and low <= own[0] < low + 5 and high - 5 <= own[2] < high
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError
-from m2lgdg.readers.atlas import read_places, regions
+from m2lgdg.data.atlases import read_places, regions
 
 
 def test_aal_has_a_place_for_each_of_its_regions():

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-import m2lgdg.audit
+import m2lgdg.study.audit
 from m2lgdg import InputError, make_cohort
-from m2lgdg.audit import Audited, audit, other_target
 from m2lgdg.cli import main
+from m2lgdg.study.audit import Audited, audit, other_target
 
 # What honest methods do, and a family of leaks; each differs from the first in one place.
 PLUGIN = '''
@@ -225,7 +225,7 @@ def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, caps
     assert "Leak audit of mine, target east" in text
     assert "honest │ yes │ nothing" in text
     assert "What needs no brain: AUC in percent (95 % interval)" in text
-    told = {one.name: one for one in m2lgdg.audit.baselines(study, target="east")}
+    told = {one.name: one for one in m2lgdg.study.audit.baselines(study, target="east")}
     one, site = told["phenotype-only"], told["site-only"]
     assert f"│ phenotype-only │ {100 * one.auc:.1f} ({100 * one.low:.1f}-{100 * one.high:.1f}) │ 50.0 │ sex, age" in text
     assert "│ motion-only │ - │ - │ not reported: no" in text
@@ -237,7 +237,7 @@ def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, caps
     fine, leaks = Audited("a", "east", 0), Audited("b", "east", 0, differs=("weights w",))
     broken = Audited("c", "east", 0, reason="no luck")
     for given, wanted in (([fine, leaks, broken], 1), ([fine, broken], 2), ([fine], 0)):
-        monkeypatch.setattr(m2lgdg.audit, "audit", lambda *_, given=given, **__: given)
+        monkeypatch.setattr(m2lgdg.study.audit, "audit", lambda *_, given=given, **__: given)
         code, text, _ = run()
         assert code == wanted
         assert ("b │ no │ weights w" in text) == (leaks in given)

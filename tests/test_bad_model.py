@@ -20,10 +20,10 @@ from safetensors.numpy import load_file, save_file
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.method import Method
-from m2lgdg.model_folder import FORMAT, LARGEST, digest
+from m2lgdg.model.folder import FORMAT, LARGEST, digest
 from m2lgdg.storage import file_hash
 
-WEIGHTS, LIMITS, ABOUT = "weights.safetensors", "limits.safetensors", "method.json"
+WEIGHTS, LIMITS, ABOUT = "weights.safetensors", "source_distribution.safetensors", "method.json"
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -162,12 +162,12 @@ def weights(change):
     return arrays(WEIGHTS, FORMAT, change)
 
 
-def limits(change):
+def distribution(change):
     return arrays(LIMITS, "m2lgdg-limits-1", change)
 
 
 def columns(value):
-    """limits.safetensors with other metadata."""
+    """source_distribution.safetensors with other metadata."""
 
     def spoil(folder):
         save_file(load_file(folder / LIMITS), folder / LIMITS, {"format": "m2lgdg-limits-1"} | value)
@@ -279,12 +279,14 @@ ARRAYS = [
     Case("a scaler for other columns", weights(lambda s: s | {"phenotypes.scaler.mean": np.zeros(9)}), FIT),
     Case("a path for a name", weights(lambda s: {f"../../{k}": v for k, v in s.items()}), FIT),
     Case(
-        "limits of another atlas", limits(lambda s: s | {"mean": s["mean"][:-1], "axes": s["axes"][:, :-1]}), (LIMITS, "ROIs")
+        "limits of another atlas",
+        distribution(lambda s: s | {"mean": s["mean"][:-1], "axes": s["axes"][:, :-1]}),
+        (LIMITS, "ROIs"),
     ),
-    Case("axes that do not fit", limits(lambda s: s | {"axes": s["axes"][:, :-1]}), (LIMITS, "axes has shape")),
-    Case("limits lost", limits(lambda s: {k: v for k, v in s.items() if k != "reached"}), (LIMITS, "damaged")),
-    Case("limits of complex meaning", limits(lambda s: s | {"mean": s["mean"] * np.nan}), (LIMITS, "mean")),
-    Case("ranges of one row", limits(lambda s: s | {"ranges": s["ranges"][:1]}), (LIMITS, "ranges has shape")),
+    Case("axes that do not fit", distribution(lambda s: s | {"axes": s["axes"][:, :-1]}), (LIMITS, "axes has shape")),
+    Case("limits lost", distribution(lambda s: {k: v for k, v in s.items() if k != "reached"}), (LIMITS, "damaged")),
+    Case("limits of complex meaning", distribution(lambda s: s | {"mean": s["mean"] * np.nan}), (LIMITS, "mean")),
+    Case("ranges of one row", distribution(lambda s: s | {"ranges": s["ranges"][:1]}), (LIMITS, "ranges has shape")),
     Case("limits without columns", columns({}), (LIMITS, "damaged")),
     Case("columns that are no JSON", columns({"columns": "age, sex"}), (LIMITS, "damaged")),
     Case("columns that are no list", columns({"columns": "3"}), (LIMITS, "damaged")),
@@ -404,7 +406,7 @@ def cohort():
 def healthy(cohort, tmp_path_factory):
     folder = tmp_path_factory.mktemp("healthy")
     cohort.save(folder / "new.cohort")
-    make("fc-logistic", phenotypes=True).fit(cohort, limits=True).save(folder / "model")
+    make("fc-logistic", phenotypes=True).fit(cohort, source_distribution=True).save(folder / "model")
     return folder
 
 

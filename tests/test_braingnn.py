@@ -22,7 +22,7 @@ FORMS = pytest.mark.parametrize("form", ["paper", "release"])
 
 def method(**fields):
     own = BrainGNN(**{**SMALL, **fields})
-    own._class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
+    own.class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
     return own
 
 

@@ -63,7 +63,7 @@ def node_to_graph(state, nodes):
 
 def network_of(rois=ROIS, seed=0, **fields):
     own = BrainNetCNN(**(ODD | fields))
-    own._class_weight = torch.tensor([0.8, 1.4])
+    own.class_weight = torch.tensor([0.8, 1.4])
     return own, randomised(own.build(shape(rois)), seed)
 
 
@@ -198,10 +198,10 @@ def test_bfloat16_comes_near():
 def test_it_can_learn_32_subjects_by_heart():
     cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, roi_effect=0.0, edge_effect=0.0, seed=0)
     own = BrainNetCNN(**(BrainNetCNN.variants["small"] | {"dropout": 0.0, "weight_decay": 0.0}))
-    own._class_weight = None
+    own.class_weight = None
     torch.manual_seed(0)
     network = own.build(shape(12)).train()
-    batch = own._batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
+    batch = own.make_batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
     optimizer = own.optimizer(network)
     for _ in range(80):
         own.step(network, batch, optimizer)

@@ -12,7 +12,7 @@ import pytest
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, delong_interval, wilson
-from m2lgdg.promise import Promise
+from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.report.card import AS_IT_RAN, WARNING, card, write_card
 
 HOSTILE = '<script>alert("x")</script> | [a](http://x.example) `b` *c*'
@@ -188,7 +188,7 @@ def test_the_page_shows_what_the_columns_mean(model):
 
 
 def test_the_card_tells_what_training_subjects_were_like(cohort, tmp_path):
-    fitted = make("fc-logistic").fit(cohort, limits=True)
+    fitted = make("fc-logistic").fit(cohort, source_distribution=True)
     told = dict(part(card(fitted.save(tmp_path / "model")), "Training data").facts)
     low, middle, high = np.quantile(cohort.phenotypes["age"].dropna(), (0.025, 0.5, 0.975))
     assert told["age"] == f"median {middle:.3g} years, 95 % of subjects {low:.3g} to {high:.3g}"
@@ -201,10 +201,10 @@ def test_failures_of_the_promise_are_known_failures(model, predictions, tmp_path
     proba = np.where(labels == 1, 0.8, 0.2) + 0.1 * rng.random(120)
     proba[sites == "C"] = 1 - proba[sites == "C"]  # at one site everything is the other way round
     fitted = Method.load(model)
-    fitted.promise_ = Promise.from_scores(proba, labels, sites, 3)
+    fitted.new_site_ = NewSiteCalibration.from_scores(proba, labels, sites, 3)
     folder = fitted.save(tmp_path / "promised")
     told = part(card(folder), "Known failures and limits").sentences
-    kept = fitted.promise_.expected(0.9)
+    kept = fitted.new_site_.expected(0.9)
     assert kept.reached < 0.88
     shares = f"{100 * kept.reached:.1f} % of subjects, {100 * kept.lowest:.1f} % at the lowest site"
     assert f"Sets of 90 % coverage held the true class of fewer at left-out sites: {shares}." in told

@@ -115,7 +115,7 @@ def test_gradients_of_the_discriminators_objective_against_differences():
 def test_the_rest_minimises_cross_entropy_less_the_ramped_objective_of_the_discriminator():
     own = method(adversary_weight=3.0, gradient_penalty=0.5)
     built, given = network(own), batch()
-    own._epoch = 2
+    own.epoch = 2
     share = 2 / (1 + np.exp(-10 * 2 / 10)) - 1
     found = own.loss(built, given)
     parts = built.parts(given)
@@ -133,7 +133,7 @@ def test_the_rest_minimises_cross_entropy_less_the_ramped_objective_of_the_discr
 def test_without_the_adversary_the_gradients_are_those_of_erm(fields, epoch):
     own, plain = method(**fields), ERM(widths=(7, 5))
     built, given = network(own), batch()
-    own._epoch = epoch
+    own.epoch = epoch
     twin = Network(Shape(5, 20, INPUTS, SITES, {"mean": built.mean.numpy(), "scale": built.scale.numpy()}), plain)
     twin.load_state_dict({name: value for name, value in built.state_dict().items() if not name.startswith("discriminator.")})
     sum(own.loss(built, given).values()).backward()
@@ -145,7 +145,7 @@ def test_without_the_adversary_the_gradients_are_those_of_erm(fields, epoch):
 
 def test_each_update_leaves_the_other_side_as_it_was_bit_for_bit():
     own = method(weight_decay=0.5, discriminator_decay=0.5, clip=0.5, discriminator_steps=2, dropout=0.0)
-    own._epoch = 5
+    own.epoch = 5
     built = network(own).train()
     optimizer = own.optimizer(built)
     seen = [numbers(built)]
@@ -169,7 +169,7 @@ def test_each_update_leaves_the_other_side_as_it_was_bit_for_bit():
 
 def test_each_update_goes_down_its_own_objective():
     own = method(discriminator_dropout=0.0, dropout=0.0, adversary_weight=2.0, discriminator_rate=1e-3, learning_rate=1e-3)
-    own._epoch = 5
+    own.epoch = 5
     built, given = network(own).train(), batch()
     optimizer, seen = own.optimizer(built), []
 
@@ -207,7 +207,7 @@ def test_the_kept_epoch_has_felt_the_adversary():
 
 def test_sites_of_one_class_only_leave_cross_entropy_alone():
     own = method()
-    own._epoch = 5
+    own.epoch = 5
     built = network(own).train()
     given = batch()
     alone = Batch(given.features, given.phenotypes, given.label, given.label)

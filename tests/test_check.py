@@ -6,7 +6,7 @@ import pytest
 
 from m2lgdg import check_cohort, make_cohort
 from m2lgdg.cohort import Exclusion
-from m2lgdg.duplicates import best_alignment, find_duplicates
+from m2lgdg.data.duplicates import best_alignment, find_duplicates
 
 
 def changed(cohort, **values):

@@ -12,10 +12,10 @@ from scipy.stats import ttest_1samp
 
 from m2lgdg import Cohort, InputError, make_cohort, run_study
 from m2lgdg.cohort import Exclusion
-from m2lgdg.leakage import leakage_checks
+from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.metrics import auc
-from m2lgdg.predictions import read_predictions
 from m2lgdg.report.checklists import TO_COMPLETE, checklists, known_facts
+from m2lgdg.study.predictions import read_predictions
 
 EXCLUDED = (
     Exclusion("x1", "north", "no scan"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import make_cohort, run_study
-from m2lgdg.predictions import read_predictions
+from m2lgdg.study.predictions import read_predictions
 
 TEXT = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
 BASH = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)

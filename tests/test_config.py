@@ -3,7 +3,7 @@
 import pytest
 
 from m2lgdg import InputError
-from m2lgdg.config import check_study, read_study, with_only
+from m2lgdg.study.config import check_study, read_study, with_only
 
 GOOD = """
 cohort = "c.cohort"

@@ -10,7 +10,7 @@ import pytest
 
 from m2lgdg import METHODS, make_cohort, run_study
 from m2lgdg.metrics import auc
-from m2lgdg.predictions import read_predictions
+from m2lgdg.study.predictions import read_predictions
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()

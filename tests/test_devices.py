@@ -1,6 +1,7 @@
 """What a CPU can show of recording; that a recorded step is the plain one, benchmarks/step.py shows on CUDA."""
 
 import inspect
+import re
 import sys
 from contextlib import contextmanager, nullcontext
 
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m2lgdg
 from m2lgdg import devices
 from m2lgdg.deep import DeepMethod
-from m2lgdg.devices import Recorded, Replayed, at_once, set_rates
+from m2lgdg.fast import recording as fast_recording
+from m2lgdg.fast.recording import Recorded, Replayed, at_once, set_rates
 
 RECORDABLE = [name for name, cls in m2lgdg.METHODS.items() if issubclass(cls, DeepMethod) and cls.recordable]
 # A number asked of the device, a size that depends on values, or a constant made in Python: CUDA refuses to record each.
@@ -116,9 +118,9 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(-1))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    devices._stream.cache_clear()
+    fast_recording._stream.cache_clear()
     yield made
-    devices._stream.cache_clear()
+    fast_recording._stream.cache_clear()
     assert streams.count(0) <= 1  # each would keep 32 MiB
 
 
@@ -186,14 +188,14 @@ def test_a_recorded_step_asks_the_device_for_no_answer(name, monkeypatch):
         with recording:
             return kept(self, network, batch, optimizer)
 
-    looked = cls._seen_by
+    looked = cls.validation_logits
 
     def seen_by(self, network, batch):
         with recording:
             return looked(self, network, batch)
 
     monkeypatch.setattr(cls, "step", step)
-    monkeypatch.setattr(cls, "_seen_by", seen_by)
+    monkeypatch.setattr(cls, "validation_logits", seen_by)
     cohort = m2lgdg.make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), seed=1)
     m2lgdg.make(name, **cls.variants["small"] | {"epochs": 3, "warmup": 1}).fit(cohort)
     assert recording.calls > 100
@@ -222,8 +224,7 @@ def test_what_a_recording_refuses_is_noticed():
 def test_a_recorded_step_does_not_ask_for_the_epoch(name):
     """What Python decides in a step is decided once, when it is recorded, and again where the phase changes."""
     cls = m2lgdg.METHODS[name]
-    asked = inspect.getsource(sys.modules[cls.__module__]).replace("vae_epochs", "").count("_epoch")
-    allowed = (
-        0 if cls.phase is DeepMethod.phase else sum(inspect.getsource(one).count("_epoch") for one in (cls.share, cls.stage))
-    )
+    asked = len(re.findall(r"self\.epoch\b", inspect.getsource(sys.modules[cls.__module__])))
+    stages = () if cls.phase is DeepMethod.phase else (cls.rate_factor, cls.stage)
+    allowed = sum(len(re.findall(r"self\.epoch\b", inspect.getsource(one))) for one in stages)
     assert asked == allowed

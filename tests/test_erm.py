@@ -69,7 +69,7 @@ def test_batches_meet_sites_in_equal_parts_and_the_loss_has_no_class_weights():
         assert torch.bincount(site[rows], minlength=5).sort().values.tolist() == [0, 0, 4, 4, 4]
     logits = torch.tensor([[2.0, 0.0], [0.5, 1.5]])
     batch = Batch({}, torch.zeros(2, 0), torch.tensor([0, 1]), torch.tensor([0, 1]))
-    own._class_weight = torch.tensor([5.0, 0.1])
+    own.class_weight = torch.tensor([5.0, 0.1])
     log = torch.log_softmax(logits, dim=1)
     expected = -(0.95 * log[0, 0] + 0.05 * log[0, 1] + 0.95 * log[1, 1] + 0.05 * log[1, 0]) / 2
     torch.testing.assert_close(own.cross_entropy(logits, batch), expected)

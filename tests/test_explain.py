@@ -14,8 +14,8 @@ from torch import nn
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices, tangent_features
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.explain import activation_pattern, explain, integrated_gradients
-from m2lgdg.explanation import Explanation, mean_over
+from m2lgdg.explain.attribution import activation_pattern, explain, integrated_gradients
+from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 
 DEEP = sorted(name for name in METHODS if issubclass(METHODS[name], DeepMethod))
@@ -123,7 +123,7 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     found = explain(fitted[name], few)
     table = found.completeness
     network, scaler = fitted[name].network(), PhenotypeScaler.restore(few.inputs, fitted[name].state_, "scaler")
-    batch = fitted[name]._batch(few.unlabelled(), scaler, torch.device("cpu"))
+    batch = fitted[name].make_batch(few.unlabelled(), scaler, torch.device("cpu"))
     nothing = Batch(
         {key: torch.zeros_like(value) for key, value in batch.features.items()},
         torch.zeros_like(batch.phenotypes),
@@ -283,7 +283,7 @@ def test_gate_weights_are_means_by_site_and_label(fitted):
     np.testing.assert_allclose(gate["imaging"] + gate["phenotypes"], 1, atol=1e-6)
     scaler = PhenotypeScaler.restore(cohort.inputs, method.state_, "scaler")
     with torch.no_grad():
-        each = method.network().parts(method._batch(cohort.unlabelled(), scaler, torch.device("cpu")))["gate"].numpy()
+        each = method.network().parts(method.make_batch(cohort.unlabelled(), scaler, torch.device("cpu")))["gate"].numpy()
     for row in gate.itertuples():
         here = (cohort.sites == row.site) & (cohort.labels == row.label)
         assert row.subjects == here.sum()

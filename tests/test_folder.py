@@ -6,7 +6,7 @@ import pytest
 from scipy.io import savemat
 
 from m2lgdg import InputError, read
-from m2lgdg.readers.atlas import regions
+from m2lgdg.data.atlases import regions
 
 SUBJECTS = ["0007", "0010", "013", "12"]  # sorted as text; the zeros are part of the name
 WITH_HEADER = (".csv", ".tsv")

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from targets import MODEL_FILES, SEEDS, TARGETS, model, model_file, refused, table
 
-from m2lgdg.config import Study, check_study
 from m2lgdg.registry import METHODS, load_methods
+from m2lgdg.study.config import Study, check_study
 
 ROOT = Path(__file__).parents[1]
 KEPT = sorted((ROOT / "tests" / "data" / "fuzz").glob("*/*"))

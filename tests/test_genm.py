@@ -117,7 +117,7 @@ def moved(before, after):
 
 def episode(own):
     """A first-stage batch: sites 2, 0, 3 in the base; an episode from site 3 to site 1."""
-    own._epoch, own._base = 0, 3 * own.per_site
+    own.epoch, own._base = 0, 3 * own.per_site
     return batch(site=torch.tensor([2] * 4 + [0] * 4 + [3] * 4 + [3] * 12 + [1] * 8))
 
 
@@ -143,7 +143,7 @@ def test_which_net_moves_when(modulation, monkeypatch):
     once = [({"F0", "F2", "F3", "H"}, True), *[(set(), True)] * 3, *[({"G"}, True)] * 2]
     assert seen == 2 * once
     seen.clear()
-    own._epoch = own.switch()
+    own.epoch = own.switch()
     assert own.step(built, some, optimizer).keys() == {"all_sites"}
     assert seen == [({"F"}, True)]
 
@@ -206,7 +206,7 @@ def test_batches_have_every_site_and_in_the_first_stage_an_episode_of_two():
     own = make("genm", per_site=4, steps_per_epoch=40, epochs=4)
     site = torch.tensor([0] * 20 + [1] * 9 + [2] * 6 + [3])
     label = torch.tensor([0, 1] * 10 + [1, 1, 0, 1, 1, 0, 1, 0, 1] + [0] + [1] * 5 + [1])  # site 2 has one control, 3 is one
-    own._epoch = 1
+    own.epoch = 1
     starts = set()
     for rows in own.batches(site, label, torch.Generator().manual_seed(0)):
         assert own._base == 16
@@ -223,9 +223,9 @@ def test_batches_have_every_site_and_in_the_first_stage_an_episode_of_two():
                 assert len(set(some.tolist())) == len(some)
         starts.add(first)
     assert starts == {0, 1}
-    own._epoch = 2
+    own.epoch = 2
     assert {len(rows) for rows in own.batches(site, label, torch.Generator().manual_seed(0))} == {16}
-    own._epoch = 0
+    own.epoch = 0
     lonely = own.batches(site[20:], label[20:], torch.Generator().manual_seed(0))
     assert {len(rows) for rows in lonely} == {12}  # one site alone is fit for an episode
 
@@ -244,18 +244,18 @@ def test_the_second_stage_begins_with_g_and_h_of_the_lowest_validation_loss(monk
     built, _ = network(own)
     snapshots = []
     for epoch, loss in enumerate([0.5, 0.2, 0.3]):
-        own._epoch = epoch
+        own.epoch = epoch
         for value in built.parameters():
             value.data += 1
         snapshots.append(bits(built))
         monkeypatch.setattr("m2lgdg.deep.DeepMethod._validate", lambda self, net, _, loss=loss: {"val_loss": loss, "by": net})
-        assert isinstance(own._validate(built, batch())["by"], AcrossSites)
+        assert isinstance(own.validate(built, batch())["by"], AcrossSites)
     after = bits(built)
     assert torch.equal(after["G"], snapshots[1]["G"])
     assert torch.equal(after["H"], snapshots[1]["H"])
     assert torch.equal(after["F"], snapshots[2]["F"])
-    own._epoch = 3
-    assert isinstance(own._validate(built, batch())["by"], Network)
+    own.epoch = 3
+    assert isinstance(own.validate(built, batch())["by"], Network)
 
 
 def test_the_support_set_is_balanced_over_classes_and_sites_and_drawn_from_source_training():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m2lgdg.graph import chebyshev, graph_of, group_graph, propagation
+from m2lgdg.graph import chebyshev, group_graph, group_graph_of, propagation
 from m2lgdg.methods.m2lgdg import M2LGDG
 
 torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def test_the_graph_of_series_on_a_device_is_the_same(seed, rois, subjects, rank,
     if flat:
         for one in series[::2]:
             one[:, 0] = 3.0
-    graph = graph_of(torch.from_numpy(np.stack(series)).transpose(1, 2), rank)
+    graph = group_graph_of(torch.from_numpy(np.stack(series)).transpose(1, 2), rank)
     assert graph.dtype == np.float32
     np.testing.assert_array_equal(graph, group_graph(series, rank))
 

@@ -20,8 +20,8 @@ ROIS, SUBJECTS = 6, 5
 
 def method(epoch=0, **fields):
     own = IBGNNPlus(**{"hidden": 4, "epochs": 30, "warmup": 2, **fields})
-    own._class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
-    own._epoch = epoch
+    own.class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
+    own.epoch = epoch
     return own
 
 
@@ -187,7 +187,7 @@ def test_each_stage_moves_only_what_it_may():
     moved = {BACKBONE: set(backbone), MASK: {"mask"}, ENHANCED: set(backbone)}
     count = dict.fromkeys(range(3), 0)
     for epoch in range(30):
-        own._epoch = epoch
+        own.epoch = epoch
         stage = own.stage()
         network.train()  # as the loop does
         before = {name: value.clone() for name, value in network.named_parameters()}
@@ -216,7 +216,7 @@ def test_dropout_rests_while_the_mask_is_learned():
     optimizer, before = own.optimizer(network), torch.get_rng_state()
     own.step(network.train(), batch, optimizer)
     assert torch.equal(torch.get_rng_state(), before)
-    own._epoch = 25
+    own.epoch = 25
     own.step(network.train(), batch, optimizer)
     assert not torch.equal(torch.get_rng_state(), before)
     assert {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
@@ -227,7 +227,7 @@ def test_each_stage_has_a_warm_up_and_a_cosine_of_its_own(monkeypatch):
 
     def step(self, network, batch, optimizer):
         assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
-        seen.setdefault(self._epoch, set()).add(tuple(group["lr"] for group in optimizer.param_groups))
+        seen.setdefault(self.epoch, set()).add(tuple(group["lr"] for group in optimizer.param_groups))
         return kept(self, network, batch, optimizer)
 
     monkeypatch.setattr(IBGNNPlus, "step", step)

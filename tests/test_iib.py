@@ -73,7 +73,7 @@ def smoothed(logits, label):
 def test_every_term_against_loops(head_width):
     own = method(bottleneck_weight=0.3, invariance_weight=4.0, rise=0.4, head_width=head_width)
     built, given = network(own).train(), batch()
-    own._epoch = 1  # a quarter of the rise
+    own.epoch = 1  # a quarter of the rise
     torch.manual_seed(5)
     noise = torch.randn(len(SITE), 4).double().numpy()
     torch.manual_seed(5)
@@ -130,7 +130,7 @@ def test_the_sampled_value_has_the_mean_and_spread_it_should():
 
 def test_without_extras_the_gradient_is_erms_on_the_mean():
     own = method(bottleneck_weight=0.0, invariance_weight=0.0)
-    own._epoch = 9
+    own.epoch = 9
     built, given = network(own).train(), batch()
     built.log_variance.weight.data.zero_()
     built.log_variance.bias.data.fill_(-80.0)  # no noise

@@ -84,7 +84,7 @@ def test_nothing_to_split(rows):
 
 def ready(epoch, site, label, **fields):
     own = make("irm", widths=(7, 4), **fields)
-    own._epoch = epoch
+    own.epoch = epoch
     own.batches(site, label, torch.Generator().manual_seed(0))
     return own
 
@@ -121,7 +121,7 @@ def test_the_optimizer_forgets_once_at_the_switch_in_each_fit(monkeypatch):
 
     def watched(self, built, batch, optimizer):
         terms = usual(self, built, batch, optimizer)
-        steps.append((self._epoch, int(next(iter(optimizer.state.values()))["step"])))
+        steps.append((self.epoch, int(next(iter(optimizer.state.values()))["step"])))
         return terms
 
     monkeypatch.setattr(IRM, "step", watched)

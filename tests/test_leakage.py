@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError
-from m2lgdg.leakage import check_folds, leakage_checks
+from m2lgdg.data.leakage import check_folds, leakage_checks
 from m2lgdg.splits import Fold, leave_one_site_out
 
 CHECKS = (

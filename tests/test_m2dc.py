@@ -33,7 +33,7 @@ STILL = {"dropout": 0.0, "head_dropout": 0.0}
 
 def method(**fields):
     own = M2DC(**{"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3, **fields})
-    own._class_weight = torch.tensor([0.2, 9.0])  # must not be looked at
+    own.class_weight = torch.tensor([0.2, 9.0])  # must not be looked at
     return own
 
 
@@ -489,11 +489,11 @@ def test_bfloat16_and_deterministic_algorithms():
     batch, before = episode(), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        with own._autocast(torch.device("cpu")):
+        with own.autocast(torch.device("cpu")):
             half = network(batch)
         torch.testing.assert_close(half, network(batch), rtol=0.1, atol=0.1)
         assert not torch.equal(half, network(batch))
-        with own._autocast(torch.device("cpu")):
+        with own.autocast(torch.device("cpu")):
             terms = own.loss(network.train(), batch)
         assert all(term.dtype == torch.float32 for term in terms.values())
         own.step(network.train(), batch, own.optimizer(network))

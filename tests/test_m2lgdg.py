@@ -10,20 +10,11 @@ import torch
 from networks import numbers, randomised
 
 from m2lgdg.deep import Batch, Shape
-from m2lgdg.graph import chebyshev_operators
-from m2lgdg.kernels import TimeConvolution, time_convolution
-from m2lgdg.methods.m2lgdg import (
-    M2LGDG,
-    CrossAttention,
-    GlobalEncoder,
-    LocalBlock,
-    LocalEncoder,
-    bias_through,
-    graph_then_time,
-    phenotype_encoder,
-    time_then_graph,
-    with_ones,
-)
+from m2lgdg.fast import fast_form
+from m2lgdg.fast.m2lgdg import bias_through, chebyshev_operators, graph_then_time, time_then_graph, with_ones
+from m2lgdg.fast.time_convolution import time_convolution
+from m2lgdg.methods.m2lgdg import M2LGDG, CrossAttention, GlobalEncoder, LocalBlock, LocalEncoder, phenotype_encoder
+from m2lgdg.methods.m2lgdg import time_convolution as plain_time_convolution
 
 torch.set_num_threads(1)
 ROIS, INPUTS, SUBJECTS = 6, 3, 4
@@ -41,7 +32,7 @@ LOSSES = {"similarity", "orthogonality", "difference"}
 
 def method(variant="C4", **fields):
     own = M2LGDG(**{**SMALL, **M2LGDG.variants[variant], **fields})
-    own._class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
+    own.class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
     return own
 
 
@@ -96,10 +87,14 @@ def logits(state, fused):
     return oracle.mlp(oracle.under(state, "classifier"), fused, (0, 3, 6))
 
 
+FORMS = pytest.mark.parametrize("form", [lambda network: network, fast_form], ids=["plain", "fast"])
+
+
+@FORMS
 @pytest.mark.parametrize("length", [24, 25, 31])
-def test_global_encoder(length):
+def test_global_encoder(length, form):
     own = method(length=length)
-    encoder = randomised(GlobalEncoder(shape(own), own))
+    encoder = form(randomised(GlobalEncoder(shape(own), own)))
     series = batch_for(own).series
     expected = [oracle.global_encoder(numbers(encoder), one, own.heads, own.layers) for one in series.double().numpy()]
     agrees(encoder(series), expected)
@@ -111,21 +106,24 @@ def test_global_encoder(length):
 @pytest.mark.parametrize(("width", "channels", "stride"), [(2, 3, 1), (3, 3, 2), (2, 3, 2), (3, 3, 1), (1, 8, 1), (2, 8, 2)])
 @pytest.mark.parametrize("time", [12, 13])
 @pytest.mark.parametrize("order", [1, 3])
-def test_local_block(width, channels, stride, time, order):
-    block = randomised(LocalBlock(width, channels, stride, method(chebyshev_order=order)))
+@FORMS
+def test_local_block(width, channels, stride, time, order, form):
+    block = form(randomised(LocalBlock(width, channels, stride, method(chebyshev_order=order))))
     state = numbers(block)
     assert ("residual.0.weight" in state) == ((width, stride) != (channels, 1))
     rng = np.random.default_rng(2)
     features, matrix = rng.normal(size=(3, width, time, ROIS)), rng.normal(size=(ROIS, ROIS)) / ROIS
-    given = block(torch.tensor(features).float(), chebyshev_operators(torch.tensor(matrix).float(), order))
+    operator = torch.tensor(matrix).float()
+    given = block(torch.tensor(features).float(), chebyshev_operators(operator, order) if form is fast_form else operator)
     assert given.shape == (3, channels, -(-time // stride), ROIS) and (given >= 0).all()
     agrees(given, [oracle.local_block(state, one, matrix, stride) for one in features])
 
 
 @pytest.mark.parametrize("fields", [{}, {"length": 24, "local_strides": (1, 2, 2), "beta": 0.2}])
-def test_local_encoder(fields):
+@FORMS
+def test_local_encoder(fields, form):
     own = method(**fields)
-    encoder = randomised(LocalEncoder(shape(own), own))
+    encoder = form(randomised(LocalEncoder(shape(own), own)))
     state, series = numbers(encoder), batch_for(own).series
     assert (np.diag(state["adjacency"]) == 1).all() and 0 < state["adjacency"].mean() < 1
     agrees(encoder(series), [oracle.local_encoder(state, one, own.local_strides, own.beta) for one in series.double().numpy()])
@@ -323,7 +321,7 @@ def test_time_and_graph_can_change_places(width, channels, stride, order):
 def test_a_channel_of_ones_carries_the_bias_through_time(stride):
     """Near the ends too, where the padding is zeros and not ones; and so are the gradients."""
     torch.manual_seed(0)
-    temporal = TimeConvolution(3, 5, 9, stride).double()
+    temporal = plain_time_convolution(3, 5, 9, stride).double()
     terms, bias = torch.randn(2, 4, 12, 6, dtype=torch.float64), torch.randn(3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 4, 9, 1, dtype=torch.float64)
     made = time_convolution(*with_ones(terms, weight, bias, temporal), None, stride)

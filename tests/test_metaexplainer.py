@@ -228,7 +228,7 @@ def test_contrast_maps_and_their_stability_against_loops():
 def ready(**fields):
     own, network = network_of(**fields)
     optimizer = own.optimizer(network)
-    own._inner, own._epoch = 0, 0
+    own._inner, own.epoch = 0, 0
     return own, network, optimizer
 
 

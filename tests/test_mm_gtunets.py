@@ -12,8 +12,21 @@ from networks import numbers, randomised
 from m2lgdg import leave_one_site_out, make_cohort
 from m2lgdg.deep import Shape
 from m2lgdg.method import Method
-from m2lgdg.methods.mm_gtunets import Affinity, Fusion, Graph, GTUNet, MMGTUNets, TransformerConvolution, isolation, smoothness
-from m2lgdg.methods.mm_gtunets_source import PhenotypeVAE, Source, phenotype_rules, recursive_elimination, squared_distances
+from m2lgdg.methods.mm_gtunets import (
+    Affinity,
+    Fusion,
+    Graph,
+    GTUNet,
+    MMGTUNets,
+    PhenotypeVAE,
+    Source,
+    TransformerConvolution,
+    isolation,
+    phenotype_rules,
+    recursive_elimination,
+    smoothness,
+    squared_distances,
+)
 from m2lgdg.preprocess import PhenotypeScaler
 
 torch.set_num_threads(1)
@@ -25,7 +38,7 @@ SMALL = {  # all widths differ, so that a swapped one shows
 
 def method(**fields):
     own = MMGTUNets(**{**SMALL, **fields})
-    own._class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
+    own.class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
     return own
 
 
@@ -46,7 +59,7 @@ def fitted_on(own, source):
 
 
 def batch_of(own, source, cohort):
-    return own._batch(cohort, PhenotypeScaler.fit(source), torch.device("cpu"))
+    return own.make_batch(cohort, PhenotypeScaler.fit(source), torch.device("cpu"))
 
 
 def network_on(own, source, seed=0):
@@ -617,7 +630,7 @@ def test_bf16_stays_near_fp32(fold):
     network, _ = network_on(own, fold.source)
     batch = batch_of(own, fold.source, fold.source)
     plain = own.loss(network, batch)
-    with own._autocast(torch.device("cpu")):
+    with own.autocast(torch.device("cpu")):
         rounded = own.loss(network, batch)
     assert torch.equal(plain["degree"], rounded["degree"])  # the graph itself is in float32
     torch.testing.assert_close(rounded["ce"].float(), plain["ce"], rtol=0.1, atol=0.1)
@@ -628,7 +641,7 @@ def test_it_learns_32_subjects_by_heart():
     off = {"dropout": 0.0, "edge_dropout": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0}
     off |= {"smoothness_weight": 0.0, "degree_weight": 0.0, "reward_weight": 0.0}
     own = MMGTUNets(**{**MMGTUNets.variants["small"], **off, "draws": 5})
-    own._class_weight = None
+    own.class_weight = None
     torch.manual_seed(0)
     shape = Shape(8, own.length, 3, 2, own.prepare(cohort, own.features(cohort, torch.device("cpu"))))
     network, batch = own.build(shape), batch_of(own, cohort, cohort)

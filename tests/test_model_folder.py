@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from m2lgdg import METHODS, InputError, make, make_cohort
 from m2lgdg.method import Method
-from m2lgdg.model_folder import FORMAT, LARGEST, digest
+from m2lgdg.model.folder import FORMAT, LARGEST, digest
 from m2lgdg.storage import file_hash
 
 METHOD = METHODS["m2lgdg"]
@@ -23,7 +23,7 @@ def cohort():
 
 @pytest.fixture
 def folder(cohort, tmp_path):
-    return make("fc-logistic").fit(cohort, limits=True).save(tmp_path / "model")
+    return make("fc-logistic").fit(cohort, source_distribution=True).save(tmp_path / "model")
 
 
 def about(folder):
@@ -42,12 +42,12 @@ def test_every_file_is_hashed(folder):
     import hashlib
 
     hashes = about(folder)["hashes"]
-    assert sorted(hashes) == ["limits.safetensors", "method.json", "weights.safetensors"]
-    for name in ("limits.safetensors", "weights.safetensors"):
+    assert sorted(hashes) == ["source_distribution.safetensors", "method.json", "weights.safetensors"]
+    for name in ("source_distribution.safetensors", "weights.safetensors"):
         assert hashes[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "limits.safetensors"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "source_distribution.safetensors"])
 def test_one_changed_bit_is_found(folder, name):
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
@@ -56,7 +56,7 @@ def test_one_changed_bit_is_found(folder, name):
         Method.load(folder)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "limits.safetensors"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "source_distribution.safetensors"])
 def test_a_truncated_or_lost_file_is_found(folder, name):
     (folder / name).write_bytes((folder / name).read_bytes()[:-7])
     with pytest.raises(InputError, match=f"{name} was altered"):

@@ -61,19 +61,19 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
 def test_several_new_sites_are_compared_with_source_one_by_one(command):
     """A median over sites would be the value of none."""
     command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
-    known, limits = Cohort.load("known.cohort"), Method.load("model").limits_
+    known, distribution = Cohort.load("known.cohort"), Method.load("model").source_distribution_
     text = command("predict", "model", "known.cohort", "--out", "p.csv")[1].splitlines()
     for site in known.site_names:
         here = known.select(known.sites == site)
         at = text.index(f"  {site} ({len(here)} subjects):")
-        wanted = limits.compare(here)
+        wanted = distribution.compare(here)
         assert len(wanted) > 1 and [line.strip() for line in text[at + 1 : at + 1 + len(wanted)]] == wanted
     many = make_cohort("tiny", sizes={f"s{i}": 8 for i in range(6)})
     many.save("many.cohort")
     text = command("predict", "model", "many.cohort", "--out", "p.csv")[1]
-    assert f"All 6 sites together:\n    {limits.compare(many)[0]}" in text
+    assert f"All 6 sites together:\n    {distribution.compare(many)[0]}" in text
     one = command("predict", "model", "new.cohort", "--out", "p.csv")[1]
-    assert f"\n  {limits.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
+    assert f"\n  {distribution.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
 
 
 def test_missing_phenotypes_are_imputed_by_source_medians_and_flagged(command):
@@ -154,7 +154,7 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     assert "2 epochs, best 2: validation AUC" in text
     assert "Note:" not in text
     assert sorted(file.name for file in Path("model").iterdir()) == [
-        *("card.html", "card.md", "limits.safetensors", "method.json", "weights.safetensors")
+        *("card.html", "card.md", "source_distribution.safetensors", "method.json", "weights.safetensors")
     ]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2

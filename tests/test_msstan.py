@@ -28,7 +28,7 @@ ROIS, SUBJECTS, LENGTH = 9, 3, 27
 
 def method(**fields):
     own = MSSTAN(**{"length": LENGTH, "stride": 3, "head": (5, 4), **fields})
-    own._class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
+    own.class_weight = torch.tensor([0.8, 1.4])  # what training sets from the source-training labels
     return own
 
 
@@ -265,7 +265,7 @@ def test_bfloat16_and_deterministic_algorithms():
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        with own._autocast(torch.device("cpu")):
+        with own.autocast(torch.device("cpu")):
             half = network(batch)
             inside = window_correlations(batch.series, 13, 3)
         assert inside.dtype == torch.float32 and torch.equal(inside, window_correlations(batch.series, 13, 3))
@@ -303,7 +303,7 @@ def test_it_can_learn_32_subjects_by_heart():
     cohort = make_cohort("tiny", seed=4, n_rois=8).select(np.arange(32))
     fields = {"dropout": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0, "learning_rate": 3e-3, "stride": 4}
     own = MSSTAN(length=32, **fields)
-    own._class_weight = None
+    own.class_weight = None
     batch = dataclasses.replace(
         batch_of(own.features(cohort, torch.device("cpu"))["series"]), label=torch.from_numpy(cohort.labels.astype(np.int64))
     )

@@ -53,5 +53,5 @@ def test_the_ruler_is_sensitive_to_every_term_of_the_loss():
         ours = step.Ours(M2LGDG(**SIZES), everyone)
         ruler = step.Plain(ours)
         ruler.own = M2LGDG(**SIZES | {field: other})
-        ruler.own._class_weight = ours.own._class_weight
+        ruler.own.class_weight = ours.own.class_weight
         assert (ours.gradients(rows) - ruler.gradients(rows)).abs() > 1e-3, field

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError, read
-from m2lgdg.readers import guess
-from m2lgdg.readers.tables import keep_included
+from m2lgdg.data.readers import guess
+from m2lgdg.data.readers.tables import keep_included
 
 SEEDS = st.integers(0, 2**32 - 1)
 # Each example writes a whole release, so a few must do.

@@ -11,7 +11,7 @@ import release
 
 from m2lgdg import Cohort, make_cohort
 from m2lgdg.cli import main
-from m2lgdg.predictions import read_predictions
+from m2lgdg.study.predictions import read_predictions
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "rest-meta-mdd.md").read_text()

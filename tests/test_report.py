@@ -13,7 +13,6 @@ import pytest
 from m2lgdg import InputError
 from m2lgdg.method import make
 from m2lgdg.metrics import auc, delong_interval
-from m2lgdg.predictions import read_predictions
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
@@ -21,7 +20,8 @@ from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables, training_table, training_tables
-from m2lgdg.stats import cell_scores, site_scores
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.stats import cell_scores, site_scores
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.io import savemat
 
 from m2lgdg import InputError, read
-from m2lgdg.readers.atlas import regions
+from m2lgdg.data.atlases import regions
 
 COLUMNS = {  # first and last column of an atlas, counted from 1, as the consortium's own script lists them
     "aal": (1, 116),

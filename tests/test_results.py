@@ -16,7 +16,7 @@ from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import render, study_tables
-from m2lgdg.stats import cell_scores, macro_scores, site_scores
+from m2lgdg.study.stats import cell_scores, macro_scores, site_scores
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -18,13 +18,13 @@ from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
 
 from m2lgdg import Cohort, Method, make, make_cohort
 from m2lgdg.cli import main
-from m2lgdg.explain import explain_subject
+from m2lgdg.explain.attribution import explain_subject
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
-from m2lgdg.serve import app as web  # noqa: E402
-from m2lgdg.serve.answer import answer  # noqa: E402
-from m2lgdg.serve.upload import LARGEST, one_subject  # noqa: E402
+from m2lgdg.deploy.serve import app as web  # noqa: E402
+from m2lgdg.deploy.serve.answer import answer  # noqa: E402
+from m2lgdg.deploy.serve.upload import LARGEST, one_subject  # noqa: E402
 
 HOST = "127.0.0.1:8765"
 OPENED = []  # what was opened for writing while `watching`
@@ -109,13 +109,13 @@ class TestAnswer:
             response = ask(fitted, content=npy(one.series[0]), data=data | {"tr": f"{one.tr[0]:.17g}"})
             assert response.status_code == 200, alert(response)
             proba = fitted.predict_proba(one)[0, 1]
-            low, high = (end[0] for end in fitted.promise_.interval([proba], 0.9))
+            low, high = (end[0] for end in fitted.new_site_.interval([proba], 0.9))
             said = words(response)
             assert f"Answer {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
             assert f"Decision: {'patient' if proba >= fitted.threshold else 'control'} ," in said
-            for kind, score in fitted.limits_.scores(one).items():
+            for kind, score in fitted.source_distribution_.scores(one).items():
                 assert f"{kind} {score[0]:.2f}" in said
-            for line in [*fitted.limits_.compare(one), *fitted.flags(one)[0]]:
+            for line in [*fitted.source_distribution_.compare(one), *fitted.flags(one)[0]]:
                 assert line in said
             for roi in explain_subject(fitted, one).rois["roi"].head(10):
                 assert roi in said
@@ -134,7 +134,7 @@ class TestAnswer:
         assert one.phenotypes[["sex", "education"]].isna().all(axis=None)
 
     def test_codes_of_the_atlas_are_names(self, fitted, cohort):
-        from m2lgdg.readers.atlas import regions
+        from m2lgdg.data.atlases import regions
 
         header = "\t".join(f"#{code}" for code in regions("aal")["code"]) + "\n"
         one = one_subject(fitted, "a.1D", header.encode() + text(cohort.series[0], "\t"), {}, "")
@@ -146,7 +146,7 @@ class TestAnswer:
         assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
 
     def test_an_explanation_can_be_left_out(self, fitted, cohort, monkeypatch):
-        monkeypatch.setattr("m2lgdg.serve.answer.explain_subject", lambda *_: 1 / 0)
+        monkeypatch.setattr("m2lgdg.deploy.serve.answer.explain_subject", lambda *_: 1 / 0)
         response = send(fitted, files={"series": ("a.npy", npy(cohort.series[0]))}, data={"p1": "20"})
         assert response.status_code == 200
         assert "What the decision rests on It was not asked for." in words(response)
@@ -184,7 +184,7 @@ class TestAnswer:
 
     def test_the_contributions_of_a_linear_method_sum_to_its_decision(self, cohort):
         for name in ("fc-logistic", "connectome-ensemble", "connectome-adaptive"):
-            fitted = make(name, phenotypes=True).fit(cohort, limits=True)
+            fitted = make(name, phenotypes=True).fit(cohort, source_distribution=True)
             means = {block: sum(fitted._features(block, cohort)) / len(cohort) for block in fitted.blocks}
             found = [explain_subject(fitted, cohort.select([i])) for i in (0, 1)]
             n = len(cohort.rois)

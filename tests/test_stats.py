@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2lgdg.metrics import METRICS
-from m2lgdg.stats import cell_scores, holm, macro_scores, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import cell_scores, holm, macro_scores, paired_tests, site_scores, training_differences
 
 DATA = Path(__file__).parent / "data"
 OWN = "M2LG-DG"

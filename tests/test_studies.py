@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import make_cohort, run_study
-from m2lgdg.cells import distinct, make_cells
-from m2lgdg.config import read_study
-from m2lgdg.predictions import read_predictions
-from m2lgdg.registry import PAPER, load_methods
-from m2lgdg.report.answer import simple_peers
-from m2lgdg.synthetic import REST_SITES
+from m2lgdg.data.synthetic import REST_SITES
+from m2lgdg.registry import METHODS, PAPER, SIMPLE, load_methods
+from m2lgdg.study.cells import distinct, make_cells
+from m2lgdg.study.config import read_study
+from m2lgdg.study.predictions import read_predictions
 
 STUDIES = Path(__file__).parents[1] / "studies"
 FILES = sorted(STUDIES.glob("*.toml"))
@@ -53,8 +52,8 @@ def test_the_papers_study_has_all_methods_at_its_targets(release, cohorts):
     networks = Counter(cell.method for cell in cells if cell.method in PAPER)
     assert networks == dict.fromkeys(PAPER, 5 * len(TARGETS[release]))
     linear = {(cell.method, cell.variant) for cell in cells} - {(name, "") for name in PAPER}
-    wanted = {(name, "") for name in simple_peers()}
-    wanted |= {(name, "phenotypes") for name in simple_peers() if "phenotypes" in load_methods()[name].variants}
+    wanted = {(name, "") for name in METHODS.with_role(*SIMPLE)}
+    wanted |= {(name, "phenotypes") for name in METHODS.with_role(*SIMPLE) if "phenotypes" in load_methods()[name].variants}
     assert linear == wanted and len(wanted) == 16
     assert {cell.target for cell in cells} == set(TARGETS[release])
 

@@ -16,10 +16,10 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
-from m2lgdg.engines import ENGINES
-from m2lgdg.explain import explain
-from m2lgdg.explanation import Explanation
-from m2lgdg.predictions import read_predictions
+from m2lgdg.explain.attribution import explain
+from m2lgdg.explain.explanation import Explanation
+from m2lgdg.study.engines import ENGINES
+from m2lgdg.study.predictions import read_predictions
 
 PLUGIN = '''
 import time
@@ -149,8 +149,8 @@ def test_a_damaged_record_is_run_again(finished, undisturbed):
 
 
 def test_keys_change_with_data_fields_and_seed(folder):
-    from m2lgdg.cells import make_cells
-    from m2lgdg.config import check_study
+    from m2lgdg.study.cells import make_cells
+    from m2lgdg.study.config import check_study
 
     cohort = make_cohort("tiny", seed=1)
 
@@ -205,7 +205,7 @@ def test_a_failing_cell_is_recorded_and_tried_again(folder, undisturbed):
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder, monkeypatch):
-    import m2lgdg.study as runner
+    import m2lgdg.study.runner as runner
 
     lost = {"methods": ["prior", "erm"], "seeds": [0], "variants": [], "device": "cuda:99"}
     with pytest.raises(InputError, match="device cuda:99 is not available on this machine"):
@@ -467,7 +467,7 @@ def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed, monkeypatch):
-    import m2lgdg.study as runner
+    import m2lgdg.study.runner as runner
 
     real, left = runner.write_text, [6]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError, make_cohort
-from m2lgdg.synthetic import PRESETS
+from m2lgdg.data.synthetic import PRESETS
 
 
 def log_amplitude(cohort):

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import InputError
-from m2lgdg.readers import text
+from m2lgdg.data.readers import text
 
 FORMATS = ("%f", "%.3f", "%g", "%.17g", "%e", "%.9E", "%r", "%+.6f", "%d")
 SEPARATORS = {".csv": (",", ";", ", ", " ;"), ".tsv": ("\t", " \t"), ".txt": (" ", "  ", "\t", " \t "), ".1D": ("\t", "   ")}

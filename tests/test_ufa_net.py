@@ -21,7 +21,7 @@ ODD = {"length": LENGTH, "channels": (2, 3), "temporal_kernel": 5, "widths": (7,
 
 def method(**fields):
     own = UFANet(**(ODD | fields))
-    own._class_weight, own._epoch = torch.tensor([0.8, 1.4]), own.epochs - 1  # what training sets
+    own.class_weight, own.epoch = torch.tensor([0.8, 1.4]), own.epochs - 1  # what training sets
     return own
 
 
@@ -136,7 +136,7 @@ def test_the_softmax_of_the_logits_is_the_sigmoid_of_the_one_output():
     found = network.parts(batch_for(own))
     single = network.output(found["fused"])[:, 0]
     torch.testing.assert_close(found["logits"].softmax(dim=1)[:, 1], single.sigmoid())
-    own._class_weight, label = None, batch_for(own).label
+    own.class_weight, label = None, batch_for(own).label
     binary = torch.nn.functional.binary_cross_entropy_with_logits(single, label.float())
     torch.testing.assert_close(own.loss(network, batch_for(own))["ce"], binary)
 
@@ -200,7 +200,7 @@ def test_the_alignment_is_summed_over_the_dense_layers(weight, per_dimension):
 def test_the_alignment_begins_after_its_epochs_of_classification_alone():
     own, network = network_of(alignment_start=3)
     for epoch, names in {0: {"ce"}, 2: {"ce"}, 3: {"ce", "alignment"}, 9: {"ce", "alignment"}}.items():
-        own._epoch = epoch
+        own.epoch = epoch
         assert own.loss(network, batch_for(own)).keys() == names
     own.alignment_weight = 0.0
     assert own.loss(network, batch_for(own)).keys() == {"ce"}
@@ -325,8 +325,8 @@ def test_it_can_learn_32_subjects_by_heart():
     cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, roi_effect=0.0, edge_effect=0.0, seed=0)
     off = {"dropout": 0.0, "weight_decay": 0.0, "alignment_weight": 0.0, "learning_rate": 0.05}
     own = method(**(off | {"length": 40, "channels": (8, 8), "widths": (32, 16, 8)}))
-    own._class_weight = None
-    batch = own._batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
+    own.class_weight = None
+    batch = own.make_batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
     torch.manual_seed(0)
     network = own.build(Shape(12, 40, 3, 2, own.prepare(cohort, batch.features))).train()
     optimizer = own.optimizer(network)

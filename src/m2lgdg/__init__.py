@@ -31,16 +31,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from m2lgdg.check import check_cohort as check_cohort
     from m2lgdg.cohort import Cohort as Cohort
+    from m2lgdg.data.check import check_cohort as check_cohort
+    from m2lgdg.data.readers import read as read
+    from m2lgdg.data.synthetic import make_cohort as make_cohort
     from m2lgdg.method import Method as Method
     from m2lgdg.method import make as make
-    from m2lgdg.readers import read as read
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
-    from m2lgdg.study import run_study as run_study
-    from m2lgdg.synthetic import make_cohort as make_cohort
+    from m2lgdg.study.runner import run_study as run_study
 
 __version__ = "0.1.0"
 
@@ -50,12 +50,12 @@ _HOMES = {
     "InputError": "storage",
     "METHODS": "registry",
     "Method": "method",
-    "check_cohort": "check",
+    "check_cohort": "data.check",
     "leave_one_site_out": "splits",
     "make": "method",
-    "make_cohort": "synthetic",
-    "read": "readers",
-    "run_study": "study",
+    "make_cohort": "data.synthetic",
+    "read": "data.readers",
+    "run_study": "study.runner",
 }
 __all__ = [
     "METHODS",

@@ -5,15 +5,23 @@ A command parses its arguments, calls one library function, says what it wrote a
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
-from m2lgdg.commands import audit, card, data, explain, export, models, serve, share, studies, terminal
+from m2lgdg.commands import terminal
 
-__all__ = ["audit", "card", "data", "explain", "export", "main", "models", "serve", "share", "studies"]
+# In the order in which a user meets them. A module adds its command when it is imported.
+COMMANDS = (
+    *("demo", "check", "convert", "methods", "run", "table", "report", "share"),
+    *("fit", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
+)
+for _name in COMMANDS:
+    importlib.import_module(f"m2lgdg.commands.{_name}")
+terminal.app.registered_commands.sort(key=lambda one: COMMANDS.index(one.callback.__name__ if one.callback else ""))
 
 
 def _version(wanted: bool) -> None:

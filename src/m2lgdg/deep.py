@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import Recorded, Replayed, Step, choose_device, let_go, numerics, refuse_other_size, set_rates
+from m2lgdg.devices import choose_device, let_go, numerics, refuse_other_size
+from m2lgdg.fast.recording import Recorded, Replayed, Step, set_rates
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -108,7 +109,7 @@ class DeepMethod(Method):
         """The network; its forward takes a Batch and returns logits (subject, 2)."""
         raise NotImplementedError(f"{type(self).__name__} must write build")
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """What the network sees of each scan, (subject, ...) by name; computed once, each row from that subject alone."""
         return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
 
@@ -130,9 +131,9 @@ class DeepMethod(Method):
         """Whether source-training sites are too few or too small for what the method does across sites."""
         return False
 
-    def share(self, batch: int, batches: int) -> float:
+    def rate_factor(self, batch: int, batches: int) -> float:
         """Of the learning rate, at one of so many batches of the present epoch."""
-        return schedule(self._epoch * batches + batch, batches, self.warmup, self.epochs)
+        return schedule(self.epoch * batches + batch, batches, self.warmup, self.epochs)
 
     def phase(self) -> object:
         """What Python decides by in a step or a validation: a recordable method that trains in stages tells the stage."""
@@ -148,12 +149,12 @@ class DeepMethod(Method):
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Smoothed cross-entropy with the inverse-frequency class weights of source-training subjects."""
-        return smoothed_cross_entropy(logits, batch.label, self._class_weight, self.label_smoothing)
+        return smoothed_cross_entropy(logits, batch.label, self.class_weight, self.label_smoothing)
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """One update; returns the detached loss terms."""
         optimizer.zero_grad(set_to_none=True)
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             terms = self.loss(network, batch)
         total_of(terms).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(network.parameters(), self.clip)
@@ -162,20 +163,20 @@ class DeepMethod(Method):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
-        place = choose_device(device)
-        devices = [torch.cuda.current_device()] if place.type == "cuda" else []
+        chosen = choose_device(device)
+        devices = [torch.cuda.current_device()] if chosen.type == "cuda" else []
         try:
             with numerics(tf32=self.precision != "fp32", deterministic=self.deterministic):
-                let_go(place)
+                let_go(chosen)
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed)
-                    self._train(source, seed, place, progress)
+                    self._train(source, seed, chosen, progress)
                 if devices:
-                    self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(place) / 2**30, 3)
+                    self.facts_["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(chosen) / 2**30, 3)
         except torch.OutOfMemoryError:
             sizes = [f"{name} ({getattr(self, name)})" for name in ("batch_size", "length") if name not in self.unused]
             advice = f"lower {' or '.join(sizes) or 'the sizes of network and batches'}, or set precision to bf16"
-            raise InputError(f"method {self.name} ran out of memory on {place}: {advice}.") from None
+            raise InputError(f"method {self.name} ran out of memory on {chosen}: {advice}.") from None
 
     def check(self) -> None:
         """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
@@ -186,24 +187,24 @@ class DeepMethod(Method):
                 f"(epochs = {self.epochs}); lower warmup or raise epochs."
             )
 
-    def _train(self, source: Cohort, seed: int, place: torch.device, progress: Callable[..., None] | None) -> None:
+    def _train(self, source: Cohort, seed: int, device: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = self._split(source, seed)
         scaler = PhenotypeScaler.fit(source.select(training))
-        everyone = self._batch(source, scaler, place)
-        train, check_rows = torch.from_numpy(training).to(place), torch.from_numpy(validation).to(place)
+        everyone = self.make_batch(source, scaler, device)
+        train, check_rows = torch.from_numpy(training).to(device), torch.from_numpy(validation).to(device)
         fitted = self.prepare(source.select(training), everyone.take(train).features)
         shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
         counts = np.bincount(source.labels[training], minlength=2)
-        self._class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(place)
+        self.class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
 
-        network = self.build(shape).to(place)
+        network = self.build(shape).to(device)
         optimizer = self.optimizer(network)
         rates = [group["lr"] for group in optimizer.param_groups]
         order = torch.Generator().manual_seed(seed)
         sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
         if self.lacks_sites(sites, labels):
             self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
-        self._epoch = 0
+        self.epoch = 0
         step, check = self._stepper(network, optimizer, everyone, train), everyone.take(check_rows)
         self._seen: Replayed | None = None
         history: list[dict[str, float]] = []
@@ -211,16 +212,16 @@ class DeepMethod(Method):
         kept: dict[str, npt.NDArray[Any]] = {}
         for epoch in range(self.epochs):
             network.train()
-            self._epoch = epoch  # for losses that change while training goes on
+            self.epoch = epoch  # for losses that change while training goes on
             sums: dict[str, Tensor] = {}
             batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
-                set_rates(optimizer, [rate * self.share(i, len(batches)) for rate in rates])
-                terms = step(rows.to(place))
+                set_rates(optimizer, [rate * self.rate_factor(i, len(batches)) for rate in rates])
+                terms = step(rows.to(device))
                 sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
-            record |= self._validate(network, check)
+            record |= self.validate(network, check)
             self._stop_if_not_finite(record, epoch)  # the epoch's last step shows only here
             history.append(record)
             if progress:
@@ -245,8 +246,8 @@ class DeepMethod(Method):
             "training_subjects": len(training),
             "validation_subjects": len(validation),
         }
-        self._place, self._seen = place, None
-        self.state_["calibration"] = np.array(self._calibrate(check), dtype=np.float64)
+        self._device, self._seen = device, None
+        self.state_["calibration"] = np.array(self.calibrate(check), dtype=np.float64)
 
     def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, everyone: Batch, train: Tensor) -> Step:
         """What makes a step of some positions among training subjects; on CUDA recorded."""
@@ -254,8 +255,8 @@ class DeepMethod(Method):
         def step(rows: Tensor) -> dict[str, Tensor]:
             return self.step(network, everyone.take(train[rows]), optimizer)
 
-        place = train.device
-        if place.type != "cuda" or not self.recordable or self.deterministic:
+        device = train.device
+        if device.type != "cuda" or not self.recordable or self.deterministic:
             return step
         return Recorded(step, optimizer, self.precision != "fp32", self.phase)
 
@@ -271,10 +272,10 @@ class DeepMethod(Method):
     def _batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         batches = self.batches(site, label, order)
         if not batches or not all(map(len, batches)):
-            raise InputError(f"method {self.name}: its batches(...) gave none, or an empty one, in epoch {self._epoch + 1}.")
+            raise InputError(f"method {self.name}: its batches(...) gave none, or an empty one, in epoch {self.epoch + 1}.")
         return batches
 
-    def _calibrate(self, check: Batch) -> tuple[float, float]:
+    def calibrate(self, check: Batch) -> tuple[float, float]:
         """Slope and offset of the logit, by which the threshold 0.5 fits source-validation subjects."""
         if self.calibration == "none" or not len(check):
             return 1.0, 0.0
@@ -289,24 +290,24 @@ class DeepMethod(Method):
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """The calibrated softmax of the kept network's logits."""
-        place = getattr(self, "_place", torch.device("cpu"))
-        network = self.network().to(place)
+        device = getattr(self, "_device", torch.device("cpu"))
+        network = self.network().to(device)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
         slope, offset = self.state_["calibration"]
         decision = []
         for start in range(0, len(target), PIECE):  # a piece at a time, so that a large site need not fit on the device
             part = target.select(np.arange(start, min(start + PIECE, len(target))))
-            decision.append(self._decision(network, self._batch(part, scaler, place)))
+            decision.append(self._decision(network, self.make_batch(part, scaler, device)))
         return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
 
     def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
         """(subject, dimension) representation that the classifier sees: a network's `parts(batch)["fused"]`."""
-        place = getattr(self, "_place", torch.device("cpu"))
-        network: Any = self.network().to(place)
+        device = getattr(self, "_device", torch.device("cpu"))
+        network: Any = self.network().to(device)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
-        everyone = self._batch(cohort, scaler, place)
+        everyone = self.make_batch(cohort, scaler, device)
         with torch.inference_mode():
-            fused = [network.parts(everyone.take(rows))["fused"] for rows in pieces(len(cohort), place)]
+            fused = [network.parts(everyone.take(rows))["fused"] for rows in pieces(len(cohort), device)]
         return np.asarray(torch.cat(fused).float().cpu().numpy())
 
     def network(self) -> nn.Module:
@@ -331,28 +332,30 @@ class DeepMethod(Method):
     def _shape(self, n_rois: int, n_inputs: int, n_sites: int, fitted: Mapping[str, npt.NDArray[Any]]) -> Shape:
         return Shape(n_rois, self.length, n_inputs, n_sites, fitted)
 
-    def _batch(self, cohort: Cohort, scaler: PhenotypeScaler, place: torch.device) -> Batch:
+    def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
+        """All subjects of a cohort as one batch on the device; `scaler` was fitted on source-training subjects."""
         numbers = {site: i for i, site in enumerate(cohort.site_names)}
         return Batch(
-            features={name: value.to(place) for name, value in self.features(cohort, place).items()},
-            phenotypes=torch.from_numpy(scaler.transform(cohort).astype(np.float32)).to(place),
-            label=torch.from_numpy(cohort.labels.astype(np.int64)).to(place),
-            site=torch.tensor([numbers[site] for site in cohort.sites.tolist()], device=place),
+            features={name: value.to(device) for name, value in self.features(cohort, device).items()},
+            phenotypes=torch.from_numpy(scaler.transform(cohort).astype(np.float32)).to(device),
+            label=torch.from_numpy(cohort.labels.astype(np.int64)).to(device),
+            site=torch.tensor([numbers[site] for site in cohort.sites.tolist()], device=device),
         )
 
-    def _autocast(self, place: torch.device) -> torch.autocast:
-        return torch.autocast(place.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Context in which `step` computes losses: bfloat16 where `precision` says so."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    def _validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+    def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
         """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
         network.eval()
-        with torch.inference_mode(), self._autocast(batch.label.device):
-            logits = self._seen_by(network, batch)
+        with torch.inference_mode(), self.autocast(batch.label.device):
+            logits = self.validation_logits(network, batch)
             loss = float(self.cross_entropy(logits, batch))
         area = auc(batch.label.cpu().numpy(), (logits[:, 1] - logits[:, 0]).float().cpu().numpy())
         return {"val_auc": 0.5 if math.isnan(area) else area, "val_loss": loss}
 
-    def _seen_by(self, network: nn.Module, batch: Batch) -> Tensor:
+    def validation_logits(self, network: nn.Module, batch: Batch) -> Tensor:
         """(subject, 2) logits of source-validation subjects, who are the same after every epoch; on CUDA recorded."""
 
         def logits() -> Tensor:
@@ -378,9 +381,9 @@ def total_of(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
-def pieces(count: int, place: torch.device) -> list[Tensor]:
+def pieces(count: int, device: torch.device) -> list[Tensor]:
     """Positions of so many subjects, some at a time."""
-    everyone = torch.arange(count, device=place)
+    everyone = torch.arange(count, device=device)
     return [everyone[start : start + PIECE] for start in range(0, count, PIECE)]
 
 

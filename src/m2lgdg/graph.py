@@ -26,8 +26,10 @@ def group_graph(series_list: Sequence[npt.NDArray[Any]], percentile: float = 80.
     return _strongest(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
 
 
-def graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.float32]:
-    """The same of (subject, roi, time) series that have one length and lie on a device, where it is computed."""
+def group_graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.float32]:
+    """The same from (subject, roi, time) series of one length, computed on the device where they are."""
+    if series.device.type == "mps":  # which has no float64
+        series = series.cpu()
     group = torch.zeros(series.shape[1], series.shape[1], dtype=torch.float64, device=series.device)
     for piece in torch.split(series, PIECE):
         wide = piece.double() - piece.double().mean(dim=2, keepdim=True)
@@ -51,16 +53,6 @@ def propagation(adjacency: Tensor, embedding: Tensor, beta: float = 0.5) -> Tens
     mixed = beta * learned + (1 - beta) * adjacency + torch.eye(len(adjacency), device=adjacency.device)
     scale = mixed.sum(dim=1).rsqrt()
     return scale[:, None] * mixed * scale[None, :]
-
-
-def chebyshev_operators(operator: Tensor, order: int) -> Tensor:
-    """(roi, (order - 1) roi): the transposed T_1 to T_{order - 1} side by side; (..., roi) features meet all in one product."""
-    before, now = torch.eye(len(operator), device=operator.device, dtype=operator.dtype), operator
-    found = []
-    for _ in range(order - 1):
-        found.append(now.T)
-        before, now = now, 2 * (operator @ now) - before
-    return torch.cat(found, dim=1) if found else operator.new_empty(len(operator), 0)
 
 
 def chebyshev(operator: Tensor, features: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:

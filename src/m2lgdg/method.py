@@ -24,13 +24,14 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
-from m2lgdg.model_folder import FORMAT, LARGEST, digest, read_about
-from m2lgdg.promise import Promise
+from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, SOURCE_DISTRIBUTION, digest, read_about, stored_name
+from m2lgdg.model.new_site import NewSiteCalibration
+from m2lgdg.model.out_of_distribution import SourceDistribution, flags, refuse_shortest
 from m2lgdg.registry import METHODS, load_methods
-from m2lgdg.shift import SourceStatistics, flags, refuse_shortest
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
 T = TypeVar("T", bound="type[Method]")
+Role = Literal["", "headline", "default", "peer", "phenotypes"]
 
 
 @dataclasses.dataclass
@@ -43,6 +44,7 @@ class Method:
     """
 
     name: ClassVar[str] = ""
+    role: ClassVar[Role] = ""  # headline of reports, default of `m2lgdg fit`, simple peer, or phenotypes alone
     reference: ClassVar[str] = ""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -52,8 +54,9 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold source subjects themselves
 
-    limits_ = typing.cast(SourceStatistics | None, None)  # what is usual in source, where it was asked for; not a field
-    promise_ = typing.cast(Promise | None, None)  # what its scores mean at an unseen site, where it was asked for; not a field
+    # Fitted on request; casts, because annotations would make them hyper-parameters.
+    source_distribution_ = typing.cast(SourceDistribution | None, None)
+    new_site_ = typing.cast(NewSiteCalibration | None, None)
     _folder = typing.cast(Path | None, None)  # where a method was loaded from
 
     def fit(
@@ -63,15 +66,15 @@ class Method:
         seed: int = 0,
         device: str = "cpu",
         progress: Callable[..., None] | None = None,
-        limits: bool = False,
-        promise: bool = False,
-        promise_folds: int | None = None,
+        source_distribution: bool = False,
+        new_site_calibration: bool = False,
+        calibration_folds: int | None = None,
     ) -> Self:
-        """Learn from source subjects, who all have a label. Nothing else can reach the fitted method.
+        """Learn from source subjects, all of whom have a label. Nothing else can reach the fitted method.
 
-        With `limits` also how far source subjects are from other sites (seconds; a study's many fits have no use for it). With
-        `promise` also what its probabilities mean at a site it has not seen: as many more fits as there are sites, or as
-        `promise_folds` groups of sites. `predict_proba` then has their temperature, and `threshold` is theirs.
+        `source_distribution` also fits the statistics behind out-of-distribution scores (seconds; studies do not need it).
+        `new_site_calibration` also refits the method without each source site, or without each of `calibration_folds` groups
+        of sites, to calibrate its probabilities for a site it has not seen. `predict_proba` and `threshold` then use it.
         """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
@@ -95,16 +98,16 @@ class Method:
                 },
             },
         }
-        self._folder = self.promise_ = None
+        self._folder = self.new_site_ = None
         self.check()
         self.learn(source, seed=seed, device=device, progress=progress)
-        self.limits_ = SourceStatistics.fit(source) if limits else None
-        if promise:
+        self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
+        if new_site_calibration:
 
             def unseen(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
                 return type(self)(**self.fields()).fit(part, seed=seed, device=device).predict_proba(rest)[:, 1]
 
-            self.promise_ = Promise.fit(source, unseen, promise_folds, progress)
+            self.new_site_ = NewSiteCalibration.fit(source, unseen, calibration_folds, progress)
         return self
 
     def check(self) -> None:
@@ -150,18 +153,18 @@ class Method:
         """Slope and offset of the logit of what `score` says: a site's own, else those that source sites left out promise."""
         if "local" in self.facts_:
             return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
-        return (self.promise_.slope, self.promise_.offset) if self.promise_ else None
+        return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
 
     @property
     def threshold(self) -> float:
         """The probability from which a subject is decided to be a patient: a site's own, else the promise's, else 0.5."""
-        promised = self.promise_.threshold if self.promise_ else THRESHOLD
+        promised = self.new_site_.threshold if self.new_site_ else THRESHOLD
         return float(self.facts_.get("local", {}).get("threshold", promised))
 
     def flags(self, target: Cohort) -> list[list[str]]:
         """For each subject, in short words, why its prediction may be worse than others."""
         self._check_target(target)
-        return flags(target, self.facts_["inputs"], self.limits_)
+        return flags(target, self.facts_["inputs"], self.source_distribution_)
 
     def visible(self, target: Cohort) -> Cohort:
         """The target as `score` sees it: no label, site or id; phenotypes that the target lacks are there, all missing."""
@@ -223,10 +226,10 @@ class Method:
         }
         write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
         names = ["weights.safetensors"]
-        if self.limits_:
-            names.append(self.limits_.save(folder / "limits.safetensors").name)
-        if self.promise_:
-            names.append(self.promise_.save(folder / "promise.json").name)
+        if self.source_distribution_:
+            names.append(self.source_distribution_.save(folder / SOURCE_DISTRIBUTION).name)
+        if self.new_site_:
+            names.append(self.new_site_.save(folder / NEW_SITE_CALIBRATION).name)
         about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": digest(about)}
         write_text(folder / "method.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return folder
@@ -251,20 +254,21 @@ class Method:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
         _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
-        if "limits.safetensors" in hashes:
-            fitted.limits_ = SourceStatistics.load(folder / "limits.safetensors", len(fitted.facts_["rois"]))
-        fitted.promise_ = Promise.load(folder / "promise.json") if "promise.json" in hashes else None
+        if distribution := stored_name(SOURCE_DISTRIBUTION, hashes):
+            fitted.source_distribution_ = SourceDistribution.load(folder / distribution, len(fitted.facts_["rois"]))
+        if calibration := stored_name(NEW_SITE_CALIBRATION, hashes):
+            fitted.new_site_ = NewSiteCalibration.load(folder / calibration)
         fitted._folder = folder
         return fitted
 
 
 @dataclass_transform()
-def method(name: str) -> Callable[[T], T]:
+def method(name: str, role: Role = "") -> Callable[[T], T]:
     """Register a `Method` subclass under a name and make it a dataclass."""
 
     def register(cls: T) -> T:
         made = dataclasses.dataclass(cls)
-        made.name = name
+        made.name, made.role = name, role
         METHODS[name] = made
         return typing.cast(T, made)
 

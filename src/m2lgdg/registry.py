@@ -21,7 +21,8 @@ from m2lgdg.storage import InputError, one_line
 if TYPE_CHECKING:
     from m2lgdg.method import Method
 
-NAMED = re.compile(r"""^@method\(["'](.+?)["']\)""", re.MULTILINE)
+NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
+SIMPLE = ("peer", "phenotypes", "default")  # roles of the simple peers
 PAPER = (  # the paper's method and those it is compared with, as its tables list them
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
     *("mm-gtunets", "metaexplainer"),
@@ -35,13 +36,29 @@ class Registry(MutableMapping[str, "type[Method]"]):
         self._there: dict[str, type[Method]] = {}
 
     @functools.cached_property
-    def homes(self) -> dict[str, str]:
-        """Name -> module, as the files of the package say it. Once a process: a file that appears later is not seen."""
+    def _declared(self) -> dict[str, tuple[str, str]]:
+        """Name -> module and role, from the text of the package's files. Once a process: later files are not seen."""
         import m2lgdg.methods as package
 
         modules = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
         texts = {one: pkgutil.get_data(package.__name__, f"{one.rpartition('.')[2]}.py") or b"" for one in modules}
-        return {name: one for one in modules for name in NAMED.findall(texts[one].decode())}
+        return {name: (one, role) for one in modules for name, role in NAMED.findall(texts[one].decode())}
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """Name -> module of the package's methods, none of which is imported for it."""
+        return {name: module for name, (module, _) in self._declared.items()}
+
+    def with_role(self, *roles: str) -> list[str]:
+        """Names of the methods that declare one of these roles (`Method.role`), without importing the package's own."""
+        own = [name for name, (_, role) in self._declared.items() if role in roles]
+        return own + [name for name, cls in self._there.items() if name not in self._declared and cls.role in roles]
+
+    @property
+    def default(self) -> str:
+        """The method that `m2lgdg fit` uses unless another is named."""
+        (name,) = (name for name, (_, role) in self._declared.items() if role == "default")
+        return name
 
     def __getitem__(self, name: str) -> type[Method]:
         if name not in self._there and name in self.homes:

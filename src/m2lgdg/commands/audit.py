@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import options, terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from m2lgdg.baselines import Baseline
+    from m2lgdg.study.no_brain import Baseline
 
 
 @terminal.app.command()
 def audit(
-    study: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="a study file (.toml, or study.json of a run)", show_default=False)
-    ],
+    study: options.StudyFile,
     method: Annotated[list[str] | None, typer.Option(help="one method of the study (default: all); may be repeated")] = None,
     target: Annotated[str | None, typer.Option(help="the site to hold out (default: the study's first)")] = None,
     seed: Annotated[int | None, typer.Option(help="the seed to fit with (default: the study's first)")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set device=cpu")] = None,
-    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Replace a target by noise and withhold its labels: do the fitted weights and the predictions stay the same?
 
@@ -35,9 +32,9 @@ def audit(
     from rich.markup import escape
     from rich.table import Table
 
-    from m2lgdg.audit import audit as audited
-    from m2lgdg.audit import baselines
-    from m2lgdg.config import read_study
+    from m2lgdg.study.audit import audit as audited
+    from m2lgdg.study.audit import baselines
+    from m2lgdg.study.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
     with terminal.stoppable(), terminal.err.status("fitting each method with the real target and without", spinner="line"):

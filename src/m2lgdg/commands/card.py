@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import options, terminal
 
 
 @terminal.app.command()
 def card(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    model: options.Model,
     study: Annotated[Path | None, typer.Option(help="a study folder with the same method, for its sites left out")] = None,
     to: Annotated[Path | None, typer.Option("--out", help="where to write; the model folder unless given")] = None,
-    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Write card.md and card.html: what a model is for, was trained on, and did at sites left out."""
     from rich.markup import escape

@@ -7,29 +7,28 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
-from m2lgdg.commands.models import Given
+from m2lgdg.commands import options, terminal
 
 
 @terminal.app.command()
 def explain(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
-    path: Given,
+    model: options.Model,
+    path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="the folder to write the tables to", show_default=False)],
     steps: Annotated[int, typer.Option(help="points of the path of integrated gradients")] = 64,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto")] = "cpu",
-    rois: Annotated[Path | None, typer.Option(help="rois.tsv (name, x, y, z in MNI) or an atlas image, if not AAL")] = None,
-    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    device: options.Device = "cpu",
+    rois: options.Rois = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Score the ROIs, edges and phenotypes that a model's decisions on a cohort rest on."""
     from rich.markup import escape
 
-    from m2lgdg.explain import LOOSE
-    from m2lgdg.explain import explain as explained
+    from m2lgdg.data.atlases import read_places
+    from m2lgdg.data.readers import read
+    from m2lgdg.explain.attribution import LOOSE
+    from m2lgdg.explain.attribution import explain as explained
     from m2lgdg.method import Method
-    from m2lgdg.promise import percent
-    from m2lgdg.readers import read
-    from m2lgdg.readers.atlas import read_places
+    from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
     from m2lgdg.storage import InputError
 

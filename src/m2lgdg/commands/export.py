@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import options, terminal
 
 
 @terminal.app.command()
 def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    model: options.Model,
     to: Annotated[
         Path, typer.Option("--out", help="the .onnx file to write, a .json goes beside it; or a folder", show_default=False)
     ],
     share: Annotated[bool, typer.Option("--share", help="without names of folders and people, ages in bands")] = False,
-    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Write a model as an ONNX graph with a JSON on how its inputs are prepared, or with --share as a folder to give away."""
     from rich.markup import escape
 
-    from m2lgdg.commands.models import refuse_used
-    from m2lgdg.export import export_onnx
+    from m2lgdg.commands.fit import refuse_used
+    from m2lgdg.deploy.onnx import export_onnx
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import options, terminal
 
 
 @terminal.app.command()
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder that `m2lgdg fit` wrote", show_default=False)],
+    model: options.Model,
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1; no other machine is ever served")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free")] = 8765,
-    plugin: Annotated[list[Path] | None, typer.Option(help="a Python file with methods of your own")] = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Open a local page for one subject at a time: drop a series, see probability, flags and the ROIs that count."""
     import contextlib
@@ -25,9 +24,9 @@ def serve(
 
     from rich.markup import escape
 
+    from m2lgdg.deploy.serve.run import bound, run
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
-    from m2lgdg.serve.run import bound, run
 
     def opened(address: str) -> None:
         terminal.out.print(f"{escape(str(model))} answers at {address} on this machine only; Ctrl-C ends it.", soft_wrap=True)

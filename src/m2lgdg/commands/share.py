@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import terminal
-from m2lgdg.commands.studies import Folder
+from m2lgdg.commands import options, terminal
 
 
 @terminal.app.command()
 def share(
-    folder: Folder,
+    folder: options.Folder,
     to: Annotated[Path, typer.Option("--out", help="a new folder", show_default=False)],
 ) -> None:
     """Copy a study's results for a repository or an archive: what tables and report need, without paths of this machine."""

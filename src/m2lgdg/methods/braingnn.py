@@ -23,12 +23,12 @@ from m2lgdg.method import method
 class RoiConvolution(nn.Module):
     """Each ROI has its own kernel, a mixture of a few that communities of ROIs share; neighbours count by their edge."""
 
-    def __init__(self, n_rois: int, width: int, own: BrainGNN) -> None:
+    def __init__(self, n_rois: int, width: int, config: BrainGNN) -> None:
         super().__init__()
-        self.communities = nn.Linear(n_rois, own.communities, bias=False)
-        self.mixture = nn.Linear(own.communities, width * own.hidden)
-        self.bias = nn.Parameter(torch.zeros(own.hidden))
-        self.form = own.form
+        self.communities = nn.Linear(n_rois, config.communities, bias=False)
+        self.mixture = nn.Linear(config.communities, width * config.hidden)
+        self.bias = nn.Parameter(torch.zeros(config.hidden))
+        self.form = config.form
 
     def forward(self, nodes: Tensor, edges: Tensor, kept: Tensor | None = None) -> Tensor:
         """(subject, roi, width) -> (subject, node, hidden); nodes are all ROIs or those `kept`, edges (subject, node, node)."""
@@ -46,10 +46,10 @@ class RoiConvolution(nn.Module):
 class RoiPooling(nn.Module):
     """Keeps the share of nodes that score highest along a learned direction, each multiplied by the sigmoid of its score."""
 
-    def __init__(self, own: BrainGNN) -> None:
+    def __init__(self, config: BrainGNN) -> None:
         super().__init__()
-        self.direction = nn.Parameter(torch.empty(own.hidden).uniform_(-1, 1) / math.sqrt(own.hidden))
-        self.ratio, self.form = own.ratio, own.form
+        self.direction = nn.Parameter(torch.empty(config.hidden).uniform_(-1, 1) / math.sqrt(config.hidden))
+        self.ratio, self.form = config.ratio, config.form
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All nodes weighted, positions of those kept (subject, kept), and the score of every node before its sigmoid."""
@@ -64,14 +64,14 @@ class RoiPooling(nn.Module):
 class Network(nn.Module):
     """Two convolutions, each with its pooling and readout, and a classifier of both readouts."""
 
-    def __init__(self, shape: Shape, own: BrainGNN) -> None:
+    def __init__(self, shape: Shape, config: BrainGNN) -> None:
         super().__init__()
-        self.first, self.second = (RoiConvolution(shape.n_rois, width, own) for width in (shape.n_rois, own.hidden))
-        self.pool_first, self.pool_second = RoiPooling(own), RoiPooling(own)
+        self.first, self.second = (RoiConvolution(shape.n_rois, width, config) for width in (shape.n_rois, config.hidden))
+        self.pool_first, self.pool_second = RoiPooling(config), RoiPooling(config)
         layers: list[nn.Module] = []
-        width = 4 * own.hidden
-        for out in own.head:
-            layers += [nn.Linear(width, out), nn.ReLU(), nn.BatchNorm1d(out), nn.Dropout(own.dropout)]
+        width = 4 * config.hidden
+        for out in config.head:
+            layers += [nn.Linear(width, out), nn.ReLU(), nn.BatchNorm1d(out), nn.Dropout(config.dropout)]
             width = out
         self.classifier = nn.Sequential(*layers, nn.Linear(width, 2))
 
@@ -116,19 +116,19 @@ def consistency_loss(scores: Tensor, label: Tensor) -> Tensor:
     """Mean squared distance between the scores of all ROIs of two subjects of a class, summed over the classes."""
     total = torch.zeros((), device=scores.device)
     for one in (0, 1):
-        own = (label == one).float()[:, None]  # (subject, 1)
-        count = own.sum().clamp(min=1)
-        middle = (own * scores).sum(dim=0) / count  # (roi,)
-        total = total + 2 * (own * (scores - middle).square()).sum() / count  # over pairs it is twice that to the middle
+        member = (label == one).float()[:, None]  # (subject, 1)
+        count = member.sum().clamp(min=1)
+        middle = (member * scores).sum(dim=0) / count  # (roi,)
+        total = total + 2 * (member * (scores - middle).square()).sum() / count  # over pairs it is twice that to the middle
     return total
 
 
-def partial_correlations(series: Series, place: torch.device) -> Tensor:
+def partial_correlations(series: Series, device: torch.device) -> Tensor:
     """(subject, roi, roi) absolute partial correlations of the shrunk covariances; 0 on the diagonal and with a flat ROI."""
-    precision = torch.linalg.inv(torch.from_numpy(covariances(series)).to(place))
+    precision = torch.linalg.inv(torch.from_numpy(covariances(series)).to(device))
     scale = precision.diagonal(dim1=1, dim2=2).rsqrt()
     partial: Tensor = (scale[:, :, None] * precision * scale[:, None, :]).abs().float()
-    return partial * (1 - torch.eye(partial.shape[1], device=place))
+    return partial * (1 - torch.eye(partial.shape[1], device=device))
 
 
 @method("braingnn")
@@ -173,12 +173,12 @@ class BrainGNN(DeepMethod):
         "learning_rate": (1e-4, 1e-3, 1e-2),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Fisher-z correlations, and absolute partial correlations by inversion of some covariances at a time."""
         pieces = [cohort.series[start : start + PIECE] for start in range(0, len(cohort), PIECE)]
         return {
             "fc": torch.from_numpy(fisher_matrices(cohort.series)),
-            "partial": torch.cat([partial_correlations(piece, place) for piece in pieces]),
+            "partial": torch.cat([partial_correlations(piece, device) for piece in pieces]),
         }
 
     def build(self, shape: Shape) -> nn.Module:

@@ -37,15 +37,17 @@ class EdgeToEdge(nn.Module):
 class Network(nn.Module):
     """Edge-to-edge layers, edge-to-node, node-to-graph, then dense layers; leaky ReLU after each but the last."""
 
-    def __init__(self, shape: Shape, own: BrainNetCNN) -> None:
+    def __init__(self, shape: Shape, config: BrainNetCNN) -> None:
         super().__init__()
-        channels = (1, *own.edge_channels)
+        channels = (1, *config.edge_channels)
         self.edges = nn.ModuleList(EdgeToEdge(before, after, shape.n_rois) for before, after in pairwise(channels))
-        self.nodes = nn.Conv2d(channels[-1], own.node_channels, (1, shape.n_rois))
-        self.graph = nn.Conv2d(own.node_channels, own.graph_channels, (shape.n_rois, 1))
-        self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise((own.graph_channels, *own.hidden)))
-        self.output = nn.Linear((own.graph_channels, *own.hidden)[-1], 2)
-        self.dropout = nn.Dropout(own.dropout)
+        self.nodes = nn.Conv2d(channels[-1], config.node_channels, (1, shape.n_rois))
+        self.graph = nn.Conv2d(config.node_channels, config.graph_channels, (shape.n_rois, 1))
+        self.hidden = nn.ModuleList(
+            nn.Linear(before, after) for before, after in pairwise((config.graph_channels, *config.hidden))
+        )
+        self.output = nn.Linear((config.graph_channels, *config.hidden)[-1], 2)
+        self.dropout = nn.Dropout(config.dropout)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")  # +- sqrt(3 / fan-in)
@@ -112,7 +114,7 @@ class BrainNetCNN(DeepMethod):
         "learning_rate": (3e-5, 1e-4, 3e-4, 1e-3),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Fisher z of each subject's correlations, 0 on the diagonal."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 

@@ -23,21 +23,21 @@ from m2lgdg.sampler import balanced_sites
 class Discriminator(nn.Module):
     """The class joins the representation as a learned vector; a multi-layer perceptron guesses the site."""
 
-    def __init__(self, width: int, n_sites: int, own: CDANN) -> None:
+    def __init__(self, width: int, n_sites: int, config: CDANN) -> None:
         super().__init__()
         self.classes = nn.Embedding(2, width)
         layers: list[nn.Module] = []
-        for before, after in pairwise((width, *own.discriminator_widths)):
-            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(own.discriminator_dropout)]
-        self.guess = nn.Sequential(*layers, nn.Linear((width, *own.discriminator_widths)[-1], n_sites))
+        for before, after in pairwise((width, *config.discriminator_widths)):
+            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(config.discriminator_dropout)]
+        self.guess = nn.Sequential(*layers, nn.Linear((width, *config.discriminator_widths)[-1], n_sites))
 
 
 class AdversarialNetwork(Network):
     """The shared network, with a discriminator that only training uses."""
 
-    def __init__(self, shape: Shape, own: CDANN) -> None:
-        super().__init__(shape, own)
-        self.discriminator = Discriminator(own.widths[-1], shape.n_sites, own)
+    def __init__(self, shape: Shape, config: CDANN) -> None:
+        super().__init__(shape, config)
+        self.discriminator = Discriminator(config.widths[-1], shape.n_sites, config)
 
 
 def site_weights(site: Tensor, label: Tensor) -> Tensor:
@@ -99,9 +99,9 @@ class CDANN(SiteMethod):
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Two groups, for `step` moves one at a time."""
         rest, rival = two_sides(network)
-        own = {"params": rival, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
+        others = {"params": rival, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
         kept = {"params": rest, "lr": self.learning_rate, "weight_decay": self.weight_decay}
-        return torch.optim.AdamW([kept, own], betas=(self.beta1, 0.9))
+        return torch.optim.AdamW([kept, others], betas=(self.beta1, 0.9))
 
     def ramp(self, epoch: int) -> float:
         """Share of the adversary's weight: 0 at the first epoch, near 1 from the middle of training on."""
@@ -131,7 +131,7 @@ class CDANN(SiteMethod):
         """What encoder and classifier minimise: cross-entropy, less what the discriminator minimises."""
         assert isinstance(network, AdversarialNetwork)
         found = network.parts(batch)
-        against = -self.adversary_weight * self.ramp(self._epoch)
+        against = -self.adversary_weight * self.ramp(self.epoch)
         terms = self.site_terms(network, found["fused"], batch)
         return {"ce": self.cross_entropy(found["logits"], batch)} | {name: against * term for name, term in terms.items()}
 
@@ -139,12 +139,12 @@ class CDANN(SiteMethod):
         """First the discriminator alone, then everything but the discriminator."""
         assert isinstance(network, AdversarialNetwork)
         rest, rival = two_sides(network)
-        place = batch.label.device
+        device = batch.label.device
         for _ in range(self.discriminator_steps):
-            with torch.no_grad(), self._autocast(place):
+            with torch.no_grad(), self.autocast(device):
                 fused = network.encode(batch["fc"])
             self._update(self.site_terms(network, fused, batch), rival, optimizer)
-        with self._autocast(place):
+        with self.autocast(device):
             terms = self.loss(network, batch)
         self._update(terms, rest, optimizer)
         return {name: term.detach() for name, term in terms.items()}

@@ -27,17 +27,17 @@ from m2lgdg.sampler import site_batches
 class Network(nn.Module):
     """A multi-layer perceptron on standardised connectivity; phenotypes join its representation before the classifier."""
 
-    def __init__(self, shape: Shape, own: SiteMethod) -> None:
+    def __init__(self, shape: Shape, config: SiteMethod) -> None:
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
         self.register_buffer("mean", torch.from_numpy(np.array(shape.fitted["mean"])))
         self.register_buffer("scale", torch.from_numpy(np.array(shape.fitted["scale"])))
         layers: list[nn.Module] = []
-        for before, after in pairwise((len(self.mean), *own.widths)):
-            layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU(), nn.Dropout(own.dropout)]
+        for before, after in pairwise((len(self.mean), *config.widths)):
+            layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU(), nn.Dropout(config.dropout)]
         self.encoder = nn.Sequential(*layers)
-        self.classifier = nn.Linear(own.widths[-1] + shape.n_inputs, 2)
+        self.classifier = nn.Linear(config.widths[-1] + shape.n_inputs, 2)
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
@@ -75,7 +75,7 @@ class SiteMethod(DeepMethod):
 
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher z of the correlations above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 

@@ -27,7 +27,7 @@ from m2lgdg.sampler import balanced_sites, site_batches
 class Network(nn.Module):
     """The feature net F, the modulation net G and the task net H; the site nets of the first stage are no part of its state."""
 
-    def __init__(self, shape: Shape, own: GenM) -> None:
+    def __init__(self, shape: Shape, config: GenM) -> None:
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
@@ -36,9 +36,11 @@ class Network(nn.Module):
             value = torch.from_numpy(np.array(shape.fitted[name])) if name in shape.fitted else None
             self.register_buffer(name, value, persistent=False)
         edges = len(self.mean)
-        self.feature = linear(edges, own.width, own.initial)
-        self.modulation = linear(edges, own.width, own.initial, offset=float(own.modulation == "dot"))  # begins as f x 1
-        self.task = linear(own.width, 2)
+        self.feature = linear(edges, config.width, config.initial)
+        self.modulation = linear(
+            edges, config.width, config.initial, offset=float(config.modulation == "dot")
+        )  # begins as f x 1
+        self.task = linear(config.width, 2)
         self.n_sites = shape.n_sites
         self.sites: list[nn.Linear] = []  # F_k of each source site, while the first stage goes on
         self.kept: dict[str, Tensor] = {}  # G and H of the first stage's best epoch
@@ -151,7 +153,7 @@ class GenM(DeepMethod):
         "entropy_weight": (0.0, 0.1, 1.0),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher z of the correlations above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
@@ -191,7 +193,7 @@ class GenM(DeepMethod):
         per = {"sites_per_batch": together, "per_site": self.per_site, "count": self.steps_per_epoch}
         base = site_batches(site, label, order, power=self.site_power, **per)
         fit = balanced_sites(site, label, least=2)
-        if self._epoch >= self.switch() or len(fit) < 2:
+        if self.epoch >= self.switch() or len(fit) < 2:
             return base
         members = {n: torch.nonzero(site == n).flatten() for n in fit.tolist()}
 
@@ -213,9 +215,9 @@ class GenM(DeepMethod):
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """First stage: the site nets and H, a working copy of one site net, then G. Second stage: the feature net alone."""
         assert isinstance(network, Network)
-        first = self._epoch < self.switch()
+        first = self.epoch < self.switch()
         start, end = (0, self.switch()) if first else (self.switch(), self.epochs)
-        rate = self.learning_rate * schedule(self._epoch - start, 1, self.warmup, end - start)
+        rate = self.learning_rate * schedule(self.epoch - start, 1, self.warmup, end - start)
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not first:
@@ -236,7 +238,7 @@ class GenM(DeepMethod):
     def base_update(self, network: Network, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
         """One step of H and the nets of the batch's sites, without modulation; returns the loss."""
         numbers = batch.site[:: self.per_site].tolist()
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             logits = network.at_own_site(network.scaled(batch).view(len(numbers), self.per_site, -1), numbers)
         moved = [network.task, *(network.sites[n] for n in numbers)]
         return self.update(self.cross_entropy(logits.flatten(0, 1), batch), moved, optimizer)
@@ -245,7 +247,7 @@ class GenM(DeepMethod):
         self, network: Network, feature: nn.Module, batch: Batch, moved: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Tensor:
         """One step of the net `moved` on the modulated feature of a feature net; returns the loss."""
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             logits = network.task(network.modulated(feature, network.scaled(batch)))
         return self.update(self.cross_entropy(logits, batch), [moved], optimizer)
 
@@ -264,17 +266,17 @@ class GenM(DeepMethod):
         away = 1 - unit.gather(1, batch.label[:, None])
         return away.mean() + self.entropy_weight * smoothed_cross_entropy(unit, batch.label, None, self.label_smoothing)
 
-    def _validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+    def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
         """In the first stage across site nets; there G and H of the lowest loss are kept, and loaded at its end."""
         assert isinstance(network, Network)
-        if self._epoch >= self.switch():
-            return super()._validate(network, batch)
-        found = super()._validate(AcrossSites(network), batch)
+        if self.epoch >= self.switch():
+            return super().validate(network, batch)
+        found = super().validate(AcrossSites(network), batch)
         if found["val_loss"] < network.lowest:
             network.lowest = found["val_loss"]
             both = {"modulation": network.modulation, "task": network.task}
             network.kept = {f"{k}.{n}": v.clone() for k, net in both.items() for n, v in net.state_dict().items()}
-        if self._epoch == self.switch() - 1:
+        if self.epoch == self.switch() - 1:
             network.load_state_dict(network.kept, strict=False)
         return found
 

@@ -21,8 +21,8 @@ from m2lgdg.methods.erm import ERM, Network, SiteMethod
 class WeighingNetwork(Network):
     """The shared network; in training it carries the weight and the remembered loss of each site, which are not saved."""
 
-    def __init__(self, shape: Shape, own: GroupDRO) -> None:
-        super().__init__(shape, own)
+    def __init__(self, shape: Shape, config: GroupDRO) -> None:
+        super().__init__(shape, config)
         self.weight: Tensor
         self.risk: Tensor
         self.register_buffer("weight", torch.full((shape.n_sites,), 1 / shape.n_sites), persistent=False)

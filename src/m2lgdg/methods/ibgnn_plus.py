@@ -45,16 +45,18 @@ class MessagePassing(nn.Module):
 class Network(nn.Module):
     """Message passing, a readout with a residual, a linear classifier, and the mask of edges."""
 
-    def __init__(self, shape: Shape, own: IBGNNPlus) -> None:
+    def __init__(self, shape: Shape, config: IBGNNPlus) -> None:
         super().__init__()
-        widths = (shape.n_rois, *[own.hidden] * (own.layers - 1))
-        self.layers = nn.ModuleList(MessagePassing(width, own.hidden) for width in widths)
-        self.dropout = nn.Dropout(own.dropout)
-        self.readout = nn.Sequential(nn.Linear(own.hidden, own.hidden), nn.ReLU(), nn.Linear(own.hidden, own.hidden))
-        self.classifier = nn.Linear(own.hidden, 2)
+        widths = (shape.n_rois, *[config.hidden] * (config.layers - 1))
+        self.layers = nn.ModuleList(MessagePassing(width, config.hidden) for width in widths)
+        self.dropout = nn.Dropout(config.dropout)
+        self.readout = nn.Sequential(
+            nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
+        )
+        self.classifier = nn.Linear(config.hidden, 2)
         self.mask = nn.Parameter(torch.ones(shape.n_rois, shape.n_rois))
         self.masked = True  # training's first stage turns it off; whatever is kept for prediction looks through the mask
-        self.mask_nodes = own.mask_nodes
+        self.mask_nodes = config.mask_nodes
 
     def edges(self) -> Tensor:
         """(roi, roi) logit of the share of its weight that each edge keeps."""
@@ -70,8 +72,8 @@ class Network(nn.Module):
         if self.masked:
             weights = weights * torch.sigmoid(self.edges())
             nodes = weights if self.mask_nodes else nodes
-        for place, layer in enumerate(self.layers):
-            nodes = layer(self.dropout(nodes) if place else nodes, weights)
+        for position, layer in enumerate(self.layers):
+            nodes = layer(self.dropout(nodes) if position else nodes, weights)
         whole = nodes.mean(dim=1)  # (subject, hidden)
         fused = self.readout(whole) + whole
         return {"fused": fused, "logits": self.classifier(fused)}
@@ -125,7 +127,7 @@ class IBGNNPlus(DeepMethod):
         "hidden": (8, 16, 32),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Fisher-z correlations, at once the states of the nodes and the weights of the edges."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
@@ -147,16 +149,16 @@ class IBGNNPlus(DeepMethod):
 
     def stage(self) -> int:
         """The stage of the present epoch."""
-        return sum(self._epoch >= start for start in self.starts()[1:3])
+        return sum(self.epoch >= start for start in self.starts()[1:3])
 
     def phase(self) -> object:
         """A step is another one in each stage."""
         return self.stage()
 
-    def share(self, batch: int, batches: int) -> float:
+    def rate_factor(self, batch: int, batches: int) -> float:
         """Each stage has its own warm-up and cosine, epoch by epoch."""
         stage, starts = self.stage(), self.starts()
-        return schedule(self._epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
+        return schedule(self.epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
 
     def candidate(self, epoch: int) -> bool:
         """Only networks of the last stage have learned to look through the mask."""

@@ -20,16 +20,16 @@ from m2lgdg.methods.erm import Network, SiteMethod
 class BottleneckNetwork(Network):
     """The shared encoder, a Gaussian bottleneck, a classifier without the site; one with it that only training uses."""
 
-    def __init__(self, shape: Shape, own: IIB) -> None:
-        super().__init__(shape, own)
+    def __init__(self, shape: Shape, config: IIB) -> None:
+        super().__init__(shape, config)
         layers: list[nn.Module] = []
-        for before in (own.widths[-1], own.latent):
-            layers += [nn.Linear(before, own.latent), nn.LayerNorm(own.latent), nn.ReLU()]
+        for before in (config.widths[-1], config.latent):
+            layers += [nn.Linear(before, config.latent), nn.LayerNorm(config.latent), nn.ReLU()]
         self.bottleneck = nn.Sequential(*layers)
-        self.mu, self.log_variance = nn.Linear(own.latent, own.latent), nn.Linear(own.latent, own.latent)
-        self.classifier = head(own.latent + shape.n_inputs, own.head_width)  # type: ignore[assignment]
-        self.sites = nn.Embedding(shape.n_sites, own.site_width)
-        self.aware = head(own.latent + shape.n_inputs + own.site_width, own.head_width)
+        self.mu, self.log_variance = nn.Linear(config.latent, config.latent), nn.Linear(config.latent, config.latent)
+        self.classifier = head(config.latent + shape.n_inputs, config.head_width)  # type: ignore[assignment]
+        self.sites = nn.Embedding(shape.n_sites, config.site_width)
+        self.aware = head(config.latent + shape.n_inputs + config.site_width, config.head_width)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, mean and log variance of the bottleneck, and the value it takes: by chance in training, else the mean."""
@@ -134,5 +134,5 @@ class IIB(SiteMethod):
             "ce": blind,
             "aware": aware,
             "bottleneck": self.bottleneck_weight * divergence(found["mu"], found["log_variance"]),
-            "invariance": self.invariance_weight * self.ramp(self._epoch) * (blind - aware).square(),
+            "invariance": self.invariance_weight * self.ramp(self.epoch) * (blind - aware).square(),
         }

@@ -75,7 +75,7 @@ class IRM(SiteMethod):
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Those of all methods; called once an epoch, and the only place that sees how many subjects a site has."""
         self._comparable = balanced_sites(site, label, self.least_per_class)
-        self._forget = self._epoch == self.switch
+        self._forget = self.epoch == self.switch
         return super().batches(site, label, order)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
@@ -88,7 +88,7 @@ class IRM(SiteMethod):
         rows = torch.isin(batch.site, self._comparable.to(batch.site.device))
         slope = scale_slope(logits[rows], batch.label[rows], self.label_smoothing)
         penalty = irm_penalty(slope, batch.label[rows], batch.site[rows])
-        weight = 1.0 if self._epoch < self.switch else self.penalty_weight
+        weight = 1.0 if self.epoch < self.switch else self.penalty_weight
         return {"ce": self.cross_entropy(logits, batch), "invariance": weight * penalty}
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

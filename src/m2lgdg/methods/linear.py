@@ -302,7 +302,7 @@ def _reference(source: Cohort) -> Floats:
     return _REFERENCES[source.hash]
 
 
-@method("prior")
+@method("prior", role="peer")
 class Prior(Method):
     """Everybody gets the share of patients in source: what a model must beat to have learned anything."""
 
@@ -318,7 +318,7 @@ class Prior(Method):
         return np.full(len(target), float(self.state_["share"]))
 
 
-@method("phenotype-logistic")
+@method("phenotype-logistic", role="phenotypes")
 class PhenotypeLogistic(Linear):
     """Logistic regression on the phenotypes alone: no brain in it."""
 
@@ -326,7 +326,7 @@ class PhenotypeLogistic(Linear):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
 
-@method("fc-logistic")
+@method("fc-logistic", role="peer")
 class FCLogistic(Linear):
     """Logistic regression on Fisher-z correlations."""
 
@@ -334,7 +334,7 @@ class FCLogistic(Linear):
     blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
 
 
-@method("fc-svm")
+@method("fc-svm", role="peer")
 class FCSVM(Linear):
     """Linear support vector machine on Fisher-z correlations."""
 
@@ -343,7 +343,7 @@ class FCSVM(Linear):
     learner: ClassVar[str] = "svm"
 
 
-@method("fc-adaptive")
+@method("fc-adaptive", role="peer")
 class FCAdaptive(Linear):
     """Ridge on Fisher-z correlations, each scaled by how it goes with the label inside source sites."""
 
@@ -356,7 +356,7 @@ class FCAdaptive(Linear):
     adaptive: ClassVar[tuple[str, ...]] = ("fc",)
 
 
-@method("tangent-logistic")
+@method("tangent-logistic", role="peer")
 class TangentLogistic(Linear):
     """Logistic regression in the tangent space of covariances."""
 
@@ -364,7 +364,7 @@ class TangentLogistic(Linear):
     blocks: ClassVar[Mapping[str, float]] = {"tangent": 1.0}
 
 
-@method("tangent-ridge")
+@method("tangent-ridge", role="peer")
 class TangentRidge(Linear):
     """Ridge regression on the labels in the tangent space of covariances."""
 
@@ -373,7 +373,7 @@ class TangentRidge(Linear):
     learner: ClassVar[str] = "ridge"
 
 
-@method("connectome-ensemble")
+@method("connectome-ensemble", role="peer")
 class ConnectomeEnsemble(Linear):
     """Ridge on FC, tangent space and regional amplitude, trained within sites."""
 
@@ -382,7 +382,7 @@ class ConnectomeEnsemble(Linear):
     within_sites: ClassVar[bool] = True
 
 
-@method("connectome-adaptive")
+@method("connectome-adaptive", role="default")
 class ConnectomeAdaptive(Linear):
     """Adaptive ridge on FC of usual time points, correlations of swings, and amplitude, age and sex taken out of them."""
 

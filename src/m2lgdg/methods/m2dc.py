@@ -132,20 +132,20 @@ class Autoencoder(nn.Module):
 class Network(nn.Module):
     """The backbone and its heads; `encode`, `classify` and the norms between are apart for the sake of the episodes."""
 
-    def __init__(self, shape: Shape, own: M2DC) -> None:
+    def __init__(self, shape: Shape, config: M2DC) -> None:
         super().__init__()
-        width, rois, layers = own.hidden, shape.n_rois, range(own.layers)
-        self.points, self.stride = windows_of(shape.length, own.window, own.stride)
-        self.density = edge_share(rois, own.percentile)
+        width, rois, layers = config.hidden, shape.n_rois, range(config.layers)
+        self.points, self.stride = windows_of(shape.length, config.window, config.stride)
+        self.density = edge_share(rois, config.percentile)
         self.clock = nn.LSTM(rois, width, batch_first=True)
         self.start = nn.Linear(rois + width, width)
         self.graphs = nn.ModuleList(GraphIsomorphism(width) for _ in layers)
-        self.readouts = nn.ModuleList(AttentionReadout(width, rois, own.dropout) for _ in layers)
-        self.temporal = nn.ModuleList(TemporalBlock(width, own.dropout) for _ in layers)
+        self.readouts = nn.ModuleList(AttentionReadout(width, rois, config.dropout) for _ in layers)
+        self.temporal = nn.ModuleList(TemporalBlock(width, config.dropout) for _ in layers)
         self.norms = nn.ModuleList(MetaBatchNorm(3 * width) for _ in layers)
         self.heads = nn.ModuleList(nn.Linear(3 * width, 2) for _ in layers)
-        self.dropout = nn.Dropout(own.head_dropout)
-        self.autoencoder = Autoencoder(3 * width * own.layers, own.embedding)
+        self.dropout = nn.Dropout(config.head_dropout)
+        self.autoencoder = Autoencoder(3 * width * config.layers, config.embedding)
 
     def train(self, mode: bool = True) -> Network:
         """The LSTM has nothing that eval mode changes, and on a GPU no gradient in that mode."""
@@ -194,10 +194,10 @@ class Network(nn.Module):
     def sampled(self, encoded: Tensor, sites: list[Tensor], spread: Literal["sd", "variance"]) -> Tensor:
         """(layer, subject, 3 width) -> (layer, site subject, 3 width), towards each of the encoded sites."""
         found = []
-        for place, norm in enumerate(self.norms):
+        for position, norm in enumerate(self.norms):
             assert isinstance(norm, MetaBatchNorm)
-            known = [norm.statistics(site[place], spread) for site in sites]
-            found.append(norm.sampled(encoded[place], known).flatten(0, 1))
+            known = [norm.statistics(site[position], spread) for site in sites]
+            found.append(norm.sampled(encoded[position], known).flatten(0, 1))
         return torch.stack(found)
 
     def classify(self, latent: Tensor) -> Tensor:
@@ -360,14 +360,14 @@ class M2DC(DeepMethod):
         assert isinstance(network, Network)
         optimizer.zero_grad(set_to_none=True)
         learned = network.predictor()
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             support = self.support_loss(network, batch)
         slopes = torch.autograd.grad(support, learned)
         before = {name: value.clone() for name, value in network.state_dict().items()}
         with torch.no_grad():
             for value, slope in zip(learned, slopes, strict=True):
                 value.sub_(slope * (self.inner_share * optimizer.param_groups[0]["lr"]))
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             terms = self.loss(network, batch)
         total: Any = torch.stack(list(terms.values())).sum()
         total.backward()

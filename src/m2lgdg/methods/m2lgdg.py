@@ -1,13 +1,13 @@
-"""M²LG-DG: local and global encoders of the scan, shared and private parts of scan and phenotypes, fused across sites.
+"""M²LG-DG, the paper's method, in the order of its text: each part stands beside the equation that defines it.
 
-The whole of the paper's method, from top to bottom in the order of its text: global encoder, local encoder, decomposition,
-cross-attention fusion, classifier, losses. Training is `deep.py`'s, the losses are in `losses.py`, the graph in `graph.py`.
+Read it with the paper open. The losses (Eq. 11 to 13 and 19) are in `losses.py`, the group graph and the Chebyshev
+convolution (Eq. 3, 5 and 6) in `graph.py`, training in `deep.py`. `fast/m2lgdg.py` computes the same in less time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -17,166 +17,112 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from m2lgdg import gpu
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
-from m2lgdg.devices import at_once
-from m2lgdg.graph import chebyshev_operators, graph_of, propagation
-from m2lgdg.kernels import Gelu, TimeConvolution, gelu, time_convolution
+from m2lgdg.fast import fast_form
+from m2lgdg.graph import chebyshev, group_graph_of, propagation
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
 from m2lgdg.method import method
 
+# ---------------------------------------------------------------- dual-stream fMRI encoder
+
 
 class GlobalEncoder(nn.Module):
-    """Time first, then space: convolutions along each ROI's series, then attention among all ROIs without a graph."""
+    """Global encoder, Eq. 4. Time first, then space: convolutions along each ROI's series, then attention among ROIs."""
 
-    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+    def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width, length = 1, shape.length
-        for channels, kernel in zip(own.global_channels, own.global_kernels, strict=True):
-            layers += [TimeConvolution(width, channels, kernel), nn.BatchNorm2d(channels), Gelu()]
-            layers += [nn.MaxPool2d((2, 1)), nn.Dropout(own.dropout)]
+        for channels, kernel in zip(config.global_channels, config.global_kernels, strict=True):
+            layers += [time_convolution(width, channels, kernel), nn.BatchNorm2d(channels), nn.GELU()]
+            layers += [nn.MaxPool2d((2, 1)), nn.Dropout(config.dropout)]
             width, length = channels, length // 2
-        self.convolutions = nn.Sequential(*layers)
-        self.projection = nn.Linear(width * length, own.hidden)
-        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, own.hidden))
+        self.convolutions = nn.Sequential(*layers)  # CNN_1D
+        self.projection = nn.Linear(width * length, config.hidden)  # Proj
+        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P
         block = nn.TransformerEncoderLayer(
-            own.hidden, own.heads, 4 * own.hidden, own.dropout, activation=gelu, batch_first=True, norm_first=False
+            config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
         )
-        self.transformer = nn.TransformerEncoder(block, own.layers, enable_nested_tensor=False)
-        self.output = mlp(own.hidden, own.global_width, own.global_width, own.dropout)
+        self.transformer = nn.TransformerEncoder(block, config.layers, enable_nested_tensor=False)
+        self.output = mlp(config.hidden, config.global_width, config.global_width, config.dropout)  # MLP_g
 
     def forward(self, series: Tensor) -> Tensor:
-        """(subject, roi, time) -> (subject, global)."""
-        features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
-        stages = list(zip(*[iter(self.convolutions)] * 5, strict=True))
-        for i, (convolution, norm, activation, pool, dropout) in enumerate(stages, start=1):
-            if self.training and features.shape[2] % 2 == 0 and gpu.ready(features, norm.num_features):
-                found = time_convolution(features, convolution.weight, None, 1)
-                features = gpu.norm_kernels().pooled(found, norm, convolution.bias, dropout.p, rois_first=i == len(stages))
-            else:
-                features = dropout(pool(activation(norm(convolution(features)))))  # (subject, channel, time / 2, roi)
-        # As each ROI has (time, channel) in memory on a GPU, the weights take that order: they are the smaller ones to turn.
-        flat = features.permute(0, 3, 2, 1).flatten(2)  # (subject, roi, time channel)
-        weight = self.projection.weight.view(-1, *features.shape[1:3]).transpose(1, 2).flatten(1)
-        tokens = functional.linear(flat, weight, self.projection.bias) + self.identity  # (subject, roi, hidden)
-        pooled: Tensor = self.output(self.transformer(tokens).mean(dim=1))
-        return pooled
+        """(subject, roi, time) -> h_global (subject, global)."""
+        features = self.convolutions(
+            series.transpose(1, 2).unsqueeze(1)
+        )  # (subject, 1, time, roi) -> (.., channel, time / 8, roi)
+        h_roi = self.projection(features.permute(0, 3, 1, 2).flatten(2))  # (subject, roi, channel time / 8) -> (.., hidden)
+        tokens = self.transformer(h_roi + self.identity)  # (subject, roi, hidden)
+        h_global: Tensor = self.output(tokens.mean(dim=1))
+        return h_global
 
 
 class LocalBlock(nn.Module):
-    """Space first, then time: Chebyshev convolution over the graph, temporal convolution, residual, ReLU, dropout."""
+    """One ST-GCN block. Space first, then time: graph convolution (Eq. 6), temporal convolution, residual, ReLU, dropout."""
 
-    def __init__(self, width: int, channels: int, stride: int, own: M2LGDG) -> None:
+    def __init__(self, width: int, channels: int, stride: int, config: M2LGDG) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.empty(own.chebyshev_order, width, channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # all terms enter one sum: their fans add up
-        self.temporal = TimeConvolution(channels, channels, own.temporal_kernel, stride)
+        self.weights = nn.Parameter(torch.empty(config.chebyshev_order, width, channels))  # W_k
+        self.bias = nn.Parameter(torch.zeros(channels))  # b
+        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # all orders enter one sum, so their fans add up
+        self.temporal = time_convolution(channels, channels, config.temporal_kernel, stride)
         self.norm = nn.BatchNorm2d(channels)
         self.residual: nn.Module = nn.Identity()
         if width != channels or stride != 1:
-            self.residual = nn.Sequential(TimeConvolution(width, channels, 1, stride), nn.BatchNorm2d(channels))
-        self.dropout = nn.Dropout(own.dropout)
+            self.residual = nn.Sequential(time_convolution(width, channels, 1, stride), nn.BatchNorm2d(channels))
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, features: Tensor, operators: Tensor) -> Tensor:
-        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); the operators of `chebyshev_operators`."""
-        order = time_then_graph if features.is_cuda and features.shape[1] > 1 else graph_then_time
-        through = order(features, operators, self.weights, self.bias, self.temporal)
-        if self.training and isinstance(self.residual, nn.Sequential) and gpu.ready(features, self.norm.num_features):
-            convolution: Any = self.residual[0]
-            rest = time_convolution(features, convolution.weight, None, convolution.stride[0])
-            ends = (self.norm, self.residual[1], convolution.bias, self.dropout.p)
-            return gpu.norm_kernels().joined(through, rest, *ends)  # type: ignore[no-any-return]
-        return self.dropout(functional.relu(self.norm(through) + self.residual(features)))  # type: ignore[no-any-return]
-
-
-def graph_then_time(features: Tensor, operators: Tensor, weights: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
-    """temporal(sum over k of T_k features weights_k + bias), in this order."""
-    spread = (features @ operators).view(*features.shape[:3], len(weights) - 1, features.shape[3])
-    terms = torch.cat([features, *spread.unbind(3)], dim=1)  # (subject, order channel, time, roi)
-    mixing = weights.flatten(0, 1).T[:, :, None, None]  # (channel out, order channel, 1, 1)
-    if terms.shape[1] < len(mixing):
-        return folded(terms, mixing, bias, temporal)
-    return temporal(time_convolution(terms, mixing, bias, 1))  # type: ignore[no-any-return]
-
-
-def time_then_graph(features: Tensor, operators: Tensor, weights: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
-    """The same the other way round: time and graph are both linear and touch different dimensions, so they can change places.
-
-    With channels last in memory this is one convolution and one product, nothing is copied between, and a stride halves
-    what the graph sees.
-    """
-    stride, rois, order = temporal.stride[0], features.shape[3], len(weights)
-    weight = torch.einsum("octz,kic->koitz", temporal.weight, weights).flatten(0, 1)  # (order channel out, channel, kernel, 1)
-    through = time_convolution(features, weight, None, stride).permute(0, 2, 3, 1)  # (subject, time, roi, order channel)
-    subjects, steps = through.shape[:2]
-    level = bias_through(bias, temporal, features.shape[2])  # (1, channel, time, 1)
-    if rois <= 128 and through.dtype == torch.bfloat16 and gpu.ready(features, max(len(bias), 64)):
-        terms = through.reshape(subjects, steps, rois, order, -1)
-        spread: Tensor = gpu.graph_kernels().spread(terms, operators, level[0, :, :, 0].T)  # (subject, time, roi, channel)
-        return spread.permute(0, 3, 1, 2)
-    each = through.reshape(subjects * steps, rois * order, -1)  # (subject time, roi order, channel)
-    itself = torch.eye(rois, device=operators.device, dtype=operators.dtype)
-    every = torch.cat([itself, operators], dim=1).to(each.dtype)  # (roi, order roi), transposed
-    gather = every.view(rois, order, rois).permute(2, 0, 1).reshape(rois, -1)  # (roi, roi order)
-    gather = functional.pad(gather, (0, -gather.shape[1] % 8))[:, : gather.shape[1]]  # rows begin where a GPU reads fast
-    found = torch.bmm(gather.expand(len(each), -1, -1), each).view(subjects, steps, rois, -1)
-    return found.permute(0, 3, 1, 2) + level
-
-
-def folded(terms: Tensor, mixing: Tensor, bias: Tensor, temporal: TimeConvolution) -> Tensor:
-    """temporal(conv2d(terms, mixing, bias)) as one convolution: with few terms going to many channels, far less work."""
-    stride = temporal.stride[0]
-    weight = torch.einsum("octz,cizy->oity", temporal.weight, mixing)  # (channel out, term, kernel, 1)
-    if terms.is_cuda:  # its convolutions have channels to spare
-        return time_convolution(*with_ones(terms, weight, bias, temporal), None, stride)
-    return time_convolution(terms, weight, None, stride) + bias_through(bias, temporal, terms.shape[2])
-
-
-def with_ones(terms: Tensor, weight: Tensor, bias: Tensor, temporal: TimeConvolution) -> tuple[Tensor, Tensor]:
-    """Terms with a channel of ones, and weights under which it gives `bias_through`: no pass adds the bias afterwards."""
-    assert temporal.bias is not None
-    half = weight.shape[2] // 2
-    level = torch.einsum("octz,c->ot", temporal.weight, bias) + functional.pad(temporal.bias[:, None], (half, half))
-    return torch.cat([terms, torch.ones_like(terms[:, :1])], dim=1), torch.cat([weight, level[:, None, :, None]], dim=1)
-
-
-def bias_through(bias: Tensor, temporal: TimeConvolution, length: int) -> Tensor:
-    """(1, channel, time / stride, 1) what a temporal convolution makes of a bias before it; near the padding it is less."""
-    level: Tensor = temporal(bias[None, :, None, None].expand(1, -1, length, 1))
-    return level
+    def forward(self, features: Tensor, operator: Tensor) -> Tensor:
+        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); `operator` is the normalised adjacency."""
+        nodes = chebyshev(operator, features.permute(0, 2, 3, 1), self.weights, self.bias)  # (subject, time, roi, channel)
+        through = self.norm(self.temporal(nodes.permute(0, 3, 1, 2)))  # (subject, channel, time / stride, roi)
+        out: Tensor = self.dropout(functional.relu(through + self.residual(features)))
+        return out
 
 
 class LocalEncoder(nn.Module):
-    """ST-GCN blocks over the group graph with its learnable refinement, pooled over time and ROIs."""
+    """Local encoder, Eq. 5 to 7: ST-GCN blocks over the group graph and its learned refinement, then a mean over all."""
 
-    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+    def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
-        self.adjacency: Tensor
+        self.adjacency: Tensor  # A_FC, Eq. 3
         self.register_buffer("adjacency", torch.from_numpy(np.array(shape.fitted["adjacency"])))
-        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, own.edge_width))
-        self.beta, self.order = own.beta, own.chebyshev_order
-        widths = (1, *own.local_channels)
-        blocks = zip(widths[:-1], widths[1:], own.local_strides, strict=True)
-        self.blocks = nn.ModuleList(LocalBlock(width, channels, stride, own) for width, channels, stride in blocks)
-        self.output = mlp(widths[-1], own.local_width, own.local_width, own.dropout)
+        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, config.edge_width))  # E
+        self.beta, self.order = config.beta, config.chebyshev_order
+        widths = (1, *config.local_channels)
+        blocks = zip(widths[:-1], widths[1:], config.local_strides, strict=True)
+        self.blocks = nn.ModuleList(LocalBlock(width, channels, stride, config) for width, channels, stride in blocks)
+        self.output = mlp(widths[-1], config.local_width, config.local_width, config.dropout)  # MLP_l
 
     def forward(self, series: Tensor) -> Tensor:
-        """(subject, roi, time) -> (subject, local)."""
-        operators = chebyshev_operators(propagation(self.adjacency, self.edges, self.beta), self.order)
+        """(subject, roi, time) -> h_local (subject, local)."""
+        operator = propagation(self.adjacency, self.edges, self.beta)  # Eq. 5, (roi, roi)
         features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
-            features = block(features, operators)
-        with torch.autocast(features.device.type, enabled=False):  # it would copy all features to float32 for a sum
-            pooled = features.sum(dim=(2, 3)) / features[0, 0].numel()  # the gradient of a mean would be written out
-        found: Tensor = self.output(pooled)
-        return found
+            features = block(features, operator)  # (subject, channel, time / stride, roi)
+        h_local: Tensor = self.output(features.mean(dim=(2, 3)))  # Eq. 7
+        return h_local
+
+
+# ---------------------------------------------------------------- non-imaging encoder
+
+
+def phenotype_encoder(inputs: int, config: M2LGDG) -> nn.Sequential:
+    """Non-imaging encoder, Eq. 9: hidden layers with batch norm, GELU and dropout, then a linear layer."""
+    layers: list[nn.Module] = []
+    width = inputs
+    for hidden in config.phenotype_hidden:
+        layers += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.GELU(), nn.Dropout(config.dropout)]
+        width = hidden
+    return nn.Sequential(*layers, nn.Linear(width, config.phenotype_width))
+
+
+# ---------------------------------------------------------------- cross-attention fusion
 
 
 class CrossAttention(nn.Module):
-    """The scan's tokens attend to the phenotypes', then these to the updated scan's; residual, norm and FFN after each."""
+    """One cross-attention layer, Eq. 15: scan tokens attend to phenotype tokens, then these to the updated scan tokens."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -193,100 +139,102 @@ class CrossAttention(nn.Module):
         return z_f, z_n
 
 
-class Network(nn.Module):
-    """All of M²LG-DG; `parts` returns what the losses and explanations need, `forward` the logits."""
+# ---------------------------------------------------------------- the whole network
 
-    def __init__(self, shape: Shape, own: M2LGDG) -> None:
+
+class Network(nn.Module):
+    """All of M²LG-DG. `forward` returns the logits, `parts` also what the losses and explanations need."""
+
+    def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
-        self.own = own
-        width = own.shared_width
-        if own.imaging:
-            self.global_encoder, self.local_encoder = GlobalEncoder(shape, own), LocalEncoder(shape, own)
-            self.combine = nn.Linear(own.global_width + own.local_width, own.imaging_width)
-        if own.phenotypes:
-            self.phenotype_encoder = phenotype_encoder(shape.n_inputs, own)
-        if not (own.imaging and own.phenotypes):
-            self.project = nn.Linear(own.imaging_width if own.imaging else own.phenotype_width, own.fused_width)
-        elif not own.decomposition:
-            self.project = nn.Linear(own.imaging_width + own.phenotype_width, own.fused_width)
+        self.config = config
+        width = config.shared_width
+        if config.imaging:
+            self.global_encoder, self.local_encoder = GlobalEncoder(shape, config), LocalEncoder(shape, config)
+            self.combine = nn.Linear(config.global_width + config.local_width, config.imaging_width)  # W_p, b_p
+        if config.phenotypes:
+            self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config)
+        if not (config.imaging and config.phenotypes):  # ablations M1 and M2
+            self.project = nn.Linear(config.imaging_width if config.imaging else config.phenotype_width, config.fused_width)
+        elif not config.decomposition:  # ablation C1
+            self.project = nn.Linear(config.imaging_width + config.phenotype_width, config.fused_width)
         else:
-            self.shared_f, self.private_f = (mlp(own.imaging_width, width, width, 0.0) for _ in range(2))
-            self.shared_n, self.private_n = (mlp(own.phenotype_width, width, width, 0.0) for _ in range(2))
-            if own.cross_attention:
-                layers = [CrossAttention(width, own.fusion_heads, own.dropout) for _ in range(own.fusion_layers)]
-                self.fusion = nn.ModuleList(layers)
-                self.gate = mlp(4 * width, width, 2, 0.0)
-                self.output = mlp(4 * width, 2 * width, own.fused_width, own.dropout)
-            else:
-                self.project = nn.Linear(4 * width, own.fused_width)
-        sizes = (own.fused_width, own.fused_width // 2, own.fused_width // 4)
-        layers_: list[nn.Module] = []
+            self.shared_f, self.private_f = (mlp(config.imaging_width, width, width, 0.0) for _ in range(2))
+            self.shared_n, self.private_n = (mlp(config.phenotype_width, width, width, 0.0) for _ in range(2))
+            if config.cross_attention:
+                fusion = [CrossAttention(width, config.fusion_heads, config.dropout) for _ in range(config.fusion_layers)]
+                self.fusion = nn.ModuleList(fusion)
+                self.gate = mlp(4 * width, width, 2, 0.0)  # MLP_g of Eq. 16
+                self.output = mlp(4 * width, 2 * width, config.fused_width, config.dropout)  # MLP_o
+            else:  # ablation C2
+                self.project = nn.Linear(4 * width, config.fused_width)
+        layers: list[nn.Module] = []
+        sizes = (config.fused_width, config.fused_width // 2, config.fused_width // 4)
         for before, after in pairwise(sizes):
-            layers_ += [nn.Linear(before, after), nn.GELU(), nn.Dropout(own.dropout)]
-        self.classifier = nn.Sequential(*layers_, nn.Linear(sizes[-1], 2))
+            layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(config.dropout)]
+        self.classifier = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, the fused representation, and where there are any the components and the gate's weights."""
-        encoded: tuple[Tensor, ...] = ()
-        if self.own.imaging:
-            series = batch.series
-            encoded = at_once(lambda: self.global_encoder(series), lambda: self.local_encoder(series), series.device)
-        with torch.autocast(
-            batch.label.device.type, enabled=False
-        ):  # what follows is small: casts would cost more than they save
-            found = self._fused([one.float() for one in encoded], batch)
-            return found | {"logits": self.classifier(found["fused"])}
+        """Logits, the fused representation, and where the configuration has them the components and the gate's weights."""
+        return self.decide(self.encode(batch), batch)
 
-    def _fused(self, encoded: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
-        own = self.own
-        if not encoded:
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """h_global (subject, global) and h_local (subject, local); nothing where imaging is left out (M1)."""
+        if not self.config.imaging:
+            return ()
+        return self.global_encoder(batch.series), self.local_encoder(batch.series)
+
+    def decide(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """From the encoded scan and the phenotypes to the logits."""
+        parts = self.fuse(encoded, batch)
+        return parts | {"logits": self.classifier(parts["fused"])}
+
+    def fuse(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """Eq. 8 to 10 and 14 to 16: `fused` (subject, fused), and the parts on the way to it."""
+        config = self.config
+        if not encoded:  # M1
             return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
-        both = torch.cat(list(encoded), dim=1)  # (subject, global + local)
-        h_f = functional.gelu(self.combine(both))  # (subject, imaging)
-        if not own.phenotypes:
-            return {"fused": self.project(h_f)}
-        h_n = self.phenotype_encoder(batch.phenotypes)  # (subject, phenotype)
-        if not own.decomposition:
-            return {"fused": self.project(torch.cat([h_f, h_n], dim=1))}
-        components = {
-            "s_f": self.shared_f(h_f),
-            "p_f": self.private_f(h_f),
-            "s_n": self.shared_n(h_n),
-            "p_n": self.private_n(h_n),
-        }
-        if not own.cross_attention:
-            return components | {"fused": self.project(torch.cat(list(components.values()), dim=1))}
-        z_f = torch.stack([components["s_f"], components["p_f"]], dim=1)  # (subject, 2 tokens, shared)
-        z_n = torch.stack([components["s_n"], components["p_n"]], dim=1)
+        h_fmri = functional.gelu(self.combine(torch.cat(encoded, dim=1)))  # Eq. 8, (subject, imaging)
+        if not config.phenotypes:  # M2
+            return {"fused": self.project(h_fmri)}
+        h_ni = self.phenotype_encoder(batch.phenotypes)  # Eq. 9, (subject, phenotype)
+        if not config.decomposition:  # C1
+            return {"fused": self.project(torch.cat([h_fmri, h_ni], dim=1))}
+        s_f, p_f = self.shared_f(h_fmri), self.private_f(h_fmri)  # Eq. 10, each (subject, shared)
+        s_n, p_n = self.shared_n(h_ni), self.private_n(h_ni)
+        components = {"s_f": s_f, "p_f": p_f, "s_n": s_n, "p_n": p_n}
+        if not config.cross_attention:  # C2
+            return components | {"fused": self.project(torch.cat([s_f, p_f, s_n, p_n], dim=1))}
+        z_f, z_n = torch.stack([s_f, p_f], dim=1), torch.stack([s_n, p_n], dim=1)  # Eq. 14, (subject, 2 tokens, shared)
         for layer in self.fusion:
-            z_f, z_n = layer(z_f, z_n)
-        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)
-        gate = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # (subject, 2)
-        fused = self.output(torch.cat([gate[:, :1] * flat_f, gate[:, 1:] * flat_n], dim=1))
-        return components | {"gate": gate, "fused": fused}
+            z_f, z_n = layer(z_f, z_n)  # Eq. 15
+        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)  # (subject, 2 shared)
+        alpha = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # Eq. 16, (subject, 2)
+        fused = self.output(torch.cat([alpha[:, :1] * flat_f, alpha[:, 1:] * flat_n], dim=1))  # (subject, fused)
+        return components | {"gate": alpha, "fused": fused}
 
 
 def mlp(width: int, hidden: int, out: int, dropout: float) -> nn.Sequential:
-    """Linear, GELU, linear; with dropout between where there is any."""
+    """Linear, GELU, linear; with dropout in between where there is any."""
     between = [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), *between, nn.Linear(hidden, out))
 
 
-def phenotype_encoder(inputs: int, own: M2LGDG) -> nn.Sequential:
-    """Hidden layers with batch norm, GELU and dropout, then a linear one."""
-    layers: list[nn.Module] = []
-    width = inputs
-    for hidden in own.phenotype_hidden:
-        layers += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.GELU(), nn.Dropout(own.dropout)]
-        width = hidden
-    return nn.Sequential(*layers, nn.Linear(width, own.phenotype_width))
+def time_convolution(width: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution along time of (subject, channel, time, roi) features, the same for every ROI, with same padding."""
+    return nn.Conv2d(width, channels, (kernel, 1), stride=(stride, 1), padding=(kernel // 2, 0))
 
 
-@method("m2lgdg")
+def gelu(features: Tensor) -> Tensor:
+    """GELU by a name of our own: given PyTorch's, its transformer predicts by a fused operation that ONNX does not have."""
+    return functional.gelu(features)
+
+
+@method("m2lgdg", role="headline")
 class M2LGDG(DeepMethod):
     """Multi-modal local-global domain generalization with cross-site contrast (the paper's method)."""
 
@@ -363,31 +311,28 @@ class M2LGDG(DeepMethod):
     }
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The group graph of source-training subjects."""
-        if not self.imaging:
-            return {}
-        series = features["series"]
-        return {"adjacency": graph_of(series.cpu() if series.device.type == "mps" else series, self.percentile)}
+        """Group graph of the source-training subjects, Eq. 3."""
+        return {"adjacency": group_graph_of(features["series"], self.percentile)} if self.imaging else {}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
-        return Network(shape, self)
+        """Network of this configuration."""
+        return fast_form(Network(shape, self))
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """The contrast is between subjects of two sites."""
         return bool(self.contrastive_weight) and len(torch.unique(site)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, the three decomposition losses and the cross-site contrast, each with its weight."""
+        """Total loss, Eq. 20 and 21: cross-entropy, three decomposition losses with one weight, cross-site contrast."""
         assert isinstance(network, Network)
-        found = network.parts(batch)
-        terms = {"ce": self.cross_entropy(found["logits"], batch)}
-        if "s_f" in found:
-            s_f, p_f, s_n, p_n = (found[name] for name in ("s_f", "p_f", "s_n", "p_n"))
-            terms["similarity"] = self.decomposition_weight * similarity_loss(s_f, s_n)
-            terms["orthogonality"] = self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n)
-            terms["difference"] = self.decomposition_weight * difference_loss(p_f, p_n, self.margin)
+        parts = network.parts(batch)
+        terms = {"ce": self.cross_entropy(parts["logits"], batch)}  # Eq. 17
+        if "s_f" in parts:
+            s_f, p_f, s_n, p_n = (parts[name] for name in ("s_f", "p_f", "s_n", "p_n"))
+            terms["similarity"] = self.decomposition_weight * similarity_loss(s_f, s_n)  # Eq. 11
+            terms["orthogonality"] = self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n)  # Eq. 12
+            terms["difference"] = self.decomposition_weight * difference_loss(p_f, p_n, self.margin)  # Eq. 13
         if self.contrastive_weight:
-            contrast = cross_site_contrastive_loss(found["fused"], batch.label, batch.site, self.temperature)
+            contrast = cross_site_contrastive_loss(parts["fused"], batch.label, batch.site, self.temperature)  # Eq. 18, 19
             terms["contrast"] = self.contrastive_weight * contrast
         return terms

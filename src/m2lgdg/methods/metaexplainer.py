@@ -31,17 +31,17 @@ SLOPE = 0.2  # of the leaky ReLU
 class Encoder(nn.Module):
     """Convolutions along time, alike for every ROI, to a softmax over a few features of each ROI."""
 
-    def __init__(self, length: int, own: MetaExplainer) -> None:
+    def __init__(self, length: int, config: MetaExplainer) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width = 1
-        for channels, kernel, stride in zip(own.channels, own.kernels, own.strides, strict=True):
+        for channels, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
             size = min(kernel, length)  # a short series is seen whole
             layers += [nn.Conv2d(width, channels, (size, 1), (stride, 1)), nn.BatchNorm2d(channels), nn.ReLU()]
             width, length = channels, (length - size) // stride + 1
-        pool = min(own.pool, length)
+        pool = min(config.pool, length)
         self.convolutions = nn.Sequential(*layers, nn.MaxPool2d((pool, 1)))
-        self.output = dense(width * (length // pool), own.hidden, own.embedding)[:-1]
+        self.output = dense(width * (length // pool), config.hidden, config.embedding)[:-1]
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, roi, feature)."""
@@ -72,20 +72,20 @@ class LearnedConnectivity(nn.Module):
 class Network(nn.Module):
     """Encoder, learned connectivity, message passing of Fisher-z rows along it, and a classifier that phenotypes join."""
 
-    def __init__(self, shape: Shape, own: MetaExplainer) -> None:
+    def __init__(self, shape: Shape, config: MetaExplainer) -> None:
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
         for name in ("mean", "scale"):  # saved among what was fitted, so not once more here
             self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
-        n, self.n_sites, self.own = shape.n_rois, shape.n_sites, own
-        self.encoder = Encoder(shape.length, own)
-        self.connectivity = LearnedConnectivity(own.embedding, own.heads)
-        self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *own.graph_widths)])
+        n, self.n_sites, self.config = shape.n_rois, shape.n_sites, config
+        self.encoder = Encoder(shape.length, config)
+        self.connectivity = LearnedConnectivity(config.embedding, config.heads)
+        self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *config.graph_widths)])
         self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # a ROI is a channel
-        wide, narrow = own.classifier_widths
-        first, second = dense(n * own.graph_widths[-1], wide), dense(wide, narrow)
-        self.fuse = nn.Sequential(nn.Dropout(own.dropout), first, nn.Dropout(own.dropout), second)
+        wide, narrow = config.classifier_widths
+        first, second = dense(n * config.graph_widths[-1], wide), dense(wide, narrow)
+        self.fuse = nn.Sequential(nn.Dropout(config.dropout), first, nn.Dropout(config.dropout), second)
         self.classifier = nn.Linear(narrow + shape.n_inputs, 2)
         self.history: Tensor  # (site, class, roi, roi) and (site,), of training alone: `optimizer` makes them
         self.known: Tensor
@@ -104,7 +104,7 @@ class Network(nn.Module):
         """Logits and representation, from learned connectivity, Fisher z (both (subject, roi, roi)) and phenotypes."""
         nodes = (fc - self.mean) / self.scale  # (subject, roi, feature)
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            nodes = norm(layer(passed(edges, nodes, self.own.normalisation, self.own.self_loops)))
+            nodes = norm(layer(passed(edges, nodes, self.config.normalisation, self.config.self_loops)))
         fused = self.fuse(nodes.flatten(1))
         return {"fused": fused, "logits": self.classifier(torch.cat([fused, phenotypes], dim=1))}
 
@@ -237,9 +237,9 @@ class MetaExplainer(DeepMethod):
         "mixup": (0.0, 0.2, 1.0),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Standardised series, which the graph is learned from, and Fisher-z correlations, which travel along it."""
-        return super().features(cohort, place) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+        return super().features(cohort, device) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Mean and spread of each edge."""
@@ -293,12 +293,12 @@ class MetaExplainer(DeepMethod):
             for group in network.trial.param_groups:
                 group["lr"] = optimizer.param_groups[0]["lr"]
             inner = batch.take(rows[: self._inner])
-            with unrecorded(network), self._autocast(batch.label.device):
+            with unrecorded(network), self.autocast(batch.label.device):
                 trial = self.cross_entropy(network(inner), inner)
             self._gradient(trial, network)
             network.trial.step()
             terms["trial"] = trial.detach()
-        with self._autocast(batch.label.device):
+        with self.autocast(batch.label.device):
             found = self.loss(network, batch.take(rows[self._inner :]))
         self._gradient(torch.stack(list(found.values())).sum(), network)
         with torch.no_grad():

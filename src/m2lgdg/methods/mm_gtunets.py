@@ -1,7 +1,8 @@
 """MM-GTUNets: a population graph of source subjects by phenotype and connectivity, two graph U-Nets, and targets that read it.
 
-In the order of the flow: affinity of subjects, transformer convolution, U-Net, fusion, losses. A target is a query: it reads
-source nodes and itself, and writes into nothing. What comes first is in `mm_gtunets_source.py`, training is `deep.py`'s.
+In the order of the flow: what is fitted on source-training subjects (chosen edges, phenotype codes, VAE, nodes), affinity of
+subjects, transformer convolution, U-Net, fusion, losses. A target subject is a query: it reads the nodes of source and its
+own, and changes none of them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,164 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.method import method
-from m2lgdg.methods.mm_gtunets_source import (
-    ENCODER,
-    Nodes,
-    PhenotypeVAE,
-    Source,
-    phenotype_rules,
-    recursive_elimination,
-    squared_distances,
-)
-from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+ENCODER = ("hidden.weight", "hidden.bias", "mean.weight", "mean.bias")  # what of the VAE is kept
+
+
+def recursive_elimination(
+    features: Floats, label: npt.NDArray[np.int8], wanted: int, step: int, penalty: float
+) -> npt.NDArray[np.int64]:
+    """Positions of the `wanted` features left when those of the smallest ridge weights go, `step` at a time.
+
+    A ridge with fewer subjects than features is solved among subjects, where dropping features only takes from one matrix.
+    """
+    from scipy.linalg import solve
+
+    centred, aim = features - features.mean(axis=0), 2.0 * label - 1  # centring one side is enough
+    kernel = centred @ centred.T  # (subject, subject)
+    left = np.ones(features.shape[1], dtype=bool)
+    while left.sum() > wanted:
+        weight = solve(kernel + penalty * np.eye(len(kernel)), aim, assume_a="pos") @ centred  # (feature,)
+        size = np.where(left, weight**2, np.inf)
+        gone = np.argsort(size, kind="stable")[: min(step, int(left.sum()) - wanted)]
+        kernel -= centred[:, gone] @ centred[:, gone].T
+        left[gone] = False
+    return np.flatnonzero(left)
+
+
+class PhenotypeVAE(nn.Module):
+    """Variational autoencoder that brings phenotype codes in [0, 1] to the width of the imaging features."""
+
+    def __init__(self, codes: int, hidden: int, latent: int) -> None:
+        super().__init__()
+        self.hidden, self.mean, self.log_variance = (
+            nn.Linear(codes, hidden),
+            nn.Linear(hidden, latent),
+            nn.Linear(hidden, latent),
+        )
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, codes), nn.Sigmoid())
+
+    def loss(self, codes: Tensor, noise: Tensor, kl_weight: float) -> Tensor:
+        """Summed squared error of the decoded sample, and the divergence from the standard normal."""
+        hidden = functional.relu(self.hidden(codes))
+        mean, log_variance = self.mean(hidden), self.log_variance(hidden)  # (subject, latent)
+        decoded = self.decoder(mean + noise * torch.exp(log_variance / 2))
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+        total: Tensor = (decoded - codes).square().sum() + kl_weight * divergence
+        return total
+
+    def pretrain(self, codes: Tensor, epochs: int, patience: int, rate: float, weight_decay: float, kl_weight: float) -> None:
+        """Full-batch Adam until the loss has not fallen for some epochs."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=rate, weight_decay=weight_decay)
+        best, best_epoch = math.inf, 0
+        for epoch in range(epochs):
+            optimizer.zero_grad(set_to_none=True)
+            noise = torch.randn(len(codes), self.mean.out_features, device=codes.device)
+            loss: Any = self.loss(codes, noise, kl_weight)
+            loss.backward()
+            optimizer.step()
+            if loss.item() < best:
+                best, best_epoch = loss.item(), epoch
+            elif epoch - best_epoch >= patience:
+                break
+
+
+class Nodes(NamedTuple):
+    """Some subjects as the graph sees them."""
+
+    imaging: Tensor  # (node, feature) chosen edges of the connectome, in source standard deviations
+    latent: Tensor  # (node, feature) mean of the phenotype VAE
+    phenotypes: Tensor  # (node, phenotype) those that vary in source, in source standard deviations
+
+
+class Source(nn.Module):
+    """What source-training subjects have fitted, themselves as nodes included; nothing in it learns any more."""
+
+    chosen: Tensor  # (feature,) positions among the edges of the connectome
+    centre: Tensor
+    spread: Tensor
+    varied: Tensor
+    tolerance: Tensor
+    code_column: Tensor
+    code_low: Tensor
+    code_span: Tensor
+    sigma: Tensor
+    fc: Tensor  # (source, feature)
+    phenotypes: Tensor  # (source, input)
+    label: Tensor
+
+    def __init__(self, fitted: Arrays) -> None:
+        super().__init__()
+        for name, value in fitted.items():  # saved with the model as what was fitted, so not again as weights
+            self.register_buffer(name, torch.from_numpy(np.array(value, order="C")), persistent=False)
+
+    def forward(self, fc: Tensor, phenotypes: Tensor) -> Nodes:
+        """(subject, feature) chosen edges and (subject, input) scaled phenotypes -> nodes."""
+        used = self.used(phenotypes)
+        vae = [self.get_buffer(f"vae_{name}".replace(".", "_")) for name in ENCODER]
+        with torch.autocast(fc.device.type, enabled=False):
+            hidden = functional.relu(functional.linear(self.codes(used), vae[0], vae[1]))
+            return Nodes((fc - self.centre) / self.spread, functional.linear(hidden, vae[2], vae[3]), used)
+
+    def used(self, phenotypes: Tensor) -> Tensor:
+        """(subject, phenotype) those that vary in source; without any, one in which all subjects are alike."""
+        return phenotypes[:, self.varied] if len(self.varied) else phenotypes.new_zeros(len(phenotypes), 1)
+
+    def codes(self, used: Tensor) -> Tensor:
+        """(subject, code) in [0, 1]: a continuous one between the source's extremes, a column for each category of others."""
+        values = used[:, self.code_column]
+        same = (values - self.code_low).abs() < self.tolerance[self.code_column]
+        share = (values - self.code_low) / torch.where(self.code_span > 0, self.code_span, 1.0)
+        return torch.where(self.code_span > 0, share.clamp(0.0, 1.0), same.float())
+
+    def agree(self, first: Nodes, second: Nodes) -> Tensor:
+        """(phenotype, first, second) whether two nodes agree in a phenotype."""
+        apart = first.phenotypes.T[:, :, None] - second.phenotypes.T[:, None, :]
+        return apart.abs() < self.tolerance[:, None, None]
+
+    def similarity(self, first: Nodes, second: Nodes) -> Tensor:
+        """(first, second) Gaussian kernel with the mean distance among source-training subjects as its width."""
+        return torch.exp(-squared_distances(first, second) / (2 * self.sigma.square()))
+
+
+def squared_distances(first: Nodes, second: Nodes) -> Tensor:
+    """(first, second) squared distances of the nodes' features of both modalities."""
+    a, b = torch.cat([first.imaging, first.latent], dim=1), torch.cat([second.imaging, second.latent], dim=1)
+    return (a.square().sum(1)[:, None] + b.square().sum(1)[None, :] - 2 * a @ b.T).clamp(min=0.0)
+
+
+def phenotype_rules(
+    scaler: PhenotypeScaler, phenotypes: npt.NDArray[np.float32], years: float, sd: float
+) -> dict[str, npt.NDArray[Any]]:
+    """How far apart agreeing phenotypes may be, and the codes the VAE sees; all in source standard deviations.
+
+    `phenotypes` are the scaled (source, input). Ages agree within `years`, other continuous ones within `sd`.
+    """
+    varied = np.flatnonzero(np.isfinite(scaler.scale))
+    tolerance: list[float] = []
+    codes: list[tuple[int, float, float]] = []  # phenotype, lowest or own value, range or 0 for a category
+    for position, column in enumerate(varied):
+        name, values = scaler.columns[column], phenotypes[:, column]
+        if name in CATEGORICAL:  # whole numbers
+            tolerance.append(0.5 / scaler.scale[column])
+            codes += [(position, float(kind), 0.0) for kind in np.unique(values)]
+        else:
+            tolerance.append(years / scaler.scale[column] if name == "age" else sd)
+            codes.append((position, float(values.min()), float(np.ptp(values))))
+    if not codes:
+        tolerance, codes = [1.0], [(0, 0.0, 1.0)]
+    table = np.array(codes)
+    return {
+        "varied": varied,
+        # A little less, so that exactly two years apart is apart whatever the rounding.
+        "tolerance": np.array(tolerance, dtype=np.float32) * np.float32(1 - 1e-4),
+        "code_column": table[:, 0].astype(np.int64),
+        "code_low": table[:, 1].astype(np.float32),
+        "code_span": table[:, 2].astype(np.float32),
+    }
 
 
 class Affinity(nn.Module):
@@ -94,8 +243,8 @@ class TransformerConvolution(nn.Module):
         base, query = (self.project(one).chunk(4, dim=1) for one in nodes)
         return self._read(base, base, graph.base, graph.base_loop), self._read(query, base, graph.query, graph.query_loop)
 
-    def _read(self, own: Sequence[Tensor], base: Sequence[Tensor], edges: Tensor, loop: Tensor) -> Tensor:
-        (query, key, value, skip), (_, keys, values, _) = own, base  # (reader, out), (base, out)
+    def _read(self, reader: Sequence[Tensor], base: Sequence[Tensor], edges: Tensor, loop: Tensor) -> Tensor:
+        (query, key, value, skip), (_, keys, values, _) = reader, base  # (reader, out), (base, out)
         weights = torch.cat([edges, loop[:, None]], dim=1)  # (reader, base + itself)
         match = torch.cat([query @ keys.T, (query * key).sum(1, keepdim=True)], dim=1)
         match = (match + weights * (query @ self.edge)[:, None]) / math.sqrt(query.shape[1])
@@ -109,13 +258,13 @@ class TransformerConvolution(nn.Module):
 class GTUNet(nn.Module):
     """Graph U-Net: pool the base nodes level by level, come back up with skips; queries go along on every level."""
 
-    def __init__(self, width: int, depth: int, own: MMGTUNets) -> None:
+    def __init__(self, width: int, depth: int, config: MMGTUNets) -> None:
         super().__init__()
-        self.pool_share, hidden = own.pool_share, own.hidden
-        self.first, self.last = TransformerConvolution(width, hidden), TransformerConvolution(hidden, own.embedding)
+        self.pool_share, hidden = config.pool_share, config.hidden
+        self.first, self.last = TransformerConvolution(width, hidden), TransformerConvolution(hidden, config.embedding)
         self.down, self.up = (TransformerConvolution(hidden, hidden) for _ in range(2))  # shared by all levels
         self.projections = nn.Parameter(torch.empty(depth, hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
-        self.dropout = nn.Dropout(own.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, nodes: Pair, graph: Graph) -> Pair:
         """(base, in), (query, in) -> (base, embedding), (query, embedding)."""
@@ -177,15 +326,18 @@ class Insertion(NamedTuple):
 class Network(nn.Module):
     """All of MM-GTUNets; `insert` puts queries into a graph, `forward` puts a batch into that of source-training subjects."""
 
-    def __init__(self, shape: Shape, own: MMGTUNets) -> None:
+    def __init__(self, shape: Shape, config: MMGTUNets) -> None:
         super().__init__()
-        self.source, self.edge_dropout = Source(shape.fitted), own.edge_dropout
+        self.source, self.edge_dropout = Source(shape.fitted), config.edge_dropout
         self.affinity = Affinity(len(self.source.tolerance))
         width = len(self.source.chosen)
-        self.imaging, self.phenotype = GTUNet(width, own.imaging_depth, own), GTUNet(width, own.phenotype_depth, own)
-        self.fusion = Fusion(own.embedding)
-        hidden = own.head_width
-        self.head = nn.Sequential(nn.Linear(own.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
+        self.imaging, self.phenotype = (
+            GTUNet(width, config.imaging_depth, config),
+            GTUNet(width, config.phenotype_depth, config),
+        )
+        self.fusion = Fusion(config.embedding)
+        hidden = config.head_width
+        self.head = nn.Sequential(nn.Linear(config.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits of subjects who each read the source graph alone."""
@@ -227,8 +379,8 @@ class Network(nn.Module):
 def smoothness(embedding: Tensor, graph: Tensor) -> Tensor:
     """tr(E' (D - G) E) / n²: large where strong edges join unlike embeddings."""
     embedding = embedding.float()
-    own = (graph.sum(1) * embedding.square().sum(1)).sum()
-    return (own - (embedding * (graph @ embedding)).sum()) / len(graph) ** 2
+    scale = (graph.sum(1) * embedding.square().sum(1)).sum()
+    return (scale - (embedding * (graph @ embedding)).sum()) / len(graph) ** 2
 
 
 def isolation(graph: Tensor) -> Tensor:
@@ -299,13 +451,13 @@ class MMGTUNets(DeepMethod):
         "edge_dropout": (0.0, 0.3, 0.5),
     }
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher z of the correlations."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Features chosen, scales, agreement, phenotype codes, VAE, kernel width, and the source nodes themselves."""
-        fc, place = features["fc"].cpu().numpy(), features["fc"].device
+        fc, device = features["fc"].cpu().numpy(), features["fc"].device
         chosen = recursive_elimination(
             fc.astype(np.float64), train.labels, self.selected, self.elimination_step, self.elimination_penalty
         )
@@ -317,9 +469,9 @@ class MMGTUNets(DeepMethod):
             **{"chosen": chosen, "centre": fc.mean(axis=0), "spread": np.where(spread > 1e-6, spread, np.float32(1))},
             **{"fc": fc, "phenotypes": phenotypes, "label": train.labels.astype(np.int64)},
         }
-        source = Source(fitted).to(place)
+        source = Source(fitted).to(device)
         codes = source.codes(source.used(source.phenotypes))
-        vae = PhenotypeVAE(codes.shape[1], self.vae_hidden, len(chosen)).to(place)
+        vae = PhenotypeVAE(codes.shape[1], self.vae_hidden, len(chosen)).to(device)
         vae.pretrain(codes, self.vae_epochs, self.vae_patience, self.vae_rate, self.weight_decay, self.kl_weight)
         weights = vae.state_dict()
         fitted |= {f"vae_{name}".replace(".", "_"): weights[name].cpu().numpy() for name in ENCODER}

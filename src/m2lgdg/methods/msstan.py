@@ -124,15 +124,15 @@ class TemporalAttention(nn.Module):
 class Network(nn.Module):
     """All of MSSTAN; `parts` returns the logits and the representation that the head sees."""
 
-    def __init__(self, shape: Shape, own: MSSTAN) -> None:
+    def __init__(self, shape: Shape, config: MSSTAN) -> None:
         super().__init__()
         width = shape.n_rois  # a ROI's features are its row of correlations
-        self.points, self.stride = window_points(shape.length, own.window, own.stride), own.stride
-        self.density = own.density
-        self.transformer = TopologyTransformer(width, own.dropout)
-        self.poolings = nn.ModuleList(Pooling(width, max(1, int(share * width + 1e-9))) for share in own.scales)
-        self.temporal = nn.ModuleList(TemporalAttention(2 * width) for _ in own.scales)
-        first, second = own.head
+        self.points, self.stride = window_points(shape.length, config.window, config.stride), config.stride
+        self.density = config.density
+        self.transformer = TopologyTransformer(width, config.dropout)
+        self.poolings = nn.ModuleList(Pooling(width, max(1, int(share * width + 1e-9))) for share in config.scales)
+        self.temporal = nn.ModuleList(TemporalAttention(2 * width) for _ in config.scales)
+        first, second = config.head
         self.head = nn.Sequential(
             nn.Linear(2 * width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 2)
         )

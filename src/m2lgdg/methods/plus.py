@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, Shape, pieces
+from m2lgdg.fast import fast_form
 from m2lgdg.method import method
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.methods.m2lgdg import M2LGDG, Network
@@ -29,8 +30,8 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class PlusNetwork(Network):
     """Logits of M²LG-DG, in a share, on top of the head's logit."""
 
-    def __init__(self, shape: Shape, own: M2LGDGPlus) -> None:
-        super().__init__(shape, own)
+    def __init__(self, shape: Shape, config: M2LGDGPlus) -> None:
+        super().__init__(shape, config)
         for name in (*BLOCKS, "phenotypes", "intercept"):
             self.register_buffer(f"head_{name}", torch.from_numpy(np.array(shape.fitted[f"head.{name}"], dtype=np.float32)))
         self.share: Tensor
@@ -73,10 +74,10 @@ class M2LGDGPlus(M2LGDG):
         finally:
             del self._head, self._unseen
 
-    def features(self, cohort: Cohort, place: torch.device) -> dict[str, Tensor]:
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """The series, and what the head sees."""
         seen = {name: ConnectomeAdaptive()._features(name, cohort).astype(np.float32) for name in BLOCKS}
-        return super().features(cohort, place) | {name: torch.from_numpy(value) for name, value in seen.items()}
+        return super().features(cohort, device) | {name: torch.from_numpy(value) for name, value in seen.items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph, and the head: its weights, those of phenotypes in the units in which the streams see them."""
@@ -86,24 +87,25 @@ class M2LGDGPlus(M2LGDG):
         intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
         head["head.phenotypes"] = np.zeros(len(inputs))
         if self.phenotypes:
-            own, streams = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler"), PhenotypeScaler.fit(train)
-            weights = slope * fitted["phenotypes.weights"] / own.scale
+            head_scaler, streams = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler"), PhenotypeScaler.fit(train)
+            weights = slope * fitted["phenotypes.weights"] / head_scaler.scale
             head["head.phenotypes"] = weights * np.where(np.isfinite(streams.scale), streams.scale, 0.0)
-            intercept = intercept + weights @ (streams.mean - own.mean)
+            intercept = intercept + weights @ (streams.mean - head_scaler.mean)
         return super().prepare(train, features) | head | {"head.intercept": np.array(intercept)}
 
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
-        return PlusNetwork(shape, self)
+        return fast_form(PlusNetwork(shape, self))
 
-    def _batch(self, cohort: Cohort, scaler: PhenotypeScaler, place: torch.device) -> Batch:
-        batch = super()._batch(cohort, scaler, place)
+    def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
+        """In training with the head's logit for each subject, from a head fitted without the subject's site."""
+        batch = super().make_batch(cohort, scaler, device)
         if not hasattr(self, "_unseen") or cohort is not self._unseen[0]:
             return batch
         features = {name: value for name, value in batch.features.items() if name not in BLOCKS}
-        return Batch(features | {"held_out": self._unseen[1].to(place)}, batch.phenotypes, batch.label, batch.site)
+        return Batch(features | {"held_out": self._unseen[1].to(device)}, batch.phenotypes, batch.label, batch.site)
 
-    def _calibrate(self, check: Batch) -> tuple[float, float]:
+    def calibrate(self, check: Batch) -> tuple[float, float]:
         """Also the share of the streams, as source-validation subjects have it: none if they only do harm."""
         network: Any = self.network().to(check.label.device)
         with torch.inference_mode():
@@ -113,7 +115,7 @@ class M2LGDGPlus(M2LGDG):
         head = check["held_out"].double().cpu().numpy()
         self.facts_["share"] = share_beside(head, beyond, check.label.cpu().numpy())
         self.state_["network.share"] = np.array(self.facts_["share"], dtype=np.float32)
-        return super()._calibrate(check)
+        return super().calibrate(check)
 
 
 def share_beside(head: npt.NDArray[np.float64], beyond: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations
 from m2lgdg.deep import Batch, DeepMethod, Shape
-from m2lgdg.kernels import TimeConvolution
+from m2lgdg.fast import fast_form
 from m2lgdg.method import method
 from m2lgdg.sampler import site_batches
 
@@ -47,14 +47,15 @@ def site_discrepancy(features: Tensor, site: Tensor) -> Tensor:
 class Block(nn.Module):
     """Space first, then time: channels mixed, ROIs mixed along the masked graph, then a convolution along each ROI's series."""
 
-    def __init__(self, width: int, channels: int, n_rois: int, own: UFANet) -> None:
+    def __init__(self, width: int, channels: int, n_rois: int, config: UFANet) -> None:
         super().__init__()
         self.mix = nn.Conv2d(width, channels, 1)
         self.mask = nn.Parameter(torch.ones(n_rois, n_rois))
         self.norm_space = nn.BatchNorm2d(channels)
-        self.temporal = TimeConvolution(channels, channels, own.temporal_kernel)
+        kernel = config.temporal_kernel
+        self.temporal = nn.Conv2d(channels, channels, (kernel, 1), padding=(kernel // 2, 0))  # along time
         self.norm_time = nn.BatchNorm2d(channels)
-        self.dropout = nn.Dropout(own.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, features: Tensor, graph: Tensor) -> Tensor:
         """(subject, channel, time, roi) -> the same with other channels."""
@@ -66,18 +67,18 @@ class Block(nn.Module):
 class Network(nn.Module):
     """Blocks on the shared graph, a mean over ROIs, and dense layers with nothing between them, down to one number."""
 
-    def __init__(self, shape: Shape, own: UFANet) -> None:
+    def __init__(self, shape: Shape, config: UFANet) -> None:
         super().__init__()
         self.graph: Tensor
         self.register_buffer("graph", torch.from_numpy(np.array(shape.fitted["graph"])))
         self.norm = nn.BatchNorm1d(shape.n_rois)
-        channels = (1, *own.channels)
-        self.blocks = nn.ModuleList(Block(before, after, shape.n_rois, own) for before, after in pairwise(channels))
-        bins = own.time_bins or shape.length
-        averaging = functional.adaptive_avg_pool1d(torch.eye(shape.length), bins) if own.time_bins else None
+        channels = (1, *config.channels)
+        self.blocks = nn.ModuleList(Block(before, after, shape.n_rois, config) for before, after in pairwise(channels))
+        bins = config.time_bins or shape.length
+        averaging = functional.adaptive_avg_pool1d(torch.eye(shape.length), bins) if config.time_bins else None
         self.averaging: Tensor | None  # (time, bin)
         self.register_buffer("averaging", averaging, persistent=False)
-        widths = (channels[-1] * bins, *own.widths)
+        widths = (channels[-1] * bins, *config.widths)
         self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
         self.output = nn.Linear(widths[-1], 1)
 
@@ -168,7 +169,7 @@ class UFANet(DeepMethod):
 
     def build(self, shape: Shape) -> nn.Module:
         """The network of this configuration."""
-        return Network(shape, self)
+        return fast_form(Network(shape, self))
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """SGD with momentum."""
@@ -196,7 +197,7 @@ class UFANet(DeepMethod):
         assert isinstance(network, Network)
         found = network.parts(batch)
         terms = {"ce": self.cross_entropy(found["logits"], batch)}
-        if self.alignment_weight and self._epoch >= self.alignment_start:
+        if self.alignment_weight and self.epoch >= self.alignment_start:
             layers = [found[f"dense{i}"] for i in range(1, len(self.widths) + 1)]
             gaps = [site_discrepancy(one, batch.site) / (one.shape[1] if self.per_dimension else 1) for one in layers]
             terms["alignment"] = self.alignment_weight * torch.stack(gaps).sum()

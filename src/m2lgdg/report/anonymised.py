@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import copy
 import getpass
-import hashlib
-import hmac
 import re
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,35 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.data.pseudonyms import Pseudonyms
 from m2lgdg.method import Method
+from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.report.card import LICENCES
 from m2lgdg.report.contents import Contents
-from m2lgdg.shift import MEASURES
 from m2lgdg.storage import InputError
 
 YEARS = 5  # of a band of ages
 WITHHELD = "withheld"
 PATH = re.compile(r"(^|[\s=\"'(])(~?/|\.{1,2}/|[A-Za-z]:\\|\\\\)")  # the beginning of one, in a name
 CELL = ["method", "variant", "seed", "target"]
-
-
-class Pseudonyms:
-    """A new name for each subject, the same for the same subject; `Pseudonyms()` once an output."""
-
-    def __init__(self) -> None:
-        self._salt = secrets.token_bytes(32)
-
-    def __call__(self, subject: str) -> str:
-        """Sixteen letters that say nothing of the subject without the salt."""
-        return hmac.new(self._salt, subject.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:16]
-
-    def sorted_table(self, table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-        """A table with new names in its column subject, in their order within `by`: the order of the rows tells nothing."""
-        renamed = table.assign(subject=[self(str(one)) for one in table["subject"]])
-        if not by:
-            return renamed.sort_values("subject", ignore_index=True)
-        groups = [part.sort_values("subject") for _, part in renamed.groupby(by, sort=False)]
-        return pd.concat(groups, ignore_index=True)
 
 
 def age_band(age: float) -> str:
@@ -173,11 +152,11 @@ def shared_model(fitted: Method) -> Method:
         name: _middle(value, fitted.facts_["inputs"]) if name.endswith("scaler.fill") else value
         for name, value in fitted.state_.items()
     }
-    if fitted.limits_ is not None:
-        ranges = fitted.limits_.ranges.copy()
+    if fitted.source_distribution_ is not None:
+        ranges = fitted.source_distribution_.ranges.copy()
         low, middle, high = ranges[MEASURES.index("age")]
         ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
-        shared.limits_ = replace(fitted.limits_, ranges=ranges)
+        shared.source_distribution_ = replace(fitted.source_distribution_, ranges=ranges)
     return shared
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from m2lgdg.metrics import delong_interval
+from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import FEW, label
-from m2lgdg.stats import half_interval
+from m2lgdg.study.stats import half_interval
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
     if not keys:
         none = "No target site has both patients and controls, so no AUC is defined."
         return Answer(contents.keys[0], None, _cohort(contents), none, "", warnings)
-    main = ("m2lgdg", "") if ("m2lgdg", "") in keys else keys[0]
-    simple = simple_peers()
+    main = next((key for key in keys if not key[1] and key[0] in METHODS.with_role("headline")), keys[0])
+    simple = METHODS.with_role(*SIMPLE)
     peers = [key for key in keys if key != main and key[0] in simple]
     peer = peers[0] if peers else None
     beside = ""
@@ -58,13 +59,6 @@ def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
     whole = {method for method, variant in contents.keys if not variant}
     own = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in whole)]
     return own or keys
-
-
-def simple_peers() -> list[str]:
-    """The linear methods and the prior."""
-    from m2lgdg.registry import METHODS
-
-    return [name for name, home in METHODS.homes.items() if home == "m2lgdg.methods.linear"]
 
 
 def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:

@@ -18,13 +18,13 @@ import pandas as pd
 from m2lgdg.deep import DeepMethod
 from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
+from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.report.contents import Contents, read_contents, read_json
+from m2lgdg.report.new_site import NO_PROMISE, PROMISED, UNSEEN, promised_facts, promised_tables, too_small_sets, weak_sites
 from m2lgdg.report.operating import operating_table, over_seeds
-from m2lgdg.report.promised import NO_PROMISE, PROMISED, UNSEEN, promised_facts, promised_tables, too_small_sets, weak_sites
 from m2lgdg.report.tables import Table, changed_fields, label
-from m2lgdg.shift import MEASURES
-from m2lgdg.stats import cell_scores, macro_scores, site_scores
 from m2lgdg.storage import InputError, write_texts
+from m2lgdg.study.stats import cell_scores, macro_scores, site_scores
 
 WARNING = "Research use only. Not a diagnostic device: no decision about a person may rest on it."
 SMALL_SITE = 20  # subjects below which a site says little, in training and in testing
@@ -62,7 +62,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
     with fitted.doubted():
         decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
-    promised = [] if fitted.promise_ is None else weak_sites(fitted.promise_)
+    promised = [] if fitted.new_site_ is None else weak_sites(fitted.new_site_)
     failures = _failures(fitted) + (promised if results is None else _weak_targets(results))
     return [
         Part("Model", _about(fitted), sentences=[(type(fitted).__doc__ or "").strip().splitlines()[0]]),
@@ -122,7 +122,9 @@ def _training(fitted: Method) -> Part:
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
     """What training subjects were like, as far as the model folder knows, since it is not for subjects unlike them."""
     units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
-    ranges = [] if fitted.limits_ is None else zip(MEASURES, fitted.limits_.ranges.tolist(), strict=True)
+    ranges = (
+        [] if fitted.source_distribution_ is None else zip(MEASURES, fitted.source_distribution_.ranges.tolist(), strict=True)
+    )
     return [
         (name, f"median {middle:.3g}{units[name]}, 95 % of subjects {low:.3g} to {high:.3g}")
         for name, (low, middle, high) in ranges
@@ -148,9 +150,9 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
         on = fitted.facts_.get("validation", "source sites held out in turn")
         calibrated = f"logit times {slope:.4g} plus {offset:.4g}, fitted on {on}; never on a target"
     facts = [("output", "probability of the patient"), ("calibration", calibrated)]
-    promise = fitted.promise_
-    if promise is not None:
-        told = f"then logit times {promise.slope:.4g} plus {promise.offset:.4g}, fitted on source sites left out whole"
+    new_site = fitted.new_site_
+    if new_site is not None:
+        told = f"then logit times {new_site.slope:.4g} plus {new_site.offset:.4g}, fitted on source sites left out whole"
         facts.append(("temperature", f"{told}; in predict_proba, m2lgdg predict and the ONNX graph alike"))
     local = fitted.facts_.get("local")
     if local is not None:
@@ -165,9 +167,9 @@ def _promised(fitted: Method) -> list[Part]:
     """What the model says of itself at a site it has never seen; of a model calibrated to a site, nothing."""
     if "local" in fitted.facts_:
         return []
-    if fitted.promise_ is None:
+    if fitted.new_site_ is None:
         return [Part(UNSEEN, sentences=[NO_PROMISE])]
-    return [Part(UNSEEN, promised_facts(fitted.promise_), promised_tables(fitted.promise_), PROMISED)]
+    return [Part(UNSEEN, promised_facts(fitted.new_site_), promised_tables(fitted.new_site_), PROMISED)]
 
 
 def _results(fitted: Method, contents: Contents) -> Part:
@@ -231,7 +233,7 @@ def _failures(fitted: Method) -> list[str]:
         found.append(f"Training sites of one class only, which can teach site for diagnosis: {', '.join(one_class)}.")
     if small:
         found.append(f"Training sites of fewer than {SMALL_SITE} subjects: {', '.join(small)}.")
-    return found + ([] if fitted.promise_ is None else too_small_sets(fitted.promise_))
+    return found + ([] if fitted.new_site_ is None else too_small_sets(fitted.new_site_))
 
 
 def _weak_targets(results: Part) -> list[str]:
@@ -256,7 +258,7 @@ def _licence(cohort: str) -> str:
 def _versions(fitted: Method, model: Path) -> list[tuple[str, str]]:
     versions = read_json(model / "method.json", {}).get("versions", {})
     facts: list[tuple[str, str]] = [(str(name), str(version)) for name, version in versions.items()]
-    there = ["promise.json"] if fitted.promise_ else []
+    there = ["new_site_calibration.json"] if fitted.new_site_ else []
     for name in ("method.json", "weights.safetensors", *there):
         facts.append((f"{name}, SHA-256", hashlib.sha256((model / name).read_bytes()).hexdigest()))
     return [*facts, ("content of the training cohort", str(fitted.facts_["source"]["hash"]))]
@@ -270,7 +272,7 @@ def _page(title: str, parts: list[Part]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    here = files("m2lgdg") / "report"
+    here = files("m2lgdg.report")
     style, page = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "card.html"))
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(page).render(style=Markup(style), title=title, warning=WARNING, parts=parts)

@@ -19,15 +19,15 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.metrics import METRICS, THRESHOLD
-from m2lgdg.predictions import read_predictions
-from m2lgdg.readers.tables import MOTION
-from m2lgdg.report.answer import simple_peers
+from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.splits import leave_one_site_out
-from m2lgdg.stats import cell_scores, half_interval, macro_scores, site_scores
 from m2lgdg.storage import InputError, one_line
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, site_scores
 
 TO_COMPLETE = "authors to complete"
 CITATIONS = {
@@ -71,7 +71,7 @@ class Checklist:
 
 def checklists(known: Mapping[str, str]) -> list[Checklist]:
     """Both checklists; an item is answered where all facts that its template names are known."""
-    text = (files("m2lgdg") / "report" / "checklists.tsv").read_text(encoding="utf-8")
+    text = (files("m2lgdg.report") / "checklists.tsv").read_text(encoding="utf-8")
     items = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return [
         Checklist(f"{name}, pre-filled", citation, NOTE, [_row(item, known) for item in items if item["checklist"] == name])
@@ -196,7 +196,7 @@ def _prediction_facts(predictions: pd.DataFrame) -> dict[str, str]:
 
 
 def _baselines(names: list[str]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name in simple_peers()]
+    return [name for name in dict.fromkeys(names) if name in METHODS.with_role(*SIMPLE)]
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.explanation import Explanation
-from m2lgdg.predictions import read_predictions
-from m2lgdg.readers.atlas import read_places
+from m2lgdg.data.atlases import read_places
+from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.beside import Published, read_published, stand_beside
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
-from m2lgdg.study import explanation_path
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.runner import explanation_path
 
 Key = tuple[str, str]
 RECORDS = "records.jsonl"  # of a shared copy, which has no cells/

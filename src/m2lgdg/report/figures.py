@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.tables import label
-from m2lgdg.stats import half_interval, macro_scores, site_scores, training_differences
+from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
 
 Key = tuple[str, str]
 SWEPT = ("AUC", "ACC", "F1")  # metrics of a sensitivity figure; the paper draws these

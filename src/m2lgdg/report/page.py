@@ -12,7 +12,7 @@ import io
 from importlib.resources import files
 from pathlib import Path
 
-from m2lgdg.explanation import mean_over
+from m2lgdg.explain.explanation import mean_over
 from m2lgdg.report.anonymised import shared_contents
 from m2lgdg.report.answer import answer
 from m2lgdg.report.brains import three_dimensional
@@ -20,8 +20,8 @@ from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
 from m2lgdg.report.tables import Format, Table, label, render
-from m2lgdg.stats import cell_scores, site_scores
 from m2lgdg.storage import InputError, write_bytes, write_text, write_texts
+from m2lgdg.study.stats import cell_scores, site_scores
 
 SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
@@ -80,7 +80,7 @@ def _page(**values: object) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    here = files("m2lgdg") / "report"
+    here = files("m2lgdg.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     # The page may run this script, use its own styles and images, and ask nobody for anything.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

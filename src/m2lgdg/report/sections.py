@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.explanation import Explanation, mean_over
-from m2lgdg.registry import PAPER
+from m2lgdg.explain.explanation import Explanation, mean_over
+from m2lgdg.registry import METHODS, PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
 from m2lgdg.report.answer import Answer
@@ -22,7 +22,7 @@ from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import operating_table, over_seeds
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
-from m2lgdg.stats import cell_scores
+from m2lgdg.study.stats import cell_scores
 
 MOST_MAPS = 3  # targets whose maps stand on the page, so that it stays small
 MOST_ROWS = 20
@@ -46,7 +46,8 @@ def sections(contents: Contents, scores: pd.DataFrame, told: Answer, shared: boo
     mean = over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
     *sites, overall = contents.beside(study_tables(contents.predictions))
-    focus = [key for key in dict.fromkeys([told.main, told.peer, ("phenotype-logistic", "")]) if key in contents.keys]
+    phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
+    focus = [key for key in dict.fromkeys([told.main, told.peer, *phenotypes]) if key in contents.keys]
     made = [
         Section("overall", "Over all target sites", tables=[overall]),
         Section("sites", "By target site", figures=[figures.forest(mean, scores, shown)], folded=sites),

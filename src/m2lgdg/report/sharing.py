@@ -16,7 +16,7 @@ import pandas as pd
 
 from m2lgdg.report.contents import RECORDS, read_contents
 from m2lgdg.storage import InputError, write_text
-from m2lgdg.study import explanation_path
+from m2lgdg.study.runner import explanation_path
 
 FOLDERS = re.compile(r"(?<![\w.~])(?:[A-Za-z]:\\|~?/)(?:[^\s'\"<>|:;,/\\]+[/\\])+")  # of a path that begins at a root or a home
 # A home's name may hold blanks, and its last part is who lives there, not a file.

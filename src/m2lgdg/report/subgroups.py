@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.metrics import THRESHOLD, auc
-from m2lgdg.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.report.operating import confusion, over_seeds
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError

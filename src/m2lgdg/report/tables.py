@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.metrics import PAPER_METRICS
-from m2lgdg.stats import cell_scores, macro_scores, paired_tests, site_scores, training_differences
 from m2lgdg.storage import InputError
+from m2lgdg.study.stats import cell_scores, macro_scores, paired_tests, site_scores, training_differences
 
 FEW = 5  # sites, over which a test or an interval says more of their number than of the method
 Format = Literal["text", "markdown", "latex", "csv"]

@@ -1,0 +1,91 @@
+"""`m2lgdg check`: what is wrong with a cohort, and who is included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from m2lgdg.commands import reading, terminal
+
+if TYPE_CHECKING:
+    from m2lgdg.data.check import Check
+
+
+def show_check(result: Check) -> None:
+    """The table by site and the findings, on the terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in result.sites.columns:
+        table.add_column(column, justify="left" if column == "site" else "right")
+    for row in result.sites.itertuples(index=False):
+        table.add_row(*(escape(str(value)) for value in row))
+    terminal.out.print(table)
+    terminal.out.print()
+    style = {"unusable": "bold red", "finding": "yellow", "note": "dim"}
+    for finding in result.findings:
+        terminal.out.print(f"[{style[finding.level]}]{finding.level:>8}[/] {escape(finding.text)}", soft_wrap=True)
+
+
+def write_check(result: Check, folder: Path) -> None:
+    """Included and excluded subjects, sites and findings as three tables."""
+    import pandas as pd
+
+    from m2lgdg.storage import write_texts
+
+    findings = pd.DataFrame([(each.level, each.text) for each in result.findings], columns=["level", "text"])
+    tables = {"inclusion": result.inclusion, "sites": result.sites, "findings": findings}
+    write_texts(folder, {f"{name}.csv": table.to_csv(index=False, lineterminator="\n") for name, table in tables.items()})
+
+
+@terminal.app.command()
+def check(
+    context: typer.Context,
+    path: reading.Source,
+    kind: reading.Kind = None,
+    atlas: reading.Atlas = None,
+    strategy: reading.Strategy = None,
+    quality_checked: reading.QualityChecked = False,
+    all_sites: reading.AllSites = False,
+    tr: reading.Tr = None,
+    participants: reading.Participants = None,
+    atlas_image: reading.AtlasImage = None,
+    atlas_labels: reading.AtlasLabels = None,
+    only: reading.Only = None,
+    site: reading.Site = None,
+    patient: reading.Patient = None,
+    control: reading.Control = None,
+    new_site: Annotated[bool, typer.Option("--new-site", help="the cohort is only to be predicted: one site is fine")] = False,
+    to: Annotated[Path | None, typer.Option("--out", help="folder for the lists (default: NAME-check)")] = None,
+) -> None:
+    """Say what is wrong with a cohort: a table by site, then a sentence for each finding.
+
+    Writes the list of included and excluded subjects with reasons. Exit code 0: usable, 1: usable with findings, 2: unusable.
+    """
+    from rich.markup import escape
+
+    from m2lgdg.data.check import check_cohort
+
+    cohort = reading.read_cohort(context, path, kind, "exclude")
+    result = check_cohort(cohort, new_site=new_site)
+    folder = to or Path(f"{reading.file_name(cohort)}-check")
+    write_check(result, folder)
+    terminal.out.print(f"[bold]{escape(repr(cohort))}[/]\n", soft_wrap=True)
+    show_check(result)
+    verdict = {0: "usable", 1: "usable, with findings", 2: "unusable"}[result.exit_code]
+    terminal.out.print(
+        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
+        soft_wrap=True,
+    )
+    if result.exit_code < 2 and path.is_dir():
+        drop = " --drop-bad" if any(one.reason.endswith(".") for one in cohort.excluded) else ""
+        terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {reading.file_name(cohort)}.cohort{drop}", soft_wrap=True)
+    if result.exit_code < 2 and path.is_file():
+        then = (
+            "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or a study of it: docs/studies.md"
+        )
+        terminal.out.print(f"Next: m2lgdg {then.format(escape(str(path)))}", soft_wrap=True, highlight=False)
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,49 @@
+"""`m2lgdg convert`: one compact file of a release or folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from m2lgdg.commands import reading, terminal
+
+
+@terminal.app.command()
+def convert(
+    context: typer.Context,
+    path: reading.Source,
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="the cohort file to write", show_default=False)],
+    kind: reading.Kind = None,
+    atlas: reading.Atlas = None,
+    strategy: reading.Strategy = None,
+    quality_checked: reading.QualityChecked = False,
+    all_sites: reading.AllSites = False,
+    tr: reading.Tr = None,
+    participants: reading.Participants = None,
+    atlas_image: reading.AtlasImage = None,
+    atlas_labels: reading.AtlasLabels = None,
+    only: reading.Only = None,
+    site: reading.Site = None,
+    patient: reading.Patient = None,
+    control: reading.Control = None,
+    half: Annotated[bool, typer.Option("--float16", help="half the size, 0.05 % error")] = False,
+    drop_bad: Annotated[
+        bool, typer.Option("--drop-bad", help="leave bad subjects out instead of stopping at the first")
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="an inclusion.csv of `check`, edited or not: keep its included")] = None,
+) -> None:
+    """Read a release or folder once and write it as one compact cohort file."""
+    from rich.markup import escape
+
+    cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
+    if keep is not None:
+        from m2lgdg.data.readers.tables import keep_included
+
+        cohort = keep_included(cohort, keep)
+    written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back: what is on disk is good
+    terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
+    size = to.stat().st_size / 1e6
+    terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
+    terminal.out.print(f"Next: m2lgdg check {escape(str(to))}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What do I have, and what is wrong with it: readers, atlases, checks, duplicates, leakage, synthetic cohorts."""

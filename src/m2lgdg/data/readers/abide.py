@@ -1,0 +1,152 @@
+"""ABIDE I of the Preprocessed Connectomes Project: `<FILE_ID>_rois_<atlas>.1D` files and its phenotype table.
+
+One of the readers behind `m2lgdg.read`. Files may lie flat, in pipeline/strategy folders or in a folder for each subject.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.data.atlases import roi_names
+from m2lgdg.data.readers import tables
+from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather, numbered_rois
+from m2lgdg.data.readers.text import read_table
+from m2lgdg.storage import InputError
+
+SERIES = re.compile(r"(?P<id>.+)_rois_(?P<atlas>[A-Za-z0-9]+)\.1D$")
+PIPELINES = ("cpac", "ccs", "dparsf", "niak")
+STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal")
+# What passes for each rater: with these, 871 of the release's 1,035 remain, the subset that most papers use.
+RATINGS = {"qc_rater_1": ("OK",), "qc_anat_rater_2": ("OK", "maybe"), "qc_func_rater_2": ("OK", "maybe")}
+RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
+INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
+
+# Repetition times of the scan protocols in seconds; the files do not carry them. The upper edge of the 0.01-0.1 Hz band in
+# the filtered series confirms each (tests/test_abide_real.py). CMU has two protocols, which only the FILE_ID tells apart.
+TR = {"LEUVEN": 5 / 3, "KKI": 2.5, "MAX_MUN": 3.0, "OHSU": 2.5, "OLIN": 1.5, "PITT": 1.5, "SBL": 2.2, "UCLA": 3.0}
+TR |= dict.fromkeys(("CALTECH", "CMU", "NYU", "SDSU", "STANFORD", "TRINITY", "UM", "USM", "YALE"), 2.0)
+
+
+def matches(path: Path) -> bool:
+    """Whether a folder looks like this release."""
+    return _table_path(path) is not None or any(path.glob("**/*_rois_*.1D"))
+
+
+def read(
+    path: Path,
+    *,
+    atlas: str | None = None,
+    strategy: str | None = None,
+    quality_checked: bool = False,
+    on_bad: OnBad = "stop",
+    progress: Progress | None = None,
+) -> Cohort:
+    """The subjects that have both a phenotype row and a series file.
+
+    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed where the folder holds several;
+    `quality_checked` keeps those whom the release's raters passed.
+    """
+    table_path = _table_path(path)
+    if table_path is None:
+        raise InputError(f"{path} has no phenotype table (Phenotypic_V1_0b_preprocessed1.csv).")
+    table = tables.read_text_table(table_path, ",")
+    tables.need_columns(table, ("FILE_ID", "SITE_ID", "DX_GROUP", *INPUTS.values()), table_path)
+    without_file = table[table["FILE_ID"].isin(("", "no_filename"))]
+    table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
+
+    tables.sites(table, "SITE_ID", table_path)  # which stops at a subject without
+    atlas, strategy, files = _choose(path, atlas, strategy)
+    excluded = [
+        Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
+    ]
+    excluded += [
+        Exclusion(one, table.at[one, "SITE_ID"], "listed but no series file") for one in table.index if one not in files
+    ]
+    unlisted = sorted(set(files) - set(table.index))
+    if unlisted and on_bad == "stop":
+        raise InputError(f"{files[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
+    excluded += [Exclusion(one, "", "series file but not listed") for one in unlisted]
+    table = table.loc[[one for one in table.index if one in files]]
+    if quality_checked:
+        tables.need_columns(table, RATINGS, table_path)
+        failed = table[~table[list(RATINGS)].isin(RATINGS).all(axis=1)]
+        excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
+        table = table.drop(failed.index)
+
+    found = [Found(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
+    gathered = gather(found, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
+    table = table.loc[[each.subject for each in gathered.found]]
+    labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
+    return Cohort(
+        series=gathered.series,
+        subjects=table.index.to_numpy(),
+        sites=table["SITE_ID"].to_numpy(),
+        labels=labels,
+        rois=gathered.rois,
+        phenotypes=_phenotypes(table, table_path),
+        inputs=tuple(INPUTS),
+        tr=np.array([_repetition_time(one, site) for one, site in table["SITE_ID"].items()]),
+        atlas=atlas,
+        name="abide",
+        excluded=tuple(sorted(excluded + gathered.excluded)),
+        notes=(f"atlas {atlas}, strategy {strategy}", note, "TR from the sites' scan protocols"),
+    )
+
+
+def _repetition_time(subject: str, site: str) -> float:
+    return 1.5 if subject.startswith("CMU_b_") else TR.get(re.sub(r"_[12]$", "", site), np.nan)
+
+
+def _table_path(path: Path) -> Path | None:
+    return min(path.glob("Phenotypic_V1_0b*.csv"), default=None)
+
+
+def _choose(path: Path, atlas: str | None, strategy: str | None) -> tuple[str, str, dict[str, Path]]:
+    """The series files of one atlas and one strategy, by FILE_ID."""
+    groups: dict[tuple[str, str], dict[str, Path]] = {}
+    for file in sorted(path.glob("**/*_rois_*.1D")):
+        match = SERIES.match(file.name)
+        if match:
+            group = groups.setdefault((match["atlas"], _strategy_of(file.parent.relative_to(path))), {})
+            if match["id"] in group:
+                raise InputError(f"{file}: subject {match['id']} has a second series file, {group[match['id']]}.")
+            group[match["id"]] = file
+    if not groups:
+        raise InputError(f"{path} has no series files (<FILE_ID>_rois_<atlas>.1D).")
+    wanted = [key for key in groups if atlas in (None, key[0]) and (strategy is None or f"/{key[1]}".endswith(f"/{strategy}"))]
+    if len(wanted) != 1:
+        what = "none of" if not wanted else "several of"
+        have = "; ".join(f"atlas {each[0]}, strategy {each[1] or '(flat)'}" for each in sorted(wanted or groups))
+        asked = f"atlas {atlas or 'not given'}, strategy {strategy or 'not given'}"
+        raise InputError(f"{path}: {asked} fits {what} what is there: {have}.")
+    (key,) = wanted
+    return key[0], key[1] or "not known", groups[key]
+
+
+def _strategy_of(folder: Path) -> str:
+    return "/".join(part for part in folder.parts if part in PIPELINES + STRATEGIES)
+
+
+def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
+    header, series = read_table(file)
+    if header is None:
+        return numbered_rois(series.shape[1]), series
+    if len(header) != series.shape[1]:
+        raise InputError(f"{file}: the header names {len(header)} ROIs but the lines have {series.shape[1]} columns.")
+    return roi_names(tuple(header), atlas), series
+
+
+def _phenotypes(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path)}
+    for name, column in INPUTS.items():
+        if name != "sex":
+            values = tables.numeric(table, column, path)
+            columns[name] = np.where(values > 0, values, np.nan)
+    unnamed = [name for name in table.columns if name.startswith("Unnamed")]
+    columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, "X", "subject", "FILE_ID", "SITE_ID"})
+    return pd.DataFrame(columns, index=table.index)

@@ -1,0 +1,181 @@
+"""Reads the series files of a release in parallel and brings them to one ROI order.
+
+Every reader ends here: it finds out who is where, `gather` reads, checks each series and says what was left out and why.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Exclusion, series_defect
+from m2lgdg.storage import InputError
+
+Rois = tuple[str, ...]
+Series = npt.NDArray[np.float32]
+Load = Callable[[Path], tuple[Rois, Series]]
+Progress = Callable[[int, int], None]
+OnBad = Literal["stop", "exclude"]
+
+
+class Found(NamedTuple):
+    """A subject and the file with its series."""
+
+    subject: str
+    site: str
+    path: Path
+
+
+class Gathered(NamedTuple):
+    """The readable subjects with their series in one ROI order, and those left out."""
+
+    found: list[Found]
+    series: list[Series]
+    rois: Rois
+    excluded: list[Exclusion]
+
+
+def gather(
+    found: Sequence[Found], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
+) -> Gathered:
+    """Read all files in threads, sorted by subject; a bad one stops the reading, or is excluded with its reason.
+
+    `table` is where the subjects are listed, to be named should none of them have a file.
+    """
+    if on_bad not in ("stop", "exclude"):
+        raise InputError(f"on_bad is 'stop' or 'exclude', not {on_bad!r}.")
+    if not found:
+        raise InputError(f"{table}: no listed subject has a series file.")
+    found = sorted(found)
+    loaded: list[tuple[Rois, Series] | InputError] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, one in enumerate(pool.map(lambda each: _try(load, each), found), start=1):
+            if isinstance(one, InputError) and on_bad == "stop":
+                pool.shutdown(cancel_futures=True)
+                raise one
+            loaded.append(one)
+            if progress:
+                progress(done, len(found))
+    return _one_order(found, loaded, on_bad)
+
+
+def _try(load: Load, one: Found) -> tuple[Rois, Series] | InputError:
+    try:
+        rois, series = load(one.path)
+        defect = series_defect(series, rois)
+        return InputError(f"{one.path}: subject {one.subject}: {defect}.") if defect else (rois, series)
+    except InputError as error:
+        return error
+
+
+def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | InputError], on_bad: OnBad) -> Gathered:
+    orders = Counter(one[0] for one in loaded if not isinstance(one, InputError))
+    if not orders:
+        raise next(one for one in loaded if isinstance(one, InputError))
+    rois = orders.most_common(1)[0][0]
+    result = Gathered([], [], rois, [])
+    for each, one in zip(found, loaded, strict=True):
+        placed = one if isinstance(one, InputError) else _matched(each, *one, rois)
+        if isinstance(placed, InputError):
+            if on_bad == "stop":
+                raise placed
+            reason = str(placed).replace(f"{each.path.parent}{os.sep}", "")  # cohorts are shared, folder names are not
+            result.excluded.append(Exclusion(each.subject, each.site, reason))
+        else:
+            placed.flags.writeable = False  # so that the cohort takes it without a copy
+            result.found.append(each)
+            result.series.append(placed)
+    return result
+
+
+def _matched(each: Found, own: Rois, series: Series, rois: Rois) -> Series | InputError:
+    """The series with its columns matched by ROI name to the order of the others."""
+    if own == rois:
+        return series
+    where = f"{each.path}: subject {each.subject}"
+    if len(own) != len(rois):
+        return InputError(f"{where}: {len(own)} ROI columns where the other subjects have {len(rois)}.")
+    position = {name: i for i, name in enumerate(own)}
+    absent = next((name for name in rois if name not in position), None)
+    if absent is not None:
+        return InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
+    return np.ascontiguousarray(series[:, [position[name] for name in rois]])
+
+
+def numbered_rois(count: int) -> Rois:
+    """Names for ROIs that no file names: 1, 2, 3 ..."""
+    return tuple(str(i + 1) for i in range(count))
+
+
+def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    """Names (None where the file has none) and the numbers of a .npy, .mat or text file; nothing that needs pickle."""
+    if path.suffix == ".mat":
+        return None, load_mat(path, variable)
+    try:
+        return parse_array(path, path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
+
+
+def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    """Names and numbers of the content of a .npy or text file; of the path only the name matters."""
+    from m2lgdg.data.readers.text import parse_table
+
+    return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
+
+
+def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if dtype.hasobject:
+            raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
+        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is taken for it
+            raise InputError(f"{path} is not a readable .npy file: it claims shape {shape}, for which it is too short.")
+        file.seek(0)
+        array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
+    except InputError:
+        raise
+    except Exception:  # a damaged header leads numpy into tokenizer, syntax and memory errors too
+        raise InputError(f"{path} is not a readable .npy file.") from None
+    return _as_table(array, path)
+
+
+def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
+    """One 2-D variable of a MATLAB file; the only one where none is named."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, variable_names=None if variable is None else [variable])
+    except NotImplementedError:
+        raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except Exception as error:  # a damaged file leads scipy and zlib into errors of any type
+        raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
+    names = [name for name in content if not name.startswith("__")]
+    if variable is not None and variable not in names:
+        raise InputError(f"{path} has no variable {variable}.")
+    if variable is None and len(names) != 1:
+        raise InputError(f"{path} has {len(names)} variables ({', '.join(names)}); name one in dataset.toml: variable = ...")
+    return _as_table(np.asarray(content[variable or names[0]]), path)
+
+
+def _as_table(array: npt.NDArray[Any], path: Path) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{path} holds {array.dtype} values, not real numbers.")
+    if array.ndim != 2:
+        raise InputError(f"{path} has shape {array.shape}, not (time, roi).")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)

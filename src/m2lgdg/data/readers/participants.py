@@ -1,0 +1,112 @@
+"""A participants.tsv as BIDS and most labs have it: who, which site, which label, which phenotypes.
+
+Used by the `bids` and `folder` readers. Columns are found by their usual names unless named; every choice is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.cohort import UNKNOWN
+from m2lgdg.data.readers import tables
+from m2lgdg.storage import InputError
+
+INPUTS = ("sex", "age", "education")
+
+
+class Participants(NamedTuple):
+    """One row a subject, in the file's order."""
+
+    subjects: list[str]
+    sites: npt.NDArray[np.str_]
+    labels: npt.NDArray[np.int8]
+    tr: npt.NDArray[np.float64]
+    phenotypes: pd.DataFrame
+    inputs: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_participants(
+    path: Path,
+    *,
+    columns: Mapping[str, str] = {},
+    patient: Sequence[str] = (),
+    control: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    inputs: Sequence[str] | None = None,
+    site: str | None = None,
+    advice: str = "",
+) -> Participants:
+    """Read the table; `columns` names the column of a role, `site` stands in where there is no site column.
+
+    `advice` tells the user of a reader how to code labels that are not known.
+    """
+    table = tables.read_text_table(path, "," if path.suffix == ".csv" else "\t")
+    roles = {role: columns.get(role) or tables.find_column(table, role) for role in tables.ALIASES}
+    tables.need_columns(table, [name for name in roles.values() if name], path)
+    if roles["subject"] is None:
+        raise InputError(f"{path} has no column for the subject ({', '.join(tables.ALIASES['subject'])}).")
+    table = tables.index_by_subject(table, roles["subject"], path)
+    if not len(table):
+        raise InputError(f"{path} lists no subject.")
+    bare = [code.lower().removesuffix(".0") for code in missing]
+    codes = (*tables.MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # a column with gaps is often written as floats
+    notes = [f"{role} from column {name}" for role, name in roles.items() if name and role != "label"]
+    labels, note = np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: the subjects are unlabelled"
+    if roles["label"]:
+        labels, note = tables.labels(table, roles["label"], path, patient, control, codes, advice)
+    named = {role: name for role, name in roles.items() if name}
+    phenotypes = _phenotypes(table, named, path, codes)
+    chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
+    for name in chosen:
+        if name not in phenotypes:
+            raise InputError(f"{path}: input {name} is neither a column nor one of {', '.join(INPUTS)}.")
+        if phenotypes[name].dtype != np.float64:
+            phenotypes[name] = tables.numeric(table, name, path, codes)  # says which subject holds text
+    return Participants(
+        subjects=[str(one) for one in table.index],
+        sites=_sites(table, roles["site"], site, path),
+        labels=labels,
+        tr=_repetition_times(table, roles["tr"], path, codes),
+        phenotypes=phenotypes,
+        inputs=tuple(chosen),
+        notes=(*notes, note),
+    )
+
+
+def _repetition_times(table: pd.DataFrame, column: str | None, path: Path, codes: Sequence[str]) -> npt.NDArray[np.float64]:
+    if column is None:
+        return np.full(len(table), np.nan)
+    seconds = tables.numeric(table, column, path, codes)
+    wrong = np.flatnonzero(seconds <= 0)
+    if len(wrong):
+        raise InputError(f"{path}: subject {table.index[wrong[0]]}, column {column}: a TR of {seconds[wrong[0]]:g} s.")
+    return seconds
+
+
+def _sites(table: pd.DataFrame, column: str | None, site: str | None, path: Path) -> npt.NDArray[np.str_]:
+    if column is None:
+        if site is None:
+            raise InputError(f"{path} has no column for the site ({', '.join(tables.ALIASES['site'])}).")
+        return np.array([site] * len(table), dtype=np.str_)  # np.full would keep the first letter only
+    return tables.sites(table, column, path)
+
+
+def _phenotypes(table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]) -> pd.DataFrame:
+    columns: dict[str, object] = {}
+    if "sex" in roles:
+        columns["sex"] = tables.sex(table, roles["sex"], path, codes)
+    if "age" in roles:
+        age = tables.numeric(table, roles["age"], path, codes)
+        columns["age"] = np.where(age > 0, age, np.nan)
+    if "education" in roles:
+        education = tables.numeric(table, roles["education"], path, codes)
+        columns["education"] = np.where(education >= 0, education, np.nan)
+    columns |= tables.other_columns(table, {*roles.values(), *columns}, codes)
+    return pd.DataFrame(columns, index=table.index)

@@ -1,0 +1,178 @@
+"""REST-meta-MDD: `ROISignals_S<site>-<group>-<number>.mat` files and the consortium's phenotype workbook.
+
+One of the readers behind `m2lgdg.read`. A file holds the columns of several atlases side by side; the id holds site and label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.data.atlases import regions
+from m2lgdg.data.readers import tables
+from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather, load_mat, numbered_rois
+from m2lgdg.storage import InputError
+
+SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
+SHEETS = {"MDD": 1, "Controls": 0}
+INPUTS = {"sex": "Sex", "age": "Age", "education": "Education (years)"}
+WIDTHS = (1568, 1833, 2233)  # columns of a file in the older, the released and the newer DPARSF
+COLUMNS = {  # first and last column, counted from 1
+    "aal": (1, 116),
+    "harvard-oxford-cortical": (117, 212),
+    "harvard-oxford-subcortical": (213, 228),
+    "harvard-oxford": (117, 228),
+    "craddock200": (229, 428),
+    "zalesky980": (429, 1408),
+    "dosenbach160": (1409, 1568),
+    "power264": (1570, 1833),
+    "schaefer400": (1834, 2233),
+}
+PAPER_STRATEGY = "FunImgARCWF"
+LEFT_OUT = {
+    "S4": "site left out: its subjects are those of S14 again",
+    "S5": "site left out: no time courses",
+    "S19": "site left out: no time courses",
+}
+
+
+def matches(path: Path) -> bool:
+    """Whether a folder looks like this release."""
+    return any(path.glob("**/ROISignals_S*.mat"))
+
+
+def read(
+    path: Path,
+    *,
+    atlas: str = "aal",
+    strategy: str | None = None,
+    exclude_sites: Iterable[str] = tuple(LEFT_OUT),
+    tr: float | None = None,
+    on_bad: OnBad = "stop",
+    progress: Progress | None = None,
+) -> Cohort:
+    """The subjects that have both a phenotype row and a series file, without the sites 4, 5 and 19 unless asked for.
+
+    `strategy` names the folder where there are several: FunImgARCWF (the paper's, and the default among several), or
+    FunImgARglobalCWF with global signal regression.
+    """
+    if atlas not in COLUMNS:
+        raise InputError(f"atlas {atlas} is not known; REST-meta-MDD files hold {', '.join(COLUMNS)}.")
+    book = _workbook(path)
+    table = _phenotypes(book)
+    folder, files = _files(path, strategy)
+    left_out = _sites(exclude_sites)
+    excluded = []
+    for subject, row in table.iterrows():
+        if row["site"] in left_out:
+            excluded.append(Exclusion(subject, row["site"], LEFT_OUT.get(row["site"], "site left out by the user")))
+        elif subject not in files:
+            excluded.append(Exclusion(subject, row["site"], "listed but no series file"))
+    for subject in sorted(set(files) - set(table.index)):
+        site = subject.split("-")[0]
+        if site in left_out:
+            excluded.append(Exclusion(subject, site, LEFT_OUT.get(site, "site left out by the user")))
+        elif on_bad == "stop":
+            raise InputError(f"{files[subject]}: subject {subject} is not in column ID of {book}.")
+        else:
+            excluded.append(Exclusion(subject, site, "series file but not listed"))
+    gone = {each.subject for each in excluded}
+    found = [Found(one, table.at[one, "site"], files[one]) for one in table.index if one not in gone]
+    gathered = gather(found, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
+    table = table.loc[[each.subject for each in gathered.found]]
+    return Cohort(
+        series=gathered.series,
+        subjects=table.index.to_numpy(),
+        sites=table["site"].to_numpy(),
+        labels=table["label"].to_numpy(),
+        rois=gathered.rois,
+        phenotypes=table.drop(columns=["site", "label"]),
+        inputs=tuple(INPUTS),
+        tr=np.array(np.nan if tr is None else tr),
+        atlas=atlas,
+        name="rest-meta-mdd",
+        excluded=tuple(sorted(excluded + gathered.excluded)),
+        notes=(f"atlas {atlas}, folder {folder}", "site and label from the id: group 1 = patient, 2 = control"),
+    )
+
+
+def _sites(names: Iterable[str]) -> set[str]:
+    sites = {names} if isinstance(names, str) else set(names)
+    wrong = next((site for site in sorted(sites) if not re.fullmatch(r"S\d+", site)), None)
+    if wrong is not None:
+        raise InputError(f"exclude_sites: {wrong!r} is no site of REST-meta-MDD, which are named S1, S2 ...")
+    return sites
+
+
+def _workbook(path: Path) -> Path:
+    books = sorted(file for file in path.glob("**/*.xlsx") if not file.name.startswith("~"))
+    if not books:
+        raise InputError(f"{path} has no phenotype workbook (REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx).")
+    if len(books) > 1:
+        raise InputError(f"{path} has several workbooks: {', '.join(book.name for book in books)}; keep the phenotypes' alone.")
+    return books[0]
+
+
+def _phenotypes(book: Path) -> pd.DataFrame:
+    """Both sheets as one table by subject: site, label, the three inputs and whatever else a sheet holds."""
+    parts = []
+    for sheet, label in SHEETS.items():
+        table = tables.read_sheet(book, sheet)
+        tables.need_columns(table, ("ID", *INPUTS.values()), book)
+        table = tables.index_by_subject(table[table["ID"] != ""], "ID", book)
+        places = [_parts(subject, book) for subject in table.index]
+        wrong = next((one for one, place in zip(table.index, places, strict=True) if place[1] != label), None)
+        if wrong is not None:
+            raise InputError(f"{book}, sheet {sheet}: the group in the id of subject {wrong} says otherwise.")
+        age, education = (tables.numeric(table, INPUTS[name], book) for name in ("age", "education"))
+        columns: dict[str, object] = {
+            "site": [site for site, _ in places],
+            "label": label,
+            "sex": tables.sex(table, INPUTS["sex"], book),
+            "age": np.where(age > 0, age, np.nan),
+            "education": np.where(education >= 0, education, np.nan),  # zero years at school are valid
+        }
+        parts.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
+    both = pd.concat(parts)
+    if both.index.has_duplicates:
+        raise InputError(f"{book}: subject {both.index[both.index.duplicated()][0]} is listed on both sheets.")
+    return both
+
+
+def _parts(subject: str, where: Path) -> tuple[str, int]:
+    match = SUBJECT.match(subject)
+    if match is None:
+        raise InputError(f"{where}: id {subject!r} is not of the form S<site>-<1 or 2>-<number>.")
+    return match["site"], 1 if match["group"] == "1" else 0
+
+
+def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, Path]]:
+    folders: dict[Path, dict[str, Path]] = {}
+    for file in sorted(path.glob("**/ROISignals_S*.mat")):
+        folders.setdefault(file.parent, {})[file.stem.removeprefix("ROISignals_")] = file
+    if not folders:
+        raise InputError(f"{path} has no series files (ROISignals_S<site>-<group>-<number>.mat).")
+    ending = strategy or (PAPER_STRATEGY if len(folders) > 1 else "")
+    wanted = [folder for folder in folders if folder.name.endswith(ending)]
+    if len(wanted) != 1:
+        have = ", ".join(str(folder.relative_to(path)) for folder in folders)
+        raise InputError(f"{path}: strategy {ending} fits {len(wanted) or 'none'} of the folders {have}.")
+    return wanted[0].name, folders[wanted[0]]
+
+
+def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
+    signals = load_mat(file, "ROISignals")
+    first, last = COLUMNS[atlas]
+    width = signals.shape[1]
+    if width not in WIDTHS:
+        raise InputError(f"{file}: {width} columns, where a release file has {', '.join(map(str, WIDTHS))}.")
+    if last > width:
+        raise InputError(f"{file}: {width} columns, but atlas {atlas} needs columns {first} to {last}.")
+    known = regions(atlas)
+    rois = numbered_rois(last - first + 1) if known is None else tuple(known["name"])
+    return rois, np.ascontiguousarray(signals[:, first - 1 : last])

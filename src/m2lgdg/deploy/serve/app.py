@@ -1,0 +1,237 @@
+"""The web around one model: a form, an answer, and a guard that lets nobody else's page or machine in.
+
+`m2lgdg serve` runs it. Everything stays in memory: no file, no log of what was sent, one computation at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
+from importlib.resources import files
+from typing import Any
+
+import anyio
+from jinja2 import Environment
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from m2lgdg.deep import DeepMethod
+from m2lgdg.deploy.serve.answer import Answer, answer
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject
+from m2lgdg.method import Method
+from m2lgdg.storage import InputError, one_line
+
+ENVELOPE = 2**16  # bytes of a form beside its file
+LONGEST_FIELD = 200
+AT_ONCE = 4  # requests that are read, computed or waiting: each may hold a file in memory
+PATIENCE = 60.0  # seconds for a form to arrive
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MEGABYTES = LARGEST // 2**20
+TOO_LARGE = f"The file is larger than the {MEGABYTES} MB that are taken."
+
+
+class Refused(Exception):
+    """A form that cannot be answered: a sentence for the page, and the status that goes with it."""
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.sentence, self.status = sentence, status
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 2 * LARGEST  # starlette would put a file above 1 MB on disk
+
+    def close(self) -> None:
+        """Let go of every file; starlette does so only where parsing fails."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
+
+class Desk:
+    """Shows the form and answers it, with one fitted method."""
+
+    def __init__(self, fitted: Method, patience: float = PATIENCE) -> None:
+        self.fitted, self.patience = fitted, patience
+        self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
+        self.inside, self.turn = 0, anyio.Lock()
+        self.page, self.policy = _page()
+
+    async def show(self, request: Request) -> Response:
+        """The empty form."""
+        return self._respond({}, status=200)
+
+    async def reply(self, request: Request) -> Response:
+        """The form with an answer, or with a sentence that says why there is none."""
+        if self.inside >= AT_ONCE:
+            return self._respond({}, "Others are being answered; try again in a moment.", status=503)
+        self.inside += 1
+        try:
+            return await self._reply(request)
+        finally:
+            self.inside -= 1
+
+    async def _reply(self, request: Request) -> Response:
+        words: dict[str, str] = {}
+        try:
+            name, content, words = await self._form(request)
+            async with self.turn:
+                found = await anyio.to_thread.run_sync(self._compute, name, content, words, abandon_on_cancel=True)
+            return self._respond(words, found=found, status=200)
+        except Refused as error:
+            return self._respond(words, error.sentence, status=error.status)
+        except InputError as error:
+            return self._respond(words, f"{one_line(error)}.", status=422)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
+        except Exception as error:  # its message or traceback may hold what was uploaded, so only its kind is told
+            return self._respond(words, f"This could not be computed ({type(error).__name__}).", status=500)
+
+    def _compute(self, name: str, content: bytes, words: Mapping[str, str]) -> Answer:
+        phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
+        subject = one_subject(self.fitted, name, content, phenotypes, words.get("tr", ""))
+        return answer(self.fitted, subject, explained="explain" in words)
+
+    async def _form(self, request: Request) -> tuple[str, bytes, dict[str, str]]:
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise Refused("The form must be sent as multipart/form-data.", 415)
+        declared = request.headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared[:20]) > LARGEST + ENVELOPE:
+            raise Refused(TOO_LARGE, 413)
+        parser = _InMemory(
+            request.headers, _bounded(request), max_files=1, max_fields=len(self.names) + 2, max_part_size=LONGEST_FIELD
+        )
+        try:
+            with anyio.fail_after(self.patience):
+                file, words = self._parts(await parser.parse())
+                return file.filename or "", await file.read(), words
+        except TimeoutError:
+            raise Refused("The upload took too long.", 408) from None
+        except MultiPartException as error:
+            raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
+        finally:
+            parser.close()
+
+    def _parts(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
+        words: dict[str, str] = {}
+        file = None
+        for key, value in form.multi_items():
+            if key == "series" and isinstance(value, UploadFile) and file is None:
+                file = value
+            elif (key in ("tr", "explain") or key in self.names) and isinstance(value, str) and key not in words:
+                words[key] = value
+            else:
+                raise Refused(f"The form has a part {key[:40]!r} that does not belong there.")
+        if file is None or not (file.filename or file.size):
+            raise Refused("Choose a file with the ROI series first.", 422)
+        if (file.size or 0) > LARGEST:
+            raise Refused(TOO_LARGE, 413)
+        return file, words
+
+    def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, found: Answer | None = None) -> Response:
+        facts = self.fitted.facts_
+        sites = facts.get("source", {}).get("sites", {})
+        asked = [(field, field_of(name), words.get(field, "")) for field, name in self.names.items()]
+        text = self.page.render(
+            method=self.fitted.name,
+            subjects=sum(sum(site.values()) for site in sites.values()),
+            sites=len(sites),
+            rois=len(facts["rois"]),
+            atlas=facts["atlas"],
+            asked=[*asked, ("tr", TR, words.get("tr", ""))],
+            suffixes=SUFFIXES,
+            explain=not words or "explain" in words,
+            network=isinstance(self.fitted, DeepMethod),
+            largest=LARGEST,
+            megabytes=MEGABYTES,
+            sentence=sentence,
+            found=found,
+            drawn=Markup,
+        )
+        return HTMLResponse(text, status, {"Content-Security-Policy": self.policy})
+
+
+async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body in pieces, given up as soon as it is too long, whatever was declared."""
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > LARGEST + ENVELOPE:
+            raise Refused(TOO_LARGE, 413)
+        yield piece
+
+
+class Guard:
+    """Before the desk: only this machine, only this page; and headers that let nothing in, out or be kept."""
+
+    HEADERS: tuple[tuple[bytes, bytes], ...] = (
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"DENY"),
+        (b"referrer-policy", b"same-origin"),  # without any, a browser would send `Origin: null` with our own form
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+    )
+    POLICY = b"default-src 'none'; frame-ancestors 'none'"
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it unread."""
+        if scope["type"] != "http":
+            raise RuntimeError("only HTTP is served")
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                held = {name for name, _ in message["headers"]}
+                policy = [] if b"content-security-policy" in held else [(b"content-security-policy", self.POLICY)]
+                message = {**message, "headers": [*message["headers"], *self.HEADERS, *policy]}
+            await send(message)
+
+        refused = _refused(scope["method"], Headers(scope=scope))
+        await (refused or self.app)(scope, receive, sealed)
+
+
+def _refused(method: str, headers: Headers) -> Response | None:
+    hosts = headers.getlist("host")
+    if len(hosts) != 1 or _without_port(hosts[0]) not in HOSTS:  # another name that leads here is a rebinding attack
+        return PlainTextResponse("This page answers to 127.0.0.1 and localhost only.\n", 421)
+    origin, site = headers.get("origin", f"http://{hosts[0]}"), headers.get("sec-fetch-site", "none")
+    if method not in ("GET", "HEAD") and (origin != f"http://{hosts[0]}" or site not in ("same-origin", "none")):
+        return PlainTextResponse("A form of another page is not answered.\n", 403)
+    return None
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdecimal() else host.lower()
+
+
+def _page() -> tuple[Any, str]:
+    """The template with its style and script inside, and the policy that lets the browser use these and nothing else."""
+    here, report = files("m2lgdg.deploy.serve"), files("m2lgdg.report")
+    style = (report / "page.css").read_text(encoding="utf-8") + (here / "page.css").read_text(encoding="utf-8")
+    script = (here / "page.js").read_text(encoding="utf-8")
+    allowed = {"style-src": style, "script-src": script}
+    parts = [
+        f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for kind, text in allowed.items()
+    ]
+    policy = ["default-src 'none'", *parts, "img-src data:", "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"]
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"style": Markup(style), "script": Markup(script)}
+    return environment.from_string((here / "page.html").read_text(encoding="utf-8")), "; ".join(policy)
+
+
+def make_app(fitted: Method, patience: float = PATIENCE) -> ASGIApp:
+    """The page of a fitted method, as an ASGI application."""
+    desk = Desk(fitted, patience)
+    routes = [Route("/", desk.show, methods=["GET"]), Route("/", desk.reply, methods=["POST"])]
+    return Guard(Starlette(routes=routes))

@@ -1,0 +1,261 @@
+"""`explain`: which ROIs, edges and phenotypes the decisions of a fitted method rest on.
+
+Comes after training: networks are explained by integrated gradients, linear methods by activation patterns. A study explains
+each cell it is asked to, and the report shows their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.devices import choose_device
+from m2lgdg.explain.explanation import Explanation, completeness_table, edge_table, gate_table, phenotype_table, roi_table
+from m2lgdg.explain.representation import MAP_COLUMNS, read_representation
+from m2lgdg.method import Method
+from m2lgdg.methods.linear import Linear
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.storage import InputError
+
+Floats = npt.NDArray[np.float64]
+TOGETHER = 4  # subjects explained at a time
+AT_ONCE = 16  # points of their paths that pass a network at once: a large network holds 0.2 GB for each
+LOOSE = 0.1  # relative completeness error above which a reader must be warned
+BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
+GRADIENTS = "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions"
+PATTERNS = (
+    "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs or "
+    "phenotypes, times its share of the decision's variance"
+)
+CONTRIBUTIONS = (
+    "what each feature adds to the decision, its weight times its distance from a baseline, in logits; scores are mean sizes"
+)
+AVERAGE = "the mean of source, feature by feature"
+
+
+class _Found(NamedTuple):
+    """What either way of explaining leaves for the tables; a pattern stands as if it were of one subject."""
+
+    rois: dict[str, Floats]  # (subject, roi) by feature
+    edges: dict[str, Floats]  # (2, roi, roi) by feature: size and direction
+    phenotypes: Floats  # (subject, input), signed
+    gate: Floats  # (subject, weight)
+    change: Floats  # (subject, 2): of the decision from the baseline, and what is attributed of it
+
+
+def explain(
+    fitted: Method,
+    cohort: Cohort,
+    *,
+    steps: int = 64,
+    device: str = "cpu",
+    source: Cohort | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Explanation:
+    """Explain a fitted method's decisions on a cohort, best one of subjects it was not trained on.
+
+    With the `source` it was trained on, the map of a network's representation shows both, and probes read the source's.
+
+    A network that chooses by thresholds (windowed graphs, the strongest nodes) jumps along the path, and gradients do not
+    see jumps: its `completeness` is bad, and no number of `steps` mends it.
+    """
+    seen = fitted.visible(cohort)  # as for a prediction: no label, site or id can matter
+    if not len(cohort):
+        raise InputError(f"cohort {cohort.name} has no subjects, there is nothing to explain.")
+    if steps < 1:
+        raise InputError(f"integrated gradients need at least one step, not {steps}.")
+    about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
+    points = pd.DataFrame(columns=list(MAP_COLUMNS))
+    if isinstance(fitted, DeepMethod):
+        found = _through_network(fitted, seen, steps, choose_device(device), progress)
+        about |= {"scores": GRADIENTS, "steps": steps, "baseline": BASELINE}
+        if hasattr(fitted.network(), "parts"):  # a method of a user's own may have none
+            points, about["readability"] = read_representation(fitted, cohort, source)
+    elif isinstance(fitted, Linear):
+        found = _patterns(fitted, seen)
+        about |= {"scores": PATTERNS, "steps": None, "baseline": None}
+    else:
+        raise InputError(f"method {fitted.name} has nothing to explain: it is neither a network nor a linear method.")
+    return _explanation(found, cohort, seen.inputs, points, about)
+
+
+def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Explanation:
+    """As `explain`, of one subject alone: a linear method, which has no pattern then, by what each feature adds."""
+    if not isinstance(fitted, Linear):
+        return explain(fitted, cohort, steps=steps)
+    seen = fitted.visible(cohort)
+    about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
+    about["baseline"] = AVERAGE
+    return _explanation(_contributions(fitted, seen), cohort, seen.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
+
+
+def _explanation(
+    found: _Found, cohort: Cohort, inputs: tuple[str, ...], points: pd.DataFrame, about: dict[str, Any]
+) -> Explanation:
+    return Explanation(
+        rois=roi_table(found.rois, cohort),
+        edges=edge_table(found.edges, cohort.rois),
+        phenotypes=phenotype_table(found.phenotypes, inputs),
+        gate=gate_table(found.gate, cohort),
+        completeness=completeness_table(found.change, cohort),
+        map=points,
+        about=about,
+    )
+
+
+def _through_network(
+    fitted: DeepMethod, cohort: Cohort, steps: int, device: torch.device, progress: Callable[[int, int], None] | None
+) -> _Found:
+    network = fitted.network().to(device).requires_grad_(False)
+    scaler = PhenotypeScaler.restore(tuple(fitted.facts_["inputs"]), fitted.state_, "scaler")
+    rois: dict[str, list[Floats]] = {}
+    edges: dict[str, Floats] = {}
+    phenotypes, gates, changes = [], [], []
+    for start in range(0, len(cohort), TOGETHER):
+        some = cohort.select(np.arange(start, min(start + TOGETHER, len(cohort))))
+        batch = fitted.make_batch(some, scaler, device)
+        attributed, change = integrated_gradients(network, batch, steps)
+        values = {name: value.double().cpu().numpy() for name, value in attributed.items()}
+        phenotypes.append(values.pop("phenotypes"))
+        for name, value in values.items():
+            matrices = _matrices(name, value, len(cohort.rois))
+            if matrices is None:
+                rois.setdefault(name, []).append(_over_time(name, value, len(cohort.rois)))
+            else:
+                rois.setdefault(name, []).append(_over_others(matrices[0]))
+                edges[name] = edges.get(name, 0.0) + matrices.sum(axis=1) / len(cohort)
+        gates.append(_gate(network, batch))
+        changes.append(change.double().cpu().numpy())
+        if progress:
+            progress(start + len(some), len(cohort))
+    parts = {name: np.concatenate(pieces) for name, pieces in rois.items()}
+    return _Found(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
+
+
+def integrated_gradients(network: nn.Module, batch: Batch, steps: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Attributions of the patient's logit minus the control's to every feature and to "phenotypes", from a baseline of zero.
+
+    Turned by the sign of the prediction it would be the margin of the predicted class: no absolute value changes by that.
+    Also returns, (subject, 2), the change of this decision from the baseline and the sum of the attributions.
+    """
+    from captum.attr import IntegratedGradients
+
+    inputs = dict(batch.features) | ({"phenotypes": batch.phenotypes} if batch.phenotypes.shape[1] else {})
+
+    def decision(*values: Tensor) -> Tensor:
+        seen, count = dict(zip(inputs, values, strict=True)), len(values[0])
+        phenotypes = seen.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
+        logits = network(Batch(seen, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
+        # An input that the network does not use must have a gradient too, of zero.
+        unused = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0) * 0.0
+        change: Tensor = logits[:, 1] - logits[:, 0] + unused
+        return change
+
+    given = tuple(value.float() for value in inputs.values())
+    found = IntegratedGradients(decision).attribute(given, n_steps=steps, internal_batch_size=max(AT_ONCE, len(batch)))
+    with torch.no_grad():
+        change = decision(*given) - decision(*(torch.zeros_like(value) for value in given))
+    attributed = {name: value.detach() for name, value in zip(inputs, found, strict=True)}
+    total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
+    return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)
+
+
+def _matrices(name: str, values: Floats, n: int) -> Floats | None:
+    """(2, subject, roi, roi) sizes and signed values of a connectivity feature, symmetric; None for another feature."""
+    if values.shape[1:] == (n * (n - 1) // 2,):
+        both = squares(values, n)
+    elif name != "series" and values.shape[1:] == (n, n):  # series may be as long as there are ROIs
+        both = values * (1 - np.eye(n))
+    else:
+        return None
+    pair = np.stack([np.abs(both), both])
+    return np.asarray((pair + pair.swapaxes(2, 3)) / 2)
+
+
+def squares(edges: Floats, n: int) -> Floats:
+    """(subject, edge) values above the diagonal, row by row -> (subject, roi, roi) symmetric, 0 on the diagonal."""
+    rows, columns = np.triu_indices(n, 1)
+    matrices = np.zeros((len(edges), n, n))
+    matrices[:, rows, columns] = matrices[:, columns, rows] = edges
+    return matrices
+
+
+def _over_others(sizes: Floats) -> Floats:
+    """(subject, roi, roi) -> (subject, roi): the mean over the other ROIs."""
+    return np.asarray(sizes.sum(axis=2) / (sizes.shape[1] - 1))
+
+
+def _over_time(name: str, values: Floats, n: int) -> Floats:
+    """(subject, roi) or (subject, roi, time) -> (subject, roi): the mean size."""
+    if values.ndim < 2 or values.shape[1] != n:
+        raise InputError(f"feature {name} of shape {values.shape[1:]} cannot be put on {n} ROIs, so it cannot be explained.")
+    return np.asarray(np.abs(values).reshape(len(values), n, -1).mean(axis=2))
+
+
+def _gate(network: Any, batch: Batch) -> Floats:
+    """(subject, weight) of the network's gate; no weights where it has none."""
+    with torch.no_grad():
+        parts = network.parts(batch) if hasattr(network, "parts") else {}
+    return np.asarray(parts["gate"].double().cpu()) if "gate" in parts else np.empty((len(batch), 0))
+
+
+def _patterns(fitted: Linear, cohort: Cohort) -> _Found:
+    n = len(cohort.rois)
+    features = {name: fitted._features(name, cohort) for name in fitted._weights()}
+    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # but for intercepts
+    decision = np.asarray(sum(parts.values()))
+    if len(cohort) < 3 or decision.std() == 0:
+        raise InputError(f"method {fitted.name} is explained by how subjects differ: at least three are needed who do.")
+    rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
+    for name, values in features.items():
+        pattern = activation_pattern(values, decision)
+        if name == "tangent":  # without its diagonal; in units of the sd, the scale of the off-diagonal is gone already
+            rows, columns = np.triu_indices(n)
+            pattern = pattern[rows != columns]
+        (_, common), (_, whole) = np.cov(parts[name], decision)
+        pattern *= max(common / whole, 0.0) / (np.abs(pattern).mean() or 1.0)
+        if name == "phenotypes":
+            phenotypes = pattern[None]
+        elif name == "amplitude":
+            rois[name] = np.abs(pattern)[None]
+        else:
+            matrix = squares(pattern[None], n)
+            rois[name], edges[name] = _over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
+    return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+
+
+def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
+    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
+    rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
+    for name in fitted._weights():
+        features = fitted._features(name, cohort) - fitted.state_[f"{name}.mean"]
+        added = slope * features * fitted.state_[f"{name}.weights"]  # (subject, feature)
+        if name == "phenotypes":
+            phenotypes = added
+        elif name == "amplitude":
+            rois[name] = np.abs(added)
+        else:
+            rows, columns = np.triu_indices(n, 0 if name == "tangent" else 1)
+            matrices = np.zeros((len(cohort), n, n))
+            matrices[:, rows, columns] = matrices[:, columns, rows] = added
+            rois[name] = _over_others(np.abs(matrices))
+            edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
+    return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+
+
+def activation_pattern(features: Floats, decision: Floats) -> Floats:
+    """(feature,) cov(feature, decision) / var(decision) of features in units of their sd; 0 where one does not vary.
+
+    What a decision reads off the features it may weigh heavily only to cancel noise; its pattern is where its signal lies.
+    """
+    away, centred = decision - decision.mean(), features - features.mean(axis=0)
+    spread = centred.std(axis=0)
+    return np.asarray(away @ (centred / np.where(spread > 1e-12, spread, np.inf)) / (away @ away))

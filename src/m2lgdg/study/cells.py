@@ -1,0 +1,116 @@
+"""The cells of a study: every method, variant, target and seed, each with a key that says all that can change its result.
+
+Made from a study file and a cohort; `study` runs the cells, and a record whose key is still the same need not be run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.method import make
+from m2lgdg.registry import load_methods
+from m2lgdg.splits import leave_one_site_out
+from m2lgdg.study.config import Study
+
+PACKAGE = Path(__file__).parents[1]
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # whose versions can change a prediction
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training and the target it is tested on; `fields` are all hyper-parameters, `key` says everything that matters."""
+
+    method: str
+    variant: str
+    target: str
+    seed: int
+    fields: dict[str, Any]
+    key: str
+    explain: int = 0  # steps of the path along which its decisions are explained; 0: they are not
+
+    def __str__(self) -> str:
+        return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
+
+
+def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
+    """All cells of a study, in the order of `predictions.csv`."""
+    targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
+    classes = load_methods(tuple(study.plugins))
+    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(tuple(study.plugins))]
+    cells = []
+    for name in study.methods:
+        seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
+        for variant, changes in _variants(study, name):
+            fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            steps = 0 if variant else _explained(study, name)
+            explained = [steps, explaining_code_version()] if steps else []
+            for target in targets:
+                for seed in seeds:
+                    told = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
+                    key = hashlib.sha256(told.encode()).hexdigest()[:24]
+                    cells.append(Cell(name, variant, target, seed, fields, key, steps))
+    return cells
+
+
+def distinct(cells: list[Cell]) -> list[Cell]:
+    """The trainings behind the cells: a variant that changes nothing and a sweep's default value are the method itself."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.key, cell)
+    return list(first.values())
+
+
+def _explained(study: Study, name: str) -> int:
+    """The steps by which a method is explained, or 0: variants and sweeps never are."""
+    asked = study.explain if isinstance(study.explain, bool) else name in study.explain
+    return study.explain_steps if asked else 0
+
+
+def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The method itself, its asked-for variants, and one for each value of a sweep."""
+    yield "", {}
+    have = load_methods()[name].variants
+    asked = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
+    for variant in asked:
+        if variant in have:
+            yield variant, dict(have[variant])
+    for key, values in study.sweep.get(name, {}).items():
+        for value in values:
+            yield f"{key}={value}", {key: value}
+
+
+@cache
+def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
+    """Hash of all that can change a prediction: modules of the root, `methods/` and `fast/`, plugins, numerical libraries."""
+    files = [*package.glob("*.py"), *(package / "methods").rglob("*.py"), *(package / "fast").rglob("*.py")]
+    return _hash_of(
+        sorted(files), [Path(plugin) for plugin in plugins], [f"{one} {installed_version(one)}" for one in LIBRARIES]
+    )
+
+
+@cache
+def explaining_code_version(package: Path = PACKAGE) -> str:
+    """Hash of the code that makes explanations."""
+    return _hash_of(sorted((package / "explain").rglob("*.py")))
+
+
+def installed_version(library: str) -> str:
+    """Version of an installed package, without importing it."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _hash_of(files: list[Path], plugins: Sequence[Path] = (), versions: Sequence[str] = ()) -> str:
+    parts = [(file.name, file.read_bytes()) for file in (*files, *plugins)]
+    content = json.dumps([*((name, hashlib.sha256(text).hexdigest()) for name, text in parts), *versions])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,0 +1,174 @@
+"""The folder of a study: which study it belongs to, who is writing to it now, and what lies beside the results.
+
+Taken by `study` for as long as it runs. A lock is held by the kernel for a process, so that it ends with the process, however
+that ends; its file only says who it is. Where the file system has no locks, studies run without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.data.leakage import leakage_checks
+from m2lgdg.method import make
+from m2lgdg.splits import leave_one_site_out
+from m2lgdg.storage import InputError, write_text
+from m2lgdg.study.cells import code_version, installed_version
+from m2lgdg.study.config import Study
+
+LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
+LEFT = re.compile(r"\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{8}")  # by a run that was killed while it wrote
+
+
+@contextlib.contextmanager
+def claimed(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: tuple[int, int]) -> Iterator[None]:
+    """The folder for this study and for nobody else who would run the same cells, until the block ends."""
+    about = _about(out, study, cohort, cohort_path)
+    _check_folder(out, about)  # before anything is put into it
+    with _one_at_a_time(out):
+        _check_folder(out, about)
+        _check_runs(out, shard)
+        path = out / ".lock-{}-of-{}".format(*shard)
+        handle = _opened(path)
+        _lock(handle)
+    try:
+        with contextlib.suppress(OSError):  # on a full disk; it is for others to read
+            os.write(handle, str(os.getpid()).encode())
+        with _one_at_a_time(out):
+            _describe(out, about, study, cohort)
+            if cohort_path != Path(study.cohort):  # a release folder is converted once, for all workers to map
+                cohort.save(cohort_path)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(out: Path) -> Iterator[None]:
+    """Runs that share a folder wait here for each other."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}.") from None
+    handle = _opened(out / ".lock")
+    try:
+        _lock(handle, wait=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"cannot write to {path.parent}: {error.strerror}.") from None
+
+
+def _lock(handle: int, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; False where another process has it."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # no locks here
+        pass
+    return True
+
+
+def _check_runs(out: Path, shard: tuple[int, int]) -> None:
+    """Refuse what another run is doing; what dead ones left is removed, their half-written files where nobody writes."""
+    alone = True
+    for path in [path for path in out.iterdir() if LOCK.fullmatch(path.name)]:
+        part, parts = map(int, LOCK.findall(path.name)[0])
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:  # it has just ended
+            continue
+        try:
+            if _lock(handle):
+                path.unlink(missing_ok=True)
+                continue
+            process = os.read(handle, 20).decode(errors="replace")
+        finally:
+            os.close(handle)
+        alone = False
+        if (part - shard[0]) % math.gcd(parts, shard[1]) == 0:  # some cell is in both
+            which = f"shard {part}/{parts}, process {process}" if parts > 1 else f"process {process}"
+            raise InputError(f"{out} is being written by another run ({which}); wait for its end, or choose another --out.")
+    if alone:
+        for path in [path for path in out.rglob(".*") if LEFT.fullmatch(path.name)]:
+            path.unlink(missing_ok=True)
+
+
+def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[str, Any]:
+    """The study with every default spelled out, as study.json has it."""
+    resolved = study.model_dump() | {
+        "cohort": os.path.relpath(cohort_path, out),
+        "kind": None,
+        "options": {},
+        "cohort_hash": cohort.hash,
+        "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
+        "inputs": list(cohort.inputs),
+        "method": {name: make(name, **study.method.get(name, {})).fields() for name in study.methods},
+        "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
+    }
+    about: dict[str, Any] = json.loads(json.dumps(resolved))
+    return about
+
+
+def _check_folder(out: Path, about: dict[str, Any]) -> None:
+    """Refuse a folder that holds another study, or something else."""
+    path = out / "study.json"
+    if path.is_file():
+        try:
+            there = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
+        for key in about:
+            if not isinstance(there, dict) or there.get(key) != about[key]:
+                advice = f"choose another --out (and --reuse {out} to take over the cells that both have)"
+                raise InputError(f"{out} belongs to another study, with another value of {key}; {advice}.")
+    elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):
+        raise InputError(f"{out} is not empty and holds no study; choose another --out.")
+
+
+def _is_ours(name: str) -> bool:
+    return name == ".lock" or bool(LOCK.fullmatch(name) or LEFT.fullmatch(name))
+
+
+def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) -> None:
+    """Write what the study is beside its results; a run that was killed in here left the first of these files only."""
+    if not (out / "study.json").is_file():
+        write_text(out / "study.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    if not (out / "inclusion.csv").is_file():
+        rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
+        rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
+        inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
+        write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
+    if not (out / "checks.json").is_file():
+        checks = leakage_checks(cohort, study.targets)
+        write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
+    if not (out / "environment.json").is_file():
+        write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
+
+
+def _environment(study: Study) -> dict[str, str]:
+    from platform import machine, python_version, system
+
+    packages = ("m2lgdg", "torch", "numpy", "scipy", "pandas", "scikit-learn", "nilearn")
+    versions = {"python": python_version(), "system": f"{system()} {machine()}", "code": code_version(tuple(study.plugins))}
+    return versions | {name: installed_version(name) for name in packages}

@@ -1,0 +1,125 @@
+"""Fast forms of networks give what the plain ones give: logits, losses and gradients, in training and in prediction."""
+
+import inspect
+
+import pytest
+import step
+import torch
+from torch import nn
+
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.fast import fast_form, plain_form
+from m2lgdg.fast import m2lgdg as fast_m2lgdg
+from m2lgdg.fast import ufa_net as fast_ufa_net
+from m2lgdg.methods import m2lgdg, plus, ufa_net
+from m2lgdg.methods.m2lgdg import M2LGDG
+
+torch.set_num_threads(1)
+ROIS, LENGTH, SUBJECTS = 9, 40, 10
+SIZES = {
+    **M2LGDG.variants["small"],
+    **{"length": LENGTH, "local_channels": (8, 16, 16), "local_strides": (1, 2, 1), "layers": 2, "fusion_layers": 2},
+}
+VARIANTS = ["M1", "M2", "C1", "C2", "C3", "C4"]
+
+
+def batch():
+    return step.made_up(SUBJECTS, ROIS, LENGTH)
+
+
+def shape(**fitted):
+    draw = torch.Generator().manual_seed(0)
+    adjacency = (torch.rand(ROIS, ROIS, generator=draw) > 0.5).float().numpy()
+    return Shape(ROIS, LENGTH, step.INPUTS, step.SITES, {"adjacency": adjacency, **fitted})
+
+
+def both(config, network_class, fitted=None):
+    """The plain network and the fast form of an equal one."""
+    networks = []
+    for form in (plain_form, fast_form):
+        torch.manual_seed(0)
+        networks.append(form(network_class(shape(**(fitted or {})), config)))
+    return networks
+
+
+def losses_and_gradients(config, network):
+    config.class_weight, config.epoch = torch.tensor([0.8, 1.4]), config.epochs - 1
+    terms = config.loss(network, batch())
+    sum(terms.values()).backward()
+    return terms, {name: value.grad for name, value in network.named_parameters()}
+
+
+def assert_equal_in_training(config, plain, fast):
+    terms, gradients = losses_and_gradients(config, plain.train())
+    fast_terms, fast_gradients = losses_and_gradients(config, fast.train())
+    assert terms.keys() == fast_terms.keys()
+    for name, value in terms.items():
+        torch.testing.assert_close(fast_terms[name], value, rtol=1e-5, atol=1e-6)
+    largest = max(float(value.abs().max()) for value in gradients.values())
+    for name, value in gradients.items():
+        torch.testing.assert_close(fast_gradients[name], value, rtol=1e-4, atol=1e-5 * largest, msg=name)
+    for name, value in plain.named_buffers():  # running means and variances of batch norm
+        torch.testing.assert_close(dict(fast.named_buffers())[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_m2lgdg_in_training(variant):
+    """Without dropout: which values it drops follows their order in memory, which differs between the forms."""
+    config = M2LGDG(**{**SIZES, **M2LGDG.variants[variant], "dropout": 0.0})
+    plain, fast = both(config, m2lgdg.Network)
+    assert type(plain) is m2lgdg.Network and type(fast) is fast_m2lgdg.Network
+    assert_equal_in_training(config, plain, fast)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_m2lgdg_in_prediction(variant):
+    config = M2LGDG(**{**SIZES, **M2LGDG.variants[variant]})
+    plain, fast = (network.eval() for network in both(config, m2lgdg.Network))
+    with torch.inference_mode():
+        parts, fast_parts = plain.parts(batch()), fast.parts(batch())
+    assert parts.keys() == fast_parts.keys()
+    for name, value in parts.items():
+        torch.testing.assert_close(fast_parts[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_ufa_net_in_training():
+    config = ufa_net.UFANet(**{**ufa_net.UFANet.variants["small"], "length": LENGTH, "dropout": 0.0})
+    graph = torch.rand(ROIS, ROIS, generator=torch.Generator().manual_seed(2)).numpy()
+    plain, fast = both(config, ufa_net.Network, {"graph": graph})
+    assert {type(block) for block in fast.blocks} == {fast_ufa_net.Block}
+    assert_equal_in_training(config, plain, fast)
+
+
+def test_a_network_that_extends_another_gets_its_fast_form_too():
+    config = plus.M2LGDGPlus(**SIZES)
+    head = {f"head.{name}": torch.zeros(3).numpy() for name in (*plus.BLOCKS, "phenotypes")}
+    head["head.phenotypes"], head["head.intercept"] = torch.zeros(step.INPUTS).numpy(), torch.zeros(()).numpy()
+    plain, fast = both(config, plus.PlusNetwork, head)
+    assert isinstance(fast, fast_m2lgdg.Network) and isinstance(fast, plus.PlusNetwork)
+    given = batch()
+    given = Batch(given.features | {"held_out": torch.linspace(-1, 1, SUBJECTS)}, given.phenotypes, given.label, given.site)
+    torch.testing.assert_close(fast.eval()(given), plain.eval()(given), rtol=1e-5, atol=1e-6)
+    assert type(plain_form(fast)) is plus.PlusNetwork
+
+
+def test_forms_have_the_same_names_and_go_back():
+    config = M2LGDG(**SIZES)
+    plain, fast = both(config, m2lgdg.Network)
+    assert list(plain.state_dict()) == list(fast.state_dict())
+    assert sum(type(one) is not type(other) for one, other in zip(plain.modules(), fast.modules(), strict=True)) == 6
+    assert [type(one) for one in plain_form(fast).modules()] == [type(one) for one in plain.modules()]
+    assert type(M2LGDG(**SIZES).build(shape())) is fast_m2lgdg.Network
+
+
+@pytest.mark.parametrize("module", [fast_m2lgdg, fast_ufa_net])
+def test_a_fast_form_overrides_only_how_its_parent_computes(module):
+    for plain, fast in module.FORMS.items():
+        assert fast.__bases__ == (plain,)
+        defined = {name for name, value in vars(fast).items() if inspect.isfunction(value)}
+        assert defined == ({"encode", "decide"} if issubclass(plain, m2lgdg.Network) else {"forward"})
+
+
+def test_a_network_without_a_fast_form_stays_as_it_is():
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    before = [type(one) for one in network.modules()]
+    assert [type(one) for one in fast_form(network).modules()] == before

@@ -1,0 +1,185 @@
+"""`m2lgdg export`: onnxruntime gives the probabilities of every method, and the JSON is enough to prepare its inputs."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.interpolate import CubicSpline
+from test_contract import NAMES, small
+
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort
+from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+
+NO_GRAPH = {"prior"}  # gives everybody the same
+BRAIN_ALONE = {"braingnn", "brainnetcnn", "ibgnn-plus", "msstan", "ufa-net", "genm", "m2dc"}  # networks that see no phenotype
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages():
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed (extra: onnx)")
+
+
+@pytest.fixture(scope="module")
+def fold():
+    return next(leave_one_site_out(make_cohort("tiny", seed=1), ["west"]))
+
+
+def exported(fitted, folder):
+    path = export_onnx(fitted, folder / "model.onnx")
+    return path, json.loads(path.with_suffix(".json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_GRAPH])
+def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
+    fitted = make(name, **small(name)).fit(fold.source, seed=0)
+    path, told = exported(fitted, tmp_path)
+    expected = fitted.predict_proba(fold.target)[:, 1]
+    inputs = prepared(fitted, fold.target)
+    assert np.ptp(expected) > 0
+    np.testing.assert_allclose(run_onnx(path, inputs), expected, rtol=0, atol=1e-5)
+    for i in (0, 7):  # one subject alone
+        alone = {key: value[i : i + 1] for key, value in inputs.items()}
+        np.testing.assert_allclose(run_onnx(path, alone), expected[i : i + 1], rtol=0, atol=1e-5)
+    assert told["rois"] == list(fold.source.rois)
+    assert [(one["name"], one["type"], one["shape"]) for one in told["inputs"]] == [
+        (key, str(value.dtype), ["subject", *value.shape[1:]])
+        for key, value in inputs.items()
+        if key != "phenotypes" or name not in BRAIN_ALONE
+    ]
+    assert not [one["name"] for one in told["inputs"] if "own `features`" in one["prepared"]]
+    for text in (path.read_bytes(), path.with_suffix(".json").read_bytes()):
+        assert not re.search(rb"\.py\b|site-packages|/home/|/tmp/|stack_trace", text)
+
+
+@pytest.mark.parametrize("name", sorted(NO_GRAPH))
+def test_methods_without_a_graph_are_refused(name, fold, tmp_path):
+    with pytest.raises(InputError, match="there is no graph to export"):
+        export_onnx(make(name).fit(fold.source), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("connectome-ensemble", ["fc", "tangent", "amplitude"]), ("connectome-adaptive", ["steady", "swings", "amplitude"])],
+)
+def test_all_blocks_and_phenotypes_of_a_linear_method(name, blocks, fold, tmp_path):
+    fitted = make(name, phenotypes=True).fit(fold.source)
+    path, told = exported(fitted, tmp_path)
+    assert [one["name"] for one in told["inputs"]] == [*blocks, "phenotypes"]
+    got = run_onnx(path, prepared(fitted, fold.target))
+    np.testing.assert_allclose(got, fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fc-logistic", "erm"])
+def test_a_sites_own_calibration_is_in_the_graph(name, fold, tmp_path):
+    fitted = make(name, **small(name)).fit(fold.source)
+    before = fitted.predict_proba(fold.target)[:, 1]
+    fitted.facts_["local"] = {"slope": 1.7, "offset": -0.4, "threshold": 0.42}
+    export_onnx(fitted, tmp_path / "model.onnx")
+    found = run_onnx((tmp_path / "model.onnx").read_bytes(), prepared(fitted, fold.target))
+    np.testing.assert_allclose(found, fitted.predict_proba(fold.target)[:, 1], atol=1e-5)
+    assert np.abs(found - before).max() > 0.01
+    assert json.loads((tmp_path / "model.json").read_text())["output"]["threshold"] == 0.42
+
+
+def test_a_network_without_phenotypes(fold, tmp_path):
+    source, target = fold.source.with_inputs([]), fold.target.with_inputs([])
+    fitted = make("erm", **small("erm")).fit(source, seed=0)
+    path, told = exported(fitted, tmp_path)
+    assert [one["name"] for one in told["inputs"]] == ["fc"]
+    got = run_onnx(path, prepared(fitted, target))
+    np.testing.assert_allclose(got, fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-5)
+
+
+def by_the_json(told, series, phenotypes):
+    """The inputs of one subject as somebody would make them who has only the JSON."""
+    made = {}
+    for one in told["inputs"]:
+        if one["name"] == "series":
+            spline = CubicSpline(np.linspace(0, 1, len(series)), series.astype(np.float64))
+            at = spline(np.linspace(0, 1, one["length"]))
+            value = ((at - at.mean(axis=0)) / (at.std(axis=0) + 1e-8)).T
+        elif one["name"] == "fc":
+            z = np.arctanh(np.clip(np.corrcoef(series.astype(np.float64).T), -0.999, 0.999))
+            value = z[np.triu_indices(len(z), 1)]
+            if len(one["shape"]) == 3:
+                value = z * (1 - np.eye(len(z)))
+        elif one["name"] in ("steady", "swings"):
+            unit = (series - series.mean(axis=0, dtype=np.float64)) / series.std(axis=0, dtype=np.float64)
+            size = (unit**2).mean(axis=1)
+            how = {"aweights": 1 / (1 + (size / np.median(size)) ** 2)} if one["name"] == "steady" else {}
+            common = np.cov((unit if how else np.abs(unit)).T, **how)
+            z = np.arctanh(np.clip(common / np.sqrt(np.outer(np.diag(common), np.diag(common))), -0.999, 0.999))
+            value = z[np.triu_indices(len(z), 1)]
+        elif one["name"] == "amplitude":
+            value = np.log(series.std(axis=0, dtype=np.float64))
+            value = value - value.mean()
+        else:
+            value = np.array(
+                [
+                    ((column["fill"] if np.isnan(phenotypes[column["name"]]) else phenotypes[column["name"]]) - column["mean"])
+                    / (column["scale"] or np.inf)
+                    for column in one["columns"]
+                ]
+            )
+        assert list(value.shape) == one["shape"][1:]
+        made[one["name"]] = value[None].astype(one["type"])
+    return made
+
+
+@pytest.mark.parametrize("name", ["fc-logistic", "connectome-adaptive", "metaexplainer"])
+def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
+    fields = small(name) if name == "metaexplainer" else {"phenotypes": True}
+    holes = fold.source.phenotypes.assign(education=12.0)  # what does not vary in source counts for nobody
+    source = make_whole_with(fold.source, holes)
+    fitted = make(name, **fields).fit(source, seed=0)
+    path, told = exported(fitted, tmp_path)
+    scales = {one["name"]: one["scale"] for one in told["inputs"][-1]["columns"]}
+    assert scales["education"] is None
+    assert scales["age"] > 0
+    target = make_whole_with(fold.target, fold.target.phenotypes.assign(age=[np.nan, *fold.target.phenotypes["age"][1:]]))
+    expected = fitted.predict_proba(target)[:, 1]
+    for i in (0, 5):
+        row = target.phenotypes.iloc[i].to_dict()
+        got = run_onnx(path, by_the_json(told, np.asarray(target.series[i]), row))
+        np.testing.assert_allclose(got, expected[i : i + 1], rtol=0, atol=1e-5)
+
+
+def make_whole_with(cohort, phenotypes):
+    import dataclasses
+
+    return dataclasses.replace(cohort, phenotypes=phenotypes)
+
+
+def test_what_cannot_be_exported_is_a_sentence(fold, tmp_path, monkeypatch):
+    fitted = make("fc-logistic").fit(fold.source)
+    with pytest.raises(InputError, match=r"model\.pb: an ONNX file ends in \.onnx"):
+        export_onnx(fitted, tmp_path / "model.pb")
+    with pytest.raises(InputError, match="method fc-logistic is not fitted yet, there is nothing to export"):
+        export_onnx(make("fc-logistic"), tmp_path / "model.onnx")
+    monkeypatch.setattr("m2lgdg.deploy.onnx.run_onnx", lambda content, inputs: np.full(3, 0.123))
+    with pytest.raises(InputError, match=r"gives other probabilities \(.* apart\): not written"):
+        export_onnx(fitted, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named(fold, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(InputError, match=r"needs the package onnxruntime: pip install 'm2lgdg\[onnx\]'"):
+        export_onnx(make("fc-logistic").fit(fold.source), tmp_path / "model.onnx")
+
+
+def test_the_command(fold, tmp_path, monkeypatch, capsys):
+    from m2lgdg.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    make("fc-svm").fit(fold.source).save("model")
+    monkeypatch.setattr("sys.argv", ["m2lgdg", "export", "model", "--out", "fc.onnx"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert "Wrote fc.onnx, and fc.json on how its inputs are prepared." in capsys.readouterr().out
+    assert Path("fc.onnx").stat().st_size > 0

@@ -1,0 +1,153 @@
+"""What a model knows of its source: shift scores against slow oracles, what is flagged, what is stored and refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from m2lgdg import InputError, make, make_cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.method import Method
+from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, spectral_edge
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return make_cohort("tiny", sizes={"a": 30, "b": 25, "c": 25, "new": 20}, missing=0.0, site_effect=0.0, seed=4)
+
+
+@pytest.fixture(scope="module")
+def source(whole):
+    return whole.select(whole.sites != "new")
+
+
+@pytest.fixture(scope="module")
+def target(whole):
+    return whole.select(sites=["new"])
+
+
+@pytest.fixture(scope="module")
+def distribution(source):
+    return SourceDistribution.fit(source)
+
+
+def slow_distance(train, other, count):
+    """The definition, from the features themselves: singular vectors, then what is left beside them."""
+    mean = train.mean(axis=0)
+    axes = np.linalg.svd(train - mean, full_matrices=False)[2][:count]
+
+    def parts(rows):
+        along = (rows - mean) @ axes.T
+        return along, 0.5 * np.log((((rows - mean) - along @ axes) ** 2).sum(axis=1))
+
+    own, beside = parts(train)
+    along, off = parts(other)
+    off = (off - beside.mean()) / beside.std()
+    return np.sqrt((((along / own.std(axis=0)) ** 2).mean(axis=1) + off**2) / 2)
+
+
+def test_connectivity_shift_is_its_definition(source, target, distribution):
+    features = fc_features(source.series)
+    reached = np.empty(len(source))
+    for site in source.site_names:
+        here = source.sites == site
+        reached[here] = slow_distance(features[~here], features[here], 10)
+    expected = slow_distance(features, fc_features(target.series), 10) / np.quantile(reached, 0.95)
+    np.testing.assert_allclose(distribution.scores(target)["connectivity"], expected, rtol=1e-4)
+    assert distribution.reached[0, 1] == pytest.approx(np.quantile(reached, 0.95), rel=1e-5)
+
+
+def test_phenotype_shift_is_its_definition(source, target, distribution):
+    values = source.phenotypes[list(source.inputs)].to_numpy()
+    reached = np.empty(len(source))
+    for site in source.site_names:
+        here = source.sites == site
+        z = (values[here] - values[~here].mean(axis=0)) / values[~here].std(axis=0)
+        reached[here] = np.sqrt((z**2).mean(axis=1))
+    z = (target.phenotypes[list(source.inputs)].to_numpy() - values.mean(axis=0)) / values.std(axis=0)
+    expected = np.sqrt((z**2).mean(axis=1)) / np.quantile(reached, 0.95)
+    np.testing.assert_allclose(distribution.scores(target)["phenotypes"], expected, rtol=1e-4)
+
+
+def test_a_site_that_is_like_the_others_is_inside(whole):
+    mixed = dataclasses.replace(whole, sites=np.random.default_rng(0).permutation(whole.sites))
+    scores = SourceDistribution.fit(mixed.select(mixed.sites != "new")).scores(mixed.select(sites=["new"]))
+    for kind, score in scores.items():
+        assert (score > 1).sum() <= 4, kind  # of 20; one is expected
+        assert np.median(score) > 0.3, kind
+
+
+def test_subjects_of_another_kind_are_outside(target, distribution):
+    noise = np.random.default_rng(0)
+    same = noise.normal(size=(200, 1))
+    odd = dataclasses.replace(target, series=[same + 0.1 * noise.normal(size=(200, one.shape[1])) for one in target.series])
+    assert (distribution.scores(odd)["connectivity"] > 1).all()
+    old = dataclasses.replace(target, phenotypes=target.phenotypes.assign(age=150.0))
+    assert (distribution.scores(old)["phenotypes"] > 1).all()
+    np.testing.assert_array_equal(distribution.scores(old)["connectivity"], distribution.scores(target)["connectivity"])
+
+
+def test_one_subject_alone_has_the_same_score(target, distribution):
+    alone = [distribution.scores(target.select([i]))["connectivity"][0] for i in range(len(target))]
+    np.testing.assert_allclose(alone, distribution.scores(target)["connectivity"], rtol=1e-9)
+
+
+def test_no_phenotype_no_phenotype_score(target, distribution):
+    bare = target._changed(phenotypes=target.phenotypes[[]], inputs=())
+    assert np.isnan(distribution.scores(bare)["phenotypes"]).all()
+    some = target._changed(phenotypes=target.phenotypes[["age"]], inputs=("age",))
+    column = list(distribution.columns).index("age")
+    z = np.abs(target.phenotypes["age"] - distribution.centre[column]) / distribution.scale[column]
+    np.testing.assert_allclose(distribution.scores(some)["phenotypes"], z / distribution.reached[1, 1], rtol=1e-5)
+
+
+def test_few_source_subjects_know_no_limits(source, target):
+    few = SourceDistribution.fit(source.select(np.arange(0, len(source), 8)))
+    assert np.isnan(few.scores(target)["connectivity"]).all()
+    one_site = SourceDistribution.fit(source.select(sites=["a"]))
+    assert np.isfinite(one_site.scores(target)["connectivity"]).all()
+
+
+def test_the_site_is_compared_with_source(source, target, distribution):
+    slow = dataclasses.replace(target, tr=7.0, phenotypes=target.phenotypes.assign(sex=2.0))
+    lines = {line.split(":")[0]: line for line in distribution.compare(slow)}
+    assert lines["TR"].startswith("TR: 7 here, ")
+    assert lines["TR"].endswith(", OUTSIDE")
+    assert lines["males"].startswith("males: 0 here, ")
+    assert lines["males"].endswith(", OUTSIDE")
+    assert not lines["volumes"].endswith("OUTSIDE")
+    assert "males" not in {line.split(":")[0] for line in distribution.compare(slow.select([0]))}
+
+
+def test_spectral_edge_of_a_sine_is_its_frequency():
+    time = 2.0 * np.arange(300)
+    series = np.stack([np.sin(2 * np.pi * 0.05 * time), np.cos(2 * np.pi * 0.05 * time)], axis=1).astype(np.float32)
+    assert spectral_edge(series, 2.0) == pytest.approx(0.05, abs=1 / 600)
+    assert np.isnan(spectral_edge(series, np.nan))
+
+
+def test_a_model_keeps_its_limits_and_no_subject(source, target, tmp_path):
+    plain, fitted = make("fc-logistic").fit(source), make("fc-logistic").fit(source, source_distribution=True)
+    assert plain.source_distribution_ is None
+    assert fitted.state_.keys() == plain.state_.keys()
+    loaded = Method.load(fitted.save(tmp_path / "model"))
+    for kind, score in fitted.source_distribution_.scores(target).items():
+        np.testing.assert_array_equal(loaded.source_distribution_.scores(target)[kind], score)
+    assert loaded.flags(target) == fitted.flags(target)
+    stored = load_file(tmp_path / "model" / "source_distribution.safetensors")
+    assert not [name for name, value in stored.items() if len(source) in value.shape]
+    text = (tmp_path / "model" / "source_distribution.safetensors").read_bytes()
+    assert not [subject for subject in source.subjects if subject.encode() in text]
+    assert Method.load(plain.save(tmp_path / "plain")).source_distribution_ is None
+
+
+def test_statistics_that_do_not_fit_each_other_are_refused(distribution, tmp_path):
+    file = distribution.save(tmp_path / "source_distribution.safetensors")
+    stored, meta = load_file(file), {"format": FORMAT, "columns": "[]"}
+    save_file(stored, file, meta)
+    with pytest.raises(InputError, match=r"damaged: centre has shape \(3,\), not \(0,\)"):
+        SourceDistribution.load(file)
+    save_file({name: value for name, value in stored.items() if name != "axes"}, file, meta)
+    with pytest.raises(InputError, match="damaged"):
+        SourceDistribution.load(file)
