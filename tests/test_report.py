@@ -41,7 +41,7 @@ def predictions():
 
 
 def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
-    nyu, usm, macro = study_tables(predictions)
+    nyu, usm, macro = study_tables(cell_scores(predictions))
     assert [table.title for table in (nyu, usm, macro)] == ["Target NYU", "Target USM", "Macro average over target sites"]
     areas = {}
     for (target, seed), part in predictions[predictions.method == "noisy"].groupby(["target", "seed"]):
@@ -66,17 +66,17 @@ def ablated(predictions):
 
 
 def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckiest(ablated):
-    macro = study_tables(ablated)[-1]
+    macro = study_tables(cell_scores(ablated))[-1]
     column = macro.header.index("AUC difference")
     areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
     assert [row[0] for row in macro.rows] == ["noisy", "noisy: less", "noisy: all"]
     assert [row[column] for row in macro.rows] == ["", f"{100 * np.mean(areas[:4]) - 100:+.2f}", "+0.00"]
     assert "of noisy against each" in macro.note
-    assert "of noisy: less against each" in study_tables(ablated, best="noisy: less")[-1].note
+    assert "of noisy: less against each" in study_tables(cell_scores(ablated), best="noisy: less")[-1].note
 
 
 def test_trainings_of_variants_are_told_with_an_interval(ablated):
-    (table,) = training_tables(ablated)
+    (table,) = training_tables(cell_scores(ablated))
     whole = ablated[ablated.variant == ""]
     areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
     spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
@@ -85,17 +85,17 @@ def test_trainings_of_variants_are_told_with_an_interval(ablated):
     assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
     assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
     assert mean < -1
-    (short,) = [training_table(ablated, "noisy", ["all"], "Sweeps")]
+    (short,) = [training_table(cell_scores(ablated), "noisy", ["all"], "Sweeps")]
     assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, training by training", ["all"])
 
 
 def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablated):
-    assert training_tables(predictions) == []  # a variant alone
-    assert training_tables(ablated[ablated.seed == 0]) == []
+    assert training_tables(cell_scores(predictions)) == []  # a variant alone
+    assert training_tables(cell_scores(ablated[ablated.seed == 0])) == []
 
 
 def test_formats(predictions):
-    tables = study_tables(predictions)
+    tables = study_tables(cell_scores(predictions))
     markdown = render(tables, "markdown")
     assert "| good | **" in markdown
     assert "\\textbf{" in render(tables, "latex")
@@ -109,7 +109,7 @@ def test_formats(predictions):
 def test_hostile_names_stay_text(predictions, tmp_path):
     hostile = predictions.assign(target=predictions.target.where(predictions.target != "NYU", HOSTILE))
     hostile["variant"] = hostile["variant"].where(hostile["variant"] == "", "</td><img src=x onerror=alert(1)>")
-    latex, markdown = (render(study_tables(hostile), form) for form in ("latex", "markdown"))
+    latex, markdown = (render(study_tables(cell_scores(hostile)), form) for form in ("latex", "markdown"))
     assert r"\textbackslash{}" in latex
     assert not re.search(r"(?<!\\)[&%#](?![^&]*\\\\)", latex.split(r"\toprule")[0].split("caption{")[1].replace(r"\&", ""))
     assert "\\|" not in markdown.split("\n")[0]
@@ -135,7 +135,7 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
 
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
     alone = predictions[(predictions.target == "NYU") & (predictions.label == 1)]
-    table = study_tables(pd.concat([alone, predictions[predictions.target == "USM"]]))[0]
+    table = study_tables(cell_scores(pd.concat([alone, predictions[predictions.target == "USM"]])))[0]
     assert table.rows[0][table.header.index("AUC")] == "-"
     assert table.rows[0][table.header.index("SEN")] == "100.00 ± 0.00"
     assert table.rows[0][table.header.index("SPE")] == "-"
@@ -165,7 +165,7 @@ def study_of(predictions, folder, **settings):
 def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predictions, tmp_path):
     named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
     contents = read_contents(study_of(named, tmp_path / "study"))
-    told = answer(contents, site_scores(cell_scores(named)))
+    told = answer(contents)
     sites = [
         np.mean([auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in own.groupby("seed")])
         for _, own in named[named.method == "m2lgdg"].groupby("target")
@@ -178,7 +178,7 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     assert told.beside.startswith("The best simple peer: fc-logistic 100.0 ")
     assert told.warnings == ["A simple model does as well or better: fc-logistic against m2lgdg."]
     one = named[named.target == "USM"]
-    told = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])), site_scores(cell_scores(one)))
+    told = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
     mean = one[one.method == "m2lgdg"].groupby("subject").agg(label=("label", "first"), proba=("proba", "mean"))
     low, high = delong_interval(mean.label.to_numpy(), mean.proba.to_numpy())
     assert told.answer.startswith("AUC at the unseen site USM: m2lgdg ")
@@ -223,34 +223,34 @@ def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
     """`noisy` is at NYU alone, and perfect there."""
     good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
     alone = good[good.target == "NYU"].assign(method="alone")
-    macro = study_tables(pd.concat([alone, noisy]))[-1]
+    macro = study_tables(cell_scores(pd.concat([alone, noisy])))[-1]
     assert macro.note.startswith("mean ± sd over 2 target sites; paired t-tests over sites of noisy against each")
     assert "AUC over fewer sites than 2: alone (1)" in macro.note
     patients = pd.concat([good[good.target == "NYU"], good[(good.target == "USM") & (good.label == 1)]])
-    assert "AUC over fewer sites than 2: all, 1" in study_tables(patients)[-1].note
+    assert "AUC over fewer sites than 2: all, 1" in study_tables(cell_scores(patients))[-1].note
 
 
 def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablated, tmp_path):
     swept = ablated.replace({"variant": {"less": "amount=2", "all": "part"}})
     swept["proba"] = np.where(swept.variant == "part", swept.label, swept.proba)  # perfect too
     contents = read_contents(study_of(swept, tmp_path / "study", sweep={"noisy": {"amount": [2]}}))
-    assert answer(contents, site_scores(cell_scores(swept))).main == ("noisy", "")
+    assert answer(contents).main == ("noisy", "")
     alone = swept[swept.variant == "amount=2"]  # of the whole every cell failed
     contents = read_contents(study_of(alone, tmp_path / "alone", sweep={"noisy": {"amount": [2]}}))
-    assert answer(contents, site_scores(cell_scores(alone))).main == ("noisy", "amount=2")
+    assert answer(contents).main == ("noisy", "amount=2")
     page = write_report(tmp_path / "alone").read_text()
     assert "sensitivity-noisy" in " ".join(path.name for path in (tmp_path / "alone" / "figures").iterdir())
     assert "training by training" not in page
     other = ablated[ablated.variant == ""].assign(method="other")  # worse, but no value of a sweep
     both = pd.concat([alone, other])
     contents = read_contents(study_of(both, tmp_path / "both", sweep={"noisy": {"amount": [2]}}))
-    assert answer(contents, site_scores(cell_scores(both))).main == ("other", "")
+    assert answer(contents).main == ("other", "")
 
 
 def test_the_answer_is_about_a_method_that_was_run_at_all_sites(predictions, tmp_path):
     good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
     both = pd.concat([good[good.target == "NYU"], noisy])
-    told = answer(read_contents(study_of(both, tmp_path / "study")), site_scores(cell_scores(both)))
+    told = answer(read_contents(study_of(both, tmp_path / "study")))
     assert told.main == ("noisy", "")
     assert told.answer.startswith("Mean AUC over 2 unseen sites: noisy ")
 
@@ -262,7 +262,7 @@ def test_the_command_prints_the_trainings_too(ablated, tmp_path, capsys, monkeyp
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    assert render(training_tables(ablated), "text") in capsys.readouterr().out
+    assert render(training_tables(cell_scores(ablated)), "text") in capsys.readouterr().out
 
 
 EDITED = {
@@ -295,7 +295,7 @@ def test_a_subject_twice_or_with_two_labels_is_refused(predictions, tmp_path):
 def test_tables_and_figures_are_files_too(predictions, tmp_path):
     write_report(study_of(predictions, tmp_path / "study"))
     table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv")
-    nyu, *_ = study_tables(predictions)
+    nyu, *_ = study_tables(cell_scores(predictions))
     assert table.to_numpy().tolist() == nyu.rows
     assert "\\toprule" in (tmp_path / "study" / "tables" / "Target-NYU.tex").read_text()
     for name in ("forest", "roc", "calibration"):

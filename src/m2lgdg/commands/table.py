@@ -27,9 +27,11 @@ def table(
     from m2lgdg.report.beside import read_published, stand_beside
     from m2lgdg.report.tables import render, study_tables, training_tables
     from m2lgdg.study.predictions import read_predictions
+    from m2lgdg.study.stats import cell_scores
 
     predictions = read_predictions(folder)
-    tables = study_tables(predictions, best) + training_tables(predictions)
+    scores = cell_scores(predictions)
+    tables = study_tables(scores, best) + training_tables(scores)
     if beside is not None:
         tables = stand_beside(tables, read_published(beside, predictions))
     typer.echo(render(tables, form), nl=False)  # type: ignore[arg-type]

@@ -27,8 +27,9 @@ class Answer:
     warnings: list[str]
 
 
-def answer(contents: Contents, scores: pd.DataFrame) -> Answer:
-    """`scores` are per site (`stats.site_scores`); the question is about M²LG-DG where it was run, else about the best."""
+def answer(contents: Contents) -> Answer:
+    """The question is about the headline method where it was run, else about the best."""
+    scores = contents.site_scores
     areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
     order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some

@@ -86,15 +86,19 @@ def _row(item: Mapping[str, str], known: Mapping[str, str]) -> Row:
     return Row(item["item"], item["section"], item["topic"], answer, filled)
 
 
-def known_facts(folder: Path) -> dict[str, str]:
-    """What the files of a study folder know, in words; a file that is not there leaves its facts out."""
+def known_facts(folder: Path, scores: pd.DataFrame | None = None) -> dict[str, str]:
+    """Facts from the files of a study folder, in words; a missing file leaves its facts out.
+
+    `scores` are those of its cells (`stats.cell_scores`), where they are known already.
+    """
     folder = Path(folder)
     study, environment, checks = (_json(folder / f"{name}.json") for name in ("study", "environment", "checks"))
     facts = _study_facts(study or {}) | _environment_facts(environment or {}) | _check_facts(checks or [])
     if (folder / "inclusion.csv").is_file():
         facts |= _inclusion_facts(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False))
     if (folder / "predictions.csv").is_file():
-        facts |= _prediction_facts(read_predictions(folder))
+        predictions = read_predictions(folder)
+        facts |= _prediction_facts(predictions, cell_scores(predictions) if scores is None else scores)
     cohort = _cohort(folder, study or {})
     return facts | (_cohort_facts(cohort, (study or {}).get("targets")) if cohort is not None else {})
 
@@ -173,8 +177,8 @@ def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _prediction_facts(predictions: pd.DataFrame) -> dict[str, str]:
-    sites = site_scores(cell_scores(predictions, ("AUC", "slope", "intercept")))
+def _prediction_facts(predictions: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
+    sites = site_scores(scores[scores["metric"].isin(("AUC", "slope", "intercept"))])
     keys = list(dict.fromkeys(zip(predictions["method"], predictions["variant"], strict=True)))
     count = predictions["target"].nunique()
     facts = {

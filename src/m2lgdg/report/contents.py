@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.runner import explanation_path
+from m2lgdg.study.stats import cell_scores, site_scores
 
 Key = tuple[str, str]
 RECORDS = "records.jsonl"  # of a shared copy, which has no cells/
@@ -42,6 +44,16 @@ class Contents:
     cohort: Cohort | None
     places: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
     published: Published | None = None
+
+    @cached_property
+    def cell_scores(self) -> pd.DataFrame:
+        """Every metric of every cell (`stats.cell_scores`), computed once for all sections."""
+        return cell_scores(self.predictions)
+
+    @cached_property
+    def site_scores(self) -> pd.DataFrame:
+        """Mean and sd over seeds by method, variant, target and metric (`stats.site_scores`)."""
+        return site_scores(self.cell_scores)
 
     @property
     def keys(self) -> list[Key]:

@@ -21,7 +21,6 @@ from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
 from m2lgdg.report.tables import Format, Table, label, render
 from m2lgdg.storage import InputError, write_bytes, write_text, write_texts
-from m2lgdg.study.stats import cell_scores, site_scores
 
 SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
@@ -46,9 +45,8 @@ def write_report(
     if share is not None:
         contents, to = shared_contents(contents), _new_folder(share)
         write_text(to / "predictions.csv", contents.predictions.to_csv(index=False, lineterminator="\n"))
-    scores = site_scores(cell_scores(contents.predictions))
-    told = answer(contents, scores)
-    made = sections(contents, scores, told, shared=share is not None)
+    told = answer(contents)
+    made = sections(contents, told, shared=share is not None)
     _write_tables([table for one in made for table in (*one.tables, *one.folded)], to / "tables")
     _write_figures(made, to / "figures")
     for method, cells in contents.explanations().items():

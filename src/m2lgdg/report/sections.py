@@ -22,7 +22,6 @@ from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import operating_table, over_seeds
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
-from m2lgdg.study.stats import cell_scores
 
 MOST_MAPS = 3  # targets whose maps stand on the page, so that it stays small
 MOST_ROWS = 20
@@ -41,16 +40,16 @@ class Section:
     link: str = ""
 
 
-def sections(contents: Contents, scores: pd.DataFrame, told: Answer, shared: bool = False) -> list[Section]:
+def sections(contents: Contents, told: Answer, shared: bool = False) -> list[Section]:
     """All sections, in the order of the page; `shared` contents are not read from the folder again."""
     mean = over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    *sites, overall = contents.beside(study_tables(contents.predictions))
+    *sites, overall = contents.beside(study_tables(contents.cell_scores))
     phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([told.main, told.peer, *phenotypes]) if key in contents.keys]
     made = [
         Section("overall", "Over all target sites", tables=[overall]),
-        Section("sites", "By target site", figures=[figures.forest(mean, scores, shown)], folded=sites),
+        Section("sites", "By target site", figures=[figures.forest(mean, contents.site_scores, shown)], folded=sites),
         _discrimination(mean, shown, focus),
         Section("operating", "At the threshold", THRESHOLD_RULE, folded=[operating_table(contents.predictions)]),
         *_ablations(contents),
@@ -83,7 +82,7 @@ def _ablations(contents: Contents) -> Iterator[Section]:
     for method in dict.fromkeys(key[0] for key in contents.keys):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
         if method in PAPER and len(keys) > 1:
-            chosen = contents.predictions[[key in keys for key in _pairs(contents.predictions)]]
+            chosen = contents.cell_scores[[key in keys for key in _pairs(contents.cell_scores)]]
             (*_, table) = contents.beside(study_tables(chosen, best=label(*keys[0])))
             tables.append(replace(table, title=f"Ablations of {method}"))
             pairs = training_table(chosen, method, [variant for _, variant in keys], "Ablations")
@@ -92,8 +91,8 @@ def _ablations(contents: Contents) -> Iterator[Section]:
         yield Section("ablations", "Ablations", "Each row leaves out or changes one part; the first row is the whole.", tables)
 
 
-def _pairs(predictions: pd.DataFrame) -> list[Key]:
-    return list(zip(predictions["method"], predictions["variant"], strict=True))
+def _pairs(table: pd.DataFrame) -> list[Key]:
+    return list(zip(table["method"], table["variant"], strict=True))
 
 
 def _sweeps(contents: Contents) -> Iterator[Section]:
@@ -101,10 +100,10 @@ def _sweeps(contents: Contents) -> Iterator[Section]:
     for method, axes in contents.swept.items():
         variants = [key[1] for key in contents.keys if key[0] == method and contents.is_sweep(key)]
         if axes and variants:
-            own = contents.predictions[contents.predictions["method"] == method]
+            scores = contents.cell_scores[contents.cell_scores["method"] == method]
             default = (contents.study.get("method") or {}).get(method, {})
-            drawn.append(figures.sensitivity_curves(method, cell_scores(own), axes, default))
-            folded.append(training_table(own, method, variants, "Sweeps"))
+            drawn.append(figures.sensitivity_curves(method, scores, axes, default))
+            folded.append(training_table(scores, method, variants, "Sweeps"))
     if drawn:
         text = "What happens when one field is changed and all others stay."
         kept = [table for table in folded if table is not None]
@@ -218,7 +217,7 @@ def _leakage(contents: Contents) -> Section | None:
 
 def _checklists(contents: Contents, shared: bool) -> Section:
     tables = []
-    known = known_facts(contents.folder)
+    known = known_facts(contents.folder, contents.cell_scores)
     for one in checklists(shared_facts(known, contents) if shared else known):
         header = ["Item", "Section", "Topic", "Answer"]
         rows = [[row.item, row.section, row.topic, row.answer] for row in one.rows]

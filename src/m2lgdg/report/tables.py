@@ -2,7 +2,7 @@
 
 First table: each target site, mean and sd over seeds. Second: macro over sites, with paired tests of the best against the
 others. Where seeds and variants were run, a third holds each variant against the whole, training by training. Made from
-the predictions table through `stats`; used by `m2lgdg table` and by the report.
+scores of cells (`stats.cell_scores`); used by `m2lgdg table` and by the report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 
 from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.storage import InputError
-from m2lgdg.study.stats import cell_scores, macro_scores, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import macro_scores, paired_tests, site_scores, training_differences
 
 FEW = 5  # sites, over which a test or an interval says more of their number than of the method
 Format = Literal["text", "markdown", "latex", "csv"]
@@ -49,34 +49,35 @@ class Table:
         return any(any(row) for row in self.ranks)
 
 
-def study_tables(predictions: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
-    """The site table and the macro table; `best` is tested against all others.
+def study_tables(scores: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
+    """A table for each target site, then the macro table, from scores of cells; `best` is tested against all others.
 
     By default that is the highest macro AUC; among variants of one method it is the method itself, because the highest of
     many values of a sweep is the luckiest too.
     """
-    scores = site_scores(cell_scores(predictions))
-    macro = macro_scores(scores)
-    keys = list(dict.fromkeys(zip(scores["method"], scores["variant"], strict=True)))
+    sites = site_scores(scores)
+    macro = macro_scores(sites)
+    keys = list(dict.fromkeys(zip(sites["method"], sites["variant"], strict=True)))
     chosen = _best(macro, keys, best)
-    tables = [_site_table(scores, keys, metrics, site) for site in dict.fromkeys(scores["target"])]
-    return [*tables, _macro_table(scores, macro, keys, chosen, metrics)]
+    tables = [_site_table(sites, keys, metrics, site) for site in dict.fromkeys(sites["target"])]
+    return [*tables, _macro_table(sites, macro, keys, chosen, metrics)]
 
 
-def training_tables(predictions: pd.DataFrame) -> list[Table]:
+def training_tables(scores: pd.DataFrame) -> list[Table]:
     """One table for each method that was run with variants and several seeds (`training_table`)."""
-    found = predictions[predictions["variant"] != ""].groupby("method", sort=False)["variant"].unique()
-    made = [training_table(predictions, str(method), list(map(str, variants))) for method, variants in found.items()]
+    variants_of = scores[scores["variant"] != ""].groupby("method", sort=False)["variant"].unique()
+    made = [training_table(scores, str(method), list(map(str, variants))) for method, variants in variants_of.items()]
     return [table for table in made if table is not None]
 
 
-def training_table(predictions: pd.DataFrame, method: str, variants: list[str], what: str = "Variants") -> Table | None:
+def training_table(scores: pd.DataFrame, method: str, variants: list[str], what: str = "Variants") -> Table | None:
     """AUC of a method minus that of each variant, with intervals over trainings; none where there is one seed, or no whole."""
-    own = predictions[(predictions["method"] == method) & predictions["variant"].isin(["", *variants])]
-    if "" not in set(own["variant"]) or own["seed"].nunique() == 1:
+    chosen = (scores["method"] == method) & scores["variant"].isin(["", *variants]) & (scores["metric"] == "AUC")
+    areas = scores[chosen]
+    if "" not in set(areas["variant"]) or areas["seed"].nunique() == 1:
         return None
     rows = []
-    for row in training_differences(cell_scores(own, ["AUC"]), method).to_dict("records"):
+    for row in training_differences(areas, method).to_dict("records"):
         mean, half = 100 * row["mean"], 100 * row["half"]
         ends = [_number(mean, "+.2f"), _number(mean - half, "+.2f"), _number(mean + half, "+.2f")]
         rows.append([row["variant"], str(row["trainings"]), *ends])
