@@ -57,7 +57,7 @@ def walk(fitted, one, coverage):
     """All that the hospital is told of one subject."""
     proba = fitted.predict_proba(one)[:, 1]
     (low,), (high,) = fitted.new_site_.interval(proba)
-    scores = {f"{kind}_shift": round(float(score[0]), 3) for kind, score in fitted.source_distribution_.scores(one).items()}
+    scores = {f"{kind}_ood": round(float(score[0]), 3) for kind, score in fitted.source_distribution_.scores(one).items()}
     said = {"proba": float(proba[0]), "low": round(low, 3), "high": round(high, 3)}
     return said | {"set": str(fitted.new_site_.sets(proba, coverage)[0]), "flags": fitted.flags(one)[0]} | scores
 

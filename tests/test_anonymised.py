@@ -14,7 +14,7 @@ from m2lgdg import InputError, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.cohort import Exclusion
 from m2lgdg.method import Method
-from m2lgdg.report.anonymised import Pseudonyms, age_band, shared_model, told_words
+from m2lgdg.report.anonymised import Pseudonyms, age_band, identifying_words_withheld, shared_model
 from m2lgdg.study.runner import run_study
 
 USER, HOST, WARD = "janedoe77", "scanner-host-9", "secretward"
@@ -206,7 +206,7 @@ def test_models_that_remember_subjects_are_not_shared(name):
 
 
 def test_words_are_withheld_whole():
-    told = told_words(["P1", "long-id-1"])
+    told = identifying_words_withheld(["P1", "long-id-1"])
     assert told("no label") == "no label"
     assert told("subject P1 is short") == "withheld"
     assert told("P11 is another") == "P11 is another"

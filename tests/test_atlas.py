@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError
-from m2lgdg.data.atlases import read_places, regions
+from m2lgdg.data.atlases import read_centroids, regions
 
 
 def test_aal_has_a_place_for_each_of_its_regions():
@@ -19,11 +19,11 @@ def test_aal_has_a_place_for_each_of_its_regions():
 def test_a_table_gives_names_codes_and_places(tmp_path):
     path = tmp_path / "rois.tsv"
     path.write_text("name\tcode\tx\ty\tz\nB\t07\t1\t2\t3\nA\t01\t-4.5\t5\t6\n")
-    table = read_places(path, ["A", "B"]).set_index("name")
+    table = read_centroids(path, ["A", "B"]).set_index("name")
     assert table.loc["A"].tolist() == ["01", -4.5, 5.0, 6.0]
     assert table.loc["B", "code"] == "07"
     (tmp_path / "rois.csv").write_text("name,x,y,z\nA,1,2,3\n")
-    assert read_places(tmp_path / "rois.csv", ["A"]).to_numpy().tolist() == [["A", "", 1, 2, 3]]
+    assert read_centroids(tmp_path / "rois.csv", ["A"]).to_numpy().tolist() == [["A", "", 1, 2, 3]]
 
 
 def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
@@ -33,12 +33,12 @@ def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
     affine = np.diag([2.0, 2.0, 2.0, 1.0])
     affine[:3, 3] = (-20, -10, 0)
     nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "atlas.nii.gz")
-    table = read_places(tmp_path / "atlas.nii.gz", ["first", "second"])
+    table = read_centroids(tmp_path / "atlas.nii.gz", ["first", "second"])
     assert table["name"].tolist() == ["first", "second"]
     assert table["code"].tolist() == ["7", "40"]
     np.testing.assert_allclose(table[["x", "y", "z"]].to_numpy(), [[6, 8, 10], [-14, -4, 6]], atol=2.0)
     with pytest.raises(InputError, match="has 2 regions, the cohort 3 ROIs"):
-        read_places(tmp_path / "atlas.nii.gz", ["a", "b", "c"])
+        read_centroids(tmp_path / "atlas.nii.gz", ["a", "b", "c"])
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, text, words):
     (tmp_path / "rois.tsv").write_text(text)
     with pytest.raises(InputError, match=words):
-        read_places(tmp_path / "rois.tsv", ["A", "B"])
+        read_centroids(tmp_path / "rois.tsv", ["A", "B"])
 
 
 def test_a_damaged_or_missing_file_is_refused(tmp_path):
     (tmp_path / "atlas.nii.gz").write_bytes(b"no image")
     for name in ("atlas.nii.gz", "none.nii.gz", "none.tsv"):
         with pytest.raises(InputError, match=name):
-            read_places(tmp_path / name, ["A"])
+            read_centroids(tmp_path / name, ["A"])

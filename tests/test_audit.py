@@ -225,7 +225,7 @@ def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, caps
     assert "Leak audit of mine, target east" in text
     assert "honest │ yes │ nothing" in text
     assert "What needs no brain: AUC in percent (95 % interval)" in text
-    told = {one.name: one for one in m2lgdg.study.audit.baselines(study, target="east")}
+    told = {one.name: one for one in m2lgdg.study.audit.no_brain_scores(study, target="east")}
     one, site = told["phenotype-only"], told["site-only"]
     assert f"│ phenotype-only │ {100 * one.auc:.1f} ({100 * one.low:.1f}-{100 * one.high:.1f}) │ 50.0 │ sex, age" in text
     assert "│ motion-only │ - │ - │ not reported: no" in text

@@ -9,8 +9,8 @@ import pytest
 
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.metrics import auc, delong_interval
-from m2lgdg.study.audit import baselines
-from m2lgdg.study.no_brain import Baseline, site_only
+from m2lgdg.study.audit import no_brain_scores
+from m2lgdg.study.no_brain import NoBrainScore, site_only
 
 SIZES = {"north": 40, "south": 40, "west": 40, "east": 60}
 
@@ -32,7 +32,7 @@ def told(tmp_path):
             labels=cohort.labels if labels is None else labels,
         )
         study = {"cohort": str(cohort.save(tmp_path / "a.cohort")), "methods": ["prior"], "seeds": [0]}
-        found = baselines(study | ({"inputs": inputs} if inputs is not None else {}), target=target)
+        found = no_brain_scores(study | ({"inputs": inputs} if inputs is not None else {}), target=target)
         assert [one.name for one in found] == ["phenotype-only", "motion-only", "missingness-only", "site-only"]
         return {one.name: one for one in found}
 
@@ -61,7 +61,7 @@ def test_planted_phenotypes_are_found_and_noise_is_not(plain, told):
     assert told(plain, education=10 + plain.labels + 0.01 * noise(plain))["phenotype-only"].auc == 1.0
     nothing = told(plain)["phenotype-only"]
     assert nothing.low < 0.5 < nothing.high
-    assert told(plain, inputs=[])["phenotype-only"] == Baseline(
+    assert told(plain, inputs=[])["phenotype-only"] == NoBrainScore(
         "phenotype-only", "not reported: no phenotype that varies in source is an input"
     )
 

@@ -26,7 +26,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, SOURCE_DISTRIBUTION, digest, read_about, stored_name
 from m2lgdg.model.new_site import NewSiteCalibration
-from m2lgdg.model.out_of_distribution import SourceDistribution, flags, refuse_shortest
+from m2lgdg.model.out_of_distribution import SourceDistribution, flags, refuse_short_scans
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -204,7 +204,7 @@ class Method:
         for i, (mine, yours) in enumerate(zip(rois, target.rois, strict=True), start=1):
             if mine != yours:
                 raise InputError(f"ROI {i} is {mine} in the model but {yours} in the cohort: another atlas or another order.")
-        refuse_shortest(target)
+        refuse_short_scans(target)
 
     def fields(self) -> dict[str, Any]:
         """The hyper-parameters."""

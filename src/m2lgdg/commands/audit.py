@@ -12,7 +12,7 @@ from m2lgdg.commands import options, terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from m2lgdg.study.no_brain import Baseline
+    from m2lgdg.study.no_brain import NoBrainScore
 
 
 @terminal.app.command()
@@ -33,7 +33,7 @@ def audit(
     from rich.table import Table
 
     from m2lgdg.study.audit import audit as audited
-    from m2lgdg.study.audit import baselines
+    from m2lgdg.study.audit import no_brain_scores
     from m2lgdg.study.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
@@ -48,13 +48,13 @@ def audit(
         table.add_row(escape(one.method), passed, escape("; ".join(differs) or "nothing"))
     terminal.out.print(table)
     with terminal.err.status("fitting what needs no brain", spinner="line"):
-        terminal.out.print(_baseline_table(baselines(resolved, target=found[0].target)))
+        terminal.out.print(_baseline_table(no_brain_scores(resolved, target=found[0].target)))
     if all(one.passed for one in found):
         terminal.out.print(f"Next: m2lgdg run {escape(str(study))} --out DIR", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if any(one.differs for one in found) else 2 if any(one.reason is not None for one in found) else 0)
 
 
-def _baseline_table(found: list[Baseline]) -> Table:
+def _baseline_table(found: list[NoBrainScore]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

@@ -23,9 +23,9 @@ def explain(
     """Score the ROIs, edges and phenotypes that a model's decisions on a cohort rest on."""
     from rich.markup import escape
 
-    from m2lgdg.data.atlases import read_places
+    from m2lgdg.data.atlases import read_centroids
     from m2lgdg.data.readers import read
-    from m2lgdg.explain.attribution import LOOSE
+    from m2lgdg.explain.attribution import LOOSE_COMPLETENESS
     from m2lgdg.explain.attribution import explain as explained
     from m2lgdg.method import Method
     from m2lgdg.model.new_site import percent
@@ -38,10 +38,10 @@ def explain(
         raise InputError(f"{to} is not a folder; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
-    places = None if rois is None else read_places(rois, cohort.rois)
+    centroids = None if rois is None else read_centroids(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.doubted():
         found = explained(fitted, cohort, steps=steps, device=device, progress=progress)
-    found = found if places is None else found.placed(places)
+    found = found if centroids is None else found.with_centroids(centroids)
     found.save(to)
     terminal.out.print(f"{escape(found.about['scores'])}.", style="dim", soft_wrap=True)
     for title, table, column in (("ROIs", found.rois, "roi"), ("Phenotypes", found.phenotypes, "phenotype")):
@@ -56,7 +56,7 @@ def explain(
             f"Completeness: attributions miss {relative:.1%} of a decision's change (median; largest miss "
             f"{error['max_absolute']:.2g} logits)."
         )
-        if relative > LOOSE:
+        if relative > LOOSE_COMPLETENESS:
             terminal.out.print("That is much: take more --steps; a network that chooses by thresholds is never complete.")
     probed = found.about.get("readability") or {}
     if probed.get("site") is not None:

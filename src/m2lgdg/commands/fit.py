@@ -142,7 +142,7 @@ def refuse_used(to: Path) -> None:
 def _promised(method: Method, source: Cohort, asked: bool | None, groups: int | None) -> bool:
     """Whether the fit shall also learn what to promise, and a line that says what that costs or what is lost without."""
     from m2lgdg.deep import DeepMethod
-    from m2lgdg.model.new_site import left_out
+    from m2lgdg.model.new_site import sites_left_out
     from m2lgdg.storage import InputError
 
     if asked is False and groups is not None:
@@ -151,7 +151,7 @@ def _promised(method: Method, source: Cohort, asked: bool | None, groups: int | 
         return False
     wanted = bool(asked) or groups is not None
     try:
-        refits = len(left_out(source, groups))
+        refits = len(sites_left_out(source, groups))
     except InputError as error:
         if wanted:
             raise

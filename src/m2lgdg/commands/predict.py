@@ -61,7 +61,7 @@ def predict(
     flags = fitted.flags(cohort)
     said = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
     for kind, score in (fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}).items():
-        table[f"{kind}_shift"] = score.round(3)
+        table[f"{kind}_ood"] = score.round(3)
     table["flags"] = ["; ".join(said) for said in flags]
     if share:
         from m2lgdg.data.pseudonyms import Pseudonyms

@@ -28,7 +28,7 @@ def report(
     if to is not None and not share:
         raise InputError("--out is for --share; a report of your own goes into the study folder.")
     shared = (to or folder / "share") if share else None
-    page = write_report(folder, three_d=three_d, places=rois, published=beside, share=shared)
+    page = write_report(folder, three_d=three_d, centroids=rois, published=beside, share=shared)
     terminal.out.print(f"Wrote {escape(str(page))}, and tables/ and figures/ beside it.", soft_wrap=True)
     if shared is not None:
         terminal.out.print(f"All of {escape(str(shared))} may be given away; names of sites and methods are still in it.")

@@ -20,7 +20,7 @@ LEAST = 5  # of each class
 Floats = npt.NDArray[np.float64]
 
 
-class Local(NamedTuple):
+class SiteCalibration(NamedTuple):
     """What a site's own subjects say; the shares are of subjects left out of the calibration in turn, with 95 % intervals."""
 
     slope: float
@@ -32,7 +32,7 @@ class Local(NamedTuple):
     specificity: tuple[float, float, float]
 
 
-def calibrate(fitted: Method, cohort: Cohort) -> Local:
+def calibrate(fitted: Method, cohort: Cohort) -> SiteCalibration:
     """Give a fitted method the calibration of the labelled subjects of a site, who can then not be used to evaluate it."""
     if "local" in fitted.facts_:
         raise InputError("this model is calibrated already; begin with the one that `m2lgdg fit` wrote.")
@@ -50,7 +50,7 @@ def calibrate(fitted: Method, cohort: Cohort) -> Local:
     for label, count in ((1, patients), (0, controls)):
         part = int(right[y == label].sum())
         sure.append((part / count, *wilson(part, count)))
-    found = Local(slope, offset, float(y.mean()), patients, controls, *sure)
+    found = SiteCalibration(slope, offset, float(y.mean()), patients, controls, *sure)
     before, added = fitted.recalibration or (1.0, 0.0)
     said: dict[str, Any] = found._asdict() | {"slope": slope * before, "offset": slope * added + offset}
     fitted.facts_["local"] = said | {"sensitivity": list(sure[0]), "specificity": list(sure[1])}

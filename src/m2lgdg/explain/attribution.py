@@ -28,7 +28,7 @@ from m2lgdg.storage import InputError
 Floats = npt.NDArray[np.float64]
 TOGETHER = 4  # subjects explained at a time
 AT_ONCE = 16  # points of their paths that pass a network at once: a large network holds 0.2 GB for each
-LOOSE = 0.1  # relative completeness error above which a reader must be warned
+LOOSE_COMPLETENESS = 0.1  # relative completeness error above which a reader must be warned
 BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
 GRADIENTS = "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions"
 PATTERNS = (

@@ -67,10 +67,10 @@ class Explanation:
             raise InputError(f"{folder} holds no explanation that can be read (a table without scores, or no facts).")
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
 
-    def placed(self, places: pd.DataFrame) -> Explanation:
+    def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
         """The same with other codes and centroids of its ROIs (those of `read_places`)."""
         own = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
-        return replace(self, rois=_ranked(own.join(places.set_index("name")[["code", "x", "y", "z"]], on="roi")))
+        return replace(self, rois=_ranked(own.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
     def error(self) -> dict[str, float] | None:
         """The completeness error over subjects: mean and largest absolute, median and largest relative; None for patterns."""

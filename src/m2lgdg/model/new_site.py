@@ -46,7 +46,7 @@ Bools = npt.NDArray[np.bool_]
 Unseen = Callable[[Cohort, Cohort], Floats]  # (source without some sites, these sites) -> probabilities of the latter
 
 
-class Figures(NamedTuple):
+class Performance(NamedTuple):
     """What was found at one left-out site, or at all; NaN is not defined. The last three have a value for each of LEVELS."""
 
     subjects: int
@@ -90,15 +90,15 @@ class NewSiteCalibration:
     offset_sd: float
     folds: int  # refits; fewer than sites where these were left out in groups
     quantiles: Floats  # (level, class): a class is in the set of who is no further from it than this
-    whole: Figures
-    sites: Mapping[str, Figures]
+    whole: Performance
+    sites: Mapping[str, Performance]
 
     @classmethod
     def fit(
         cls, source: Cohort, unseen: Unseen, folds: int | None = None, progress: Callable[..., None] | None = None
     ) -> NewSiteCalibration:
         """Refit without each source site, or without each of `folds` groups of sites, and learn from what is said of them."""
-        proba, cuts = np.full(len(source), np.nan), left_out(source, folds)
+        proba, cuts = np.full(len(source), np.nan), sites_left_out(source, folds)
         for i, (train, test) in enumerate(cuts, start=1):
             proba[test] = unseen(source.select(train), source.select(test))
             if progress:
@@ -122,7 +122,7 @@ class NewSiteCalibration:
             called[here] = at_site[here] >= others.threshold
             found[:, here] = _inside(at_site[here], others.quantiles)
 
-        def figures(part: Bools) -> Figures:
+        def figures(part: Bools) -> Performance:
             return _figures(labels[part], at_site[part], called[part], found[:, part])
 
         rule = _Rule.fit(decision, labels)
@@ -197,7 +197,7 @@ class NewSiteCalibration:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
 
-def left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
+def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
     """(train, test) positions, each source site in one test, with others where there are fewer folds than sites."""
     names = source.site_names
     if len(names) < LEAST_SITES:
@@ -272,13 +272,13 @@ def _discrete_normal(values: Floats, sd: float) -> Floats:
     return np.asarray(density / density.sum())
 
 
-def _figures(labels: npt.NDArray[Any], proba: Floats, called: Bools, found: Bools) -> Figures:
+def _figures(labels: npt.NDArray[Any], proba: Floats, called: Bools, found: Bools) -> Performance:
     single = found.sum(axis=2) == 1  # (level, subject)
     own = found[:, np.arange(len(labels)), labels]
     right = [_share((hit & one).sum(), one.sum()) for hit, one in zip(own, single, strict=True)]
     low, high = delong_interval(labels, proba)
     slope, intercept = calibration(labels, proba)
-    return Figures(
+    return Performance(
         subjects=len(labels),
         patients=int(labels.sum()),
         auc=_rounded(auc(labels, proba)),
@@ -309,7 +309,7 @@ def _rounded(value: Any) -> float:
     return round(float(value), DIGITS)
 
 
-def _plain(figures: Figures) -> dict[str, Any]:
+def _plain(figures: Performance) -> dict[str, Any]:
     """For JSON, which has no NaN."""
 
     def plain(value: Any) -> Any:
@@ -318,11 +318,11 @@ def _plain(figures: Figures) -> dict[str, Any]:
     return {name: plain(value) for name, value in figures._asdict().items()}
 
 
-def _read_figures(said: Any) -> Figures:
+def _read_figures(said: Any) -> Performance:
     least = {"slope": -1e9, "intercept": -1e9}
     most = {"subjects": 1e9, "patients": 1e9, "slope": 1e9, "intercept": 1e9}
-    if set(said) != set(Figures._fields):
-        raise ValueError(f"figures of a site are {', '.join(Figures._fields)}")
+    if set(said) != set(Performance._fields):
+        raise ValueError(f"figures of a site are {', '.join(Performance._fields)}")
     values: dict[str, Any] = {}
     for name, value in said.items():
         ends = least.get(name, 0.0), most.get(name, 1.0)
@@ -332,7 +332,7 @@ def _read_figures(said: Any) -> Figures:
                 raise ValueError(f"{name} does not have a number for each level")
         else:
             values[name] = _number(value, *ends, or_none=name not in most or name in least)
-    return Figures(**values | {name: int(values[name]) for name in ("subjects", "patients")})
+    return Performance(**values | {name: int(values[name]) for name in ("subjects", "patients")})
 
 
 def _number(value: Any, least: float, most: float, or_none: bool = False) -> float:

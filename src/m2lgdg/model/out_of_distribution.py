@@ -227,7 +227,7 @@ def spectral_edge(series: npt.NDArray[np.float32], tr: float) -> float:
     return float((first + 1) / (len(series) * tr))
 
 
-def refuse_shortest(cohort: Cohort) -> None:
+def refuse_short_scans(cohort: Cohort) -> None:
     """Refuse scans that are too short for any method."""
     for subject, length in zip(cohort.subjects, cohort.lengths, strict=True):
         if length < LEAST_VOLUMES:

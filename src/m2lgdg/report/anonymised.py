@@ -38,7 +38,7 @@ def age_band(age: float) -> str:
     return f"{low} to {low + YEARS - 1}"
 
 
-def told_words(ids: Iterable[str] = ()) -> Callable[[str], str]:
+def identifying_words_withheld(ids: Iterable[str] = ()) -> Callable[[str], str]:
     """A filter for words that somebody wrote: whole where they hold no path, id, host or user name, else `withheld`."""
     people = {getpass_user(), socket.gethostname(), *socket.gethostname().split(".")[:1], Path.home().name}
     given = set(ids)
@@ -73,7 +73,7 @@ def shared_contents(contents: Contents) -> Contents:
         if PATH.search(name):
             raise InputError(f"{name!r} is the name of a method, variant or site and holds a path: it cannot be shared.")
     ids = {*contents.predictions["subject"], *(row["subject"] for row in contents.inclusion)}
-    told = told_words(ids)
+    told = identifying_words_withheld(ids)
     study = contents.study | {
         "name": _or(told(str(contents.study.get("name", "study"))), "study"),
         "method": {name: _fields(fields, told) for name, fields in (contents.study.get("method") or {}).items()},
@@ -138,7 +138,7 @@ def shared_model(fitted: Method) -> Method:
         raise InputError(
             f"method {fitted.name} keeps features of its source subjects ({', '.join(kept)}): it cannot be shared."
         )
-    told = told_words()
+    told = identifying_words_withheld()
     for name, value in fitted.fields().items():
         if told(str(value)) == WITHHELD:
             raise InputError(f"field {name} of the model may hold a path or a user or host name: it cannot be shared.")

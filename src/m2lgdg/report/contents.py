@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.atlases import read_places
+from m2lgdg.data.atlases import read_centroids
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.beside import Published, read_published, stand_beside
 from m2lgdg.report.tables import Table
@@ -42,7 +42,7 @@ class Contents:
     failures: list[dict[str, str]]
     records: list[dict[str, Any]]
     cohort: Cohort | None
-    places: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
+    centroids: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
     published: Published | None = None
 
     @cached_property
@@ -81,7 +81,9 @@ class Contents:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
                 one = Explanation.load(path)
-                found.setdefault(record["method"], []).append((record, one if self.places is None else one.placed(self.places)))
+                found.setdefault(record["method"], []).append(
+                    (record, one if self.centroids is None else one.with_centroids(self.centroids))
+                )
         return found
 
     def missing(self) -> list[str]:
@@ -127,16 +129,18 @@ def _runs_once(method: str, seen: bool) -> bool:
     return not known[method].stochastic if method in known else seen
 
 
-def read_contents(folder: str | Path, places: str | Path | None = None, published: str | Path | None = None) -> Contents:
+def read_contents(folder: str | Path, centroids: str | Path | None = None, published: str | Path | None = None) -> Contents:
     """Read a study folder, the places of ROIs from a table or an atlas image, and published values."""
     folder = Path(folder)
     predictions = read_predictions(folder)
     study = read_json(folder / "study.json", {})
     cohort = _cohort(folder, study)
-    if places is not None and cohort is None:
-        raise InputError(f"{places} cannot be used: the cohort that the study names is not there, so its ROIs are not known.")
+    if centroids is not None and cohort is None:
+        raise InputError(
+            f"{centroids} cannot be used: the cohort that the study names is not there, so its ROIs are not known."
+        )
     return Contents(
-        places=None if places is None or cohort is None else read_places(places, cohort.rois),
+        centroids=None if centroids is None or cohort is None else read_centroids(centroids, cohort.rois),
         published=None if published is None else read_published(published, predictions),
         folder=folder,
         predictions=predictions,

@@ -57,8 +57,8 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
             axis.set_yticks(range(len(sites)), [short(site) for site in sites])
             sheet.canvas.legend(loc="outside right upper", fontsize=8)
             return
-        places = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
-        axis.set_yticks(places, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
+        centroids = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
+        axis.set_yticks(centroids, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
         axis.tick_params(axis="y", length=0)
         for s, site in enumerate(sites):
             axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")

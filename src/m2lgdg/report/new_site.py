@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from m2lgdg.model.new_site import LEAST_SUBJECTS, LEVELS, Figures, NewSiteCalibration, percent
+from m2lgdg.model.new_site import LEAST_SUBJECTS, LEVELS, NewSiteCalibration, Performance, percent
 from m2lgdg.report.tables import Table
 
 UNSEEN = "At a site it has never seen"
@@ -79,7 +79,7 @@ def too_small_sets(new_site: NewSiteCalibration) -> list[str]:
     return [f"Sets of {percent(SHOWN)} coverage held the true class of fewer at left-out sites: {held}."]
 
 
-def _row(name: str, one: Figures, at: int) -> list[str]:
+def _row(name: str, one: Performance, at: int) -> list[str]:
     area = _percent(one.auc) + ("" if math.isnan(one.auc_low) else f" ({_percent(one.auc_low)}-{_percent(one.auc_high)})")
     numbers = map(_number, (one.slope, one.intercept, one.brier, one.ece))
     shares = map(_percent, (one.reached[at], one.decided[at], one.right[at]))

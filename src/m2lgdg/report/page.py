@@ -29,7 +29,7 @@ def write_report(
     folder: str | Path,
     *,
     three_d: bool = False,
-    places: str | Path | None = None,
+    centroids: str | Path | None = None,
     published: str | Path | None = None,
     share: str | Path | None = None,
 ) -> Path:
@@ -40,7 +40,7 @@ def write_report(
     table (method, target, metric, value) of values to stand beside the study's own. `share` is another folder, for a report
     that may be given away, with predictions.csv under salted hashes of the subjects' ids.
     """
-    contents = read_contents(folder, places, published)
+    contents = read_contents(folder, centroids, published)
     to = contents.folder
     if share is not None:
         contents, to = shared_contents(contents), _new_folder(share)

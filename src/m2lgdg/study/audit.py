@@ -26,8 +26,8 @@ from m2lgdg.method import Method, nearest
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
 from m2lgdg.study.config import Study
-from m2lgdg.study.no_brain import baselines as baselines  # told with the audit, and asked for by its name
-from m2lgdg.study.runner import CellContext, check_device, checked, fitted_cell, study_cohort, told
+from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # told with the audit, and asked for by its name
+from m2lgdg.study.runner import CellContext, check_device, checked, failure_reason, fitted_cell, study_cohort
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not about what was learned
@@ -160,7 +160,7 @@ def _look(cells: list[Cell], place: CellContext, original: str, world: str) -> l
         try:
             _look_at(cell, place, world, one)
         except Exception as error:  # a user's method may raise anything
-            one.reason = told(error)
+            one.reason = failure_reason(error)
         one.opened = tuple(dict.fromkeys(opened))
         seen.append(one)
     return seen

@@ -23,7 +23,7 @@ def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) 
         yield item, work(item)
 
 
-def local(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
     """In `jobs` processes of this machine. Where one is killed the others end too: what they had not done is told as lost."""
     from joblib import Parallel, delayed
 
@@ -76,4 +76,4 @@ def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) ->
             own.close()
 
 
-ENGINES: dict[str, Callable[..., Iterator[tuple[Any, str | None]]]] = {"serial": serial, "joblib": local, "dask": dask}
+ENGINES: dict[str, Callable[..., Iterator[tuple[Any, str | None]]]] = {"serial": serial, "joblib": processes, "dask": dask}

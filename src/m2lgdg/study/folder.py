@@ -30,7 +30,7 @@ LEFT = re.compile(r"\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{8}")  # by a 
 
 
 @contextlib.contextmanager
-def claimed(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: tuple[int, int]) -> Iterator[None]:
+def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: tuple[int, int]) -> Iterator[None]:
     """The folder for this study and for nobody else who would run the same cells, until the block ends."""
     about = _about(out, study, cohort, cohort_path)
     _check_folder(out, about)  # before anything is put into it

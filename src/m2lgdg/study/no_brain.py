@@ -30,7 +30,7 @@ SHUFFLES = 200
 
 
 @dataclass(frozen=True)
-class Baseline:
+class NoBrainScore:
     """One baseline: its AUC over `subjects`, NaN where it cannot be had, and `note` on what it is or why it is not there."""
 
     name: str
@@ -43,7 +43,7 @@ class Baseline:
     chance: float = 0.5  # what nothing to be told gets: site-only has seen the labels it tells
 
 
-def baselines(study: Study | dict[str, Any] | str | Path, *, target: str | None = None) -> list[Baseline]:
+def no_brain_scores(study: Study | dict[str, Any] | str | Path, *, target: str | None = None) -> list[NoBrainScore]:
     """Phenotype-only, motion-only and missingness-only at one target (the study's first by default), and site-only."""
     study = checked(study)
     cohort = study_cohort(study)
@@ -63,27 +63,27 @@ def _tables(cohort: Cohort) -> Iterator[tuple[str, pd.DataFrame]]:
     yield "missingness-only", table[inputs].isna().astype(np.float64)
 
 
-def _fitted(name: str, known: pd.DataFrame, fold: Fold, fields: dict[str, Any]) -> Baseline:
+def _fitted(name: str, known: pd.DataFrame, fold: Fold, fields: dict[str, Any]) -> NoBrainScore:
     """A logistic regression on some columns, fitted on source and scored at the target."""
     source, target = (_knowing(side, known) for side in (fold.source, fold.target))
     columns = tuple(column for column in source.inputs if source.phenotypes[column].nunique() > 1)
     if not columns:
-        return Baseline(name, NOTHING[name])
+        return NoBrainScore(name, NOTHING[name])
     if target.phenotypes[list(columns)].isna().all(axis=None):
-        return Baseline(name, f"not reported: {fold.site} has no value of {', '.join(columns)}", columns)
+        return NoBrainScore(name, f"not reported: {fold.site} has no value of {', '.join(columns)}", columns)
     try:
         fitted = make(LEARNER, **fields).fit(source.with_inputs(columns, allow_proxies=True))
         proba = fitted.predict_proba(target)[:, 1]
     except InputError as error:  # what the audit found must still be told
-        return Baseline(name, f"not reported: {error}", columns)
+        return NoBrainScore(name, f"not reported: {error}", columns)
     area = auc(target.labels, proba)
     if math.isnan(area):
-        return Baseline(name, f"not reported: {fold.site} has no labels of both classes", columns)
+        return NoBrainScore(name, f"not reported: {fold.site} has no labels of both classes", columns)
     which = f"which of {', '.join(columns)} are missing" if name == "missingness-only" else ", ".join(columns)
     alike = bool(np.ptp(proba) == 0)
     low, high = (math.nan, math.nan) if alike else delong_interval(target.labels, proba)
     note = f"{which}; fitted on source, scored at {fold.site}{', where all are alike' * alike}"
-    return Baseline(name, note, columns, int((target.labels >= 0).sum()), area, low, high)
+    return NoBrainScore(name, note, columns, int((target.labels >= 0).sum()), area, low, high)
 
 
 NOTHING = {
@@ -99,7 +99,7 @@ def _knowing(side: Cohort, known: pd.DataFrame) -> Cohort:
     return side._changed(phenotypes=table, inputs=tuple(map(str, table.columns)), allow_proxies=True)
 
 
-def site_only(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8]) -> Baseline:
+def site_only(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8]) -> NoBrainScore:
     """The AUC, over all subjects together, of the share of patients at each subject's site.
 
     No score that is the same for all of a site gets more. It is never below 0.5, and above it by chance where sites are small:
@@ -115,4 +115,4 @@ def site_only(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8]) -> Base
     draw = np.random.default_rng(0)
     chance = float(np.mean([pooled(draw.permutation(labels)) for _ in range(SHUFFLES)]))
     note = f"what a pooled AUC over the {len(sizes)} source sites would get from knowing the site alone; nothing at one target"
-    return Baseline("site-only", note, subjects=len(labels), auc=pooled(labels), chance=chance)
+    return NoBrainScore("site-only", note, subjects=len(labels), auc=pooled(labels), chance=chance)

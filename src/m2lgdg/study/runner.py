@@ -29,7 +29,7 @@ from m2lgdg.storage import InputError, one_line, write_text
 from m2lgdg.study.cells import Cell, distinct, make_cells
 from m2lgdg.study.config import Study, check_study, read_study
 from m2lgdg.study.engines import ENGINES, Engine
-from m2lgdg.study.folder import claimed
+from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.predictions import COLUMNS
 
 LEARNED = (
@@ -123,7 +123,7 @@ def run_study(
         study.device,
         study.threads,
     )
-    with claimed(out, study, cohort, cohort_path, (part, parts)):
+    with locked_folder(out, study, cohort, cohort_path, (part, parts)):
         taken = sum(_take_over(out, cell, reuse) for cell in mine if not _is_done(out, cell))
         todo = [cell for cell in mine if not _is_done(out, cell)]
         summary = Summary(total=len(mine), reused=len(mine) - len(todo), taken=taken)
@@ -200,7 +200,7 @@ def run_cell(cell: Cell, place: CellContext) -> str | None:
             "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
         }
     except Exception as error:  # a user's method may raise anything; the other cells must go on
-        reason = told(error)
+        reason = failure_reason(error)
         if not isinstance(error, InputError):
             record["traceback"] = traceback.format_exc()
             if _gpu_lost():
@@ -230,7 +230,7 @@ def _gpu_lost() -> bool:
     return devices is not None and devices.lost()
 
 
-def told(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Why a cell failed: our own sentence, or the kind and message of what a method raised."""
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
 

@@ -33,11 +33,11 @@ def roi_names(header: tuple[str, ...], atlas: str) -> tuple[str, ...]:
     return tuple(names.get(code, code) for code in header)
 
 
-def read_places(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
+def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
     """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, perhaps code) or an atlas image in ROI order."""
     path = Path(path)
     if path.name.endswith((".nii", ".nii.gz")):
-        return _places_of_image(path, rois)
+        return _centroids_of_image(path, rois)
     try:
         table = pd.read_csv(path, sep="," if path.suffix == ".csv" else "\t", dtype={"name": str, "code": str})
     except (OSError, ValueError) as error:
@@ -53,15 +53,15 @@ def read_places(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
     return table.assign(code=table.get("code", "")).drop_duplicates("name")[["name", "code", "x", "y", "z"]]
 
 
-def _places_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
+def _centroids_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
     from nibabel.filebasedimages import ImageFileError
     from nilearn.plotting import find_parcellation_cut_coords
 
     try:
-        places, codes = find_parcellation_cut_coords(str(path), return_label_names=True)
+        centroids, codes = find_parcellation_cut_coords(str(path), return_label_names=True)
     except (OSError, ValueError, EOFError, IndexError, ImageFileError) as error:
         raise InputError(f"{path} cannot be read as an atlas ({one_line(error)}).") from None
-    if len(places) != len(rois):
-        raise InputError(f"{path} has {len(places)} regions, the cohort {len(rois)} ROIs.")
+    if len(centroids) != len(rois):
+        raise InputError(f"{path} has {len(centroids)} regions, the cohort {len(rois)} ROIs.")
     named = pd.DataFrame({"name": list(rois), "code": [str(int(code)) for code in codes]})
-    return named.assign(x=places[:, 0], y=places[:, 1], z=places[:, 2])
+    return named.assign(x=centroids[:, 0], y=centroids[:, 1], z=centroids[:, 2])

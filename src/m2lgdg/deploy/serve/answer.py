@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.explain.attribution import LOOSE, explain_subject
+from m2lgdg.explain.attribution import LOOSE_COMPLETENESS, explain_subject
 from m2lgdg.method import Method
 from m2lgdg.model.new_site import percent
 from m2lgdg.model.out_of_distribution import missing_phenotypes
@@ -115,7 +115,7 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
         return Explained(said=[f"Not explained: {one_line(error)}."])
     said = [f"{found.about['scores']}. Baseline: {found.about['baseline']}."]
     missed = (found.error() or {}).get("median_relative", 0.0)
-    if missed > LOOSE:
+    if missed > LOOSE_COMPLETENESS:
         said.append(f"The attributions miss {percent(missed)} of the decision's change: take them as a hint only.")
     top = found.rois[found.rois["score"] > 0].head(TOP)
     brain = glass_brain(fitted.name, top) if len(top) else None
