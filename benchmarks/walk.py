@@ -1,4 +1,4 @@
-"""The walk of a new hospital: a model of all other sites, the site's subjects one at a time, beside what the model promised.
+"""A new hospital, subject by subject: a model of all other sites, compared with what its new-site calibration expects.
 
 Usage: python benchmarks/walk.py COHORT SITE [--method fc-logistic] [--out FOLDER]; prints a JSON line a subject (no id), then
 the site as a whole. The model is saved and loaded in between, as on its way to the hospital; labels enter at the very end.
@@ -63,7 +63,7 @@ def walk(fitted, one, coverage):
 
 
 def judge(fitted, rows, labels, coverage):
-    """What came true, beside what was promised."""
+    """Observed figures, and those expected from new-site calibration."""
     known = labels >= 0
     y, p = labels[known], np.array([row["proba"] for row in rows])[known]
     sets = np.array([row["set"] for row in rows])[known]
@@ -76,7 +76,7 @@ def judge(fitted, rows, labels, coverage):
         "subjects": len(rows),
         "flags": Counter(flag.split(":")[0] for row in rows for flag in row["flags"]),
         "sets": Counter(sets.tolist()),
-        "found": {
+        "observed": {
             "in_set": [held.mean(), *wilson(int(held.sum()), len(held))],
             "one_class": single.mean(),
             "right": held[single].mean() if single.any() else None,
@@ -90,7 +90,7 @@ def judge(fitted, rows, labels, coverage):
             "share_of_patients": y.mean(),
             "mean_interval": [np.mean([row["low"] for row in rows]), np.mean([row["high"] for row in rows])],
         },
-        "promised": new_site.whole._asdict() | kept._asdict(),
+        "expected": new_site.whole._asdict() | kept._asdict(),
         "rule": {name: getattr(new_site, name) for name in ("slope", "offset", "threshold", "slope_sd", "offset_sd", "folds")},
     }
 

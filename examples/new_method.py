@@ -1,7 +1,7 @@
-"""A method of your own in one file, beside a linear peer at every site left out.
+"""A method of your own in one file, compared with a linear peer at every left-out site.
 
-The same file is a plugin, for studies with tables and tests: write `plugins = ["new_method.py"]` and the method's name into
-STUDY.toml; then `m2lgdg run STUDY.toml --out runs/own`, and `m2lgdg audit STUDY.toml` to see that it leaks nothing of a target.
+The same file is a plugin for studies: add `plugins = ["new_method.py"]` and the method's name to STUDY.toml, then run
+`m2lgdg run STUDY.toml --out runs/own`. `m2lgdg audit STUDY.toml` tests that it leaks nothing of a target.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from m2lgdg.method import Method, method
 
 @method("nearest-neighbours")
 class NearestNeighbours(Method):
-    """The share of patients among the source subjects whose connectivity is most like the target subject's."""
+    """Proportion of patients among the source subjects with the most similar connectivity."""
 
     neighbours: int = 9  # a field is a hyper-parameter: sweep it with [sweep.nearest-neighbours]
 
     stochastic: ClassVar[bool] = False  # the seed changes nothing
-    remembers: ClassVar[tuple[str, ...]] = ("features", "labels")  # subjects themselves, so that such a model is never shared
+    remembers: ClassVar[tuple[str, ...]] = ("features", "labels")  # features of subjects: such a model is never shared
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Keep everybody: all that was learned goes into `state_`."""
+        """Keep all source subjects; everything learned goes into `state_`."""
         self.state_["features"] = fc_features(source.series)  # (subject, edge)
         self.state_["labels"] = source.labels
-        self.facts_["inputs"] = []  # it needs no phenotype
+        self.facts_["inputs"] = []  # no phenotype is used
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
-        """One probability a subject, from that subject alone."""
-        far = ((fc_features(target.series)[:, None] - self.state_["features"]) ** 2).sum(axis=2)
-        nearest = np.argsort(far, axis=1, kind="stable")[:, : self.neighbours]
+        """One probability per subject, from that subject alone."""
+        distance = ((fc_features(target.series)[:, None] - self.state_["features"]) ** 2).sum(axis=2)  # (target, source)
+        nearest = np.argsort(distance, axis=1, kind="stable")[:, : self.neighbours]
         patients: npt.NDArray[np.float64] = self.state_["labels"][nearest].sum(axis=1)
         return (patients + 1) / (nearest.shape[1] + 2)
 

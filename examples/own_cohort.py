@@ -1,4 +1,4 @@
-"""Your own data: a table of participants and one array a subject, read, checked, and every site left out once."""
+"""Your own data: a table of participants and one array per subject, read, checked, and each site left out once."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import numpy as np
 import m2lgdg
 from m2lgdg.metrics import evaluate
 
-# What a lab has: participants.tsv and one (time, roi) array a subject. Here both are made up, with a planted difference:
-# in patients the first three ROIs follow each other.
+# participants.tsv and one (time, roi) array per subject. Both are synthetic here, with a planted difference: in patients
+# the first three ROIs are correlated.
 lab = Path("my-lab")
 lab.mkdir(exist_ok=True)
 rng = np.random.default_rng(0)
@@ -22,7 +22,7 @@ for number in range(60):
     rows.append(f"sub-{number:03d}\t{site}\t{'patient' if patient else 'control'}\t{age}\t{sex}")
 (lab / "participants.tsv").write_text("\n".join(rows) + "\n")
 
-# From here on it is the same for your folder; docs/data.md says what else may lie there.
+# The rest is the same for your own folder; docs/data.md lists what it can contain.
 cohort = m2lgdg.read(lab)
 check = m2lgdg.check_cohort(cohort)
 print(check.sites.to_string())

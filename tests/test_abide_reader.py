@@ -67,7 +67,7 @@ def test_phenotype_codes(tmp_path):
 
 @pytest.mark.parametrize("column", ["ADOS_TOTAL", "DSM_IV_TR", "CURRENT_MED_STATUS", "DX_GROUP"])
 def test_columns_that_follow_from_the_diagnosis_are_no_inputs(tmp_path, column):
-    with pytest.raises(InputError, match=r"follows from the diagnosis|holds text"):
+    with pytest.raises(InputError, match=r"reveals the diagnosis|holds text"):
         read(miniature.abide(tmp_path / "ABIDE_pcp").folder).with_inputs([column])
 
 
@@ -103,7 +103,7 @@ def test_several_atlases_need_a_choice(tmp_path):
     assert cohort.rois == tuple(str(i) for i in range(1, 21))  # no names shipped: the codes of the header
     assert_series(cohort, release)
     assert len(read(release.folder, atlas="aal").rois) == 116
-    with pytest.raises(InputError, match=r"atlas ho, .*fits none of what is there: atlas aal.*atlas cc200"):
+    with pytest.raises(InputError, match=r"atlas ho, .*matches none of the available series: atlas aal.*atlas cc200"):
         read(release.folder, atlas="ho")
 
 
@@ -122,7 +122,7 @@ def test_several_strategies_need_a_choice(tmp_path):
 
 def test_unfiltered_series_do_not_pass_for_filtered_ones(tmp_path):
     release = miniature.abide(tmp_path / "ABIDE_pcp", strategies=("cpac/nofilt_global",))
-    with pytest.raises(InputError, match="strategy filt_global fits none"):
+    with pytest.raises(InputError, match="strategy filt_global matches none"):
         read(release.folder, strategy="filt_global")
 
 

@@ -132,7 +132,7 @@ def test_a_shared_report(study, cohort, tmp_path):
     assert {"report.html", "predictions.csv", "roi.csv"} <= {path.name for path in files}
     page = (tmp_path / "given" / "report.html").read_text()
     assert "ValueError" in page  # that a cell failed is told, its words are not
-    assert "1 unusable file" in page and "1 no label" in page and "1 another reason" in page
+    assert "unusable file (1)" in page and "no label (1)" in page and "other reason (1)" in page
     low, middle, high = (age_band(age) for age in cohort.phenotypes["age"].quantile([0.25, 0.5, 0.75]))
     assert f"age median in {middle} (quartiles in {low} and {high})" in page
     assert "<h1>study</h1>" in page
@@ -154,7 +154,7 @@ def test_a_shared_report_goes_where_nothing_else_is(study, tmp_path, capsys):
         patch.setattr("sys.argv", ["m2lgdg", "report", str(study), "--share", "--out", str(tmp_path)])
         main()
     assert ended.value.code == 2
-    assert "holds more than a shared report" in capsys.readouterr().err.replace("\n", " ")
+    assert "has files other than a shared report" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_shared_model_folder(model, cohort, tmp_path):
@@ -231,5 +231,5 @@ def test_a_plugin_that_keeps_subjects_without_saying_so_is_not_shared():
     fitted.facts_ = {"source": {"cohort": "abide", "sites": {"A": {"patients": 4, "controls": 3}}}, "inputs": []}
     assert shared_model(fitted).state_.keys() == {"mean", "one"}
     fitted.state_["everybody"] = np.zeros((7, 3))
-    with pytest.raises(InputError, match=r"keeps features of its source subjects \(everybody\): it cannot be shared"):
+    with pytest.raises(InputError, match=r"keeps features of its source subjects \(everybody\) and cannot be shared"):
         shared_model(fitted)

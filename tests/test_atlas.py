@@ -37,7 +37,7 @@ def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
     assert table["name"].tolist() == ["first", "second"]
     assert table["code"].tolist() == ["7", "40"]
     np.testing.assert_allclose(table[["x", "y", "z"]].to_numpy(), [[6, 8, 10], [-14, -4, 6]], atol=2.0)
-    with pytest.raises(InputError, match="has 2 regions, the cohort 3 ROIs"):
+    with pytest.raises(InputError, match="has 2 regions, but the cohort has 3 ROIs"):
         read_centroids(tmp_path / "atlas.nii.gz", ["a", "b", "c"])
 
 
@@ -45,8 +45,8 @@ def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
     ("text", "words"),
     [
         ("name\tx\ty\nA\t1\t2\n", "has no column z"),
-        ("name\tx\ty\tz\nA\t1\t2\t3\n", "has no place for 1 ROI, the first is B"),
-        ("name\tx\ty\tz\nA\tleft\t2\t3\nB\t1\t1\t1\n", "has no place for 1 ROI, the first is A"),
+        ("name\tx\ty\tz\nA\t1\t2\t3\n", "has no coordinates for 1 ROI, B"),
+        ("name\tx\ty\tz\nA\tleft\t2\t3\nB\t1\t1\t1\n", "has no coordinates for 1 ROI, A"),
         ("", "cannot be read"),
     ],
 )

@@ -163,7 +163,7 @@ def test_an_honest_method_passes(found, name):
         # Half of the target are patients, so that turned labels have the same count.
         ("counts-labels", {"a target without labels changes fact patients"}),
         ("looks-up-labels", {"predictions with labels withheld differ by up to 0.8"}),
-        ("opens-cohort", {"the method opens tiny.cohort, where the target can be read"}),
+        ("opens-cohort", {"the method opens tiny.cohort, which contains the target"}),
         ("normalises", {"predictions one subject at a time differ by up to"}),
         (
             "ranks-order",
@@ -222,18 +222,18 @@ def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, caps
 
     code, text, _ = run("--method", "honest", "--target", "east", "--seed", "7", "--set", "name=mine")
     assert code == 0
-    assert "Leak audit of mine, target east" in text
-    assert "honest │ yes │ nothing" in text
-    assert "What needs no brain: AUC in percent (95 % interval)" in text
+    assert "Leakage audit of mine, target east" in text
+    assert "honest │ yes │ none" in text
+    assert "Baselines without brain data: AUC in percent (95 % interval)" in text
     told = {one.name: one for one in m2lgdg.study.audit.no_brain_scores(study, target="east")}
     one, site = told["phenotype-only"], told["site-only"]
     assert f"│ phenotype-only │ {100 * one.auc:.1f} ({100 * one.low:.1f}-{100 * one.high:.1f}) │ 50.0 │ sex, age" in text
     assert "│ motion-only │ - │ - │ not reported: no" in text
-    assert f"│ site-only │ {100 * site.auc:.1f} │ {100 * site.chance:.1f} │ what a pooled AUC" in text
+    assert f"│ site-only │ {100 * site.auc:.1f} │ {100 * site.chance:.1f} │ pooled AUC" in text
     code, _, error = run("--method", "honset")
     assert (code, error) == (2, "m2lgdg: honset is not one of the study's methods; did you mean honest?\n")
     code, _, error = run("--target", "nowhere")
-    assert (code, error[:52]) == (2, "m2lgdg: target nowhere is not a site of cohort tiny;")
+    assert (code, error[:53]) == (2, "m2lgdg: target nowhere is not a site of cohort tiny (")
     fine, leaks = Audited("a", "east", 0), Audited("b", "east", 0, differs=("weights w",))
     broken = Audited("c", "east", 0, reason="no luck")
     for given, wanted in (([fine, leaks, broken], 1), ([fine, broken], 2), ([fine], 0)):
@@ -251,5 +251,5 @@ def test_a_process_that_dies_is_a_sentence(study):
         + "@method('dies')\nclass Dies(Method):\n    def learn(self, source, **how):\n        os._exit(3)\n"
     )
     content = {"cohort": str(study.parent / "tiny.cohort"), "methods": ["dies"], "plugins": [str(plugin)], "seeds": [0]}
-    with pytest.raises(InputError, match="the process of the audit was lost"):
+    with pytest.raises(InputError, match="the audit's worker process died"):
         audit(content)

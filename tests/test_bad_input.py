@@ -612,9 +612,12 @@ COHORT = [
     Case("a flipped bit", "cohort", b.flip("", -1000, 64), ("/input", "altered")),
     Case("a flipped length", "cohort", no_zero_length, ("/input", "damaged", "P06")),
     Case("a flipped label", "cohort", odd_labels, ("/input", "damaged", "label 6")),
-    Case("a foreign safetensors file", "cohort", foreign, ("/input", "no m2lgdg-cohort-1 file", "not given")),
+    Case("a foreign safetensors file", "cohort", foreign, ("/input", "not an m2lgdg-cohort-1 file", "not given")),
     Case(
-        "a safetensors file of another kind", "cohort", another_format, ("/input", "no m2lgdg-cohort-1 file", "m2lgdg-model-1")
+        "a safetensors file of another kind",
+        "cohort",
+        another_format,
+        ("/input", "not an m2lgdg-cohort-1 file", "m2lgdg-model-1"),
     ),
     Case("a hollow cohort file", "cohort", hollow, ("/input", "damaged")),
     Case("a cohort file with a list for a header", "cohort", header_list, ("/input", "damaged")),
@@ -657,7 +660,10 @@ CHOICES = [
     Case("a folder that is not there", "folder", gone, ("/input", "does not exist")),
     Case("an empty folder", "folder", only_these(), ("/input", "empty folder")),
     Case(
-        "a folder of no known kind", "folder", only_these("*.npy"), ("/input", "no kind we know", PEOPLE, "bids", "abide-pcp")
+        "a folder of no known kind",
+        "folder",
+        only_these("*.npy"),
+        ("/input", "not of a supported kind", PEOPLE, "bids", "abide-pcp"),
     ),
     Case("a table and no series", "folder", only_these(PEOPLE), (PEOPLE, "series file")),
     Case("a pipe", "cohort", pipe, ("/input", "neither a file nor a folder")),

@@ -39,7 +39,7 @@ CASES = [
     ("a cohort of nobody", 'cohort = "none.cohort"\nmethods = ["prior"]', ("none.cohort", "does not exist")),
     ("a cohort with a NUL", 'cohort = "a\\u0000b"\nmethods = ["prior"]', ("a\\x00b does not exist",)),
     ("a cohort that is the study", 'cohort = "study.toml"\nmethods = ["prior"]', ("study.toml",)),
-    ("a cohort of another hash", "+cohort_hash = 'abc'", ("tiny.cohort", "not that of the study")),
+    ("a cohort of another hash", "+cohort_hash = 'abc'", ("tiny.cohort", "has changed since the study was run")),
     ("an unknown kind", "+kind = 'dicom'", ("dicom",)),
     ("an option of no reader", "+[options]\natlas = 'aal'", ("atlas",)),
     ("an option that is a list", "+[options]\natlas = ['aal']", ("key options.atlas",)),
@@ -126,7 +126,7 @@ def test_a_study_that_is_no_file(monkeypatch, capsys):
     os.mkfifo("pipe.toml")
     Path("folder.toml").mkdir()
     Path("zero.toml").symlink_to("/dev/zero")
-    for name, part in (("none", "does not exist"), ("pipe", "ordinary"), ("folder", "directory"), ("zero", "ordinary")):
+    for name, part in (("none", "does not exist"), ("pipe", "regular file"), ("folder", "directory"), ("zero", "regular file")):
         said = sentence(*ended(monkeypatch, capsys, "run", f"{name}.toml", "--out", "new"))
         assert part in said and f"{name}.toml" in said
 

@@ -60,7 +60,7 @@ def test_a_parcel_that_is_partly_missing_is_bad(own):
     table = pd.read_csv(file, sep="\t")
     table.loc[2, "LH_Vis_1"] = np.nan
     table.to_csv(file, sep="\t", na_rep="n/a", index=False)
-    with pytest.raises(InputError, match=r"sub-0051: NaN at volume 3 of ROI LH_Vis_1 \(1 such values\)"):
+    with pytest.raises(InputError, match=r"sub-0051: NaN at volume 3 of ROI LH_Vis_1 \(1 such value\)"):
         read(own.folder, atlas=ATLAS)
     assert "NaN at volume 3" in excluded(read(own.folder, atlas=ATLAS, on_bad="exclude"))["sub-0051"][1]
 
@@ -115,7 +115,7 @@ def test_tr_of_the_table_stands_in_for_a_sidecar(own):
 
 
 def test_several_atlases_need_a_choice(release, tmp_path):
-    with pytest.raises(InputError, match=r"has several atlases, choose one of 4S156Parcels, Gordon\."):
+    with pytest.raises(InputError, match=r"has several atlases; choose one of 4S156Parcels, Gordon\."):
         read(release.folder)
     with pytest.raises(InputError, match=r"has no atlas aal; it has 4S156Parcels, Gordon\."):
         read(release.folder, atlas="aal")
@@ -166,7 +166,7 @@ def test_a_second_run_needs_a_choice(own, cohort):
         other = file.with_name(file.name.replace("task-rest", f"task-rest_run-{run}"))
         other.write_bytes(file.read_bytes() if run == "2" else table_of(own, "sub-07").read_bytes())
     file.unlink()
-    with pytest.raises(InputError, match=r"subject sub-8 has a second run, .*run-1.*choose with only"):
+    with pytest.raises(InputError, match=r"subject sub-8 has a second run, .*run-1.*select one with only"):
         read(own.folder, atlas=ATLAS)
     chosen = read(own.folder, atlas=ATLAS, only="run-2")
     np.testing.assert_array_equal(chosen.series[0], cohort.series[3])
@@ -247,7 +247,7 @@ def test_a_cut_download_of_a_run(tmp_path):
     images = miniature.nifti(tmp_path)
     (run,) = images.folder.glob("sub-02/func/*.nii.gz")
     run.write_bytes(run.read_bytes()[:2000])
-    with pytest.raises(InputError, match=r"sub-02_.*_bold\.nii\.gz: the regions cannot be cut"):
+    with pytest.raises(InputError, match=r"sub-02_.*_bold\.nii\.gz: the region signals cannot be extracted"):
         read(images.folder, atlas_image=images.atlas)
     cohort = read(images.folder, atlas_image=images.atlas, on_bad="exclude")
     assert cohort.subjects.tolist() == ["sub-01"]

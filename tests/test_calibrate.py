@@ -51,13 +51,13 @@ def test_probabilities_are_those_of_slope_and_offset_also_when_loaded(cohort, fi
     assert loaded.threshold == found.threshold == np.mean(new.labels)
     assert found.sensitivity[1] < found.sensitivity[0] <= found.sensitivity[2]
     assert (found.patients, found.controls) == ((new.labels == 1).sum(), (new.labels == 0).sum())
-    with pytest.raises(InputError, match="calibrated already"):
+    with pytest.raises(InputError, match="already calibrated to a site"):
         calibrate(loaded, new)
 
 
 def test_too_few_of_a_class_are_refused(cohort, fitted):
     new = cohort.select(sites=["new"])
     few = np.concatenate([np.flatnonzero(new.labels == 1)[:4], np.flatnonzero(new.labels == 0)[:9]])
-    with pytest.raises(InputError, match="has 4 labelled patients and 9 controls; calibration needs 5 of each"):
+    with pytest.raises(InputError, match="has 4 labelled patients and 9 controls; at least 5 of each needed"):
         calibrate(fitted, new.select(few))
     assert "local" not in fitted.facts_

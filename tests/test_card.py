@@ -13,7 +13,7 @@ from m2lgdg import InputError, make, make_cohort
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, delong_interval, wilson
 from m2lgdg.model.new_site import NewSiteCalibration
-from m2lgdg.report.card import AS_IT_RAN, WARNING, card, write_card
+from m2lgdg.report.card import AS_IT_RAN, LEFT_OUT, WARNING, card, write_card
 
 HOSTILE = '<script>alert("x")</script> | [a](http://x.example) `b` *c*'
 
@@ -57,9 +57,9 @@ def test_a_sites_own_calibration_is_told(model, tmp_path):
     fitted = Method.load(model)
     fitted.facts_["local"] = {"slope": 0.5, "offset": -0.25, "threshold": 0.4}
     told = dict(part(card(fitted.save(tmp_path / "own")), "Decision").facts)
-    assert told["calibration to a site"].startswith("then logit times 0.5 plus -0.25, fitted on some labelled subjects")
+    assert told["local calibration"].startswith("then logit times 0.5 plus -0.25, fitted on labelled subjects of one site")
     assert told["threshold"] == "patient at 0.4 or above"
-    assert "calibration to a site" not in dict(part(card(model), "Decision").facts)
+    assert "local calibration" not in dict(part(card(model), "Decision").facts)
 
 
 def test_what_the_model_knows_of_itself(model, cohort):
@@ -74,11 +74,11 @@ def test_what_the_model_knows_of_itself(model, cohort):
         assert (int(patients), int(controls), int(n)) == ((labels == 1).sum(), (labels == 0).sum(), len(labels))
     assert table.rows[-1] == ["all", str((cohort.labels == 1).sum()), str((cohort.labels == 0).sum()), str(len(cohort))]
     inputs = dict(part(parts, "Inputs").facts)
-    assert inputs["series"].startswith("(time, roi) of 12 ROIs")
+    assert inputs["series"].startswith("(time, roi) with 12 ROIs")
     assert inputs["phenotypes"] == "sex, age, education"
     assert dict(part(parts, "Decision").facts)["threshold"] == "patient at 0.5 or above"
     assert any(
-        "of one class only" in one and one.endswith(": east.") for one in part(parts, "Known failures and limits").sentences
+        "with one class only" in one and one.endswith(": east.") for one in part(parts, "Known failures and limits").sentences
     )
     assert any(
         "fewer than 20 subjects: east, north, south, west." in one for one in part(parts, "Known failures and limits").sentences
@@ -86,13 +86,13 @@ def test_what_the_model_knows_of_itself(model, cohort):
     assert part(parts, "Data licence").sentences == ["authors to complete"]
     hashes = dict(part(parts, "Versions and hashes").facts)
     assert hashes["weights.safetensors, SHA-256"] == hashlib.sha256((model / "weights.safetensors").read_bytes()).hexdigest()
-    assert hashes["content of the training cohort"] == cohort.hash
-    assert "No study was given" in part(parts, "In a study, at sites left out").sentences[0]
+    assert hashes["training cohort, SHA-256 of its content"] == cohort.hash
+    assert "No study was given" in part(parts, LEFT_OUT).sentences[0]
 
 
 def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, predictions, tmp_path):
     settings = {"method": {"fc-logistic": {"site_folds": 3}}, "cohort_hash": cohort.hash}
-    found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), "In a study, at sites left out")
+    found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), LEFT_OUT)
     nyu, _ = found.tables[0].rows
     own = predictions[(predictions.target == "NYU") & (predictions.variant == "phenotypes")]
     low, high = delong_interval(own.label, own.proba)
@@ -105,14 +105,14 @@ def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, pred
     assert dict(found.facts)["AUC"] == f"{100 * np.mean(both):.1f} ± {100 * np.std(both, ddof=1):.1f} over 2 sites"
     assert len(found.sentences) == 1  # same fields, same cohort
     told = part(parts, "Known failures and limits").sentences
-    assert "Left-out sites at which the interval of the AUC reaches chance: USM." in told
-    assert "Left-out sites of fewer than 20 subjects, whose numbers say little: USM." in told
+    assert "Left-out sites where the AUC interval includes chance: USM." in told
+    assert "Left-out sites with fewer than 20 subjects, with imprecise estimates: USM." in told
 
 
 def test_a_study_of_other_fields_or_another_cohort_is_told(model, predictions, tmp_path):
-    found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), "In a study, at sites left out")
-    assert "The study ran fc-logistic with other fields than this model has: it may do otherwise." in found.sentences
-    assert any("cohort is not the same" in one for one in found.sentences)
+    found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), LEFT_OUT)
+    assert "The study ran fc-logistic with other field values, so the performance of this model may differ." in found.sentences
+    assert any("cohort of the study, or its inputs, differ" in one for one in found.sentences)
     other = study_of(tmp_path / "other", predictions.assign(method="fc-svm"))
     with pytest.raises(InputError, match=r"no method fc-logistic; it has fc-svm, fc-svm \+ phenotypes"):
         card(model, other)
@@ -171,11 +171,11 @@ def test_the_command(model, predictions, tmp_path, monkeypatch, capsys):
 
 def test_one_site_or_one_class_has_no_spread(model, predictions, tmp_path):
     one = predictions[predictions.target == "NYU"]
-    facts = dict(part(card(model, study_of(tmp_path / "one", one)), "In a study, at sites left out").facts)
+    facts = dict(part(card(model, study_of(tmp_path / "one", one)), LEFT_OUT).facts)
     area = 100 * auc(*(one[one.variant == ""][name].to_numpy() for name in ("label", "proba")))
     assert facts["AUC"] == f"{area:.1f} at one site"
     patients = one[one.label == 1]
-    facts = dict(part(card(model, study_of(tmp_path / "class", patients)), "In a study, at sites left out").facts)
+    facts = dict(part(card(model, study_of(tmp_path / "class", patients)), LEFT_OUT).facts)
     assert "AUC" not in facts and facts["SEN"].endswith(" at one site")
 
 
@@ -195,20 +195,20 @@ def test_the_card_tells_what_training_subjects_were_like(cohort, tmp_path):
     assert "males" not in told  # a share of sites, not a range of subjects
 
 
-def test_failures_of_the_promise_are_known_failures(model, predictions, tmp_path):
+def test_failures_of_new_site_calibration_are_known_failures(model, predictions, tmp_path):
     rng, sites = np.random.default_rng(0), np.repeat(["A", "B", "C"], 40)
     labels = np.tile([0, 1], 60)
     proba = np.where(labels == 1, 0.8, 0.2) + 0.1 * rng.random(120)
     proba[sites == "C"] = 1 - proba[sites == "C"]  # at one site everything is the other way round
     fitted = Method.load(model)
     fitted.new_site_ = NewSiteCalibration.from_scores(proba, labels, sites, 3)
-    folder = fitted.save(tmp_path / "promised")
+    folder = fitted.save(tmp_path / "calibrated")
     told = part(card(folder), "Known failures and limits").sentences
     kept = fitted.new_site_.expected(0.9)
     assert kept.reached < 0.88
     shares = f"{100 * kept.reached:.1f} % of subjects, {100 * kept.lowest:.1f} % at the lowest site"
-    assert f"Sets of 90 % coverage held the true class of fewer at left-out sites: {shares}." in told
-    assert "Source sites at which, left out, the interval of the AUC reaches chance: C." in told
+    assert f"Conformal sets of 90 % coverage contain the true class less often at left-out sites: {shares}." in told
+    assert "Source sites with an AUC interval that includes chance when left out: C." in told
     parts = card(folder, study_of(tmp_path / "study", predictions))
-    assert not any("Source sites at which" in one for one in part(parts, "Known failures and limits").sentences)
-    assert AS_IT_RAN in part(parts, "In a study, at sites left out").sentences
+    assert not any("Source sites with an AUC interval" in one for one in part(parts, "Known failures and limits").sentences)
+    assert AS_IT_RAN in part(parts, LEFT_OUT).sentences

@@ -34,7 +34,7 @@ def test_a_clean_cohort_is_usable_and_its_table_counts(tiny):
 def test_one_site_one_class_no_label_are_unusable(tiny):
     north = tiny.select(sites=["north"])
     assert check_cohort(north).exit_code == 2
-    assert any("one site, north" in text for text in texts(check_cohort(north), "unusable"))
+    assert any("from one site, north" in text for text in texts(check_cohort(north), "unusable"))
     assert check_cohort(north, new_site=True).exit_code < 2
     patients = check_cohort(tiny.select(tiny.labels == 1))
     assert any("All labelled subjects are patients" in text for text in texts(patients, "unusable"))
@@ -45,18 +45,19 @@ def test_one_class_and_tiny_sites(tiny):
     keep = (tiny.sites != "east") | (tiny.labels == 1)
     result = check_cohort(tiny.select(keep))
     n = int((keep & (tiny.sites == "east")).sum())
-    assert f"east has {n} patients and no control: as a target only its sensitivity is defined." in texts(result, "finding")
-    assert f"east has only {n} subjects: as a target its figures say little." in texts(result, "finding")
+    assert f"east has {n} patients and no controls; as a target, only its sensitivity is defined." in texts(result, "finding")
+    assert f"east has only {n} subjects, too few for reliable metrics as a target." in texts(result, "finding")
 
 
 def test_many_tiny_sites_are_one_sentence_and_swapped_series_are_noticed(tiny):
     few = tiny.select(np.concatenate([np.flatnonzero(tiny.sites == site)[:3] for site in tiny.site_names]))
     found = texts(check_cohort(few), "finding")
-    assert (
-        "4 sites have fewer than 10 subjects: as targets their figures say little (east 3, north 3, south 3, west 3)." in found
-    )
+    listed = "(east 3, north 3, south 3, west 3)"
+    assert f"4 sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
     wide = changed(tiny, series=[one[:11] for one in tiny.series])
-    assert "Every scan has fewer volumes (11) than ROIs (12): are time and ROI swapped?" in texts(check_cohort(wide), "note")
+    assert "Every scan has fewer volumes (11) than ROIs (12). Are the time and ROI axes swapped?" in texts(
+        check_cohort(wide), "note"
+    )
     assert not any("swapped" in text for text in texts(check_cohort(tiny)))
 
 
@@ -68,8 +69,8 @@ def test_flat_rois_short_scans_and_units(tiny):
         series[i] *= 300
     result = check_cohort(changed(tiny, series=series))
     first = str(tiny.subjects[0])
-    assert f"{first} ({tiny.sites[0]}) has 3 flat ROIs of 12." in texts(result, "finding")
-    assert any(text.startswith("west: the signal's standard deviation is") for text in texts(result, "finding"))
+    assert f"{first} ({tiny.sites[0]}) has 3 flat ROIs out of 12." in texts(result, "finding")
+    assert any(text.startswith("west: the standard deviation of the signal is") for text in texts(result, "finding"))
     assert sum("units may differ" in text for text in texts(result)) == 1
     assert result.sites.set_index("site").loc[tiny.sites[0], "with flat ROIs"] == 1
     row = result.inclusion.set_index("subject").loc[first]
@@ -96,19 +97,21 @@ def test_missingness_that_tells_the_site_or_the_label(tiny):
     table.loc[tiny.sites == "east", "age"] = np.nan
     table.loc[tiny.labels == 0, "education"] = np.nan
     found = texts(check_cohort(changed(tiny, phenotypes=table)), "finding")
-    assert "age is missing at east (10 of 10) but for 0 % elsewhere: missingness tells the site." in found
-    assert "education is missing for 100 % of controls and 0 % of patients: missingness tells the label." in found
+    assert (
+        "age is missing at east (10 of 10), but for only 0 % of subjects elsewhere; its missingness reveals the site." in found
+    )
+    assert "education is missing for 100 % of controls and 0 % of patients; its missingness reveals the label." in found
 
 
 def test_proxies_by_name_and_by_value(tiny):
     rng = np.random.default_rng(0)
     table = tiny.phenotypes.assign(HAMD=rng.normal(size=len(tiny)), score=tiny.labels + 0.1 * rng.normal(size=len(tiny)))
     result = check_cohort(changed(tiny, phenotypes=table))
-    assert "1 columns follow from the diagnosis and are no inputs: HAMD." in texts(result, "note")
-    assert "column score separates patients from controls almost perfectly: is it a label proxy?" in texts(result, "note")
+    assert "1 column reveals the diagnosis and is not an input: HAMD." in texts(result, "note")
+    assert "Column score separates patients from controls almost perfectly. Is it a label proxy?" in texts(result, "note")
     as_input = check_cohort(changed(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
-    assert "input score separates patients from controls almost perfectly: is it a label proxy?" in texts(as_input, "finding")
-    assert "input HAMD follows from the diagnosis: a model can read the label from it." in texts(as_input, "finding")
+    assert "Input score separates patients from controls almost perfectly. Is it a label proxy?" in texts(as_input, "finding")
+    assert "Input HAMD reveals the diagnosis; a model can read the label from it." in texts(as_input, "finding")
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +139,10 @@ def test_duplicates_are_told_with_their_danger(twins):
     found = texts(check_cohort(cohort), "finding")
     names = [f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in range(len(cohort))]
     assert any(
-        text.startswith(f"{names[3]} and {names[20]} are the same series") and "see the target" in text for text in found
+        text.startswith(f"{names[3]} and {names[20]} have identical series") and "both source and target" in text
+        for text in found
     )
-    assert any(f"{names[8]} and {names[10]} are the same scan" in text and "validation" in text for text in found)
+    assert any(f"{names[8]} and {names[10]} appear to be the same scan" in text and "validation" in text for text in found)
 
 
 def test_alignment_equals_a_slow_search():

@@ -59,7 +59,7 @@ def test_all_items_are_there_and_nothing_is_known_of_nothing():
         assert len({row.item for row in checklist.rows}) == len(checklist.rows)
         assert all(row.answer == TO_COMPLETE and row.filled is False and row.topic for row in checklist.rows)
         assert checklist.title.endswith("pre-filled")
-        assert "no statement that the study meets the checklist" in checklist.note
+        assert "not a statement that the study meets the checklist" in checklist.note
     assert "BMJ 385" in tripod.citation
     assert "eadk3452" in reforms.citation
 
@@ -121,7 +121,7 @@ def test_counts_of_subjects(study, known):
     shares = [100 * sum(ys) / len(ys) for ys in sizes.values()]
     overall = 100 * sum(y for _, y in pairs) / len(pairs)
     assert known["balance"] == (
-        f"{overall:.0f} % of the labelled are patients, {min(shares):.0f} to {max(shares):.0f} % by site"
+        f"{overall:.0f} % of labelled subjects are patients, {min(shares):.0f} to {max(shares):.0f} % by site"
     )
     events = sum(y for _, y in pairs)
     sick = sorted(sum(ys) for ys in sizes.values())
@@ -132,7 +132,7 @@ def test_counts_of_subjects(study, known):
     ages = cohort.phenotypes["age"]
     lost = {k: [np.isnan(age) for age, y in zip(ages, cohort.labels, strict=True) if y in k] for k in ((0, 1), (1,), (0,))}
     share = [100 * sum(each) / len(each) for each in lost.values()]
-    assert known["missing"] == f"age {share[0]:.1f} % (patients {share[1]:.1f}, controls {share[2]:.1f})"
+    assert known["missing"] == f"age {share[0]:.1f} % (patients {share[1]:.1f} %, controls {share[2]:.1f} %)"
     low, middle, high = np.nanpercentile(ages, [25, 50, 75])
     men = [value == 1 for value in cohort.phenotypes["sex"] if not np.isnan(value)]
     assert known["characteristics"] == (
@@ -159,7 +159,7 @@ def test_performance_with_its_interval(study, known):
     )
     assert known["baselines"] == known["methods"] == "prior, fc-logistic"
     assert "seeds 3, 4" in known["split"]
-    assert known["hyperparameters"] == "nothing"
+    assert known["hyperparameters"] == "none"
     assert json.loads((study / "study.json").read_text())["cohort_hash"] == known["cohort_hash"]
     assert json.loads((study / "environment.json").read_text())["code"] in known["code"]
 
@@ -195,9 +195,9 @@ def test_checks_are_told_as_they_ended(study, known, tmp_path):
 
 def test_a_package_that_runs_from_its_folder_has_no_version(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "not installed"}))
-    assert known_facts(tmp_path)["code"] == "m2lgdg, hash of the code that makes predictions abc"
+    assert known_facts(tmp_path)["code"] == "m2lgdg, hash of the prediction code abc"
     (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "9.9"}))
-    assert known_facts(tmp_path)["code"] == "m2lgdg 9.9, hash of the code that makes predictions abc"
+    assert known_facts(tmp_path)["code"] == "m2lgdg 9.9, hash of the prediction code abc"
 
 
 def changed(study, tmp_path, **changes):

@@ -34,7 +34,7 @@ def test_demo_from_nothing_to_a_report(command, tmp_path):
     code, text, _ = command("demo", "--preset", "tiny", "--jobs", 1, "--out", tmp_path / "demo")
     assert code == 0
     assert "Macro average over target sites" in text
-    assert "Planted in the patients" in text
+    assert "Effect planted in patients" in text
     page = (tmp_path / "demo" / "results" / "report.html").read_text()
     assert "connectome-adaptive" in page
     assert Cohort.load(tmp_path / "demo" / "tiny.cohort").hash == make_cohort("tiny").hash
@@ -113,7 +113,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
     assert len(found) == 14 and found == sorted(found)
     code, text, _ = command("methods", "mixup")
     assert code == 0
-    assert "not used by this method: length, batch_size" in text and "  batch_size:" not in text
+    assert "fields without effect here: length, batch_size" in text and "  batch_size:" not in text
     assert "alpha: 0.2" in text and "per-subject: share_per_subject = True" in text and "before Fisher z" in text
 
 
@@ -121,39 +121,39 @@ def test_run_table_methods_and_failures(command, tmp_path):
     ("arguments", "words"),
     [
         (("run", "nothing.toml", "--out", "out"), "nothing.toml does not exist."),
-        (("table", "nowhere"), "nowhere is no study folder: it has no predictions.csv."),
-        (("report", "nowhere"), "nowhere is no study folder: it has no predictions.csv."),
+        (("table", "nowhere"), "nowhere is not a study folder (no predictions.csv)."),
+        (("report", "nowhere"), "nowhere is not a study folder (no predictions.csv)."),
         (
             ("run", "study.toml", "--out", "out", "--set", "targets=['Mars']"),
-            "target Mars is not a site of cohort tiny; it has",
+            "target Mars is not a site of cohort tiny (sites: ",
         ),
         (("run", "study.toml", "--out", "out", "--set", "methods=['x']"), "method x is not known"),
         (("run", "study.toml", "--out", "out", "--set", "cohort='no.cohort'"), "no.cohort does not exist."),
         (
             ("run", "study.toml", "--out", "out", "--engine", "ray"),
-            "engine ray is not known; it is one of serial, joblib, dask.",
+            "engine ray is not known; choose one of serial, joblib, dask.",
         ),
         (
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "method.erm.per_site=0"),
-            "method erm, field per_site: 0 is too small, it is 1 at least.",
+            "method erm, field per_site: 0 is too small; it must be at least 1.",
         ),
         (
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "device='cuda:99'"),
-            "device cuda:99 is not available on this machine; with --set device=cpu the study runs here",
+            "device cuda:99 is not available on this machine; add --set device=cpu to run the study on the CPU",
         ),
         (
             ("run", "study.toml", "--out", "out", "--set", "methods=['erm']", "--set", "sweep.erm.batch_size=[8]"),
-            "method erm, field batch_size: this method does not use it, so leave it at 32.",
+            "method erm, field batch_size: this method does not use it; leave it at 32.",
         ),
-        (("run", "study.toml", "--out", "out", "--shard", "²/3"), "--shard ²/3: not of the form i/n"),
-        (("run", "study.toml", "--out", "out", "--shard", f"1/{'9' * 5000}"), "not of the form i/n"),
+        (("run", "study.toml", "--out", "out", "--shard", "²/3"), "--shard ²/3: expected i/n"),
+        (("run", "study.toml", "--out", "out", "--shard", f"1/{'9' * 5000}"), "expected i/n"),
         (("run", "study.toml", "--out", "out", "--set", "plugins=5", "--plugin", "p.py"), "key plugins: input should be"),
         (("run", "study.toml", "--out", "out", "--only", "priors"), "--only priors: not one of the study's methods"),
-        (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: not of the form i/n"),
+        (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: expected i/n"),
         (("run", "study.toml", "--out", "study.toml"), "study.toml"),
         (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),
-        (("run", "one.toml", "--out", "out"), "has one site only, north"),
-        (("run", "class.toml", "--out", "out"), "has labels of one class only"),
+        (("run", "one.toml", "--out", "out"), "has only one site, north"),
+        (("run", "class.toml", "--out", "out"), "has labels of only one class"),
         (("methods", "mixupp"), "method mixupp is not known; did you mean mixup?"),
         (("methods", "--plugin", "nothing.py"), "plugin nothing.py is not a Python file."),
     ],
@@ -179,7 +179,7 @@ def test_table_of_an_unknown_best_or_format(command, tmp_path):
     (tmp_path / "s.toml").write_text('cohort = "tiny.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
     command("run", tmp_path / "s.toml", "--out", tmp_path / "out")
     assert "the study has no method x; it has prior." in command("table", tmp_path / "out", "--best", "x")[2]
-    assert "format pdf is not known" in command("table", tmp_path / "out", "--format", "pdf")[2]
+    assert "unknown format pdf" in command("table", tmp_path / "out", "--format", "pdf")[2]
 
 
 def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
@@ -187,7 +187,7 @@ def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
     study, out = tmp_path / "study.toml", tmp_path / "out"
     study.write_text('cohort = "tiny.cohort"\nmethods = ["prior"]\nseeds = [0]\n')
     command("run", study, "--out", out, "--shard", "1/2")
-    assert command("table", out)[1].endswith("\nNot in these tables, failed or not run yet: 2 cells of prior.\n")
+    assert command("table", out)[1].endswith("\nMissing in these tables (failed or not run yet): 2 cells of prior.\n")
     command("run", study, "--out", out, "--shard", "2/2")
     whole = command("table", out)
     assert "not run yet" not in whole[1]
@@ -198,7 +198,7 @@ def test_a_table_of_a_part_of_a_study_says_so(command, tmp_path):
 def test_a_study_file_in_place_of_its_folder(command, tmp_path):
     (tmp_path / "study.toml").write_text("")
     code, _, errors = command("table", tmp_path / "study.toml")
-    assert (code, errors) == (2, f"m2lgdg: {tmp_path / 'study.toml'} is no study folder: it has no predictions.csv.\n")
+    assert (code, errors) == (2, f"m2lgdg: {tmp_path / 'study.toml'} is not a study folder (no predictions.csv).\n")
 
 
 def test_card_tells_of_a_study_of_another_cohort(command, tmp_path):
@@ -210,4 +210,5 @@ def test_card_tells_of_a_study_of_another_cohort(command, tmp_path):
     make("fc-logistic").fit(Cohort.load(tmp_path / "tiny.cohort")).save(tmp_path / "same")
     make("fc-logistic").fit(Cohort.load(tmp_path / "other.cohort")).save(tmp_path / "model")
     assert "Note:" not in command("card", tmp_path / "same", "--study", tmp_path / "out")[1]
-    assert "Note: The study's cohort is not the same" in command("card", tmp_path / "model", "--study", tmp_path / "out")[1]
+    text = command("card", tmp_path / "model", "--study", tmp_path / "out")[1]
+    assert "Note: The cohort of the study, or its inputs, differ" in text

@@ -52,11 +52,11 @@ def assert_same(first, second):
         ({"tr": np.inf}, "subject s1 has a TR of inf s"),
         ({"inputs": ("weight",)}, "input weight is not a phenotype column"),
         ({"inputs": ("hand",)}, "input hand holds text"),
-        ({"inputs": ("ADOS_TOTAL",)}, "input ADOS_TOTAL follows from the diagnosis"),
+        ({"inputs": ("ADOS_TOTAL",)}, "input ADOS_TOTAL reveals the diagnosis"),
         ({"series": [np.zeros((4, 3))] * 4}, "subject s1: the series is zero everywhere"),
         ({"series": [np.ones((4, 3))] * 4}, "subject s1: every ROI is constant"),
         ({"series": [np.eye(3)[:1]] * 4}, "subject s1: the series has 1 volume"),
-        ({"series": [np.array([[1, 2, 3], [1, np.nan, 4]])] * 4}, "subject s1: NaN at volume 2 of ROI b (1 such values)"),
+        ({"series": [np.array([[1, 2, 3], [1, np.nan, 4]])] * 4}, "subject s1: NaN at volume 2 of ROI b (1 such value)"),
         ({"series": [np.array([[1, 2, 3], [1, 5, np.inf]])] * 4}, "infinite value at volume 2 of ROI c"),
     ],
 )

@@ -98,7 +98,7 @@ def test_set_changes_one_key(tmp_path):
     path = write(tmp_path, GOOD)
     study = read_study(path, ["seeds=[7]", "method.fc-logistic.site_folds=3", "name=mine", "targets=['NYU']"])
     assert (study.seeds, study.method, study.name, study.targets) == ([7], {"fc-logistic": {"site_folds": 3}}, "mine", ["NYU"])
-    with pytest.raises(InputError, match="--set seeds: not of the form key=value"):
+    with pytest.raises(InputError, match="--set seeds: expected key=value"):
         read_study(path, ["seeds"])
     with pytest.raises(InputError, match="key sedes is not known"):
         read_study(path, ["sedes=[1]"])

@@ -164,9 +164,9 @@ def test_mistakes_end_in_a_sentence(fold):
 @pytest.mark.parametrize(
     ("hook", "given", "words"),
     [
-        ("candidate", False, r"method tiny-deep: its candidate\(epoch\) allowed none of 12 epochs to be kept"),
-        ("batches", [], r"method tiny-deep: its batches\(\.\.\.\) gave none, or an empty one, in epoch 1"),
-        ("batches", [torch.arange(8), torch.arange(0)], "gave none, or an empty one, in epoch 1"),
+        ("candidate", False, r"method tiny-deep: candidate\(epoch\) rejected all 12 epochs"),
+        ("batches", [], r"method tiny-deep: batches\(\.\.\.\) returned no batch, or an empty one, in epoch 1"),
+        ("batches", [torch.arange(8), torch.arange(0)], "returned no batch, or an empty one, in epoch 1"),
     ],
 )
 def test_hooks_that_leave_nothing_to_train_or_keep_are_named(fold, monkeypatch, hook, given, words):
@@ -214,18 +214,18 @@ def test_numbers_that_cannot_train_are_told_by_name(field, value, fold):
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
-        ("erm", {"per_site": 0}, "method erm, field per_site: 0 is too small, it is 1 at least."),
+        ("erm", {"per_site": 0}, "method erm, field per_site: 0 is too small; it must be at least 1."),
         ("erm", {"widths": []}, "method erm, field widths is empty."),
-        ("erm", {"widths": [8, 0]}, "method erm, field widths: 0 is too small, it is 1 at least."),
-        ("erm", {"epochs": 3}, r"field warmup: 10 epochs of warm-up are more than training has \(epochs = 3\)"),
+        ("erm", {"widths": [8, 0]}, "method erm, field widths: 0 is too small; it must be at least 1."),
+        ("erm", {"epochs": 3}, r"field warmup: the warm-up of 10 epochs is longer than the training \(epochs = 3\)"),
         ("erm", {"site_power": float("inf")}, "field site_power: inf is not a finite number."),
-        ("erm", {"dropout": 1.0}, "field dropout: 1.0 is too large, it is below 1."),  # declared by DeepMethod
-        ("cdann", {"discriminator_dropout": 1.5}, "field discriminator_dropout: 1.5 is too large, it is below 1."),
-        ("ufa-net", {"alignment_start": -1}, "field alignment_start: -1 is too small, it is 0 at least."),
-        ("ufa-net", {"time_bins": -1}, "field time_bins: -1 is too small, it is 0 at least."),
+        ("erm", {"dropout": 1.0}, "field dropout: 1.0 is too large; it must be below 1."),  # declared by DeepMethod
+        ("cdann", {"discriminator_dropout": 1.5}, "field discriminator_dropout: 1.5 is too large; it must be below 1."),
+        ("ufa-net", {"alignment_start": -1}, "field alignment_start: -1 is too small; it must be at least 0."),
+        ("ufa-net", {"time_bins": -1}, "field time_bins: -1 is too small; it must be at least 0."),
         ("m2lgdg", {"temperature": 0.0}, "field temperature: 0.0 is too small"),
-        ("group-dro", {"cap": 0.5}, "field cap: 0.5 is too small, it is 1 at least."),
-        ("fc-logistic", {"site_folds": 1}, "field site_folds: 1 is too small, it is 2 at least."),
+        ("group-dro", {"cap": 0.5}, "field cap: 0.5 is too small; it must be at least 1."),
+        ("fc-logistic", {"site_folds": 1}, "field site_folds: 1 is too small; it must be at least 2."),
         ("fc-logistic", {"penalties": []}, "field penalties is empty."),
         ("fc-logistic", {"penalties": [1.0, 0.0]}, "field penalties: 0.0 is too small"),
     ],

@@ -36,7 +36,8 @@ def test_quickstart(tmp_path):
     text = printed(EXAMPLES / "quickstart.py", where=tmp_path)
     assert "52 subjects (24 patients, 28 controls) of 4 sites" in text
     assert "8 trainings, 0 failed" in text
-    area = {row.split()[0]: float(re.findall(r"[\d.]+ ±", row)[3][:-2]) for row in text.splitlines() if "logistic  " in row}
+    macro = text.split("Macro average")[1]
+    area = {row.split()[0]: float(re.findall(r"[\d.]+ ±", row)[3][:-2]) for row in macro.splitlines() if "logistic  " in row}
     assert area["fc-logistic"] > 80 > area["phenotype-logistic"]
     assert (tmp_path / "runs" / "quickstart" / "predictions.csv").is_file()
 
@@ -73,9 +74,9 @@ def test_new_method_says_that_it_keeps_subjects(tmp_path):
 
 def test_new_site(tmp_path):
     text = printed(EXAMPLES / "new_site.py", where=tmp_path)
-    rows = re.findall(r"subject \d: proba (\d\.\d\d), shift (\d\.\d\d), (.+)", text)
+    rows = re.findall(r"subject \d: proba (\d\.\d\d), OOD score (\d\.\d\d), (.+)", text)
     assert len(rows) == 5
-    assert all(0 <= float(proba) <= 1 and "short scan: 63" in said for proba, _, said in rows)
+    assert all(0 <= float(proba) <= 1 and "short scan: 63" in flags for proba, _, flags in rows)
     assert "volumes: 63 here" in text
     assert (tmp_path / "model" / "method.json").is_file()
 

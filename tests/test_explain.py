@@ -382,7 +382,7 @@ def test_saved_tables_come_back_with_codes_and_centroids(tmp_path):
     for file, text in (("roi.csv", "rank,roi\n1,a\n"), ("explanation.json", "[]")):
         kept = (folder / file).read_text()
         (folder / file).write_text(text)
-        with pytest.raises(InputError, match="holds no explanation that can be read"):
+        with pytest.raises(InputError, match="has no readable explanation"):
             Explanation.load(folder)
         (folder / file).write_text(kept)
     assert len(Explanation.load(folder).rois) == 116
@@ -426,16 +426,16 @@ def test_mean_over_folds_has_an_interval(tmp_path):
     assert many.rois[["low", "high"]].iloc[0].tolist() == [1, 39]
     assert "percentiles" in many.about["interval"]
     assert json.loads((many.save(tmp_path) / "explanation.json").read_text())["explanations"] == 41
-    with pytest.raises(InputError, match="of the same ROIs, these differ"):
+    with pytest.raises(InputError, match="explanations with different ROIs cannot be averaged"):
         mean_over([explanation([1, 2, 3]), explanation([1, 2, 3], names=("a", "b", "x"))])
     # Orders 1 2 3 and 3 2 1 and 1 3 2: rank correlations -1, 0.5 and -0.5.
     three = [explanation([1, 2, 3]), explanation([6, 5, 4]), explanation([1, 9, 8])]
     assert mean_over(three).about["agreement"] == pytest.approx((-1 + 0.5 - 0.5) / 3)
     assert mean_over(three[:1]).about["agreement"] is None
     assert mean_over([explanation([2, 2, 2])] * 2).about["agreement"] is None
-    with pytest.raises(InputError, match="of one method, not of flat, other"):
+    with pytest.raises(InputError, match="explanations of one method can be averaged, not of flat, other"):
         mean_over([explanation([1, 2, 3]), explanation([1, 2, 3], method="other")])
-    with pytest.raises(InputError, match="of one method, not of none"):
+    with pytest.raises(InputError, match="explanations of one method can be averaged, not of none"):
         mean_over([])
 
 
@@ -453,10 +453,10 @@ def test_the_mean_over_real_explanations_keeps_their_columns(fold, fitted):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda method, target: (make("prior").fit(method), target), "method prior has nothing to explain"),
+        (lambda method, target: (make("prior").fit(method), target), "method prior cannot be explained"),
         (lambda source, target: (make("erm"), target), "method erm is not fitted yet"),
         (lambda source, target: (make("fc-svm").fit(source), target.select(target.sites == "")), "has no subjects"),
-        (lambda source, target: (make("fc-svm").fit(source), target.select([0, 1])), "at least three are needed"),
+        (lambda source, target: (make("fc-svm").fit(source), target.select([0, 1])), "needs at least three subjects"),
     ],
 )
 def test_what_cannot_be_explained(change, words, fold):
@@ -469,7 +469,7 @@ def test_odd_features_and_steps_are_refused(fold, fitted):
         def features(self, cohort, place):
             return super().features(cohort, place) | {"odd": torch.ones(len(cohort), 5, 12)}
 
-    with pytest.raises(InputError, match=r"feature odd of shape \(5, 12\) cannot be put on 12 ROIs"):
+    with pytest.raises(InputError, match=r"feature odd of shape \(5, 12\) cannot be explained: it does not map to 12 ROIs"):
         explain(Odd().fit(fold.source), fold.target, steps=1)
     with pytest.raises(InputError, match="at least one step, not 0"):
         explain(fitted["erm"], fold.target, steps=0)
@@ -502,7 +502,7 @@ def test_the_command_writes_tables_and_says_the_top(command, fold, fitted):
         "phenotype"
     ].tolist()
     assert "Completeness: attributions miss" in text
-    assert "That is much" not in text
+    assert "This is a large error" not in text
     assert "Wrote why" in text
     assert "Next: " in text
     about = json.loads(Path("why/explanation.json").read_text())
@@ -516,16 +516,16 @@ def test_the_command_warns_of_attributions_that_are_not_complete(command, fitted
     fitted["msstan"].save("model")
     code, text, _ = command("explain", "model", "new.cohort", "--out", "why", "--steps", 4)
     assert code == 0
-    assert "That is much" in text
+    assert "This is a large error" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nowhere", "new.cohort"), "nowhere is no model folder: it has no method.json."),
+        (("nowhere", "new.cohort"), "nowhere is not a model folder (no method.json)."),
         (("model", "other.cohort"), "the model was trained on 12 ROIs (synthetic), the cohort has 13."),
         (("model", "nothing"), "nothing does not exist."),
-        (("prior", "new.cohort"), "method prior has nothing to explain"),
+        (("prior", "new.cohort"), "method prior cannot be explained"),
         (("model", "new.cohort", "--steps", "0"), "at least one step, not 0."),
         (("model", "new.cohort", "--device", "toaster"), "device toaster is not available on this machine."),
         (("model", "new.cohort", "--out", "new.cohort"), "new.cohort is not a folder; choose another --out."),

@@ -143,7 +143,8 @@ def test_a_label_that_is_not_known_names_the_toml(tmp_path):
     assert read(miniature.own_folder(tmp_path / "usual", **how).folder).labels.tolist() == [1, 1, 0, 0]
     # Here 1 is the control, so it is no patient; who 0 is remains to be said.
     release = miniature.own_folder(tmp_path / "other", dataset="[labels]\ncontrol = [1]", **how)
-    with pytest.raises(InputError, match=r"column diagnosis: label '0' is not known; say which is which in dataset\.toml"):
+    words = r"column diagnosis: label '0' is not known; give the words of each class in dataset\.toml"
+    with pytest.raises(InputError, match=words):
         read(release.folder)
     (release.folder / "dataset.toml").write_text("[labels]\ncontrol = [1]\npatient = [0]")
     assert read(release.folder).labels.tolist() == [0, 0, 1, 1]
@@ -159,13 +160,13 @@ def test_no_label_column_means_unlabelled(tmp_path):
     people = [row[:2] for row in miniature.OWN_PEOPLE]
     cohort = read(miniature.own_folder(tmp_path / "lab", people=people, columns=("id", "site")).folder)
     assert cohort.labels.tolist() == [-1, -1, -1, -1]
-    assert "no label column: the subjects are unlabelled" in cohort.notes
+    assert "no label column: all subjects are unlabelled" in cohort.notes
 
 
 def test_proxies_only_where_the_user_insists(tmp_path):
     columns, people = people_with(HAMD=[20, 3, 1, 25])
     kind = {"columns": columns, "people": people}
-    with pytest.raises(InputError, match="HAMD follows from the diagnosis"):
+    with pytest.raises(InputError, match="HAMD reveals the diagnosis"):
         read(miniature.own_folder(tmp_path / "no", dataset="inputs = ['HAMD']", **kind).folder)
     cohort = read(miniature.own_folder(tmp_path / "yes", dataset="inputs = ['HAMD']\nallow_proxies = true", **kind).folder)
     np.testing.assert_array_equal(cohort.phenotypes["HAMD"], [20, 3, 25, 1])

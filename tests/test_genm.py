@@ -248,7 +248,7 @@ def test_the_second_stage_begins_with_g_and_h_of_the_lowest_validation_loss(monk
         for value in built.parameters():
             value.data += 1
         snapshots.append(bits(built))
-        monkeypatch.setattr("m2lgdg.deep.DeepMethod._validate", lambda self, net, _, loss=loss: {"val_loss": loss, "by": net})
+        monkeypatch.setattr("m2lgdg.deep.DeepMethod.validate", lambda self, net, _, loss=loss: {"val_loss": loss, "by": net})
         assert isinstance(own.validate(built, batch())["by"], AcrossSites)
     after = bits(built)
     assert torch.equal(after["G"], snapshots[1]["G"])

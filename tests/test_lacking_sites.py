@@ -80,10 +80,10 @@ def test_fit_tells_it_and_a_record_keeps_it(tmp_path, monkeypatch, capsys):
     fields = {"variant": "small", "epochs": 2, "warmup": 1}
     run_study({"cohort": "two.cohort", "methods": ["coral"], "seeds": [0], "method": {"coral": fields}}, "out")
     for file in (tmp_path / "out" / "cells").iterdir():
-        assert "what coral does across sites took no part" in json.loads(file.read_text())["learned"]["notes"][0]
+        assert "the cross-site part of coral was not used" in json.loads(file.read_text())["learned"]["notes"][0]
     make_cohort("tiny", sizes={"a": 20}, seed=0).save("one.cohort")
     options = ["--method", "coral", "--variant", "small", "--set", "epochs=2", "--set", "warmup=1", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["m2lgdg", "fit", "one.cohort", *options, "--out", "model"])
     with pytest.raises(SystemExit):
         main()
-    assert "Note: Source-training subjects are of 1 site(s)" in capsys.readouterr().out
+    assert "Note: Source-training subjects come from 1 site(s)" in capsys.readouterr().out

@@ -37,10 +37,10 @@ def copied(cohort, into, series):
 def test_a_clean_cohort_passes_everything(tiny):
     result = leakage_checks(tiny)
     assert tuple(one["check"] for one in result) == CHECKS
-    assert all(one["passed"] is True and one["detail"].startswith("Over 4 targets: ") for one in result)
+    assert all(one["passed"] is True and one["detail"].startswith("4 targets checked: ") for one in result)
     assert "(inputs: sex, age, education)" in result[4]["detail"]
     assert json.loads(json.dumps(result)) == result
-    assert leakage_checks(tiny, ["east"])[0]["detail"].startswith("Over 1 target: ")
+    assert leakage_checks(tiny, ["east"])[0]["detail"].startswith("1 target checked: ")
 
 
 def test_an_unknown_target_is_an_error(tiny):
@@ -51,7 +51,7 @@ def test_an_unknown_target_is_an_error(tiny):
 def test_an_identical_scan_is_found_at_both_targets_and_at_no_other(tiny):
     north, south = first_of(tiny, "north"), first_of(tiny, "south")
     cohort = copied(tiny, south, tiny.series[north])
-    again = "source holds scans of its subjects again (1 of {}; `m2lgdg check` names them)"
+    again = "source contains copies of its scans (1 at {}; `m2lgdg check` lists them)"
     assert failed(leakage_checks(cohort)) == {
         CHECKS[2]: f"Target north: {again.format('south')}; target south: {again.format('north')}."
     }
@@ -74,14 +74,14 @@ def test_a_copy_without_a_label_is_in_no_source_but_may_hide_none(tiny):
     assert failed(leakage_checks(cohort, ["south"])) == {}
     assert "Target north" in failed(leakage_checks(cohort, ["north"]))[CHECKS[2]]
     cohort = copied(cohort, west, tiny.series[north])
-    assert "(1 of west;" in failed(leakage_checks(cohort, ["south"]))[CHECKS[2]]
-    assert "(1 of south, 1 of west;" in failed(leakage_checks(cohort, ["north"]))[CHECKS[2]]
+    assert "(1 at west;" in failed(leakage_checks(cohort, ["south"]))[CHECKS[2]]
+    assert "(1 at south, 1 at west;" in failed(leakage_checks(cohort, ["north"]))[CHECKS[2]]
 
 
 def test_a_cropped_and_rescaled_scan_is_a_near_duplicate_not_an_identical_one(tiny):
     north, west = first_of(tiny, "north"), first_of(tiny, "west")
     cohort = copied(tiny, west, 3 * tiny.series[north][5:] + 1)
-    again = "source holds scans of its subjects again (1 of {}; `m2lgdg check` names them)"
+    again = "source contains copies of its scans (1 at {}; `m2lgdg check` lists them)"
     assert failed(leakage_checks(cohort)) == {
         CHECKS[3]: f"Target north: {again.format('west')}; target west: {again.format('north')}."
     }
@@ -91,9 +91,7 @@ def test_a_cropped_and_rescaled_scan_is_a_near_duplicate_not_an_identical_one(ti
 def test_proxies_and_unlabelled_subjects(tiny):
     phenotypes = tiny.phenotypes.assign(HAMD=np.arange(len(tiny), dtype=float))
     cohort = replace(tiny, phenotypes=phenotypes).with_inputs(["age", "HAMD"], allow_proxies=True)
-    assert failed(leakage_checks(cohort)) == {
-        CHECKS[4]: "Every target: HAMD follows from the diagnosis (allow_proxies is set)."
-    }
+    assert failed(leakage_checks(cohort)) == {CHECKS[4]: "Every target: HAMD reveals the diagnosis (allow_proxies is set)."}
     labels = np.where(np.arange(len(tiny)) % 5 == 0, -1, tiny.labels)
     assert failed(leakage_checks(replace(tiny, labels=labels))) == {}
 
@@ -108,11 +106,13 @@ def test_a_broken_split_is_caught(tiny, extra):
     shared = sum(a == b for a, b in product(leaking.source.subjects, leaking.target.subjects))
     assert shared == extra
     assert list(found) == list(CHECKS[:3])
-    assert found[CHECKS[0]] == f"Target north: {extra} of its own subjects in source."
-    assert found[CHECKS[1]] == f"Target north: {extra} subject ids are also in source."
-    assert f"({extra} of north;" in found[CHECKS[2]]
+    subjects, ids = ("1 subject", "1 subject id is") if extra == 1 else (f"{extra} subjects", f"{extra} subject ids are")
+    are, have = ("is", "subject has") if extra == 1 else ("are", "subjects have")
+    assert found[CHECKS[0]] == f"Target north: {subjects} of the target site {are} in source."
+    assert found[CHECKS[1]] == f"Target north: {ids} also in source."
+    assert f"({extra} at north;" in found[CHECKS[2]]
     labels = tiny.labels.copy()
     labels[np.flatnonzero(tiny.sites == "west")[:extra]] = -1
     cohort = replace(tiny, labels=labels)
     bare = Fold("north", cohort.select(sites=["south", "west", "east"]), cohort.select(sites=["north"]))
-    assert failed(check_folds(cohort, [bare])) == {CHECKS[5]: f"Target north: {extra} source subjects have no label."}
+    assert failed(check_folds(cohort, [bare])) == {CHECKS[5]: f"Target north: {extra} source {have} no label."}

@@ -21,7 +21,7 @@ from m2lgdg.methods.m2dc import (
     MetaBatchNorm,
     TemporalBlock,
     distances,
-    edge_share,
+    edge_density,
     windows_of,
 )
 from m2lgdg.methods.msstan import strongest_edges, window_correlations
@@ -176,7 +176,7 @@ def test_any_length_has_two_windows_and_impossible_ones_are_refused():
         points, step = windows_of(length, window, stride)
         assert 3 <= points <= length // 2 and len(range(0, length - points, step)) >= 2
     for window, stride in [(2, 5), (50, 0)]:
-        with pytest.raises(InputError, match="no two windows of three points"):
+        with pytest.raises(InputError, match="does not give two windows of at least three points"):
             method(window=window, stride=stride).build(Shape(5, LENGTH, 0, 2, {}))
 
 
@@ -184,7 +184,7 @@ def test_any_length_has_two_windows_and_impossible_ones_are_refused():
 @pytest.mark.parametrize("rank", [50, 70, 85])
 def test_edges_are_entries_above_the_percentile_of_the_whole_matrix(rois, rank):
     series = scans(2, rois, 15)
-    found = strongest_edges(window_correlations(series, 14, 3), edge_share(rois, rank))
+    found = strongest_edges(window_correlations(series, 14, 3), edge_density(rois, rank))
     np.testing.assert_array_equal(found[:, 0], [graph_of(one[:, :14], rank) for one in series.double().numpy()])
 
 

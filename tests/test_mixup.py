@@ -63,7 +63,7 @@ def test_the_loss_against_loops(per_subject):
     given = own.loss(built, batch)["ce"].item()
     torch.manual_seed(3)
     first, second = site_pairs(SITE).flatten(1).tolist()
-    share = own.shares(4, 6).flatten().tolist()
+    share = own.mixing_weights(4, 6).flatten().tolist()
     total = 0.0
     for one, other, part in zip(first, second, share, strict=True):
         fc = np.arctanh(part * np.tanh(batch["fc"][one].numpy()) + (1 - part) * np.tanh(batch["fc"][other].numpy()))
@@ -78,9 +78,9 @@ def test_the_loss_against_loops(per_subject):
 
 def test_shares_are_of_a_pair_of_sites_or_of_subjects():
     torch.manual_seed(0)
-    share = make("mixup").shares(4000, 3)
+    share = make("mixup").mixing_weights(4000, 3)
     assert (share == share[:, :1]).all()
-    alone = make("mixup", share_per_subject=True).shares(4000, 3)
+    alone = make("mixup", share_per_subject=True).mixing_weights(4000, 3)
     assert (alone[:, 0] != alone[:, 1]).float().mean() > 0.9
     for drawn in (share[:, 0], alone.flatten()):
         assert drawn.mean().item() == pytest.approx(0.5, abs=0.03)

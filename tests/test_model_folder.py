@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from m2lgdg import METHODS, InputError, make, make_cohort
 from m2lgdg.method import Method
-from m2lgdg.model.folder import FORMAT, LARGEST, digest
+from m2lgdg.model.folder import FORMAT, FORMER, LARGEST, digest
 from m2lgdg.storage import file_hash
 
 METHOD = METHODS["m2lgdg"]
@@ -38,11 +38,51 @@ def rewrite(folder, **changes):
     (folder / "method.json").write_text(json.dumps(said))
 
 
+def test_a_folder_with_the_former_file_names_is_the_same_model(cohort, tmp_path):
+    fitted = make("fc-logistic").fit(cohort.select(cohort.sites != "west"), source_distribution=True, new_site_calibration=True)
+    new = cohort.select(sites=["west"])
+    folder = fitted.save(tmp_path / "model")
+    content = about(folder)
+    for name, former in FORMER.items():
+        (folder / name).rename(folder / former)
+        content["hashes"][former] = content["hashes"].pop(name)
+    content["hashes"].pop("method.json")
+    hashes = content.pop("hashes")
+    content["hashes"] = hashes | {"method.json": digest(content)}
+    (folder / "method.json").write_text(json.dumps(content))
+    files = {file.name for file in folder.iterdir()}
+    assert files == {"method.json", "weights.safetensors", "limits.safetensors", "promise.json"} == set(content["hashes"])
+    loaded = Method.load(folder)
+    assert np.array_equal(loaded.predict_proba(new), fitted.predict_proba(new))
+    assert loaded.threshold == fitted.threshold != 0.5
+    assert loaded.recalibration == fitted.recalibration != (1.0, 0.0)
+    assert loaded.new_site_.sets([0.1, 0.5, 0.9]).tolist() == fitted.new_site_.sets([0.1, 0.5, 0.9]).tolist()
+    scores, expected = loaded.source_distribution_.scores(new), fitted.source_distribution_.scores(new)
+    assert list(scores) == list(expected) == ["connectivity", "phenotypes"]
+    for name, values in expected.items():
+        assert np.array_equal(scores[name], values, equal_nan=True) and np.isfinite(values).all()
+    again = about(loaded.save(tmp_path / "again"))  # written under the new names
+    assert {*FORMER, "weights.safetensors", "method.json"} == set(again["hashes"])
+
+
+@pytest.mark.parametrize("former", FORMER.values())
+def test_an_altered_file_with_a_former_name_is_refused(cohort, tmp_path, former):
+    folder = make("fc-logistic").fit(cohort, source_distribution=True, new_site_calibration=True).save(tmp_path / "model")
+    content = about(folder)
+    name = next(name for name in FORMER if FORMER[name] == former)
+    (folder / name).rename(folder / former)
+    content["hashes"][former] = content["hashes"].pop(name)
+    (folder / "method.json").write_text(json.dumps(content))
+    (folder / former).write_bytes((folder / former).read_bytes()[:-1])
+    with pytest.raises(InputError, match=f"{former} was altered after it was written"):
+        Method.load(folder)
+
+
 def test_every_file_is_hashed(folder):
     import hashlib
 
     hashes = about(folder)["hashes"]
-    assert sorted(hashes) == ["source_distribution.safetensors", "method.json", "weights.safetensors"]
+    assert sorted(hashes) == ["method.json", "source_distribution.safetensors", "weights.safetensors"]
     for name in ("source_distribution.safetensors", "weights.safetensors"):
         assert hashes[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
 
@@ -70,7 +110,7 @@ def test_what_method_json_says_is_hashed_too(folder):
     said = about(folder)
     said["facts"]["inputs"] = ["age"]
     (folder / "method.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"method.json was altered after it was written: it does not match its own hash"):
+    with pytest.raises(InputError, match=r"method.json was altered after it was written \(its own hash differs\)"):
         Method.load(folder)
 
 
@@ -78,7 +118,7 @@ def test_a_folder_without_hashes_is_refused(folder):
     said = about(folder)
     del said["hashes"]
     (folder / "method.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match="has no hashes: it is of an earlier version, or altered; fit the model again"):
+    with pytest.raises(InputError, match=r"has no hashes \(written by an earlier version, or altered\); fit the model again"):
         Method.load(folder)
 
 
@@ -93,13 +133,13 @@ def header(shape, size):
 def test_huge_shapes_are_refused_unread(folder, shape):
     (folder / "weights.safetensors").write_bytes(header(shape, 64))
     rewrite(folder)
-    with pytest.raises(InputError, match=r"weights.safetensors is damaged or no m2lgdg-model-1 file"):
+    with pytest.raises(InputError, match=r"weights.safetensors is damaged or not an m2lgdg-model-1 file"):
         Method.load(folder)
 
 
 def test_huge_files_are_refused_unread(folder):
     os.truncate(folder / "weights.safetensors", LARGEST + 1)  # sparse: it takes no room on the disk
-    with pytest.raises(InputError, match=f"has {LARGEST + 1} bytes, more than the {LARGEST} that are read"):
+    with pytest.raises(InputError, match=f"has {LARGEST + 1} bytes, more than the limit of {LARGEST}"):
         Method.load(folder)
     os.truncate(folder / "method.json", 2**24 + 1)
     with pytest.raises(InputError, match=r"method.json has 16777217 bytes"):
@@ -139,10 +179,10 @@ def test_fields_that_ask_for_a_huge_network_are_refused_before_it_is_made(cohort
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rois": 3}, "its rois are no names"),
-        ({"rois": [1]}, "its rois are no names"),
-        ({"inputs": "../../etc"}, "its inputs are no names"),
-        ({"atlas": None}, "its atlas is no name"),
+        ({"rois": 3}, "rois is not a list of strings"),
+        ({"rois": [1]}, "rois is not a list of strings"),
+        ({"inputs": "../../etc"}, "inputs is not a list of strings"),
+        ({"atlas": None}, "atlas is not a string"),
     ],
 )
 def test_odd_facts_are_refused(folder, change, words):

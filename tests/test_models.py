@@ -26,7 +26,7 @@ def command(monkeypatch, typed, tmp_path):
 def test_fit_then_predict_is_the_same_in_python(command):
     code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
     assert code == 0
-    assert "trained on 40 subjects of 3 sites" in text
+    assert "trained on 40 subjects from 3 sites" in text
     code, text, _ = command("predict", "model", "new.cohort", "--out", "p.csv")
     assert code == 0
     assert "not a diagnostic device" in text
@@ -41,7 +41,7 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
     known = Cohort.load("known.cohort")
     held, *others = known.site_names
     code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model", "--without", held)
-    assert code == 0 and "of 2 sites" in text
+    assert code == 0 and "from 2 sites" in text
     assert f"predict model known.cohort --only {held} --out predictions.csv" in text
     assert set(Method.load("model").facts_["source"]["sites"]) == set(others)
     code, text, _ = command("predict", "model", "known.cohort", "--only", held, "--out", "p.csv")
@@ -55,7 +55,7 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
     assert code == 2 and f"{held}x is not a site of cohort tiny; did you mean {held}?" in " ".join(errors.split())
     everybody = [part for site in known.site_names for part in ("--without", site)]
     code, _, errors = command("fit", "known.cohort", "--out", "other", *everybody)
-    assert code == 2 and "has no labelled subject to learn from" in errors
+    assert code == 2 and "has no labelled subjects to train on" in errors
 
 
 def test_several_new_sites_are_compared_with_source_one_by_one(command):
@@ -71,7 +71,7 @@ def test_several_new_sites_are_compared_with_source_one_by_one(command):
     many = make_cohort("tiny", sizes={f"s{i}": 8 for i in range(6)})
     many.save("many.cohort")
     text = command("predict", "model", "many.cohort", "--out", "p.csv")[1]
-    assert f"All 6 sites together:\n    {distribution.compare(many)[0]}" in text
+    assert f"All 6 sites pooled:\n    {distribution.compare(many)[0]}" in text
     one = command("predict", "model", "new.cohort", "--out", "p.csv")[1]
     assert f"\n  {distribution.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
 
@@ -136,7 +136,7 @@ def test_calibrate_writes_a_model_that_predict_uses(command):
     command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
     assert code == 0
-    assert "calibrated on 12 subjects, who must not be used to evaluate it" in text
+    assert "calibrated on 12 subjects; do not evaluate the model on them" in text
     assert "calibration to a site" in Path("own/card.md").read_text()
     assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
     table, own = pd.read_csv("p.csv"), Method.load("own")
@@ -151,10 +151,10 @@ def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
         "fit", "known.cohort", "--method", "m2lgdg", "--variant", "small", *changes, "--out", "model", "--device", "cpu"
     )
     assert code == 0
-    assert "2 epochs, best 2: validation AUC" in text
+    assert "Trained for 2 epochs; best epoch 2 with validation AUC" in text
     assert "Note:" not in text
     assert sorted(file.name for file in Path("model").iterdir()) == [
-        *("card.html", "card.md", "source_distribution.safetensors", "method.json", "weights.safetensors")
+        *("card.html", "card.md", "method.json", "source_distribution.safetensors", "weights.safetensors")
     ]
     about = json.loads(Path("model/method.json").read_text())
     assert about["fields"]["epochs"] == 2
@@ -228,19 +228,19 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
     ("arguments", "words"),
     [
         (("fit", "known.cohort", "--method", "fc-logistics", "--out", "m"), "method fc-logistics is not known; did you mean"),
-        (("fit", "known.cohort", "--variant", "x", "--out", "m"), "has no variant x; known are phenotypes."),
+        (("fit", "known.cohort", "--variant", "x", "--out", "m"), "has no variant x; available: phenotypes."),
         (("fit", "known.cohort", "--set", "site_fold=3", "--out", "m"), "has no field site_fold; did you mean site_folds?"),
         (("fit", "known.cohort", "--inputs", "height", "--out", "m"), "input height is not a phenotype column"),
         (("fit", "nothing", "--out", "m"), "nothing does not exist."),
         (("fit", "known.cohort", "--method", "m2lgdg", "--device", "toaster", "--out", "m"), "device toaster is not available"),
-        (("predict", "nowhere", "new.cohort", "--out", "p.csv"), "nowhere is no model folder: it has no method.json."),
+        (("predict", "nowhere", "new.cohort", "--out", "p.csv"), "nowhere is not a model folder (no method.json)."),
         (
             ("predict", "model", "other.cohort", "--out", "p.csv"),
             "the model was trained on 12 ROIs (synthetic), the cohort has 13.",
         ),
         (("predict", "model", "swapped.cohort", "--out", "p.csv"), "ROI 1 is roi-001 in the model but roi-002 in the cohort"),
-        (("predict", "model", "brief.cohort", "--out", "p.csv"), "has 19 volumes; a prediction needs 20 at least."),
-        (("predict", "with", "text.cohort", "--out", "p.csv"), "input age holds text, inputs must be numbers."),
+        (("predict", "model", "brief.cohort", "--out", "p.csv"), "has 19 volumes; a prediction needs at least 20."),
+        (("predict", "with", "text.cohort", "--out", "p.csv"), "input age holds text; inputs must be numeric."),
         (("predict", "broken", "new.cohort", "--out", "p.csv"), "weights.safetensors"),
         (("fit", "known.cohort", "--out", "model"), "model is not empty; choose another --out."),
     ],
@@ -295,8 +295,8 @@ def test_a_cohort_without_labels_and_one_site(command):
     new.unlabelled().save("blank.cohort")
     code, text, errors = command("fit", "blank.cohort", "--method", "fc-logistic", "--out", "model")
     assert (code, text) == (2, "")
-    assert "no labelled subject to learn from" in errors
-    assert "trained on 12 subjects of 1 site." in command("fit", "new.cohort", "--method", "fc-logistic", "--out", "model")[1]
+    assert "no labelled subjects to train on" in errors
+    assert "trained on 12 subjects from 1 site," in command("fit", "new.cohort", "--method", "fc-logistic", "--out", "model")[1]
 
 
 def test_ctrl_c_in_fit_is_told_and_leaves_nothing(command, monkeypatch):

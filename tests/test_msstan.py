@@ -122,7 +122,7 @@ def test_any_length_has_two_windows_and_impossible_ones_are_refused():
         points = window_points(length, share, stride)
         assert points >= 3 and len(range(0, length - points, stride)) >= 2
     for share, stride in [(0.01, 2), (0.5, 190), (0.5, 0)]:
-        with pytest.raises(InputError, match="no two windows of three points"):
+        with pytest.raises(InputError, match="do not give two windows of at least three points"):
             method(length=190, window=share, stride=stride).build(Shape(5, 190, 0, 2, {}))
 
 

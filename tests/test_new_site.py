@@ -1,4 +1,4 @@
-"""What left-out sites promise: quantiles, sets, temperature and intervals against slow oracles and planted truths."""
+"""New-site calibration: quantiles, sets, temperature and intervals against slow oracles and planted truths."""
 
 import dataclasses
 import json
@@ -106,7 +106,7 @@ def test_temperature_recovers_planted_miscalibration(slope, offset):
     new_site = NewSiteCalibration.from_scores(*planted(1, sites=5, size=1000, slope=slope, offset=offset), 5)
     assert new_site.slope == pytest.approx(slope, abs=0.06)
     assert new_site.offset == pytest.approx(offset, abs=0.06)
-    assert new_site.whole.slope == pytest.approx(1, abs=0.05)  # what is promised is of calibrated scores
+    assert new_site.whole.slope == pytest.approx(1, abs=0.05)  # figures are of calibrated scores
     assert new_site.whole.intercept == pytest.approx(0, abs=0.05)
 
 
@@ -195,7 +195,7 @@ def test_the_interval_is_around_the_probability():
     assert (low <= np.maximum(proba, 1e-6)).all()
     assert (high >= np.minimum(proba, 1 - 1e-6)).all()
     assert (new_site.interval(proba, 0.5)[0] > low).all()
-    with pytest.raises(InputError, match="level 1 is not a number between 0 and 1"):
+    with pytest.raises(InputError, match="level 1 is not between 0 and 1"):
         new_site.interval(proba, 1)
 
 
@@ -211,9 +211,9 @@ def test_the_refits_never_saw_their_sites(source):
     assert all(part | rest == set(source.site_names) and not part & rest for part, rest in seen)
     seen.clear()
     assert NewSiteCalibration.fit(source, unseen, 2).folds == len(seen) == 2
-    with pytest.raises(InputError, match="a promise from 1 groups of sites: two at least are needed"):
+    with pytest.raises(InputError, match="new-site calibration needs at least 2 calibration folds, not 1"):
         NewSiteCalibration.fit(source, unseen, 1)
-    with pytest.raises(InputError, match="a promise needs 3 source sites at least; there are 2"):
+    with pytest.raises(InputError, match="new-site calibration needs at least 3 source sites, and there are 2"):
         NewSiteCalibration.fit(source.select(source.sites != "east"), unseen)
 
 
@@ -230,7 +230,7 @@ def test_weights_are_the_same_and_probabilities_have_the_temperature(source, new
     assert fitted.threshold == new_site.threshold == source.labels.mean()
     slope, offset = plain.state_["calibration"]
     assert calibration_of(fitted) == pytest.approx((new_site.slope * slope, new_site.slope * offset + new_site.offset))
-    again = fitted.fit(source)  # a promise is of one fit only
+    again = fitted.fit(source)  # the calibration belongs to one fit only
     assert again.new_site_ is None
     np.testing.assert_array_equal(again.predict_proba(new)[:, 1], before)
     fitted.fit(source, source_distribution=True, new_site_calibration=True)
@@ -248,7 +248,7 @@ def test_scores_are_those_of_a_fit_without_the_site(source, fitted):
     assert fitted.new_site_.sites[site].subjects == here.sum()
 
 
-def test_a_saved_promise_is_the_same_and_holds_no_subject(source, new, fitted, tmp_path):
+def test_a_saved_calibration_is_the_same_and_holds_no_subject(source, new, fitted, tmp_path):
     loaded = Method.load(fitted.save(tmp_path / "model"))
     kept, new_site = loaded.new_site_, fitted.new_site_
     assert str(kept.whole) == str(new_site.whole)  # NaN is not equal to itself
@@ -316,21 +316,21 @@ def put(*path, value):
         (put("threshold", value="0.5"), "'0.5' is not a number from 0 to 1"),
         (put("threshold", value=2), "'2' is not a number from 0 to 1"),
         (put("offset_sd", value=None), "'None' is not a number"),
-        (put("quantiles", value=[[0.5, 0.5]]), "two quantiles a level"),
+        (put("quantiles", value=[[0.5, 0.5]]), "quantiles are not two per level"),
         (put("quantiles", value=[[0.5, 7]] * len(LEVELS)), "'7' is not a number from 0 to 1"),
         (put("quantiles", value=3), "damaged"),
         (put("levels", value=[0.1]), "format"),
-        (put("format", value="other"), "its format is not m2lgdg-promise-1"),
+        (put("format", value="other"), "the format is not m2lgdg-promise-1"),
         (put("whole", "brier", value=9), "'9' is not a number from 0 to 1"),
-        (put("whole", "reached", value=[1.0]), "reached does not have a number for each level"),
-        (put("whole", "subject", value="x"), "figures of a site are"),
+        (put("whole", "reached", value=[1.0]), "reached does not have one number per level"),
+        (put("whole", "subject", value="x"), "the figures of a site are not"),
         (put("sites", value=[1, 2]), "damaged"),
-        (put("sites", value={"a": {}}), "figures of a site are"),
-        (put("extra", value=1), "extra does not belong there"),
+        (put("sites", value={"a": {}}), "the figures of a site are not"),
+        (put("extra", value=1), "key extra is not known"),
         (lambda said: said.pop("folds"), "folds"),
     ],
 )
-def test_a_hostile_promise_is_refused(fitted, tmp_path, change, words):
+def test_a_hostile_calibration_is_refused(fitted, tmp_path, change, words):
     folder = fitted.save(tmp_path / "model")
     rewrite(folder, change)
     with pytest.raises(InputError, match=r"new_site_calibration\.json is damaged") as refused:
@@ -338,7 +338,7 @@ def test_a_hostile_promise_is_refused(fitted, tmp_path, change, words):
     assert words in str(refused.value)
 
 
-def test_a_promise_that_is_no_json_too_large_or_altered_is_refused(fitted, tmp_path):
+def test_a_calibration_that_is_no_json_too_large_or_altered_is_refused(fitted, tmp_path):
     folder = fitted.save(tmp_path / "model")
     file = folder / "new_site_calibration.json"
     whole = file.read_text()
@@ -352,14 +352,14 @@ def test_a_promise_that_is_no_json_too_large_or_altered_is_refused(fitted, tmp_p
             Method.load(folder)
     file.write_text(whole + " " * LARGEST)
     rehash(folder)
-    with pytest.raises(InputError, match=f"more than the {LARGEST} that are read"):
+    with pytest.raises(InputError, match=f"more than the limit of {LARGEST}"):
         Method.load(folder)
     file.unlink()
     with pytest.raises(InputError, match=r"new_site_calibration\.json does not exist"):
         Method.load(folder)
 
 
-def test_local_calibration_goes_on_from_the_temperature_and_ends_the_promise(source, new, tmp_path):
+def test_local_calibration_goes_on_from_the_temperature_and_ends_the_new_site_calibration(source, new, tmp_path):
     fitted = make("fc-logistic").fit(source, new_site_calibration=True)
     before = fitted.predict_proba(new)[:, 1]
     found = calibrate(fitted, new)
@@ -369,13 +369,13 @@ def test_local_calibration_goes_on_from_the_temperature_and_ends_the_promise(sou
     assert loaded.new_site_ is None
     assert loaded.threshold == new.labels.mean()
     write_card(tmp_path / "own")
-    assert "never seen" not in (tmp_path / "own" / "card.md").read_text().split("## Decision")[1].split("## Data")[0]
+    assert "unseen site" not in (tmp_path / "own" / "card.md").read_text().split("## Decision")[1].split("## Data")[0]
 
 
-def test_the_card_tells_the_promise(fitted, tmp_path):
+def test_the_card_shows_the_calibration(fitted, tmp_path):
     folder = fitted.save(tmp_path / "model")
     text = (write_card(folder) / "card.md").read_text()
-    part = text.split("## At a site it has never seen")[1].split("\n## ")[0]
+    part = text.split("## Expected performance at an unseen site")[1].split("\n## ")[0]
     new_site = fitted.new_site_
     assert f"sd {new_site.slope_sd:.2f} of the slope, {new_site.offset_sd:.2f} of the offset" in part
     for site, one in new_site.sites.items():
@@ -386,7 +386,9 @@ def test_the_card_tells_the_promise(fitted, tmp_path):
     assert f"logit times {new_site.slope:.4g} plus {new_site.offset:.4g}" in text
     assert f"patient at {new_site.threshold:.3g} or above" in text
     plain = make("fc-logistic", site_folds=2).fit(make_cohort("tiny", seed=1)).save(tmp_path / "plain")
-    assert "fitted without a promise" in (write_card(plain) / "card.md").read_text()
+    text = (write_card(plain) / "card.md").read_text()
+    assert "fitted without new-site calibration, so its probabilities are not calibrated for a site it has not seen." in text
+    assert "Fit it with m2lgdg fit --new-site-calibration." in text
 
 
 @pytest.fixture
@@ -400,7 +402,7 @@ def command(monkeypatch, typed, tmp_path, source, new):
 def test_fit_predict_and_abstain(command, new, fitted):
     code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     assert code == 0
-    assert "Also fitting 3 times without a site" in text
+    assert "New-site calibration: 3 extra fits, each without one site" in text
     assert command("predict", "model", "new.cohort", "--out", "plain.csv")[0] == 0
     code, text, _ = command("predict", "model", "new.cohort", "--out", "p.csv", "--coverage", "0.7")
     assert code == 0
@@ -427,45 +429,71 @@ def test_fit_predict_and_abstain(command, new, fitted):
     assert [f"abstained: {one}" in flags for one, flags in zip(sets, table["flags"], strict=True)] == unsure
     assert f"Decided on {12 - sum(unsure)} subjects, abstained on {sum(unsure)}." in text
     kept = fitted.new_site_.expected(0.9)
-    assert f"{percent(kept.decided)} were decided, and {percent(kept.right)} of these were right" in text
+    assert f"{percent(kept.decided)} were decided, and {percent(kept.right)} of these correctly" in text
     assert f"{sets.count('patient')} decided as patients" in text
 
 
-def test_options_without_a_promise_are_refused_in_one_sentence(command):
-    assert "promise" not in command("fit", "known.cohort", "--method", "fc-logistic", "--no-promise", "--out", "model")[1]
+def test_options_without_a_calibration_are_refused_in_one_sentence(command):
+    fit = ("fit", "known.cohort", "--method", "fc-logistic")
+    assert "calibration" not in command(*fit, "--no-new-site-calibration", "--out", "model")[1]
     assert not Path("model/new_site_calibration.json").exists()
     for option in (["--coverage", "0.9"], ["--abstain"]):
         code, _, errors = command("predict", "model", "new.cohort", "--out", "p.csv", *option)
         assert code == 2
-        assert "this model has no promise of what its scores mean at a new site; fit it with --promise." in errors
+        assert "this model has no new-site calibration; fit it with --new-site-calibration." in errors
         assert not Path("p.csv").exists()
-    command("fit", "known.cohort", "--method", "fc-logistic", "--promise-folds", "2", "--out", "kept")
+    command("fit", "known.cohort", "--method", "fc-logistic", "--calibration-folds", "2", "--out", "kept")
     assert Method.load("kept").new_site_.folds == 2
     code, _, errors = command("predict", "kept", "new.cohort", "--out", "p.csv", "--coverage", "0.92")
     assert (code, "coverage 0.92 is not one of" in errors) == (2, True)
     command("calibrate", "kept", "new.cohort", "--out", "own")
     code, _, errors = command("predict", "own", "new.cohort", "--out", "p.csv", "--abstain")
-    assert (code, "is calibrated to a site" in errors) == (2, True)
-    code, _, errors = command("fit", "known.cohort", "--no-promise", "--promise-folds", "2", "--out", "m")
+    assert (code, "is calibrated to one site" in errors) == (2, True)
+    code, _, errors = command("fit", "known.cohort", "--no-new-site-calibration", "--calibration-folds", "2", "--out", "m")
     assert (code, "contradict each other" in errors) == (2, True)
+
+
+def test_the_former_spellings_are_aliases(command):
+    fit = ("fit", "known.cohort", "--method", "fc-logistic")
+    pairs = {
+        "--promise": ["--new-site-calibration"],
+        "--no-promise": ["--no-new-site-calibration"],
+        "--promise-folds": ["--calibration-folds", "2"],
+    }
+    for former, (option, *value) in pairs.items():
+        results = []
+        for spelling in (former, option):
+            out = Path(f"model{spelling}")
+            code, text, errors = command(*fit, spelling, *value, "--out", str(out))
+            assert (code, errors) == (0, "")
+            file = out / "new_site_calibration.json"
+            assert file.exists() == (former != "--no-promise")
+            results.append((text.replace(str(out), "model"), file.read_bytes() if file.exists() else None))
+        assert results[0] == results[1]
+    code, _, errors = command(*fit, "--no-promise", "--promise-folds", "2", "--out", "m")
+    assert (code, "--calibration-folds and --no-new-site-calibration contradict each other" in errors) == (2, True)
+    assert "promise" not in command("fit", "--help")[1]
 
 
 def test_what_is_not_done_is_said(command, source):
     small = ["--method", "erm", "--variant", "small", "--set", "epochs=1", "--set", "warmup=0", "--device", "cpu"]
     code, text, _ = command("fit", "known.cohort", *small, "--out", "deep")
     assert code == 0
-    assert "it would take 3 more trainings (--promise, or fewer with --promise-folds 5)" in text
-    assert command("fit", "known.cohort", *small, "--promise-folds", "2", "--out", "kept")[0] == 0
+    skipped = (
+        "Skipped new-site calibration (3 extra fits); enable it with --new-site-calibration, or with --calibration-folds 5"
+    )
+    assert skipped in text
+    assert command("fit", "known.cohort", *small, "--calibration-folds", "2", "--out", "kept")[0] == 0
     assert Method.load("kept").new_site_.folds == 2
     source.select(source.sites != "east").save("two.cohort")
     code, text, _ = command("fit", "two.cohort", "--method", "fc-logistic", "--out", "two")
     assert code == 0
-    assert "No promise of what scores mean at a new site: a promise needs 3 source sites at least; there are 2." in text
-    code, _, errors = command("fit", "two.cohort", "--method", "fc-logistic", "--promise", "--out", "three")
-    assert (code, "a promise needs 3 source sites" in errors, Path("three").exists()) == (2, True, False)
+    assert "Skipped: new-site calibration needs at least 3 source sites, and there are 2." in text
+    code, _, errors = command("fit", "two.cohort", "--method", "fc-logistic", "--new-site-calibration", "--out", "three")
+    assert (code, "new-site calibration needs at least 3 source sites" in errors, Path("three").exists()) == (2, True, False)
 
 
-def test_a_method_of_constant_scores_promises_sets_of_both(source, new):
+def test_a_method_of_constant_scores_gives_sets_of_both(source, new):
     fitted = METHODS["prior"]().fit(source, new_site_calibration=True)
     proba = fitted.predict_proba(new)[:, 1]
     assert set(fitted.new_site_.sets(proba, 0.95)) == {"both"}
@@ -481,7 +509,7 @@ def test_the_onnx_graph_has_the_temperature(fitted, new, tmp_path):
     assert json.loads(file.with_suffix(".json").read_text())["output"]["threshold"] == fitted.new_site_.threshold
 
 
-def test_a_cohort_read_anew_gives_the_same_promise(source, fitted, tmp_path):
+def test_a_cohort_read_anew_gives_the_same_calibration(source, fitted, tmp_path):
     source.save(tmp_path / "known.cohort")
     again = make("fc-logistic").fit(Cohort.load(tmp_path / "known.cohort"), new_site_calibration=True).new_site_
     assert (again.slope, again.offset, again.slope_sd) == (

@@ -62,7 +62,7 @@ def test_planted_phenotypes_are_found_and_noise_is_not(plain, told):
     nothing = told(plain)["phenotype-only"]
     assert nothing.low < 0.5 < nothing.high
     assert told(plain, inputs=[])["phenotype-only"] == NoBrainScore(
-        "phenotype-only", "not reported: no phenotype that varies in source is an input"
+        "phenotype-only", "not reported: no input phenotype varies in source"
     )
 
 
@@ -86,10 +86,10 @@ def test_motion_counts_though_it_is_no_input(plain, told):
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ({}, "not reported: no phenotype that varies in source tells motion (known are func_mean_fd, mean_fd, "),
-        ({"mean_fd": "little"}, "not reported: no phenotype that varies in source tells motion"),
-        ({"mean_fd": 0.2}, "not reported: no phenotype that varies in source tells motion"),
-        ({"mean_fd": "not at east"}, "not reported: east has no value of mean_fd"),
+        ({}, "not reported: no column of head motion varies in source (recognised: func_mean_fd, mean_fd, "),
+        ({"mean_fd": "little"}, "not reported: no column of head motion varies in source"),
+        ({"mean_fd": 0.2}, "not reported: no column of head motion varies in source"),
+        ({"mean_fd": "not at east"}, "not reported: east has no values of mean_fd"),
     ],
 )
 def test_without_motion_it_is_said(plain, told, column, said):
@@ -110,7 +110,7 @@ def test_missing_values_that_tell_the_label(plain, told):
     assert told(plain, age=age)["missingness-only"].note.startswith("not reported: no input is missing for some")
     elsewhere = told(plain, age=age.mask((plain.labels == 1) & (plain.sites != "east")))["missingness-only"]
     assert elsewhere.auc == 0.5
-    assert elsewhere.note.endswith("scored at east, where all are alike")
+    assert elsewhere.note.endswith("scored at east, where all values are equal")
     assert np.isnan(elsewhere.low)
 
 
@@ -129,7 +129,7 @@ def test_nothing_of_the_target_is_fitted(plain, told):
 
 def test_a_target_of_one_class_has_no_score(plain, told):
     found = told(plain, labels=np.where(plain.sites == "east", 1, plain.labels))
-    assert found["phenotype-only"].note == "not reported: east has no labels of both classes"
+    assert found["phenotype-only"].note == "not reported: east does not have labels of both classes"
     assert found["site-only"].subjects == 120
     with pytest.raises(InputError, match="target nowhere is not a site"):
         told(plain, target="nowhere")

@@ -49,7 +49,7 @@ def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
         for key, value in inputs.items()
         if key != "phenotypes" or name not in BRAIN_ALONE
     ]
-    assert not [one["name"] for one in told["inputs"] if "own `features`" in one["prepared"]]
+    assert not [one["name"] for one in told["inputs"] if "`features` of the method" in one["prepared"]]
     for text in (path.read_bytes(), path.with_suffix(".json").read_bytes()):
         assert not re.search(rb"\.py\b|site-packages|/home/|/tmp/|stack_trace", text)
 
@@ -181,5 +181,5 @@ def test_the_command(fold, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    assert "Wrote fc.onnx, and fc.json on how its inputs are prepared." in capsys.readouterr().out
+    assert "Wrote fc.onnx, and fc.json on how to prepare its inputs." in capsys.readouterr().out
     assert Path("fc.onnx").stat().st_size > 0

@@ -7,12 +7,22 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure as Canvas
 from scipy.optimize import minimize
 from scipy.stats import binomtest
 
 from m2lgdg import InputError
-from m2lgdg.metrics import calibration_bins, calibration_error, wilson
-from m2lgdg.report.operating import confusion, net_benefit, operating_table, predictive_values
+from m2lgdg.metrics import calibration_bins, calibration_error, delong_interval, delong_test, wilson
+from m2lgdg.report import figures
+from m2lgdg.report.drawing import Sheet
+from m2lgdg.report.operating import (
+    comparison_table,
+    confusion,
+    net_benefit,
+    operating_table,
+    predictive_table,
+    predictive_values,
+)
 from m2lgdg.report.tables import render
 
 quick = settings(max_examples=80, deadline=None)
@@ -187,3 +197,132 @@ def test_net_benefit_at_another_prevalence_and_bad_thresholds():
     assert np.isnan(net_benefit([1, 1], [0.4, 0.6], [0.2], prevalence=0.1)["model"][0])  # no control tells the alarms
     with pytest.raises(InputError, match="threshold 1 is not"):
         net_benefit(labels, proba, [0.5, 1.0])
+
+
+def two_methods(sites):
+    """A table as of `over_seeds` from target -> [(label, proba of a, proba of b)]; subjects of b are in another order."""
+    rows = []
+    for site, subjects in sites.items():
+        rows += [("a", "", site, f"s{i}", y, p) for i, (y, p, _) in enumerate(subjects)]
+        rows += [("b", "phenotypes", site, f"s{i}", y, p) for i, (y, _, p) in reversed(list(enumerate(subjects)))]
+    return pd.DataFrame(rows, columns=["method", "variant", "target", "subject", "label", "proba"])
+
+
+SMALL_SITE = [
+    *((1, 0.9, 0.6), (1, 0.8, 0.4), (1, 0.3, 0.7), (1, 0.6, 0.2), (1, 0.7, 0.5)),
+    *((0, 0.2, 0.4), (0, 0.3, 0.1), (0, 0.6, 0.8), (0, 0.1, 0.3)),
+]
+
+
+def u_statistics(subjects):
+    """AUC of a and b, and the variances of a, b and a - b, from every pair of a patient and a control."""
+    patients, controls = ([row[1:] for row in subjects if row[0] == label] for label in (1, 0))
+    wins = [[[(x > y) + 0.5 * (x == y) for x, y in zip(p, c, strict=True)] for c in controls] for p in patients]
+    wins = [[[*pair, pair[0] - pair[1]] for pair in row] for row in wins]  # (patient, control, [a, b, a - b])
+    m, n = len(patients), len(controls)
+    means, variances = [], []
+    for k in range(3):
+        area = sum(wins[i][j][k] for i in range(m) for j in range(n)) / (m * n)
+        by_patient = [sum(wins[i][j][k] for j in range(n)) / n for i in range(m)]
+        by_control = [sum(wins[i][j][k] for i in range(m)) / m for j in range(n)]
+        variance = (
+            sum((v - area) ** 2 for v in by_patient) / (m - 1) / m + sum((v - area) ** 2 for v in by_control) / (n - 1) / n
+        )
+        means.append(area)
+        variances.append(variance)
+    return means, variances
+
+
+def test_two_methods_are_compared_at_each_site_by_delong():
+    rng = np.random.default_rng(3)
+    large = [(int(y), float(0.3 * y + rng.random()) / 1.3, float(rng.random())) for y in np.arange(40) % 2]
+    one_class = [(1, 0.4, 0.6), (1, 0.7, 0.2)]
+    sites = {"tiny": SMALL_SITE, "patients only": one_class, "large": large}
+    table = comparison_table(two_methods(sites), ("a", ""), ("b", "phenotypes"))
+    assert table.header == ["Target", "n", "patients", "AUC, a", "AUC, b + phenotypes", "difference", "p"]
+    assert [row[0] for row in table.rows] == ["tiny", "large"]  # no AUC where there is one class
+    for row in table.rows:
+        labels, *scores = zip(*sites[row[0]], strict=True)
+        assert row[1:3] == [str(len(labels)), str(sum(labels))]
+        (first, second, difference), variances = u_statistics(sites[row[0]])
+        p = math.erfc(abs(difference) / math.sqrt(2 * variances[2]))
+        assert row[5:] == [f"{100 * difference:+.1f}", f"{p:.3f}"]
+        assert delong_test(labels, *scores) == pytest.approx((difference, p))
+        for cell, area, score, variance in zip(row[3:5], (first, second), scores, variances[:2], strict=True):
+            low, high = delong_interval(labels, score)
+            assert cell == f"{100 * area:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+            scale = area * (1 - area)  # the interval is symmetric in the logit of the AUC
+            half = 1.959964 * math.sqrt(variance) / scale
+            ends = [1 / (1 + math.exp(-(math.log(area / (1 - area)) + sign * half))) for sign in (-1, 1)]
+            assert (low, high) == pytest.approx(ends, abs=1e-6)
+    other = cells(comparison_table(two_methods(sites), ("b", "phenotypes"), ("a", "")))
+    assert other["p"] == cells(table)["p"]
+    assert float(other["difference"]) == -float(cells(table)["difference"]) != 0
+
+
+def test_only_subjects_of_both_methods_are_compared():
+    """Controls s5 and s7 were not predicted by b, and count for neither."""
+    mean = two_methods({"NYU": SMALL_SITE})
+    fewer = mean[~((mean.method == "b") & mean.subject.isin(["s5", "s7"]))]
+    shorter = [row for i, row in enumerate(SMALL_SITE) if i not in (5, 7)]
+    table = comparison_table(fewer, ("a", ""), ("b", "phenotypes"))
+    assert table.rows == comparison_table(two_methods({"NYU": shorter}), ("a", ""), ("b", "phenotypes")).rows
+    assert cells(table)["n"] == "7"
+    assert comparison_table(mean, ("a", ""), ("b", "")) is None  # b was run with phenotypes only
+    assert comparison_table(mean[mean.label == 1], ("a", ""), ("b", "phenotypes")) is None
+
+
+def test_predictive_values_are_those_of_the_mean_rates_over_sites():
+    """Method a: SEN 4/5 and 1/2, SPE 3/4 and 2/3; a third site of patients only counts for SEN, 1."""
+    usm = [(1, 0.9, 0.1), (1, 0.2, 0.1), (0, 0.1, 0.1), (0, 0.2, 0.1), (0, 0.6, 0.1)]
+    mean = two_methods({"NYU": SMALL_SITE, "USM": usm, "patients": [(1, 0.5, 0.1)]})  # 0.5 reaches the threshold
+    table = predictive_table(mean, [("a", ""), ("b", "phenotypes")])
+    rows = {(row[0], float(row[1])): row[2:] for row in table.rows}
+    assert [key for key in rows if key[0] == "a"] == [("a", prevalence) for prevalence in (1, 5, 10, 20, 50)]
+    sensitivity, specificity = (4 / 5 + 1 / 2 + 1) / 3, (3 / 4 + 2 / 3) / 2
+    for prevalence in (1, 5, 10, 20, 50):
+        sick, well = 1000 * prevalence, 1000 * (100 - prevalence)  # of 100,000
+        positive = [sick * sensitivity, well * (1 - specificity)]
+        negative = [well * specificity, sick * (1 - sensitivity)]
+        values = [sensitivity, specificity, positive[0] / sum(positive), negative[0] / sum(negative)]
+        assert rows["a", prevalence] == [f"{100 * value:.1f}" for value in values]
+    only_patients = two_methods({"patients": [(1, 0.9, 0.1), (1, 0.2, 0.1)]})
+    assert cells(predictive_table(only_patients, [("a", "")]))["SPE"] == "-"
+    assert cells(predictive_table(only_patients, [("a", "")]))["PPV"] == "-"
+
+
+def lines_of(monkeypatch, mean, keys):
+    """Label -> (x, y) of the lines of a decision curve, and its sheet; None where nothing is drawn."""
+    monkeypatch.setattr(figures, "draw", lambda name, caption, alt, size, paint: paint)
+    paint = figures.decision_curves(mean, keys)
+    if paint is None:
+        return None
+    sheet = Sheet(Canvas(layout="constrained"))
+    paint(sheet)
+    return {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in sheet.canvas.axes[0].lines}
+
+
+def slow_benefit(subjects, threshold):
+    """Net benefit of method a and of treating all, from the definition."""
+    found = sum(y == 1 and p >= threshold for y, p, _ in subjects)
+    alarms = sum(y == 0 and p >= threshold for y, p, _ in subjects)
+    n, patients, odds = len(subjects), sum(y for y, *_ in subjects), threshold / (1 - threshold)
+    return found / n - alarms / n * odds, patients / n - (n - patients) / n * odds
+
+
+def test_decision_curves_are_drawn_from_the_definition(monkeypatch):
+    usm = [(1, 0.9, 0.1), (1, 0.2, 0.1), (1, 0.6, 0.1), (0, 0.1, 0.1)]
+    sites = {"NYU": SMALL_SITE, "USM": usm, "patients": [(1, 0.5, 0.1)]}
+    alone = lines_of(monkeypatch, two_methods({"NYU": SMALL_SITE}), [("a", "")])
+    both = lines_of(monkeypatch, two_methods(sites), [("a", ""), ("b", "phenotypes"), ("c", "")])
+    assert list(alone) == ["treat all", "treat none", "a"]
+    assert list(both) == ["treat all", "treat none", "a", "b + phenotypes"]  # c was not run
+    for lines, parts in ((alone, [SMALL_SITE]), (both, [SMALL_SITE, usm])):  # a site of one class does not count
+        thresholds, benefits = lines["a"]
+        assert thresholds == pytest.approx([i / 100 for i in range(1, 100)])
+        expected = [[slow_benefit(part, threshold) for part in parts] for threshold in thresholds]
+        assert benefits == pytest.approx([sum(model for model, _ in each) / len(parts) for each in expected])
+        assert lines["treat all"][1] == pytest.approx([sum(every for _, every in each) / len(parts) for each in expected])
+        assert set(lines["treat none"][1]) == {0}
+    assert benefits[49] == pytest.approx((4 / 9 - 1 / 9 + 2 / 4) / 2)  # at 0.5 found patients and false alarms weigh the same
+    assert lines_of(monkeypatch, two_methods({"patients": [(1, 0.5, 0.1)]}), [("a", "")]) is None

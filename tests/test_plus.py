@@ -6,7 +6,7 @@ import torch
 
 from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import Batch
-from m2lgdg.methods.plus import SHARES, M2LGDGPlus, share_beside
+from m2lgdg.methods.plus import WEIGHTS, M2LGDGPlus, correction_weight
 from m2lgdg.metrics import logit, platt
 
 SMALL = dict(METHODS["m2lgdg"].variants["small"]) | {"epochs": 3, "warmup": 1, "length": 32}
@@ -91,20 +91,20 @@ def test_the_share_is_what_helps_subjects_not_trained_on():
     labels = rng.integers(0, 2, 400)
     y = 2.0 * labels - 1
     head, noise = y + rng.normal(size=400), 3 * rng.normal(size=400)
-    assert share_beside(head, noise, labels) == 0
-    assert share_beside(head, np.zeros(400), labels) == 0
-    assert share_beside(head, y + rng.normal(size=400), labels) == 1
-    assert share_beside(head, -y, labels) == 0
-    some = share_beside(head, y + 2 * rng.normal(size=400), labels)
+    assert correction_weight(head, noise, labels) == 0
+    assert correction_weight(head, np.zeros(400), labels) == 0
+    assert correction_weight(head, y + rng.normal(size=400), labels) == 1
+    assert correction_weight(head, -y, labels) == 0
+    some = correction_weight(head, y + 2 * rng.normal(size=400), labels)
     assert 0 < some < 1
     losses = {}
-    for share in SHARES:
+    for share in WEIGHTS:
         slope, offset = platt(head + share * noise, labels)
         losses[share] = np.log1p(np.exp(-y * (slope * (head + share * noise) + offset))).mean()
     assert min(losses, key=losses.get) == 0
 
 
 def test_the_share_is_told_and_used(fitted):
-    assert fitted.facts_["share"] in SHARES
+    assert fitted.facts_["share"] in WEIGHTS
     assert float(fitted.network().share) == pytest.approx(fitted.facts_["share"])
     assert "_unseen" not in vars(fitted)

@@ -116,21 +116,21 @@ def test_nothing_of_this_machine_is_in_the_cohort(name, tmp_path):
 
 def test_wrong_calls_say_what_would_be_right(tmp_path):
     folder, _ = made("npy", tmp_path)
-    with pytest.raises(InputError, match=r"kind folder has no option atlas; it takes none"):
+    with pytest.raises(InputError, match=r"kind folder has no option atlas; available: none\."):
         read(folder, atlas="aal")
     with pytest.raises(InputError, match=r"kind abide-pcp has no option stratgy; did you mean strategy\?"):
         read(folder, "abide-pcp", stratgy="x")
-    with pytest.raises(InputError, match=r"kind abide is not known; it is one of .*abide-pcp.*cohort"):
+    with pytest.raises(InputError, match=r"kind abide is not known; choose one of .*abide-pcp.*cohort"):
         read(folder, "abide")
     with pytest.raises(InputError, match=r"nowhere does not exist"):
         read(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"on_bad is 'stop' or 'exclude', not 'ignore'"):
+    with pytest.raises(InputError, match=r"on_bad must be 'stop' or 'exclude', not 'ignore'"):
         read(folder, on_bad="ignore")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty is an empty folder"):
         read(tmp_path / "empty")
     (tmp_path / "empty" / "notes.md").write_text("nothing")
-    with pytest.raises(InputError, match=r"is of no kind we know"):
+    with pytest.raises(InputError, match=r"is not of a supported kind"):
         read(tmp_path / "empty")
     file = read(folder).save(tmp_path / "x.cohort")
     with pytest.raises(InputError, match=r"a cohort file takes no option atlas"):
@@ -160,5 +160,5 @@ def test_an_inclusion_list_is_followed(tmp_path):
     miniature.write_rows(tmp_path / "inclusion.csv", ("subject", "status"), rows, ",")
     assert keep_included(cohort, tmp_path / "inclusion.csv").hash == kept.hash
     miniature.write_rows(tmp_path / "inclusion.csv", ("subject", "status"), [("7", "included")], ",")
-    with pytest.raises(InputError, match=r"subject 7 is listed as included but the cohort does not have it"):
+    with pytest.raises(InputError, match=r"subject 7 is listed as included but is not in the cohort"):
         keep_included(cohort, Path(tmp_path / "inclusion.csv"))

@@ -16,8 +16,8 @@ from m2lgdg.registry import PAPER, Registry
 def test_every_method_of_the_package_is_found_where_it_is():
     for module in pkgutil.iter_modules(m2lgdg.methods.__path__):
         importlib.import_module(f"m2lgdg.methods.{module.name}")
-    own = {name: cls for name, cls in METHODS._there.items() if cls.__module__.startswith("m2lgdg.methods.")}
-    assert METHODS.homes == {name: cls.__module__ for name, cls in own.items()}
+    own = {name: cls for name, cls in METHODS._loaded.items() if cls.__module__.startswith("m2lgdg.methods.")}
+    assert METHODS.modules == {name: cls.__module__ for name, cls in own.items()}
     assert set(PAPER) <= set(METHODS) and len(METHODS) == len(list(METHODS)) >= 28
     assert all(METHODS[name].name == name for name in METHODS)
 

@@ -17,7 +17,7 @@ from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
-from m2lgdg.report.operating import over_seeds
+from m2lgdg.report.operating import comparison_table, over_seeds, predictive_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables, training_table, training_tables
 from m2lgdg.study.predictions import read_predictions
@@ -71,8 +71,8 @@ def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckie
     areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
     assert [row[0] for row in macro.rows] == ["noisy", "noisy: less", "noisy: all"]
     assert [row[column] for row in macro.rows] == ["", f"{100 * np.mean(areas[:4]) - 100:+.2f}", "+0.00"]
-    assert "of noisy against each" in macro.note
-    assert "of noisy: less against each" in study_tables(cell_scores(ablated), best="noisy: less")[-1].note
+    assert "noisy against each other method" in macro.note
+    assert "noisy: less against each other method" in study_tables(cell_scores(ablated), best="noisy: less")[-1].note
 
 
 def test_trainings_of_variants_are_told_with_an_interval(ablated):
@@ -81,12 +81,12 @@ def test_trainings_of_variants_are_told_with_an_interval(ablated):
     areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
     spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
     mean, half = np.mean(areas) - 100, 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
-    assert table.title == "Variants of noisy, training by training"
+    assert table.title == "Variants of noisy, paired by site and seed"
     assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
     assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
     assert mean < -1
     (short,) = [training_table(cell_scores(ablated), "noisy", ["all"], "Sweeps")]
-    assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, training by training", ["all"])
+    assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, paired by site and seed", ["all"])
 
 
 def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablated):
@@ -130,7 +130,7 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
     assert "default-src 'none'" in html.unescape(page)
     assert "not a diagnostic device" in page
     assert "Mean AUC over 2 unseen sites: good 100.0 (95 % interval 100.0 to 100.0, t over sites)" in page
-    assert "2 sites say little about the next one" in page
+    assert "With only 2 sites, performance at a further site is uncertain" in page
 
 
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
@@ -148,7 +148,7 @@ def test_what_did_not_run_with_its_defaults_is_told():
     assert told("m2lgdg") == ""
     assert told("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
     assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
-    whose = "perhaps somebody's (of a plugin; its fields are in study.json)"
+    whose = "possibly somebody's (a plugin; its fields are in study.json)"
     assert changed_fields({"method": {"somebody's": {"width": 3}}}) == whose
     assert changed_fields({}) == ""
 
@@ -173,10 +173,10 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     half = 12.7062 * np.std(sites, ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
-    few = "2 sites say little about the next one, however wide the interval."
-    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. 50 is chance. {few}"
-    assert told.beside.startswith("The best simple peer: fc-logistic 100.0 ")
-    assert told.warnings == ["A simple model does as well or better: fc-logistic against m2lgdg."]
+    few = "With only 2 sites, performance at a further site is uncertain, whatever the interval."
+    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50. {few}"
+    assert told.comparison.startswith("Best simple peer: fc-logistic 100.0 ")
+    assert told.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
     one = named[named.target == "USM"]
     told = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
     mean = one[one.method == "m2lgdg"].groupby("subject").agg(label=("label", "first"), proba=("proba", "mean"))
@@ -224,10 +224,10 @@ def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
     good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
     alone = good[good.target == "NYU"].assign(method="alone")
     macro = study_tables(cell_scores(pd.concat([alone, noisy])))[-1]
-    assert macro.note.startswith("mean ± sd over 2 target sites; paired t-tests over sites of noisy against each")
-    assert "AUC over fewer sites than 2: alone (1)" in macro.note
+    assert macro.note.startswith("mean ± sd over 2 target sites; paired t-tests over sites, noisy against each other method")
+    assert "AUC over fewer than 2 sites: alone (1)" in macro.note
     patients = pd.concat([good[good.target == "NYU"], good[(good.target == "USM") & (good.label == 1)]])
-    assert "AUC over fewer sites than 2: all, 1" in study_tables(cell_scores(patients))[-1].note
+    assert "AUC over fewer than 2 sites: all methods (1)" in study_tables(cell_scores(patients))[-1].note
 
 
 def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablated, tmp_path):
@@ -240,7 +240,7 @@ def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablat
     assert answer(contents).main == ("noisy", "amount=2")
     page = write_report(tmp_path / "alone").read_text()
     assert "sensitivity-noisy" in " ".join(path.name for path in (tmp_path / "alone" / "figures").iterdir())
-    assert "training by training" not in page
+    assert "paired by site and seed" not in page
     other = ablated[ablated.variant == ""].assign(method="other")  # worse, but no value of a sweep
     both = pd.concat([alone, other])
     contents = read_contents(study_of(both, tmp_path / "both", sweep={"noisy": {"amount": [2]}}))
@@ -283,12 +283,12 @@ def test_edited_predictions_are_refused_with_their_line(predictions, tmp_path, c
 
 def test_a_subject_twice_or_with_two_labels_is_refused(predictions, tmp_path):
     pd.concat([predictions, predictions.iloc[[7]]]).to_csv(tmp_path / "predictions.csv", index=False)
-    with pytest.raises(InputError, match=f"line {len(predictions) + 2}: a subject is in the same cell twice"):
+    with pytest.raises(InputError, match=f"line {len(predictions) + 2}: a subject occurs twice in the same cell"):
         read_predictions(tmp_path)
     other = predictions.copy()
     other.loc[3, "label"] = 1 - other.loc[3, "label"]
     other.to_csv(tmp_path / "predictions.csv", index=False)
-    with pytest.raises(InputError, match="subject s3 at NYU has one label in a row and another in another"):
+    with pytest.raises(InputError, match="subject s3 at NYU has different labels in different rows"):
         read_predictions(tmp_path)
 
 
@@ -301,6 +301,35 @@ def test_tables_and_figures_are_files_too(predictions, tmp_path):
     for name in ("forest", "roc", "calibration"):
         assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / "study" / "figures" / f"{name}.svg").read_text()
+
+
+def section_of(page, name):
+    return page.split(f'data-section="{name}"')[1].split("</section>")[0]
+
+
+def test_the_comparison_predictive_values_and_decision_curves_are_shown(predictions, tmp_path):
+    named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
+    folder = study_of(named, tmp_path / "study")
+    page, mean = write_report(folder).read_text(), over_seeds(named)
+    keys = [("m2lgdg", ""), ("fc-logistic", "")]
+    tables = {"sites": comparison_table(mean, *keys), "operating": predictive_table(mean, keys)}
+    assert tables["sites"].title == "m2lgdg versus fc-logistic by site"
+    for section, table in tables.items():
+        text = section_of(page, section)
+        assert f"<details><summary>{table.title}</summary>" in text
+        for row in table.rows:
+            assert "".join(f"<td>{cell}</td>" for cell in row) in text
+        file = folder / "tables" / f"{plain(table.title.replace(' ', '-'))}.csv"
+        assert pd.read_csv(file, dtype=str).to_numpy().tolist() == table.rows
+    assert "Decision curves: net benefit" in section_of(page, "operating")
+    assert "<title>m2lgdg</title>" in section_of(page, "operating")
+    assert "treat all" in (folder / "figures" / "decision.svg").read_text()
+    alone = study_of(named[named.method == "m2lgdg"], tmp_path / "alone")
+    assert " by site</summary>" not in write_report(alone).read_text()  # no peer to compare with
+    one_class = study_of(named[named.label == 1], tmp_path / "patients")
+    page = write_report(one_class).read_text()
+    assert "Decision curves" not in page and "Predictive values by prevalence" in page
+    assert not (one_class / "figures" / "decision.svg").exists()
 
 
 def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves(predictions):

@@ -55,8 +55,8 @@ def test_subjects_sites_and_labels_come_from_the_ids(cohort):
 
 def test_sites_4_5_and_19_are_left_out_with_their_reasons(cohort):
     assert excluded(cohort) == {
-        "S4-1-0001": ("S4", "site left out: its subjects are those of S14 again"),
-        "S4-2-0001": ("S4", "site left out: its subjects are those of S14 again"),
+        "S4-1-0001": ("S4", "site left out: its subjects duplicate those of S14"),
+        "S4-2-0001": ("S4", "site left out: its subjects duplicate those of S14"),
         "S5-1-0001": ("S5", "site left out: no time courses"),
         "S19-1-0001": ("S19", "site left out: no time courses"),
         "S20-1-0002": ("S20", "listed but no series file"),
@@ -80,7 +80,7 @@ def test_phenotype_codes(cohort):
     "column", ["HAMD", "HAMA", "HAMD1", "On medication?", "If first episode?", "Illness duration (months)"]
 )
 def test_clinical_columns_are_no_inputs(cohort, column):
-    with pytest.raises(InputError, match="follows from the diagnosis"):
+    with pytest.raises(InputError, match="reveals the diagnosis"):
         cohort.with_inputs(["age", column])
 
 
@@ -124,7 +124,7 @@ def test_strategy(release):
     cohort = read(release.folder, strategy="FunImgARglobalCWF")
     np.testing.assert_array_equal(cohort.series[0], (release.series["S1-1-0001"][:, :116] + 7).astype(np.float32))
     assert cohort.notes[0] == "atlas aal, folder ROISignals_FunImgARglobalCWF"
-    with pytest.raises(InputError, match=r"strategy FunImgARC fits none of the folders .*ROISignals_FunImgARglobalCWF"):
+    with pytest.raises(InputError, match=r"strategy FunImgARC matches none of the folders .*ROISignals_FunImgARglobalCWF"):
         read(release.folder, strategy="FunImgARC")
 
 
@@ -147,7 +147,7 @@ def test_sites_of_the_users_choice(release):
     assert excluded(cohort)["S1-2-0001"] == ("S1", "site left out by the user")
     # One name is that site, not its letters, and what names no site cannot silently leave nobody out.
     assert "S14" not in read(release.folder, exclude_sites="S14").site_names
-    with pytest.raises(InputError, match="exclude_sites: '4' is no site"):
+    with pytest.raises(InputError, match="exclude_sites: '4' is not a site"):
         read(release.folder, exclude_sites=["4"])
 
 
@@ -163,12 +163,12 @@ def test_a_series_of_nobody(tmp_path):
     cohort = read(release.folder, on_bad="exclude")
     assert cohort.subjects.tolist() == KEPT
     assert excluded(cohort)["S2-1-0099"] == ("S2", "series file but not listed")
-    assert excluded(cohort)["S4-1-0044"][1].startswith("site left out: its subjects are those of S14")
+    assert excluded(cohort)["S4-1-0044"][1].startswith("site left out: its subjects duplicate those of S14")
 
 
 def test_a_width_that_no_release_has(own):
     savemat(own.folder / FIRST_PLACE / "ROISignals_S1-1-0001.mat", {"ROISignals": np.ones((5, 116))})
-    with pytest.raises(InputError, match="116 columns, where a release file has 1568, 1833, 2233"):
+    with pytest.raises(InputError, match="116 columns, but files of the release have 1568, 1833, 2233"):
         read(own.folder)
 
 
@@ -188,5 +188,5 @@ def test_a_group_that_contradicts_its_sheet(own):
     book = openpyxl.load_workbook(own.folder / miniature.REST_BOOK)
     book["Controls"]["A2"] = "S1-1-0001"
     book.save(own.folder / miniature.REST_BOOK)
-    with pytest.raises(InputError, match="sheet Controls: the group in the id of subject S1-1-0001 says otherwise"):
+    with pytest.raises(InputError, match="sheet Controls: the id of subject S1-1-0001 has the group of the other sheet"):
         read(own.folder)

@@ -111,7 +111,7 @@ class TestAnswer:
             proba = fitted.predict_proba(one)[0, 1]
             low, high = (end[0] for end in fitted.new_site_.interval([proba], 0.9))
             said = words(response)
-            assert f"Answer {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
+            assert f"Prediction {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
             assert f"Decision: {'patient' if proba >= fitted.threshold else 'control'} ," in said
             for kind, score in fitted.source_distribution_.scores(one).items():
                 assert f"{kind} {score[0]:.2f}" in said
@@ -143,13 +143,13 @@ class TestAnswer:
     def test_missing_phenotypes_are_accepted_and_flagged(self, fitted, cohort):
         said = words(ask(fitted, content=npy(cohort.series[0])))
         assert "phenotypes missing: sex age education" in said
-        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+        assert f"Prediction {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
 
     def test_an_explanation_can_be_left_out(self, fitted, cohort, monkeypatch):
         monkeypatch.setattr("m2lgdg.deploy.serve.answer.explain_subject", lambda *_: 1 / 0)
         response = send(fitted, files={"series": ("a.npy", npy(cohort.series[0]))}, data={"p1": "20"})
         assert response.status_code == 200
-        assert "What the decision rests on It was not asked for." in words(response)
+        assert "Most important ROIs Not requested." in words(response)
         assert " checked" not in response.text
         assert " checked" in send(fitted, "GET").text
 
@@ -157,7 +157,7 @@ class TestAnswer:
         fitted = make("m2lgdg", **small("m2lgdg")).fit(cohort)
         response = ask(fitted, npy(cohort.series[0]))
         said = words(response)
-        assert f"Answer {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
+        assert f"Prediction {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
         assert "Integrated gradients of the patient's logit" in said
         assert explain_subject(fitted, bare(cohort), steps=16).rois["roi"][0] in said
         assert '<img alt="Glass brain' in response.text
@@ -167,13 +167,13 @@ class TestAnswer:
         assert len(content) > 2**21
         assert ask(fitted, name="long.csv", content=content).status_code == 200
 
-    def test_a_model_without_limits_promise_or_gradient_says_so(self, cohort):
+    def test_a_model_without_distribution_calibration_or_gradient_says_so(self, cohort):
         prior = make("prior").fit(cohort)
         response = ask(prior, content=npy(cohort.series[0]))
         said = words(response)
-        assert "No interval is known for this model" in said
-        assert "Not known: the model was saved without the statistics of its source." in said
-        assert "Not explained: method prior has nothing to explain: it is neither a network nor a linear method." in said
+        assert "No interval: the model has no new-site calibration." in said
+        assert "Not known: the model was saved without its source distribution." in said
+        assert "Not explained: method prior cannot be explained: it is neither a network nor a linear method." in said
         assert "<img" not in response.text
 
     def test_an_atlas_without_places_gets_a_list(self):
@@ -246,7 +246,7 @@ def test_a_length_that_is_too_large_is_refused_unread(fitted):
     for length in (str(LARGEST * 2), "9" * 400):
         response = send(fitted, content=body(), headers=BOUNDARY | {"content-length": length})
         assert response.status_code == 413
-        assert alert(response) == "The file is larger than the 20 MB that are taken."
+        assert alert(response) == "The file is larger than the limit of 20 MB."
 
 
 def test_an_endless_body_is_left_early(fitted):
@@ -260,7 +260,7 @@ def test_an_endless_body_is_left_early(fitted):
 
     response = send(fitted, content=body(), headers=BOUNDARY)
     assert response.status_code == 413
-    assert alert(response) == "The file is larger than the 20 MB that are taken."
+    assert alert(response) == "The file is larger than the limit of 20 MB."
     assert len(given) == 21
 
 
@@ -304,10 +304,10 @@ def test_only_our_own_page_is_answered(fitted, headers, status, monkeypatch):
     assert response.status_code == status
     assert len(asked) == (status == 200)
     if status == 421:
-        assert response.text == "This page answers to 127.0.0.1 and localhost only.\n"
+        assert response.text == "This page is served at 127.0.0.1 and localhost only.\n"
         assert send(fitted, "GET", headers=headers).status_code == 421
     if status == 403:
-        assert response.text == "A form of another page is not answered.\n"
+        assert response.text == "Forms of other pages are refused.\n"
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/", 200), ("GET", "/../etc/passwd", 404), ("PUT", "/", 405)])
@@ -350,7 +350,7 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
                     group.start_soon(one)
 
     anyio.run(all_of_them)
-    assert statuses[0] == (503, "Others are being answered; try again in a moment.")
+    assert statuses[0] == (503, "The server is busy; try again in a moment.")
     assert [status for status, _ in statuses[1:]] == [200] * web.AT_ONCE
     assert max(most) == 1
 
@@ -362,7 +362,7 @@ def test_an_error_of_ours_tells_its_kind_and_no_content(fitted, monkeypatch, cap
     monkeypatch.setattr(web, "answer", broken)
     response = ask(fitted, content=npy(good()))
     assert response.status_code == 500
-    assert alert(response) == "This could not be computed (ZeroDivisionError)."
+    assert alert(response) == "The prediction failed (ZeroDivisionError)."
     assert "secret" not in response.text + "".join(capfd.readouterr())
 
 
@@ -391,13 +391,14 @@ def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, c
             main()
         return ended.value.code, capsys.readouterr().err.strip()
 
-    only = "the page is for this machine only, so it is 127.0.0.1, localhost or ::1."
+    only = "the page is for this machine only; use 127.0.0.1, localhost or ::1."
     for host in ("0.0.0.0", "192.168.0.7", "::", "example.org"):
         assert run(folder, "--host", host) == (2, f"m2lgdg: --host {host} is refused: {only}")
-    assert run(folder, "--port", 70000) == (2, "m2lgdg: --port 70000 on 127.0.0.1 cannot be used: it is 0 to 65535.")
-    assert run(folder / "none", "--port", 0)[1].endswith("is no model folder: it has no method.json.")
+    port = "--port 70000 on 127.0.0.1 cannot be used (a port is 0 to 65535); choose another."
+    assert run(folder, "--port", 70000) == (2, f"m2lgdg: {port}")
+    assert run(folder / "none", "--port", 0)[1].endswith("is not a model folder (no method.json).")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run(folder) == (2, "m2lgdg: a page needs the extra serve: pip install 'm2lgdg[serve]'.")
+    assert run(folder) == (2, "m2lgdg: the page needs an extra; install it with: pip install 'm2lgdg[serve]'.")
 
 
 def test_the_subject_has_no_site_label_or_other_column(fitted):

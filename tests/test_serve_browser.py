@@ -46,12 +46,12 @@ def server(folder, tmp_path_factory):
     said = running.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:\d+/", said)
     assert found, said + running.communicate()[0]
-    assert running.stdout.readline() == "Nothing that is uploaded is stored. Research use; not a diagnostic device.\n"
+    assert running.stdout.readline() == "Uploads are not stored. Research use; not a diagnostic device.\n"
     yield found[0]
     running.send_signal(signal.SIGINT)
     rest, _ = running.communicate(timeout=120)
     assert running.returncode == 0
-    assert rest == "Ended.\n"
+    assert rest == "Stopped; nothing was written.\n"
     assert list(work.iterdir()) == []
     assert list(temp.iterdir()) == []
 
@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_told(server, folder):
     command = [sys.executable, "-m", "m2lgdg.cli", "serve", str(folder), "--port", port]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == f"m2lgdg: --port {port} on 127.0.0.1 cannot be used: address already in use.\n"
+    assert ended.stderr == f"m2lgdg: --port {port} on 127.0.0.1 cannot be used (address already in use); choose another.\n"
 
 
 STUCK = '''
@@ -266,4 +266,4 @@ def test_ctrl_c_ends_a_computation_too(cohort, tmp_path):
     rest, _ = running.communicate(timeout=120)
     connection.close()
     METHODS.pop("stuck")
-    assert (running.returncode, rest) == (0, "Ended.\n")
+    assert (running.returncode, rest) == (0, "Stopped; nothing was written.\n")

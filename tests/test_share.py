@@ -58,7 +58,7 @@ def test_a_copy_gives_the_same_tables_and_a_report_without_the_cohort(ran, tmp_p
     assert len(copy.explanations()["fc-logistic"]) == 2
     said(monkeypatch, capsys, "report", tmp_path / "copy")
     page = (tmp_path / "copy" / "report.html").read_text()
-    for title in ("Training curves", "What fc-logistic rests on", "Leakage checks"):
+    for title in ("Training curves", "Explanations: fc-logistic", "Leakage checks"):
         assert title in page
     assert "Subgroups" not in page  # they need the cohort
 
@@ -97,9 +97,9 @@ def test_predictions_and_study_alone_are_enough(ran, tmp_path, monkeypatch, caps
 
 def test_nothing_is_written_over(ran, tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         share_study(ran / "deep" / "out", tmp_path)
-    with pytest.raises(InputError, match="no study folder"):
+    with pytest.raises(InputError, match="not a study folder"):
         share_study(tmp_path, tmp_path / "copy")
 
 

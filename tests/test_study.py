@@ -219,11 +219,11 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder
 
 def test_another_study_in_the_folder_is_refused(finished):
     folder = finished
-    with pytest.raises(InputError, match="belongs to another study, with another value of seeds"):
+    with pytest.raises(InputError, match=r"belongs to another study \(key seeds differs\)"):
         run_study(study(folder, seeds=[0, 1, 2]), folder / "out")
     (folder / "full").mkdir()
     (folder / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="is not empty and holds no study"):
+    with pytest.raises(InputError, match="is not empty and not a study folder"):
         run_study(study(folder), folder / "full")
     assert [file.name for file in (folder / "full").iterdir()] == ["thesis.txt"]
 
@@ -262,7 +262,7 @@ def test_a_record_without_its_content_is_run_again(finished, kept, undisturbed):
 def test_a_cohort_of_other_content_is_refused(finished):
     folder = finished
     make_cohort("tiny", seed=5).save(folder / "tiny.cohort")
-    with pytest.raises(InputError, match="the content is not that of the study"):
+    with pytest.raises(InputError, match="has changed since the study was run"):
         run_study(folder / "out" / "study.json", folder / "again")
 
 
@@ -374,8 +374,8 @@ def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, j
     assert told.returncode == 2
     assert "Traceback" not in told.stderr
     sentence = " ".join(told.stderr.split())
-    assert "the GPU failed, and this process cannot use it any more (RuntimeError: CUDA error" in sentence
-    assert sentence.endswith("of 8 cells are done; run the same again to go on.")
+    assert "the GPU failed and can no longer be used by this process (RuntimeError: CUDA error" in sentence
+    assert sentence.endswith("of 8 cells are done; run the same command again to continue.")
     failures = pd.read_csv(folder / "out" / "failures.csv")
     assert len(failures) <= jobs  # not what that process would have been given after it
     again = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -434,7 +434,7 @@ def test_a_stopped_run_collects_what_is_done_and_says_how_to_go_on(folder, jobs,
             os.killpg(process.pid, 0)
             time.sleep(0.1)
     done = len(list((folder / "out" / "cells").glob("*.json")))  # two processes may have taken another cell of prior
-    assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same again to go on."
+    assert errors.strip() == f"Stopped: {done} of 8 cells done; run the same command again to continue."
     assert jobs <= done <= 4
     assert read_predictions(folder / "out")["target"].nunique() == done
 
@@ -526,7 +526,7 @@ def test_a_larger_study_takes_over_the_cells_of_a_smaller_one(folder):
     assert (without.taken, without.done) == (0, 10)
     other = run_study(study(folder, **few, method={"slow-coin": {"pause": 0.01}}), folder / "other", reuse=[folder / "plain"])
     assert other.taken == 4  # prior and fc-logistic: the coin's field is another
-    with pytest.raises(InputError, match="has no cells to reuse: it is not the folder of a run"):
+    with pytest.raises(InputError, match="it has no cells, because it is not a study folder"):
         run_study(study(folder, **more), folder / "out", reuse=[folder / "nowhere"])
 
 
@@ -535,7 +535,7 @@ def test_what_cannot_be_explained_does_not_fail_a_study(folder):
     assert not summary.failed
     cells = [json.loads(path.read_text()) for path in (folder / "out" / "cells").iterdir()]
     assert {cell["unexplained"] for cell in cells} == {
-        "method prior has nothing to explain: it is neither a network nor a linear method."
+        "method prior cannot be explained: it is neither a network nor a linear method."
     }
     with pytest.raises(InputError, match="key explain: fc-svm is not one of the study's methods"):
         run_study(study(folder, explain=["fc-svm"]), folder / "other")

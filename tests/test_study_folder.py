@@ -62,7 +62,7 @@ def while_running(folder, first, second):
 def test_a_second_run_of_the_same_cells_is_refused(folder, first, second, who):
     (said,) = while_running(folder, first, second)
     process = f"{who}process {os.getpid()}"
-    assert said == f"{folder / 'out'} is being written by another run ({process}); wait for its end, or choose another --out."
+    assert said == f"{folder / 'out'} is in use by another run ({process}); wait until it ends, or choose another --out."
 
 
 @pytest.mark.parametrize(("first", "second"), [("1/2", "2/2"), ("1/2", "2/4"), ("4/4", "3/4")])

@@ -2,11 +2,13 @@
 
 import ast
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
+import m2lgdg
 from m2lgdg.deep import DeepMethod
 
 ROOT = Path(__file__).parents[1]
@@ -95,3 +97,15 @@ def test_docs_architecture_places_every_room():
     text = (ROOT / "docs" / "architecture.md").read_text()
     for name in ORDER:
         assert f"`{name}" in text, f"docs/architecture.md does not place {name}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_import_public_names_only(path):
+    """The package itself, and the modules of its root that it names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("m2lgdg"):
+            public = m2lgdg.__all__ if node.module == "m2lgdg" else vars(importlib.import_module(node.module))
+            assert node.module == "m2lgdg" or node.module.removeprefix("m2lgdg.") in m2lgdg.__all__, node.module
+            assert all(name.name in public and not name.name.startswith("_") for name in node.names)
+        if isinstance(node, ast.Import):
+            assert all(name.name == "m2lgdg" for name in node.names if name.name.startswith("m2lgdg"))

@@ -132,14 +132,14 @@ def test_a_handful_of_subjects_has_no_table_and_no_group():
     assert table.rows == [["all", SMALL, SMALL, "-", "-", "-", "-", "-"]]
     cohort = cohort_of(["A"] * 11, [0, 1] * 5 + [1], sex=[1.0] * 10 + [2.0])
     table = subgroup_table(predicted(cohort, [0.5] * 11), cohort, "fc")
-    assert table.rows[1:] == [["sex: every group", WITHHELD, WITHHELD, "-", "-", "-", "-", "-"]]
+    assert table.rows[1:] == [["sex: all groups", WITHHELD, WITHHELD, "-", "-", "-", "-", "-"]]
 
 
 def test_what_does_not_fit_is_an_error(made):
     cohort, table, _ = made
-    with pytest.raises(InputError, match=r"no labelled prediction of fc: odd"):
+    with pytest.raises(InputError, match=r"no predictions of fc: odd for labelled subjects"):
         subgroup_table(table, cohort, "fc", "odd")
-    with pytest.raises(InputError, match="does not have subject p000"):
+    with pytest.raises(InputError, match="subject p000 of the predictions is not in cohort"):
         subgroup_table(table, cohort.select(np.arange(1, 90)), "fc")
 
 

@@ -105,5 +105,5 @@ def test_bad_recipes_are_refused():
         make_cohort("huge")
     with pytest.raises(InputError, match="no field edges"):
         make_cohort("tiny", edges=3)
-    with pytest.raises(InputError, match="cannot hold"):
+    with pytest.raises(InputError, match="ROIs are too few for"):
         make_cohort("tiny", n_rois=2, n_disease_rois=3)

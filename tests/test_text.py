@@ -149,9 +149,9 @@ def test_a_word_is_named_with_its_place(way, file, table, word, data):
 @pytest.mark.parametrize("header", [b"", b"a,b\n"])
 def test_a_ragged_line_is_named(way, file, header):
     line = 3 if header else 2
-    with pytest.raises(InputError, match=rf"table.csv, line {line}: 3 columns where the lines before have 2\."):
+    with pytest.raises(InputError, match=rf"table.csv, line {line}: 3 columns, but earlier lines have 2\."):
         text.read_table(file(".csv", header + b"1,2\n3,4,5\n"))
-    with pytest.raises(InputError, match=rf"table.csv, line {line}: 1 columns where the lines before have 2\."):
+    with pytest.raises(InputError, match=rf"table.csv, line {line}: 1 columns, but earlier lines have 2\."):
         text.read_table(file(".csv", header + b"1,2\n3\n"))
 
 
@@ -184,7 +184,7 @@ def test_numpys_own_header_names_the_columns(way, file, tmp_path):
 
 
 def test_a_column_without_a_name_is_an_index(way, file):
-    with pytest.raises(InputError, match=r"table.csv, column 1: the header does not name it; leave out a row index\."):
+    with pytest.raises(InputError, match=r"table.csv, column 1 has no name in the header; remove it if it is a row index\."):
         text.read_table(file(".csv", ",a,b\n0,1.5,2\n1,3,4\n"))
 
 
@@ -203,5 +203,5 @@ def test_a_word_among_decimals_makes_no_header(way, file):
 
 @pytest.mark.parametrize("content", ["", "\n", " \r\n\n", "#1 #2\n", "a b\n\n"])
 def test_a_file_without_numbers(way, file, content):
-    with pytest.raises(InputError, match=r"table.txt holds no numbers\."):
+    with pytest.raises(InputError, match=r"table.txt contains no numbers\."):
         text.read_table(file(".txt", content))

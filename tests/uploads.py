@@ -51,12 +51,12 @@ class Evil:
 
 NOT_NPY = "scan.npy is not a readable .npy file."
 PICKLED = "scan.npy holds Python objects that only pickle could read, which may run code; save numbers."
-CLAIM = "scan.npy is not a readable .npy file: it claims shape {}, for which it is too short."
-KINDS = "is not read: a series is a file of .1D, .txt, .csv, .tsv or .npy."
-INFINITE = "infinite value at volume 8 of ROI Frontal_Sup_L (1 such values)."
+CLAIM = "scan.npy is not a readable .npy file: it is too short for its shape {}."
+KINDS = "cannot be read: a series file ends in .1D, .txt, .csv, .tsv or .npy."
+INFINITE = "infinite value at volume 8 of ROI Frontal_Sup_L (1 such value)."
 TRAINED = "the model was trained on 116 ROIs (aal)"
-MATLAB = "scan.mat is not read: a damaged MATLAB file can crash its reader; save the numbers as .npy or .csv."
-ORDER = "ROI 1 is Precentral_L in the model but V0 in the cohort: another atlas or another order."
+MATLAB = "scan.mat cannot be read: damaged MATLAB files can crash their reader; save the series as .npy or .csv."
+ORDER = "ROI 1 is Precentral_L in the model but V0 in the cohort: another atlas or order."
 FILES = {  # name -> file name, content, status, sentence
     "pickle": ("scan.npy", pickle.dumps(Evil()), 422, NOT_NPY),
     "object array": ("scan.npy", npy(np.array([[Evil()]], dtype=object)), 422, PICKLED),
@@ -73,10 +73,10 @@ FILES = {  # name -> file name, content, status, sentence
     "nested header": ("scan.npy", header_with("(" * 4000 + ")" * 4000), 422, NOT_NPY),
     "endless header": ("scan.npy", header_with("'" + "f" * 10**6 + "'", version=2), 422, NOT_NPY),
     "unknown version": ("scan.npy", b"\x93NUMPY\x09\x00" + bytes(200), 422, NOT_NPY),
-    "complex": ("scan.npy", npy(good() * 1j), 422, "scan.npy holds complex64 values, not real numbers."),
-    "text array": ("scan.npy", npy(good().astype("U8")), 422, "scan.npy holds <U8 values, not real numbers."),
+    "complex": ("scan.npy", npy(good() * 1j), 422, "scan.npy contains complex64 values, not real numbers."),
+    "text array": ("scan.npy", npy(good().astype("U8")), 422, "scan.npy contains <U8 values, not real numbers."),
     "three dimensions": ("scan.npy", npy(good()[None]), 422, "scan.npy has shape (1, 60, 116), not (time, roi)."),
-    "NaN": ("scan.npy", npy(spoiled(np.nan)), 422, "scan.npy: NaN at volume 8 of ROI Frontal_Sup_L (1 such values)."),
+    "NaN": ("scan.npy", npy(spoiled(np.nan)), 422, "scan.npy: NaN at volume 8 of ROI Frontal_Sup_L (1 such value)."),
     "infinity": ("scan.csv", text(spoiled(np.inf)), 422, f"scan.csv: {INFINITE}"),
     "too large for single precision": ("scan.npy", npy(spoiled(1e300, np.float64)), 422, f"scan.npy: {INFINITE}"),
     "zeros": ("scan.npy", npy(good() * 0), 422, "scan.npy: the series is zero everywhere."),
@@ -85,23 +85,23 @@ FILES = {  # name -> file name, content, status, sentence
         "scan.npy",
         npy(good().T),
         422,
-        f"scan.npy has 60 columns, {TRAINED}; it seems to have a row for each ROI, so transpose it.",
+        f"scan.npy has 60 columns, {TRAINED}; it seems to have one row per ROI, so transpose it.",
     ),
     "too short": (
         "scan.npy",
         npy(good()[:12]),
         422,
-        "the scan of subject scan.npy has 12 volumes; a prediction needs 20 at least.",
+        "the scan of subject scan.npy has 12 volumes; a prediction needs at least 20.",
     ),
     "too long": (
         "scan.npy",
         npy(np.zeros((20001, 116), dtype=np.int8)),
         422,
-        "scan.npy has 20001 volumes, more than the 20000 that are taken.",
+        "scan.npy has 20001 volumes; the limit is 20000.",
     ),
     "too many lines": ("scan.txt", b"1\n" * 20_001, 422, "scan.txt has more than 20000 lines."),
     "too many cells": ("scan.csv", b"," * 5_000_001, 422, "scan.csv has more than 5000000 cells."),
-    "ragged": ("scan.csv", text(good()) + b"1,2,3\n", 422, "scan.csv, line 61: 3 columns where the lines before have 116."),
+    "ragged": ("scan.csv", text(good()) + b"1,2,3\n", 422, "scan.csv, line 61: 3 columns, but earlier lines have 116."),
     "other ROIs": ("scan.csv", ",".join(f"V{i}" for i in range(116)).encode() + b"\n" + text(good()), 422, ORDER),
     "a ROI twice": (
         "scan.csv",
@@ -126,11 +126,11 @@ FILES = {  # name -> file name, content, status, sentence
         "scan.txt",
         np.random.default_rng(0).integers(128, 256, 5000, dtype=np.uint8).tobytes(),
         422,
-        "scan.txt holds no numbers.",
+        "scan.txt contains no numbers.",
     ),
     "UTF-16": ("scan.csv", "1,2\n3,4\n".encode("utf-16"), 422, "scan.csv is not a text file."),
     "empty": ("scan.csv", b"", 422, "scan.csv is empty."),
-    "zip bomb": ("scan.npz", bomb(), 422, "scan.npz is not read: archives are not opened here; save one array as .npy."),
+    "zip bomb": ("scan.npz", bomb(), 422, "scan.npz cannot be read: archives are not supported; save the array as .npy."),
     "zip bomb named .npy": ("scan.npy", bomb(), 422, NOT_NPY),
     "MATLAB": ("scan.mat", b"MATLAB 5.0 MAT-file" + bytes(200), 422, MATLAB),
     "another kind": ("scan.exe", b"MZ", 422, f"scan.exe {KINDS}"),
@@ -151,10 +151,10 @@ FILES = {  # name -> file name, content, status, sentence
 }
 
 
-EMPTY = "leave it empty where it is not known."
+EMPTY = "leave the field empty if the value is not known."
 FIELDS = {
-    "negative age": ({"p1": "-3"}, f"Age: -3 is not in 0.1 to 120 years; {EMPTY}"),
-    "missing code": ({"p2": "-9999"}, f"Education: -9999 is not in 0 to 60 years; {EMPTY}"),
+    "negative age": ({"p1": "-3"}, f"Age: -3 is not in the range 0.1 to 120 years; {EMPTY}"),
+    "missing code": ({"p2": "-9999"}, f"Education: -9999 is not in the range 0 to 60 years; {EMPTY}"),
     "text": ({"p1": "old"}, "Age: 'old' is not a number."),
     "script": ({"p1": "<script>alert(1)</script>"}, "Age: '<script>alert(1)</script>' is not a number."),
     "end of an attribute": ({"p1": '"><img src=x>'}, "Age: '\"><img src=x>' is not a number."),
@@ -162,16 +162,16 @@ FIELDS = {
     "infinity": ({"p1": "1e999"}, "Age: '1e999' is not a number."),
     "underscore": ({"p1": "1_0"}, "Age: '1_0' is not a number."),
     "a third sex": ({"p0": "3"}, "Sex: 3 is not 1 (male) or 2 (female)."),
-    "TR in milliseconds": ({"tr": "2000"}, f"TR: 2000 is not in 0.05 to 30 seconds; {EMPTY}"),
-    "TR of nothing": ({"tr": "0"}, f"TR: 0 is not in 0.05 to 30 seconds; {EMPTY}"),
+    "TR in milliseconds": ({"tr": "2000"}, f"TR: 2000 is not in the range 0.05 to 30 seconds; {EMPTY}"),
+    "TR of nothing": ({"tr": "0"}, f"TR: 0 is not in the range 0.05 to 30 seconds; {EMPTY}"),
 }
 
 
 BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 BEGIN = b'--b\r\nContent-Disposition: form-data; name="series"; filename="a.npy"\r\n\r\n'
-NO_FILE = "Choose a file with the ROI series first."
+NO_FILE = "Choose a file with ROI series first."
 UNREADABLE = "The form cannot be read ({})."
-NO_PART = "The form has a part {!r} that does not belong there."
+NO_PART = "The form has an unexpected part {!r}."
 FORMS = {  # what is sent, status, sentence
     "nothing": ({"content": BEGIN.replace(b"a.npy", b"") + b"\r\n--b--\r\n", "headers": BOUNDARY}, 422, NO_FILE),
     "no file": ({"files": {"p1": (None, "3")}}, 422, NO_FILE),

@@ -1,28 +1,22 @@
 """m2lgdg: does a brain-imaging classifier work at a hospital it has never seen?
 
-storage     files that appear whole or not at all; `InputError`
-cohort      `Cohort`: series, phenotypes, sites, labels of many subjects
-readers     `read`: every release we know, into a `Cohort`
-duplicates  the same scan twice
-check       what is wrong with a cohort, in sentences
-synthetic   `make_cohort`: a multi-site cohort whose truth is known
-splits      who trains and who tests: `leave_one_site_out`
-preprocess, connectivity   phenotypes and series into features, fitted on source only
-metrics, stats             scores of one site; per site, macro, paired tests
-losses, graph              M²LG-DG's losses, its brain graph
-shift       how far a new subject is from source, flags
-promise     what scores mean at an unseen site, by sites of source left out
-registry    `METHODS`: every method by its name
-method      `Method`, `make`: two verbs, models on disk
-deep        `DeepMethod`: the only training loop
-methods     one file an idea
-config      study files
-claim       whose a study's folder is, and its lock
-engines, study             `run_study`: every cell once, resumable, on any engine
-baselines   what phenotypes, motion and the site tell without any brain
-audit       whether anything of a target reaches a method
-report      tables and pages from predictions
-commands, cli              the commands
+The root holds what a method author writes with; each folder answers one question of a lab.
+
+cohort, splits, preprocess, connectivity, graph, losses, sampler, metrics
+            subjects, folds, features, the paper's equations as pure functions, scores
+method, registry, deep, devices, storage, threads
+            `Method` and its two verbs, the training loop of networks, where it runs, files
+data        what do I have, and what is wrong with it: readers, atlases, checks
+methods     which classifier: one file an idea
+fast        the same networks in less time
+model       can I trust it at a new site: model folder, out-of-distribution scores, calibration
+study       does it work at a site never seen: study files, runner, statistics, audit
+explain     which ROIs, edges and phenotypes decide
+report      tables, figures, the page, the model card
+deploy      ONNX, calibration to a site, the local page for one subject
+commands    the command line
+
+`docs/architecture.md` has the whole picture.
 """
 
 from __future__ import annotations
@@ -37,7 +31,10 @@ if TYPE_CHECKING:
     from m2lgdg.data.synthetic import make_cohort as make_cohort
     from m2lgdg.method import Method as Method
     from m2lgdg.method import make as make
+    from m2lgdg.metrics import evaluate as evaluate
     from m2lgdg.registry import METHODS as METHODS
+    from m2lgdg.report.page import write_report as write_report
+    from m2lgdg.report.text import table as table
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study.runner import run_study as run_study
@@ -51,30 +48,21 @@ _HOMES = {
     "METHODS": "registry",
     "Method": "method",
     "check_cohort": "data.check",
+    "evaluate": "metrics",
     "leave_one_site_out": "splits",
     "make": "method",
     "make_cohort": "data.synthetic",
     "read": "data.readers",
     "run_study": "study.runner",
+    "table": "report.text",
+    "write_report": "report.page",
 }
-__all__ = [
-    "METHODS",
-    "Cohort",
-    "InputError",
-    "Method",
-    "check_cohort",
-    "graph",
-    "leave_one_site_out",
-    "losses",
-    "make",
-    "make_cohort",
-    "read",
-    "run_study",
-]
+_MODULES = ("cohort", "connectivity", "deep", "graph", "losses", "metrics", "method")
+__all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("graph", "losses"):
+    if name in _MODULES:
         return importlib.import_module(f"m2lgdg.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'm2lgdg' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The command line: every command of `m2lgdg.commands`, and the one place where a mistake becomes a sentence.
+"""The command line: all commands of `m2lgdg.commands`, and the one place where a user error becomes a message.
 
-A command parses its arguments, calls one library function, says what it wrote and what to run next.
+A command parses its arguments, calls one library function, and prints what it wrote and what to run next.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import typer
 
 from m2lgdg.commands import terminal
 
-# In the order in which a user meets them. A module adds its command when it is imported.
+# In the order in which a user needs them. A module registers its command when it is imported.
 COMMANDS = (
     *("demo", "check", "convert", "methods", "run", "table", "report", "share"),
     *("fit", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
 )
 for _name in COMMANDS:
     importlib.import_module(f"m2lgdg.commands.{_name}")
-terminal.app.registered_commands.sort(key=lambda one: COMMANDS.index(one.callback.__name__ if one.callback else ""))
+terminal.app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback.__name__ if command.callback else ""))
 
 
 def _version(wanted: bool) -> None:
@@ -34,17 +34,19 @@ def _version(wanted: bool) -> None:
 
 @terminal.app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run a command; whatever the user gave wrong ends in one sentence and exit code 2."""
+    """Run a command; an input error ends in one sentence and exit code 2."""
     from m2lgdg.storage import InputError, one_line
 
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that is no Unicode is spelled out, and stops nothing
+        if isinstance(stream, io.TextIOWrapper):  # a name that is not valid Unicode is escaped instead of raising
             stream.reconfigure(errors="backslashreplace")
     try:
         terminal.app()
@@ -52,7 +54,7 @@ def main() -> None:
         text = one_line(error)
         _stop(text if text.endswith("?") else f"{text}.")
     except MemoryError:
-        _stop("this needs more memory than there is.")
+        _stop("out of memory.")
     except OSError as error:
         _stop(f"{error.filename}: {error.strerror}." if error.filename else f"{one_line(error)}.")
     except KeyboardInterrupt:
@@ -60,8 +62,8 @@ def main() -> None:
 
 
 def _stop(sentence: str) -> NoReturn:
-    """A name from a hostile file must not steer the terminal."""
-    sentence = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in sentence)
+    """Print an error and exit with code 2; control characters are escaped, so that a hostile name cannot steer the terminal."""
+    sentence = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in sentence)
     terminal.err.print(f"m2lgdg: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 

@@ -1,6 +1,6 @@
-"""The cohort: ROI series of differing lengths with their phenotypes, sites and labels, and its single-file format.
+"""`Cohort`: ROI time series with phenotypes, sites and labels, and the single-file format that stores them.
 
-Everything starts here: readers make a `Cohort`, splits select from it, methods are fitted on it.
+Readers create a cohort, `splits` selects subjects from it, and methods are fitted on it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import pandas as pd
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-cohort-1"
-UNKNOWN = -1  # label of a subject whose diagnosis is not known, or must not be seen
+UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
 
-# Columns that follow from the diagnosis: clinical scales, interviews, medication, course of illness.
+# Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness.
 PROXY = re.compile(
     r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|^aq(_|$)|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|"
     r"episode|illness|comorbid|onset|severity|phq|bdi|madrs|panss|ymrs",
@@ -34,7 +34,7 @@ PROXY = re.compile(
 
 
 class Exclusion(NamedTuple):
-    """A subject that the release lists or holds but the cohort does not, and why."""
+    """A subject of the release that is not in the cohort, and the reason."""
 
     subject: str
     site: str
@@ -45,9 +45,9 @@ class Exclusion(NamedTuple):
 class Cohort:
     """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
 
-    `phenotypes` holds every column of the release, numeric with NaN or text with "" where missing, indexed by subject;
-    `inputs` names those a method may see. `tr` is seconds per volume, NaN where unknown. `excluded` and `notes` tell
-    how the cohort came about; `truth` is what a synthetic cohort knows about itself.
+    `phenotypes` holds every column of the release, indexed by subject: numbers with NaN where missing, or text with "".
+    `inputs` names the columns that a method may use. `tr` is the repetition time in seconds, NaN where unknown.
+    `excluded` and `notes` record how the cohort was made. `truth` holds the planted effects of a synthetic cohort.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -105,7 +105,7 @@ class Cohort:
         for subject, one in zip(self.subjects, self.series, strict=True):
             if one.ndim != 2 or one.shape[1] != len(self.rois):
                 raise InputError(
-                    f"cohort {self.name}: series of subject {subject} has shape {one.shape}, not (time, {len(self.rois)})."
+                    f"cohort {self.name}: the series of subject {subject} has shape {one.shape}, not (time, {len(self.rois)})."
                 )
             defect = series_defect(one, self.rois)
             if defect:
@@ -116,11 +116,11 @@ class Cohort:
             if column not in self.phenotypes.columns:
                 raise InputError(f"cohort {self.name}: input {column} is not a phenotype column.")
             if self.phenotypes[column].dtype != np.float64:
-                raise InputError(f"cohort {self.name}: input {column} holds text, inputs must be numbers.")
+                raise InputError(f"cohort {self.name}: input {column} holds text; inputs must be numeric.")
             if is_proxy(column) and not self.allow_proxies:
                 raise InputError(
-                    f"cohort {self.name}: input {column} follows from the diagnosis, so a model would read the label from it; "
-                    "leave it out, or insist with allow_proxies."
+                    f"cohort {self.name}: input {column} reveals the diagnosis, so a model could read the label from it; "
+                    "leave it out, or keep it with allow_proxies=True."
                 )
 
     def __len__(self) -> int:
@@ -136,17 +136,17 @@ class Cohort:
 
     @property
     def site_names(self) -> list[str]:
-        """The sites, each once, in natural order (S2 before S10)."""
+        """Site names in natural order (S2 before S10)."""
         return sorted(set(self.sites.tolist()), key=natural_key)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """The number of volumes of each subject."""
+        """Number of volumes of each subject."""
         return np.array([len(one) for one in self.series], dtype=np.int64)
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the content, the same whatever the order of the subjects, the folder or the file format."""
+        """SHA-256 of the content; it does not depend on subject order, folder or file format."""
         columns = self._columns()
         names = sorted(columns)
         digests = []
@@ -166,7 +166,7 @@ class Cohort:
         sites: Iterable[str] | None = None,
         subjects: Iterable[str] | None = None,
     ) -> Cohort:
-        """The cohort of the subjects that pass every given test: a mask or positions, site names, subject names."""
+        """Select the subjects that meet every given condition: a mask or positions, site names, subject names."""
         keep = np.arange(len(self))
         if which is not None:
             keep = keep[np.asarray(which)]
@@ -191,7 +191,10 @@ class Cohort:
         return wanted
 
     def unlabelled(self) -> Cohort:
-        """What a method may see of a target: no label, site or id (ids carry both), no phenotype but the inputs."""
+        """The cohort as methods see a target: labels and sites masked, ids replaced, only input phenotypes kept.
+
+        Ids are replaced because they often encode site and label.
+        """
         subjects = np.array([f"subject-{i + 1}" for i in range(len(self))], dtype=np.str_)
         phenotypes = self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0)
         return self._changed(
@@ -205,13 +208,13 @@ class Cohort:
         )
 
     def with_inputs(self, inputs: Iterable[str], *, allow_proxies: bool = False) -> Cohort:
-        """The same cohort with other phenotype columns as inputs of the methods."""
+        """A copy of the cohort with other phenotype columns as inputs."""
         changed = self._changed(inputs=tuple(inputs), allow_proxies=allow_proxies)
         changed._check_inputs()
         return changed
 
     def _changed(self, **values: object) -> Cohort:
-        # A part of a valid cohort is valid: the (costly) checks of __post_init__ are not run again.
+        # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
         other = copy.copy(self)
         other.__dict__.pop("hash", None)
         for key, value in values.items():
@@ -219,9 +222,9 @@ class Cohort:
         return other
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
-        """Write one file: safetensors with the series and a JSON header; the file appears whole or not at all.
+        """Write the cohort atomically to one safetensors file with the series and a JSON header.
 
-        float16 halves the file. Each ROI is stored as offset + scale * half, so the error is below 0.05 % of its largest
+        float16 halves the file size. Each ROI is stored as offset + scale * half, so the error is below 0.05 % of its largest
         deviation from its mean, whatever its units.
         """
         if dtype not in ("float32", "float16"):
@@ -239,7 +242,7 @@ class Cohort:
             for subject, one in zip(self.subjects, content.series, strict=True):
                 if not np.isfinite(one).all():
                     raise InputError(
-                        f"cohort {self.name}: the series of subject {subject} reaches too far for float16; write float32."
+                        f"cohort {self.name}: the series of subject {subject} is out of range for float16; save it as float32."
                     )
             tensors["series"] = np.concatenate([half for half, _, _ in packed])
             tensors["offset"] = np.stack([offset for _, offset, _ in packed])
@@ -271,7 +274,7 @@ class Cohort:
 
     @classmethod
     def load(cls, path: str | Path) -> Cohort:
-        """Read a cohort file; float32 series stay on disk as a shared memory map until they are used."""
+        """Read a cohort file; float32 series are memory-mapped and read from disk when first used."""
         meta, tensors = read_tensors(path, FORMAT)
         try:
             cohort = cls._from_parts(json.loads(meta["cohort"]), tensors)
@@ -310,26 +313,27 @@ class Cohort:
 
 
 def is_proxy(column: str) -> bool:
-    """Whether a phenotype column's name says that it follows from the diagnosis."""
+    """Whether a phenotype column reveals the diagnosis (a label proxy), judged by its name."""
     return PROXY.search(column) is not None
 
 
 def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
-    """What makes one (time, roi) series unusable, in words, or None. Single flat ROIs are left to `check`."""
+    """Why a (time, roi) series is unusable, in words, or None. Single flat ROIs are reported by `check` instead."""
     if len(series) < 2:
         return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
     if not np.isfinite(series).all():
         bad = ~np.isfinite(series)
+        count = int(bad.sum())
         volume, roi = np.argwhere(bad)[0]
         kind = "NaN" if np.isnan(series[volume, roi]) else "infinite value"
-        return f"{kind} at volume {volume + 1} of ROI {rois[roi]} ({int(bad.sum())} such values)"
+        return f"{kind} at volume {volume + 1} of ROI {rois[roi]} ({count} such value{'s' * (count != 1)})"
     if (series[1:] == series[0]).all():
         return "every ROI is constant" if series.any() else "the series is zero everywhere"
     return None
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """A sort key under which S2 comes before S10."""
+    """Sort key that puts S2 before S10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
 
 
@@ -351,8 +355,8 @@ def _unpack(
     return half.astype(np.float32) * scale + offset
 
 
-def _read_only(one: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    array = np.asarray(one)
+def _read_only(series: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    array = np.asarray(series)
     if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
         array = np.array(array, dtype=np.float32, order="C")
         array.flags.writeable = False
@@ -362,13 +366,13 @@ def _read_only(one: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 def _labels(labels: npt.ArrayLike) -> npt.NDArray[np.int8]:
     values = np.asarray(labels)
     if values.size and not np.isin(values, (UNKNOWN, 0, 1)).all():
-        odd = values[~np.isin(values, (UNKNOWN, 0, 1))][0]
-        raise InputError(f"label {odd} is neither 1 (patient), 0 (control) nor -1 (unknown).")
+        invalid = values[~np.isin(values, (UNKNOWN, 0, 1))][0]
+        raise InputError(f"label {invalid} is neither 1 (patient), 0 (control) nor -1 (unknown).")
     return values.astype(np.int8)
 
 
 def _canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.DataFrame:
-    """Each column as float64 with NaN, or as text with "", so that a saved table comes back the same."""
+    """Convert each column to float64 with NaN, or to text with "", so that a saved table is read back unchanged."""
     columns = {}
     for name in table.columns:
         column = table[name]

@@ -1,7 +1,7 @@
-"""Connectivity of a subject's series: Fisher-z correlations, also of its swings, tangent-space projections, amplitude.
+"""Connectivity features of ROI series: Fisher-z correlations, tangent-space projections and signal amplitude.
 
-Features for methods. Correlation and amplitude need one subject alone; the tangent space has a reference that is fitted on
-source and then applied to anyone.
+Methods call these functions. Correlations and amplitudes need one subject only; the tangent space needs a reference, which
+is fitted on source and then applied to any subject.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from m2lgdg.threads import on_threads
 
 Floats = npt.NDArray[np.float64]
 Series = Sequence[npt.NDArray[np.float32]]
-View = Callable[[npt.NDArray[np.float32]], Floats]  # of one (time, roi) series
+View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
 CLIP = 0.999  # Fisher's z of 1 is infinite
-PIECE = 64  # subjects whose logarithms are in memory at once
-CURVATURE = 32  # subjects from whose logarithms the step to the tangent reference is found
+PIECE = 64  # matrix logarithms in memory at once
+CURVATURE = 32  # subjects used to estimate the curvature for a Newton step
 
 
 def standardised(series: npt.NDArray[np.floating[Any]]) -> Floats:
-    """A (time, roi) series with mean 0 and variance 1 in each ROI; a flat ROI becomes 0."""
+    """(time, roi) series with mean 0 and variance 1 in each ROI; a flat ROI becomes 0."""
     wide = series.astype(np.float64)
     wide -= wide.mean(axis=0)
     spread = wide.std(axis=0)
@@ -34,10 +34,10 @@ def standardised(series: npt.NDArray[np.floating[Any]]) -> Floats:
 
 
 def steady(series: npt.NDArray[np.float32]) -> Floats:
-    """`standardised` with each time point scaled by how usual its size is, so that a few large ones do not rule correlations.
+    """`standardised` with high-amplitude time points weighted down, so that a few of them do not dominate correlations.
 
-    A time point of mean square e over ROIs has the weight 1 / (1 + (e / median)^2); mean 0 and variance 1 are those of the
-    weighted points.
+    A time point with mean square e over ROIs has the weight 1 / (1 + (e / median)^2), where the median is over time points.
+    The weighted series has mean 0 and variance 1.
     """
     wide = standardised(series)
     size = (wide**2).mean(axis=1)
@@ -50,12 +50,12 @@ def steady(series: npt.NDArray[np.float32]) -> Floats:
 
 
 def swings(series: npt.NDArray[np.float32]) -> Floats:
-    """How far each ROI is from its mean at each time point, whichever way, as (time, roi) with mean 0 and variance 1."""
+    """Absolute deviation of each ROI from its mean, as a (time, roi) series with mean 0 and variance 1."""
     return standardised(np.abs(standardised(series)))
 
 
 def correlations(series: Series, view: View = standardised) -> Floats:
-    """(subject, roi, roi) Pearson correlations of series as `view` sees them, 1 on the diagonal, 0 with a flat ROI."""
+    """(subject, roi, roi) Pearson correlations of the series after `view`; 1 on the diagonal, 0 for a flat ROI."""
     n = series[0].shape[1]
     result = np.empty((len(series), n, n))
 
@@ -63,15 +63,15 @@ def correlations(series: Series, view: View = standardised) -> Floats:
         unit = view(one)  # (time, roi)
         return np.asarray(unit.T @ unit / len(unit))
 
-    for i, found in enumerate(on_threads(product, series)):
-        result[i] = found
+    for i, matrix in enumerate(on_threads(product, series)):
+        result[i] = matrix
     np.clip(result, -1.0, 1.0, out=result)
     result[:, np.arange(n), np.arange(n)] = 1.0
     return result
 
 
 def upper_triangle(matrices: Floats) -> Floats:
-    """(subject, edge) values above the diagonal, row by row."""
+    """(subject, edge) values above the diagonal, in row order."""
     rows, columns = np.triu_indices(matrices.shape[-1], 1)
     return matrices[:, rows, columns]
 
@@ -82,21 +82,21 @@ def fc_features(series: Series, view: View = standardised) -> Floats:
 
 
 def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:
-    """(subject, roi, roi) Fisher z of the correlations, 0 on the diagonal: what networks on connectivity take in."""
+    """(subject, roi, roi) Fisher z of the correlations with a zero diagonal, the input of networks on connectivity."""
     result = np.arctanh(np.clip(correlations(series), -CLIP, CLIP))
     result[:, np.arange(result.shape[-1]), np.arange(result.shape[-1])] = 0.0
     return result.astype(np.float32)
 
 
 def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
-    """Mean and spread of each feature over source subjects, the first dimension; what never varies is left as it is."""
+    """Mean and sd of each feature over source subjects (the first dimension); constant features get the scale 1."""
     spread = values.std(axis=0, dtype=np.float64)
     scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
     return {"mean": values.mean(axis=0, dtype=np.float64).astype(np.float32), "scale": scale}
 
 
 def amplitude_features(series: Series) -> Floats:
-    """(subject, roi) log standard deviation of each ROI relative to the subject's mean over ROIs; 0 for a flat ROI."""
+    """(subject, roi) log standard deviation of each ROI, minus the subject's mean over ROIs; 0 for a flat ROI."""
     spread = np.array([one.std(axis=0, dtype=np.float64) for one in series])
     alive = np.array([(one != one[0]).any(axis=0) for one in series])
     log = np.log(np.where(alive, spread, 1.0))
@@ -107,8 +107,8 @@ def amplitude_features(series: Series) -> Floats:
 def covariances(series: Series) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
 
-    The shrinkage has a closed form, so there is no need for a fit object per subject: S = X'X / t is drawn towards mu I
-    by the share of the error of S in its distance from mu I.
+    The shrinkage has a closed form: S = X'X / t is shrunk towards mu I, by the ratio of the estimation error of S to its
+    squared distance from mu I.
     """
     n = series[0].shape[1]
     result = np.empty((len(series), n, n))
@@ -121,73 +121,73 @@ def covariances(series: Series) -> Floats:
         error = (((x**2).sum(axis=1) ** 2).sum() / t - (sample**2).sum()) / t  # mean of |x x' - S|^2, over t
         shrinkage = min(error, distance) / distance if distance > 0 else 0.0
         result[i] = (1 - shrinkage) * sample
-        result[i][np.diag_indices(n)] += max(shrinkage, 1e-6) * mu  # the floor keeps fully flat ROIs invertible
+        result[i][np.diag_indices(n)] += max(shrinkage, 1e-6) * mu  # the floor keeps the matrix invertible with flat ROIs
     return result
 
 
 def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50) -> Floats:
-    """The positive definite matrix whose mean logarithmic distance to the others is zero (the tangent reference).
+    """Geometric mean of positive definite matrices: their mean tangent vector there is zero (the tangent reference).
 
-    Newton's iteration from between the arithmetic and the harmonic mean; it ends when the mean tangent vector, relative to the
-    number of ROIs, is below `tolerance`, and is then some twenty times nearer still.
+    Newton's iteration, started between the arithmetic and the harmonic mean. It stops when the norm of the mean tangent vector,
+    divided by the number of ROIs, is below `tolerance`; the last step then brings it about twenty times closer still.
     """
-    reference, before, step = _middle(matrices), np.inf, 1.0
+    reference, before, step = _start(matrices), np.inf, 1.0
     every = -(-len(matrices) // CURVATURE)
     for _ in range(steps):
         root, inverse = _symmetric(reference, np.sqrt), _symmetric(reference, _inverse_root)
-        mean, some = np.zeros_like(reference), []
-        for i, one in enumerate(_whitened_logs(matrices, inverse)):
-            mean += one / len(matrices)
-            some += [one] if i % every == 0 else []
+        mean, sample = np.zeros_like(reference), []
+        for i, log in enumerate(_whitened_logs(matrices, inverse)):
+            mean += log / len(matrices)
+            sample += [log] if i % every == 0 else []
         error = float(np.linalg.norm(mean))
-        step, before = step / 2 if error > before else step, error  # very different matrices need shorter steps
-        reference = root @ _symmetric(step * _newton(mean, np.stack(some)), np.exp) @ root
+        step, before = step / 2 if error > before else step, error  # matrices far apart need shorter steps
+        reference = root @ _symmetric(step * _newton(mean, np.stack(sample)), np.exp) @ root
         reference = (reference + reference.T) / 2
         if error / len(mean) < tolerance:
             break
     return np.asarray(reference)
 
 
-def _middle(matrices: Floats) -> Floats:
-    """The geometric mean of the arithmetic and the harmonic mean: near that of all, and had without logarithms."""
+def _start(matrices: Floats) -> Floats:
+    """Geometric mean of the arithmetic and the harmonic mean: close to that of all matrices, without any logarithm."""
     total = np.zeros_like(matrices[0])
     for one in matrices:
         total += np.linalg.inv(one)
     mean, harmonic = matrices.mean(axis=0), np.linalg.inv(total / len(matrices))
     root, inverse = _symmetric(mean, np.sqrt), _symmetric(mean, _inverse_root)
     between = inverse @ harmonic @ inverse
-    found = root @ _symmetric((between + between.T) / 2, np.sqrt) @ root
-    return np.asarray((found + found.T) / 2)
+    middle = root @ _symmetric((between + between.T) / 2, np.sqrt) @ root
+    return np.asarray((middle + middle.T) / 2)
 
 
 def _newton(mean: Floats, logs: Floats) -> Floats:
-    """The step that would bring the mean tangent vector to zero, from the curvature at some of the subjects.
+    """Newton step that brings the mean tangent vector to zero, with the curvature estimated from some of the subjects.
 
-    To second order a step d changes a subject's log L by d + (L L d - 2 L d L + d L L) / 12; a few conjugate gradients invert
-    the mean of that. More than is there at large distances, so a step is rather too short than too long.
+    To second order, a step d changes a subject's log L by d + (L L d - 2 L d L + d L L) / 12. A few conjugate gradient steps
+    invert the mean of this map. It overestimates the curvature at large distances, so steps are rather too short than too long.
     """
     square = (logs @ logs).mean(axis=0)
 
     def change(step: Floats) -> Floats:
         return np.asarray(step + (square @ step + step @ square - 2 * (logs @ step @ logs).mean(axis=0)) / 12)
 
-    found = 0.85 * mean
-    rest = mean - change(found)
-    along = rest
+    solution = 0.85 * mean
+    residual = mean - change(solution)
+    direction = residual
     for _ in range(2):
-        changed, size = change(along), float((rest**2).sum())
+        changed, size = change(direction), float((residual**2).sum())
         if size == 0:
             break
-        share = size / float((along * changed).sum())
-        found, rest = found + share * along, rest - share * changed
-        along = rest + float((rest**2).sum()) / size * along
-    return found
+        length = size / float((direction * changed).sum())
+        solution, residual = solution + length * direction, residual - length * changed
+        direction = residual + float((residual**2).sum()) / size * direction
+    return solution
 
 
 def tangent_features(matrices: Floats, reference: Floats) -> Floats:
-    """(subject, roi (roi + 1) / 2) coordinates: the matrix logarithm after whitening by the reference.
+    """(subject, roi (roi + 1) / 2) tangent vectors: the matrix logarithm after whitening with the reference.
 
-    The off-diagonal is scaled by sqrt 2, so that Euclidean distances are those of the matrices.
+    Off-diagonal entries are scaled by sqrt 2, so that Euclidean distances between vectors equal those between matrices.
     """
     whitening = _symmetric(reference, _inverse_root)
     rows, columns = np.triu_indices(len(reference))
@@ -199,9 +199,9 @@ def tangent_features(matrices: Floats, reference: Floats) -> Floats:
 
 
 def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
-    """The logarithm of whitening @ matrix @ whitening, subject by subject, on as many threads as BLAS has.
+    """Logarithm of whitening @ matrix @ whitening for each subject, on as many threads as BLAS has.
 
-    One matrix at a time: a subject's features must not depend, in the last bit, on who else is there or how many threads.
+    One matrix at a time, so that a subject's features are bit-identical whatever the other subjects and the number of threads.
     """
 
     def log(matrix: Floats) -> Floats:
@@ -213,7 +213,7 @@ def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
 
 
 def _symmetric(matrix: Floats, function: Callable[[Floats], Floats]) -> Floats:
-    """A function of a symmetric matrix, through its eigenvalues."""
+    """Apply a function to a symmetric matrix through its eigenvalues."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors * function(values)) @ vectors.T)
 

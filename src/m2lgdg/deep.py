@@ -1,8 +1,7 @@
-"""`DeepMethod`: the only training loop. A subclass writes `build` (the network) and `loss`, rarely `step`.
+"""`DeepMethod`: the base class of all networks and the only training loop.
 
-AdamW, linear warm-up then cosine, gradient clipping, early stopping on source-validation AUC, seeding, device and precision
-are here and nowhere else. The whole source lies on the device, and a batch is a row of indices. A subclass may also say what
-the network sees of a scan (`features`), what is fitted first (`prepare`), and who meets in a batch (`batches`).
+AdamW, linear warm-up then cosine decay, gradient clipping, early stopping on source-validation AUC, seeding, device and
+precision are handled here and nowhere else. The whole source is kept on the device; a batch is a row of indices into it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import choose_device, let_go, numerics, refuse_other_size
+from m2lgdg.devices import check_network_size, choose_device, free_memory, numerics
 from m2lgdg.fast.recording import Recorded, Replayed, Step, set_rates
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
@@ -27,20 +26,20 @@ from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.splits import Indices, validation_split
 from m2lgdg.storage import InputError
 
-SPARED_NOBODY = (
-    "No source subject was held out for validation: the kept epoch and the calibration are those that fit the training "
-    "subjects best, and validation AUC says nothing about other subjects."
+NO_VALIDATION = (
+    "No source subject was held out for validation: the epoch and the calibration were selected on the training subjects, "
+    "so the validation AUC does not describe other subjects."
 )
-LACKS_SITES = (
-    "Source-training subjects are of {sites} site(s), too few or too small to be compared in batches: what {name} does across "
-    "sites took no part in this training."
+TOO_FEW_SITES = (
+    "Source-training subjects come from {sites} site(s), too few or too small to be compared within batches: the cross-site "
+    "part of {name} was not used in this training."
 )
-PIECE = 64  # subjects that go through a network at once when nothing is learned
+PIECE = 64  # subjects in one forward pass of a prediction
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some subjects on the device: a method's `features` of their scans, phenotypes (subject, input), label, site number."""
+    """Subjects on the device: the `features` of their scans, phenotypes (subject, input), label and site number."""
 
     features: Mapping[str, Tensor]
     phenotypes: Tensor
@@ -51,23 +50,23 @@ class Batch:
         return len(self.label)
 
     def __getitem__(self, name: str) -> Tensor:
-        """(subject, ...) one of the features."""
+        """(subject, ...) tensor of one feature, by name."""
         return self.features[name]
 
     @property
     def series(self) -> Tensor:
-        """(subject, roi, time) standardised series, where the method has them among its features."""
+        """(subject, roi, time) standardised series, if the method has them among its features."""
         return self.features["series"]
 
     def take(self, rows: Tensor) -> Batch:
-        """The subjects at some positions."""
+        """The subjects at the given positions."""
         features = {name: value[rows] for name, value in self.features.items()}
         return Batch(features, self.phenotypes[rows], self.label[rows], self.site[rows])
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network must know of the data: counts, and whatever `prepare` fitted on source-training subjects."""
+    """What `build` needs to know about the data: sizes, and the arrays that `prepare` fitted on source-training subjects."""
 
     n_rois: int
     length: int
@@ -78,7 +77,16 @@ class Shape:
 
 @dataclass
 class DeepMethod(Method):
-    """A neural network trained on source; the fields are common to all deep methods."""
+    """A neural network trained on source. Its fields are common to all deep methods.
+
+    A subclass must write `build`. All other hooks have a default:
+
+    - data: `features`, `prepare`, `make_batch`, `batches`, `lacks_sites`
+    - training: `loss`, `step`, `optimizer`, `rate_factor`, `autocast`, `phase`
+    - selection of the epoch: `validate`, `validation_logits`, `candidate`; afterwards `calibrate`
+
+    Hooks can read `self.epoch` and `self.class_weight`, which the training loop sets.
+    """
 
     length: int = 200
     epochs: int = 100
@@ -94,8 +102,8 @@ class DeepMethod(Method):
     validation_by: Literal["subject", "site"] = "subject"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     deterministic: bool = False
-    select_after_warmup: bool = True  # a network that has not begun to learn can rank a hundred subjects well by chance
-    calibration: Literal["platt", "none"] = "platt"  # on source-validation subjects; none: the plain softmax
+    select_after_warmup: bool = True  # an untrained network can rank a hundred subjects well by chance
+    calibration: Literal["platt", "none"] = "platt"  # Platt scaling on source-validation subjects, or the plain softmax
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         **{"length": (8, math.inf), "warmup": (0, math.inf), "batch_size": (2, math.inf), "weight_decay": (0, math.inf)},
@@ -103,56 +111,73 @@ class DeepMethod(Method):
         **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
     }
 
-    recordable: ClassVar[bool] = False  # whether `step` never asks the device for an answer, so that CUDA can record it
+    recordable: ClassVar[bool] = False  # whether `step` runs without reading values back, so that CUDA can record it
+
+    # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
+    epoch = 0  # the current epoch, from 0
+    class_weight = cast(Tensor | None, None)  # (class,) weights n / (2 n_class) of source-training subjects
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network; its forward takes a Batch and returns logits (subject, 2)."""
-        raise NotImplementedError(f"{type(self).__name__} must write build")
+        """Create the network. Its `forward` takes a `Batch` and returns (subject, 2) logits."""
+        raise NotImplementedError(f"{type(self).__name__} must implement build")
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """What the network sees of each scan, (subject, ...) by name; computed once, each row from that subject alone."""
+        """Inputs of the network computed from the scans: (subject, ...) tensors by name. Default: the standardised series.
+
+        Computed once before training. Each row must depend on its own subject only.
+        """
         return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """What else is fitted on source-training subjects (a group graph, say); `features` are theirs."""
+        """Arrays fitted on source-training subjects before training, such as a group graph. Default: none.
+
+        `features` are those of the training subjects. `build` finds the arrays in `shape.fitted`; a saved model keeps them.
+        """
         return {}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer; the schedule scales the rate of each of its groups."""
+        """Create the optimizer. `rate_factor` scales the learning rate of each of its parameter groups. Default: AdamW."""
         return torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """An epoch's batches, as positions among source-training subjects: all shuffled, the incomplete last one dropped."""
+        """Batches of one epoch, as positions among source-training subjects; draw random numbers from `order` only.
+
+        Default: all subjects shuffled, without the incomplete last batch. `site` and `label` are those of the subjects;
+        `sampler.site_batches` makes batches that compare sites.
+        """
         size = min(self.batch_size, len(label))
         shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
         return list(shuffled.view(-1, size))  # (batch, subject)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Whether source-training sites are too few or too small for what the method does across sites."""
+        """Whether the source-training sites are too few or too small for the cross-site part of the method."""
         return False
 
     def rate_factor(self, batch: int, batches: int) -> float:
-        """Of the learning rate, at one of so many batches of the present epoch."""
+        """Learning-rate factor at a batch of the current epoch. Default: linear warm-up, then cosine decay to 0."""
         return schedule(self.epoch * batches + batch, batches, self.warmup, self.epochs)
 
     def phase(self) -> object:
-        """What Python decides by in a step or a validation: a recordable method that trains in stages tells the stage."""
+        """Training stage of a recordable method; when it changes, step and validation are recorded again.
+
+        Needed if Python code in `step`, `loss` or the network branches on the stage. Default: one stage.
+        """
         return None
 
     def candidate(self, epoch: int) -> bool:
-        """Whether the network after this epoch (from 0) may be the one that is kept."""
+        """Whether the network after this epoch (from 0) can be selected. Default: only epochs after the warm-up."""
         return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the training loss by name; their sum is minimised."""
+        """Terms of the training loss by name; their sum is minimised. Default: cross-entropy."""
         return {"ce": self.cross_entropy(network(batch), batch)}
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Smoothed cross-entropy with the inverse-frequency class weights of source-training subjects."""
+        """Cross-entropy with label smoothing and `class_weight`."""
         return smoothed_cross_entropy(logits, batch.label, self.class_weight, self.label_smoothing)
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """One update; returns the detached loss terms."""
+        """Make one update of the weights and return the detached loss terms. Override it where one loss is not enough."""
         optimizer.zero_grad(set_to_none=True)
         with self.autocast(batch.label.device):
             terms = self.loss(network, batch)
@@ -162,12 +187,12 @@ class DeepMethod(Method):
         return {name: term.detach() for name, term in terms.items()}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Train on source-training subjects, keep the epoch that is best on source-validation subjects."""
+        """Train on source-training subjects and keep the epoch that is best on source-validation subjects."""
         chosen = choose_device(device)
         devices = [torch.cuda.current_device()] if chosen.type == "cuda" else []
         try:
             with numerics(tf32=self.precision != "fp32", deterministic=self.deterministic):
-                let_go(chosen)
+                free_memory(chosen)
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed)
                     self._train(source, seed, chosen, progress)
@@ -179,40 +204,40 @@ class DeepMethod(Method):
             raise InputError(f"method {self.name} ran out of memory on {chosen}: {advice}.") from None
 
     def check(self) -> None:
-        """Also a warm-up that would never end: every epoch would be trained at a fraction of the rate."""
+        """Also refuse a warm-up longer than the training: the learning rate would never be reached."""
         super().check()
         if self.warmup > self.epochs:
             raise InputError(
-                f"method {self.name}, field warmup: {self.warmup} epochs of warm-up are more than training has "
+                f"method {self.name}, field warmup: the warm-up of {self.warmup} epochs is longer than the training "
                 f"(epochs = {self.epochs}); lower warmup or raise epochs."
             )
 
     def _train(self, source: Cohort, seed: int, device: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = self._split(source, seed)
         scaler = PhenotypeScaler.fit(source.select(training))
-        everyone = self.make_batch(source, scaler, device)
-        train, check_rows = torch.from_numpy(training).to(device), torch.from_numpy(validation).to(device)
-        fitted = self.prepare(source.select(training), everyone.take(train).features)
+        subjects = self.make_batch(source, scaler, device)  # all of source
+        training_rows, validation_rows = torch.from_numpy(training).to(device), torch.from_numpy(validation).to(device)
+        fitted = self.prepare(source.select(training), subjects.take(training_rows).features)
         shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
         counts = np.bincount(source.labels[training], minlength=2)
-        self.class_weight: Tensor | None = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
+        self.class_weight = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
 
         network = self.build(shape).to(device)
         optimizer = self.optimizer(network)
         rates = [group["lr"] for group in optimizer.param_groups]
         order = torch.Generator().manual_seed(seed)
-        sites, labels = everyone.site[train].cpu(), everyone.label[train].cpu()
+        sites, labels = subjects.site[training_rows].cpu(), subjects.label[training_rows].cpu()
         if self.lacks_sites(sites, labels):
-            self.facts_["notes"].append(LACKS_SITES.format(name=self.name, sites=len(torch.unique(sites))))
+            self.facts_["notes"].append(TOO_FEW_SITES.format(name=self.name, sites=len(torch.unique(sites))))
         self.epoch = 0
-        step, check = self._stepper(network, optimizer, everyone, train), everyone.take(check_rows)
-        self._seen: Replayed | None = None
+        step, held_out = self._stepper(network, optimizer, subjects, training_rows), subjects.take(validation_rows)
+        self._replayed: Replayed | None = None
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
-        kept: dict[str, npt.NDArray[Any]] = {}
+        weights: dict[str, npt.NDArray[Any]] = {}  # of the best epoch
         for epoch in range(self.epochs):
             network.train()
-            self.epoch = epoch  # for losses that change while training goes on
+            self.epoch = epoch
             sums: dict[str, Tensor] = {}
             batches = self._batches(sites, labels, order)
             for i, rows in enumerate(batches):
@@ -221,8 +246,8 @@ class DeepMethod(Method):
                 sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
             record = {name: float(total) / len(batches) for name, total in sums.items()}
             self._stop_if_not_finite(record, epoch)
-            record |= self.validate(network, check)
-            self._stop_if_not_finite(record, epoch)  # the epoch's last step shows only here
+            record |= self.validate(network, held_out)
+            self._stop_if_not_finite(record, epoch)  # shows whether the last step of the epoch broke the weights
             history.append(record)
             if progress:
                 progress(epoch=epoch + 1, epochs=self.epochs, **record)
@@ -231,12 +256,12 @@ class DeepMethod(Method):
             rank = (record["val_auc"], -record["val_loss"])
             if best is None or rank > best:
                 best, best_epoch = rank, epoch
-                kept = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
+                weights = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
             elif epoch - best_epoch >= self.patience:
                 break
         if best is None:
-            raise InputError(f"method {self.name}: its candidate(epoch) allowed none of {self.epochs} epochs to be kept.")
-        self.state_ |= {f"network.{name}": value for name, value in kept.items()}
+            raise InputError(f"method {self.name}: candidate(epoch) rejected all {self.epochs} epochs.")
+        self.state_ |= {f"network.{name}": value for name, value in weights.items()}
         self.state_ |= {f"fitted.{name}": value for name, value in fitted.items()} | scaler.state("scaler")
         self.facts_ |= {
             "history": history,
@@ -246,72 +271,72 @@ class DeepMethod(Method):
             "training_subjects": len(training),
             "validation_subjects": len(validation),
         }
-        self._device, self._seen = device, None
-        self.state_["calibration"] = np.array(self.calibrate(check), dtype=np.float64)
+        self._device, self._replayed = device, None
+        self.state_["calibration"] = np.array(self.calibrate(held_out), dtype=np.float64)
 
-    def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, everyone: Batch, train: Tensor) -> Step:
-        """What makes a step of some positions among training subjects; on CUDA recorded."""
+    def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, subjects: Batch, training: Tensor) -> Step:
+        """Function that makes a step on some positions among training subjects; recorded on CUDA."""
 
         def step(rows: Tensor) -> dict[str, Tensor]:
-            return self.step(network, everyone.take(train[rows]), optimizer)
+            return self.step(network, subjects.take(training[rows]), optimizer)
 
-        device = train.device
+        device = training.device
         if device.type != "cuda" or not self.recordable or self.deterministic:
             return step
         return Recorded(step, optimizer, self.precision != "fp32", self.phase)
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
-        """Positions of source-training and source-validation subjects; where nobody can be spared, they are the same."""
+        """Positions of source-training and source-validation subjects; both are all of source if none can be held out."""
         training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
         if len(validation):
             self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
             return training, validation
-        self.facts_ |= {"validation": "training subjects", "notes": [SPARED_NOBODY]}
+        self.facts_ |= {"validation": "training subjects", "notes": [NO_VALIDATION]}
         return training, training
 
     def _batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         batches = self.batches(site, label, order)
         if not batches or not all(map(len, batches)):
-            raise InputError(f"method {self.name}: its batches(...) gave none, or an empty one, in epoch {self.epoch + 1}.")
+            raise InputError(f"method {self.name}: batches(...) returned no batch, or an empty one, in epoch {self.epoch + 1}.")
         return batches
 
-    def calibrate(self, check: Batch) -> tuple[float, float]:
-        """Slope and offset of the logit, by which the threshold 0.5 fits source-validation subjects."""
-        if self.calibration == "none" or not len(check):
+    def calibrate(self, batch: Batch) -> tuple[float, float]:
+        """Slope and offset applied to the logit in `score`. Default: Platt scaling on `batch`, the validation subjects."""
+        if self.calibration == "none" or not len(batch):
             return 1.0, 0.0
-        return platt(self._decision(self.network().to(check.label.device), check), check.label.cpu().numpy())
+        return platt(self._decision(self.network().to(batch.label.device), batch), batch.label.cpu().numpy())
 
     def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
-        """(subject,) difference of the two logits."""
+        """(subject,) difference between the logits of patient and control."""
         with torch.inference_mode():
             parts = [network(batch.take(rows)) for rows in pieces(len(batch), batch.label.device)]
             logits = torch.cat(parts).cpu().double()
         return (logits[:, 1] - logits[:, 0]).numpy()
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
-        """The calibrated softmax of the kept network's logits."""
+        """(subject,) calibrated probability from the logits of the fitted network."""
         device = getattr(self, "_device", torch.device("cpu"))
         network = self.network().to(device)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
         slope, offset = self.state_["calibration"]
         decision = []
-        for start in range(0, len(target), PIECE):  # a piece at a time, so that a large site need not fit on the device
+        for start in range(0, len(target), PIECE):  # in pieces, so that a large site need not fit on the device
             part = target.select(np.arange(start, min(start + PIECE, len(target))))
             decision.append(self._decision(network, self.make_batch(part, scaler, device)))
         return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
 
     def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
-        """(subject, dimension) representation that the classifier sees: a network's `parts(batch)["fused"]`."""
+        """(subject, dimension) input of the classifier, for networks with `parts(batch)["fused"]`."""
         device = getattr(self, "_device", torch.device("cpu"))
         network: Any = self.network().to(device)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
-        everyone = self.make_batch(cohort, scaler, device)
+        subjects = self.make_batch(cohort, scaler, device)
         with torch.inference_mode():
-            fused = [network.parts(everyone.take(rows))["fused"] for rows in pieces(len(cohort), device)]
+            fused = [network.parts(subjects.take(rows))["fused"] for rows in pieces(len(cohort), device)]
         return np.asarray(torch.cat(fused).float().cpu().numpy())
 
     def network(self) -> nn.Module:
-        """The fitted network, ready to predict."""
+        """The fitted network in evaluation mode."""
         fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items() if name.startswith("fitted.")}
         shape = self._shape(len(self.facts_["rois"]), len(self.facts_["inputs"]), self.facts_["n_sites"], fitted)
         weights = {
@@ -320,8 +345,8 @@ class DeepMethod(Method):
             if name.startswith("network.")
         }
         with torch.random.fork_rng(devices=[]):
-            if self._folder:  # its fields may ask for any size
-                refuse_other_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
+            if self._folder:  # fields read from a folder may request any size
+                check_network_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
             network = self.build(shape)
         try:
             network.load_state_dict(weights)
@@ -343,11 +368,14 @@ class DeepMethod(Method):
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Context in which `step` computes losses: bfloat16 where `precision` says so."""
+        """Context for forward passes in training and validation: bfloat16 if `precision` is bf16."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
-        """AUC and loss on source-validation subjects; chance where there is no AUC to be had."""
+        """AUC and loss on the source-validation subjects, from which the best epoch is selected.
+
+        The AUC is 0.5 where it is undefined. Override it to record more, or to select by other logits.
+        """
         network.eval()
         with torch.inference_mode(), self.autocast(batch.label.device):
             logits = self.validation_logits(network, batch)
@@ -356,16 +384,16 @@ class DeepMethod(Method):
         return {"val_auc": 0.5 if math.isnan(area) else area, "val_loss": loss}
 
     def validation_logits(self, network: nn.Module, batch: Batch) -> Tensor:
-        """(subject, 2) logits of source-validation subjects, who are the same after every epoch; on CUDA recorded."""
+        """(subject, 2) logits of the source-validation subjects, the same ones after every epoch; recorded on CUDA."""
 
         def logits() -> Tensor:
-            return torch.cat([network(batch.take(rows)) for rows in everybody])
+            return torch.cat([network(batch.take(rows)) for rows in parts])
 
-        everybody = pieces(len(batch), batch.label.device)
+        parts = pieces(len(batch), batch.label.device)
         if not batch.label.is_cuda or not self.recordable or self.deterministic:
             return logits()
-        self._seen = self._seen or Replayed(logits, self.phase)
-        return self._seen()
+        self._replayed = self._replayed or Replayed(logits, self.phase)
+        return self._replayed()
 
     def _stop_if_not_finite(self, record: Mapping[str, float], epoch: int) -> None:
         for name, value in record.items():
@@ -377,18 +405,18 @@ class DeepMethod(Method):
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:
-    """The sum of the terms of a loss, in float32."""
+    """Sum of the terms of a loss, in float32."""
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
 def pieces(count: int, device: torch.device) -> list[Tensor]:
-    """Positions of so many subjects, some at a time."""
-    everyone = torch.arange(count, device=device)
-    return [everyone[start : start + PIECE] for start in range(0, count, PIECE)]
+    """Positions 0 to `count` - 1 in pieces small enough for one forward pass."""
+    positions = torch.arange(count, device=device)
+    return [positions[start : start + PIECE] for start in range(0, count, PIECE)]
 
 
 def schedule(step: int, per_epoch: int, warmup: int, epochs: int) -> float:
-    """Share of the learning rate at a batch: linear to 1 over the warm-up epochs, then a cosine to 0 at the last."""
+    """Learning-rate factor at a step: linear to 1 over the warm-up epochs, then cosine to 0 at the last epoch."""
     rise, total = warmup * per_epoch, epochs * per_epoch
     if step < rise:
         return (step + 1) / rise

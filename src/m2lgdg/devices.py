@@ -1,4 +1,4 @@
-"""Where networks are trained: the choice of a device, its numerical precision and its memory.
+"""Choice of a device, its numerical precision and its memory.
 
 Used by the training loop in `deep`, by explanations and by studies.
 """
@@ -16,21 +16,21 @@ from m2lgdg.storage import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    """Device by name: cpu, cuda, cuda:1, mps, or auto for the best one available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # streams, recordings and our kernels go to the present one
+            torch.cuda.set_device(device)  # streams, recordings and kernels use the current device
     except (RuntimeError, AssertionError, NotImplementedError):
         raise InputError(f"device {name} is not available on this machine.") from None
     return device
 
 
 def lost() -> bool:
-    """Whether CUDA failed for good in this process, as after an access out of bounds: whatever is tried next fails too."""
+    """Whether CUDA is unusable in this process, as after an out-of-bounds access: every later call fails, too."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
@@ -44,24 +44,24 @@ def lost() -> bool:
 
 @contextmanager
 def numerics(*, tf32: bool, deterministic: bool) -> Iterator[None]:
-    """How exactly PyTorch computes inside the block; what a process had set is set again after it."""
+    """Context with the given precision and determinism of PyTorch; the previous settings are restored afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
-    had = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    tf32_before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        if deterministic != before:  # saying what is so already imports half a second of PyTorch
+        if deterministic != before:  # setting it imports half a second of PyTorch, even without a change
             torch.use_deterministic_algorithms(deterministic)
         yield
     finally:
         if deterministic != before:
             torch.use_deterministic_algorithms(before)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = had
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32_before
 
 
-def let_go(device: torch.device) -> None:
-    """Give back the memory of a device that nobody uses any more: networks and their recordings hold on to each other.
+def free_memory(device: torch.device) -> None:
+    """Free unused memory of a device and reset its peak counter.
 
-    The peak is counted anew from here.
+    Networks and their recordings refer to each other, so the garbage collector must run first.
     """
     if device.type == "cuda":
         gc.collect()
@@ -69,12 +69,12 @@ def let_go(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def refuse_other_size(build: Callable[[], nn.Module], stored: int, name: str) -> None:
-    """Refuse a network of more or fewer numbers than are stored for it, before it takes memory."""
+def check_network_size(build: Callable[[], nn.Module], stored: int, name: str) -> None:
+    """Refuse a network whose size differs from the number of stored values, before memory is allocated for it."""
     try:
         with torch.device("meta"):
             size = sum(value.numel() for value in build().state_dict().values())
-    except (RuntimeError, NotImplementedError, TypeError):  # a user's own network may look at values, which are none here
+    except (RuntimeError, NotImplementedError, TypeError):  # a plugin's network may read values, and meta tensors have none
         return
     if size != stored:
         raise InputError(f"the weights do not fit method {name}: {stored} numbers for a network of {size}.")

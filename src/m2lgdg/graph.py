@@ -1,6 +1,6 @@
-"""The brain graph of the local encoder: group adjacency from source, its learnable refinement, Chebyshev convolution.
+"""The brain graph of the local encoder: group adjacency, its learnable refinement, and Chebyshev convolution.
 
-The adjacency is fitted on source-training subjects and travels with the model; the rest is differentiable.
+The adjacency is fitted on source-training subjects and saved with the model; the rest is differentiable.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch import Tensor
 
 from m2lgdg.connectivity import correlations
 
-PIECE, EPSILON = 64, 1e-6  # subjects at a time; the length of a z-scored series is its number of time points
+PIECE, EPSILON = 64, 1e-6  # subjects at a time; floor for the norm of a ROI's series, which is sqrt(time) once z-scored
 
 
 def group_graph(series_list: Sequence[npt.NDArray[Any]], percentile: float = 80.0) -> npt.NDArray[np.float32]:
-    """(roi, roi) 0/1 adjacency: |mean correlation| at or above its percentile, and every ROI with itself.
+    """(roi, roi) 0/1 adjacency: edges whose |mean correlation| is at or above a percentile, and all self-loops.
 
-    The percentile is of the non-zero off-diagonal entries of the group matrix, whose diagonal is set to zero first.
+    The percentile is taken over the non-zero off-diagonal entries of the group matrix.
     """
-    return _strongest(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
+    return _threshold(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
 
 
 def group_graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.float32]:
-    """The same from (subject, roi, time) series of one length, computed on the device where they are."""
-    if series.device.type == "mps":  # which has no float64
+    """`group_graph` of (subject, roi, time) series of one length, computed on the device that holds them."""
+    if series.device.type == "mps":  # has no float64
         series = series.cpu()
     group = torch.zeros(series.shape[1], series.shape[1], dtype=torch.float64, device=series.device)
     for piece in torch.split(series, PIECE):
         wide = piece.double() - piece.double().mean(dim=2, keepdim=True)
         unit = wide / torch.linalg.vector_norm(wide, dim=2, keepdim=True).clamp(min=EPSILON)  # a flat ROI stays 0
         group += (unit @ unit.transpose(1, 2)).sum(dim=0)
-    return _strongest(((group + group.T) / (2 * len(series))).cpu().numpy(), percentile)
+    return _threshold(((group + group.T) / (2 * len(series))).cpu().numpy(), percentile)
 
 
-def _strongest(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray[np.float32]:
+def _threshold(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray[np.float32]:
     np.fill_diagonal(group, 0.0)
     strength = np.abs(group)
     present = strength[strength > 0]
@@ -48,7 +48,7 @@ def _strongest(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray
 
 
 def propagation(adjacency: Tensor, embedding: Tensor, beta: float = 0.5) -> Tensor:
-    """(roi, roi) operator: learned and given adjacency mixed, self-loops added, normalised by degree on both sides."""
+    """(roi, roi) operator: mixture of learned and group adjacency plus self-loops, normalised by degree on both sides."""
     learned = torch.softmax(embedding @ embedding.T, dim=1)  # rows sum to 1
     mixed = beta * learned + (1 - beta) * adjacency + torch.eye(len(adjacency), device=adjacency.device)
     scale = mixed.sum(dim=1).rsqrt()

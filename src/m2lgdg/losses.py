@@ -1,7 +1,7 @@
 """The losses of M²LG-DG as pure functions of batches, each one equation of the paper.
 
-Called by `methods/m2lgdg.py`. All compute in float32 whatever they are given, and give 0 with a gradient of 0 where there is
-nothing to compare (no valid anchor, one class, one site).
+Called by `methods/m2lgdg.py`. All compute in float32, whatever the input dtype, and return 0 with a gradient of 0 where there
+is nothing to compare (no valid anchor, one class, one site).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EPSILON = 1e-8
 
 
 def normalised(vectors: Tensor) -> Tensor:
-    """v / (|v| + epsilon) over the last dimension, in float32. A zero vector has no direction, and a gradient of 0."""
+    """v / (|v| + epsilon) over the last dimension, in float32. A zero vector stays 0 and has a gradient of 0."""
     vectors = vectors.float()
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors.masked_fill(length == 0, 0.0) / (length + EPSILON)
@@ -33,25 +33,25 @@ def orthogonality_loss(s_f: Tensor, p_f: Tensor, s_n: Tensor, p_n: Tensor) -> Te
 
 
 def difference_loss(p_f: Tensor, p_n: Tensor, margin: float = 1.0) -> Tensor:
-    """Hinge on the batch mean of the squared distance of the normalised private components."""
+    """Hinge on the batch mean of the squared distance between the normalised private components."""
     distance = (normalised(p_f) - normalised(p_n)).square().sum(dim=-1).mean()
     return (margin - distance).clamp(min=0.0)
 
 
 def cross_site_contrastive_loss(z: Tensor, label: Tensor, site: Tensor, temperature: float = 0.07) -> Tensor:
-    """Supervised contrast whose positives are subjects of the same class at other sites.
+    """Supervised contrastive loss whose positives are subjects of the same class at other sites.
 
-    Same-class subjects of the anchor's own site are no positives but stay in the denominator, as everyone but the anchor
-    does. Anchors without a positive are left out. `z` is normalised here.
+    Same-class subjects of the anchor's site are not positives but stay in the denominator, which holds all subjects but the
+    anchor. Anchors without a positive are left out. `z` is normalised here.
     """
     z = normalised(z)  # (subject, dimension)
-    with torch.autocast(z.device.type, enabled=False):  # in bfloat16 a share of the denominator would be off by percents
+    with torch.autocast(z.device.type, enabled=False):  # bfloat16 would be off by several percent here
         logits = z @ z.T / temperature  # (anchor, other)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    log_share = logits - torch.logsumexp(logits.masked_fill(itself, -torch.inf), dim=1, keepdim=True)
+    log_ratio = logits - torch.logsumexp(logits.masked_fill(itself, -torch.inf), dim=1, keepdim=True)
     positive = (label[:, None] == label[None, :]) & (site[:, None] != site[None, :])  # (anchor, other)
     count = positive.sum(dim=1)  # (anchor,)
-    attraction = log_share.masked_fill(~positive, 0.0).sum(dim=1) / count.clamp(min=1)
+    attraction = log_ratio.masked_fill(~positive, 0.0).sum(dim=1) / count.clamp(min=1)
     valid = count > 0
     return -(attraction * valid).sum() / valid.sum().clamp(min=1)
 
@@ -60,7 +60,7 @@ def smoothed_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor | None 
     """Cross-entropy with label smoothing and class weights, as PyTorch defines their combination."""
     log_proba = functional.log_softmax(logits.float(), dim=1)  # (subject, class)
     weight = log_proba.new_ones(log_proba.shape[1]) if weight is None else weight.float()
-    # PyTorch's own asks the GPU who counts and waits for the answer, so that it cannot be part of a recorded step.
-    right = -(weight[label] * log_proba.gather(1, label[:, None])[:, 0]).sum()
-    every = -(log_proba @ weight).sum() / log_proba.shape[1]
-    return ((1 - smoothing) * right + smoothing * every) / weight[label].sum()
+    # PyTorch's own version synchronises with the GPU, so it cannot be part of a recorded step.
+    true_class = -(weight[label] * log_proba.gather(1, label[:, None])[:, 0]).sum()
+    all_classes = -(log_proba @ weight).sum() / log_proba.shape[1]
+    return ((1 - smoothing) * true_class + smoothing * all_classes) / weight[label].sum()

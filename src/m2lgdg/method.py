@@ -1,7 +1,7 @@
-"""`Method`: two verbs, `fit` and `predict_proba`, and models on disk without pickle.
+"""`Method`: the interface of all classifiers, with `fit`, `predict_proba`, and models saved without pickle.
 
-Everything that learns is a `Method`. A new one is a dataclass with `learn` and `score` under `@method("name")`, in one file:
-the registry, the commands, the contract tests and the report find it.
+A new method is one file with a subclass that writes `learn` and `score` and is decorated with `@method("name")`; the registry,
+the commands, the contract tests and the report then find it.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ Role = Literal["", "headline", "default", "peer", "phenotypes"]
 
 @dataclasses.dataclass
 class Method:
-    """A classifier of subjects; its dataclass fields are its hyper-parameters.
+    """A classifier of subjects. Its dataclass fields are its hyper-parameters.
 
-    A subclass writes `learn(source, seed, ...)`, which leaves all it learned in `state_` (arrays) and `facts_` (JSON), and
-    `score(target)`, the probability of the positive class from these alone. Class attributes: `reference` (citation),
-    `variants` (ablation -> changed fields), `space` (field -> values of a sensitivity sweep), `stochastic` (seeds matter).
+    A subclass writes `learn(source, seed, ...)`, which stores everything it learned in `state_` (arrays) and `facts_` (JSON),
+    and `score(target)`, which computes the probability of the positive class from these alone. Class attributes: `reference`
+    (citation), `variants` (ablation -> changed fields), `space` (field -> values of a sensitivity sweep), `stochastic` (whether
+    the seed matters).
     """
 
     name: ClassVar[str] = ""
-    role: ClassVar[Role] = ""  # headline of reports, default of `m2lgdg fit`, simple peer, or phenotypes alone
+    role: ClassVar[Role] = ""  # headline of reports, default of `m2lgdg fit`, simple peer, or phenotypes only
     reference: ClassVar[str] = ""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     stochastic: ClassVar[bool] = True
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> least value, and what it must be below
-    may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuples of no value that mean something
-    unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that change nothing here
-    remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold source subjects themselves
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> smallest value, and the value it must stay below
+    may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
+    unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
+    remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
 
-    # Fitted on request; casts, because annotations would make them hyper-parameters.
+    # Fitted on request. Casts, because annotations would make them hyper-parameters.
     source_distribution_ = typing.cast(SourceDistribution | None, None)
     new_site_ = typing.cast(NewSiteCalibration | None, None)
-    _folder = typing.cast(Path | None, None)  # where a method was loaded from
+    _folder = typing.cast(Path | None, None)  # folder that the method was loaded from
 
     def fit(
         self,
@@ -70,16 +71,16 @@ class Method:
         new_site_calibration: bool = False,
         calibration_folds: int | None = None,
     ) -> Self:
-        """Learn from source subjects, all of whom have a label. Nothing else can reach the fitted method.
+        """Fit on source subjects, which must all have a label. Nothing else can reach the fitted method.
 
         `source_distribution` also fits the statistics behind out-of-distribution scores (seconds; studies do not need it).
         `new_site_calibration` also refits the method without each source site, or without each of `calibration_folds` groups
-        of sites, to calibrate its probabilities for a site it has not seen. `predict_proba` and `threshold` then use it.
+        of sites, to calibrate its probabilities for an unseen site. `predict_proba` and `threshold` then use this calibration.
         """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
-            missing = "subjects without a label" if -1 in labels else "one class only"
-            raise InputError(f"method {self.name} cannot be fitted: the source has {missing}.")
+            problem = "subjects without a label" if -1 in labels else "only one class"
+            raise InputError(f"method {self.name} cannot be fitted: source has {problem}.")
         self.state_: dict[str, npt.NDArray[Any]] = {}
         self.facts_: dict[str, Any] = {
             "rois": list(source.rois),
@@ -104,45 +105,45 @@ class Method:
         self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
         if new_site_calibration:
 
-            def unseen(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
+            def predict_left_out(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
                 return type(self)(**self.fields()).fit(part, seed=seed, device=device).predict_proba(rest)[:, 1]
 
-            self.new_site_ = NewSiteCalibration.fit(source, unseen, calibration_folds, progress)
+            self.new_site_ = NewSiteCalibration.fit(source, predict_left_out, calibration_folds, progress)
         return self
 
     def check(self) -> None:
-        """Refuse fields that nothing can be learned with; integers count something and are 1 at least, or as their default."""
+        """Refuse unusable field values. Integers are counts: at least 1 unless the default is smaller or `bounds` differs."""
         bounds = {name: pair for cls in reversed(type(self).__mro__) for name, pair in vars(cls).get("bounds", {}).items()}
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value, where = getattr(self, field.name), f"method {self.name}, field {field.name}"
             if field.name in self.unused and value != field.default:
-                raise InputError(f"{where}: this method does not use it, so leave it at {field.default}.")
+                raise InputError(f"{where}: this method does not use it; leave it at {field.default}.")
             if value == () and field.name not in self.may_be_empty:
                 raise InputError(f"{where} is empty.")
-            counts = int in (hints[field.name], *typing.get_args(hints[field.name]))
-            first = min(1, field.default) if isinstance(field.default, int) else 1
-            least, below = bounds.get(field.name, (first if counts else -math.inf, math.inf))
-            for one in value if isinstance(value, tuple) else (value,):
-                if not isinstance(one, int | float) or isinstance(one, bool):
+            is_count = int in (hints[field.name], *typing.get_args(hints[field.name]))
+            smallest = min(1, field.default) if isinstance(field.default, int) else 1
+            least, below = bounds.get(field.name, (smallest if is_count else -math.inf, math.inf))
+            for number in value if isinstance(value, tuple) else (value,):
+                if not isinstance(number, int | float) or isinstance(number, bool):
                     continue
-                if not abs(one) <= sys.float_info.max:  # integers may be beyond it, too
-                    raise InputError(f"{where}: {shown(one)} is not a finite number.")
-                if not one >= least:
-                    raise InputError(f"{where}: {one} is too small, it is {least:g} at least.")
-                if not one < below:
-                    raise InputError(f"{where}: {one} is too large, it is below {below:g}.")
+                if not abs(number) <= sys.float_info.max:  # integers can exceed it, too
+                    raise InputError(f"{where}: {shown(number)} is not a finite number.")
+                if not number >= least:
+                    raise InputError(f"{where}: {number} is too small; it must be at least {least:g}.")
+                if not number < below:
+                    raise InputError(f"{where}: {number} is too large; it must be below {below:g}.")
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
-        """(subject, class) probabilities: column 1 is the patient. Labels, sites and ids of the target are not looked at."""
-        seen = self.visible(target)
+        """(subject, class) probabilities; column 1 is the patient class. Labels, sites and ids of the target are not used."""
+        masked = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
         with self.doubted():
-            positive = np.asarray(self.score(seen), dtype=np.float64)
+            positive = np.asarray(self.score(masked), dtype=np.float64)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
-            wrong = InputError if self._folder else ValueError  # what a folder holds is the user's, else it is our mistake
-            raise wrong(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+            kind = InputError if self._folder else ValueError  # bad input if loaded from a folder, else a bug in the method
+            raise kind(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
         if self.recalibration:
             slope, offset = self.recalibration
             positive = sigmoid(slope * logit(positive) + offset)
@@ -150,34 +151,37 @@ class Method:
 
     @property
     def recalibration(self) -> tuple[float, float] | None:
-        """Slope and offset of the logit of what `score` says: a site's own, else those that source sites left out promise."""
+        """Slope and offset applied to the logit of `score`: local calibration if any, else new-site calibration, else None."""
         if "local" in self.facts_:
             return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
         return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
 
     @property
     def threshold(self) -> float:
-        """The probability from which a subject is decided to be a patient: a site's own, else the promise's, else 0.5."""
-        promised = self.new_site_.threshold if self.new_site_ else THRESHOLD
-        return float(self.facts_.get("local", {}).get("threshold", promised))
+        """Probability from which a subject is classified as patient: of the local or the new-site calibration, else 0.5."""
+        default = self.new_site_.threshold if self.new_site_ else THRESHOLD
+        return float(self.facts_.get("local", {}).get("threshold", default))
 
     def flags(self, target: Cohort) -> list[list[str]]:
-        """For each subject, in short words, why its prediction may be worse than others."""
+        """Quality flags of each subject: short reasons why its prediction may be less reliable."""
         self._check_target(target)
         return flags(target, self.facts_["inputs"], self.source_distribution_)
 
     def visible(self, target: Cohort) -> Cohort:
-        """The target as `score` sees it: no label, site or id; phenotypes that the target lacks are there, all missing."""
+        """The target as `score` sees it: without label, site and id; inputs that the target lacks are added as missing."""
         self._check_target(target)
         inputs, table = self.facts_["inputs"], target.phenotypes
-        lacking = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
-        filled = target._changed(phenotypes=table.assign(**dict.fromkeys(lacking, np.nan)))
-        return filled.with_inputs(inputs, allow_proxies=True).unlabelled()
+        missing = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
+        completed = target._changed(phenotypes=table.assign(**dict.fromkeys(missing, np.nan)))
+        return completed.with_inputs(inputs, allow_proxies=True).unlabelled()
 
     @contextlib.contextmanager
     def doubted(self) -> Iterator[None]:
-        """Around all that uses weights: a folder can be whole by its hashes and hold arrays of other names or shapes."""
-        quiet = np.errstate() if self._folder is None else np.errstate(all="ignore")  # nonsense gets a sentence, no warnings
+        """Context for code that uses weights: turns the errors of a loaded model into one InputError.
+
+        A folder can pass its hash check and still hold arrays with wrong names or shapes.
+        """
+        quiet = np.errstate() if self._folder is None else np.errstate(all="ignore")  # one error message, no warnings
         try:
             with quiet:
                 yield
@@ -187,12 +191,12 @@ class Method:
             raise InputError(f"{self._folder}: its weights do not fit method {self.name} ({one_line(error)[:200]}).") from error
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Fill `state_` and `facts_` from source."""
-        raise NotImplementedError(f"{type(self).__name__} must write learn")
+        """Fit on source and store the result in `state_` and `facts_`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement learn")
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) probability of the positive class."""
-        raise NotImplementedError(f"{type(self).__name__} must write score")
+        raise NotImplementedError(f"{type(self).__name__} must implement score")
 
     def _check_target(self, target: Cohort) -> None:
         if not hasattr(self, "state_"):
@@ -201,21 +205,21 @@ class Method:
         if len(target.rois) != len(rois):
             trained = f"the model was trained on {len(rois)} ROIs ({self.facts_['atlas'] or 'atlas not named'})"
             raise InputError(f"{trained}, the cohort has {len(target.rois)}.")
-        for i, (mine, yours) in enumerate(zip(rois, target.rois, strict=True), start=1):
-            if mine != yours:
-                raise InputError(f"ROI {i} is {mine} in the model but {yours} in the cohort: another atlas or another order.")
+        for i, (expected, name) in enumerate(zip(rois, target.rois, strict=True), start=1):
+            if expected != name:
+                raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
         refuse_short_scans(target)
 
     def fields(self) -> dict[str, Any]:
-        """The hyper-parameters."""
+        """Hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted method as a folder: weights.safetensors, method.json and, where it has them, limits and promise."""
+        """Write a model folder: weights, method.json and, if fitted, source distribution and new-site calibration."""
         from m2lgdg import __version__
 
         if not hasattr(self, "state_"):
-            raise InputError(f"method {self.name} is not fitted yet, there is nothing to save.")
+            raise InputError(f"method {self.name} is not fitted yet; there is nothing to save.")
         folder = Path(folder)
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -236,16 +240,16 @@ class Method:
 
     @classmethod
     def load(cls, folder: str | Path) -> Method:
-        """Read a fitted method; nothing in the folder is executed."""
+        """Load a fitted method from a model folder; no code in the folder is run."""
         folder = Path(folder)
         path = folder / "method.json"
         if not os.path.lexists(path):
-            raise InputError(f"{folder} is no model folder: it has no method.json.")
+            raise InputError(f"{folder} is not a model folder (no method.json).")
         try:
             about, hashes = read_about(folder)
             if about["method"] not in load_methods():
                 name = about["method"][:100]
-                raise InputError(f"{path}: method {name} is not known here; give the file that defines it (--plugin).")
+                raise InputError(f"{path}: method {name} is not known; pass the file that defines it with --plugin.")
             known = find(about["method"])
             fitted = known(**checked_fields(known, about["fields"]))
             fitted.facts_ = dict(about["facts"])
@@ -264,34 +268,34 @@ class Method:
 
 @dataclass_transform()
 def method(name: str, role: Role = "") -> Callable[[T], T]:
-    """Register a `Method` subclass under a name and make it a dataclass."""
+    """Decorator that makes a `Method` subclass a dataclass and registers it under a name."""
 
     def register(cls: T) -> T:
-        made = dataclasses.dataclass(cls)
-        made.name, made.role = name, role
-        METHODS[name] = made
-        return typing.cast(T, made)
+        registered = dataclasses.dataclass(cls)
+        registered.name, registered.role = name, role
+        METHODS[name] = registered
+        return typing.cast(T, registered)
 
     return register
 
 
 def make(name: str, **fields: Any) -> Method:
-    """A method by its registered name, with some fields changed; unknown names and fields and wrong values are refused."""
+    """Create a method by its registered name, with some fields changed; unknown names and invalid values are refused."""
     cls = find(name)
-    made = cls(**checked_fields(cls, fields))
-    made.check()
-    return made
+    created = cls(**checked_fields(cls, fields))
+    created.check()
+    return created
 
 
 def find(name: str) -> type[Method]:
-    """A method's class by its registered name."""
+    """Class of a method, by its registered name."""
     if name not in load_methods():
         raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
     return METHODS[name]
 
 
 def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with lists turned into tuples, or an InputError about the first that is unknown or of a wrong type."""
+    """Fields with lists turned into tuples; an InputError for the first that is unknown or has the wrong type."""
     hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls)]
     checked = {}
@@ -301,8 +305,8 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
         value: Any = tuple(given) if isinstance(given, list) else given
         if not _fits(value, hints[key]):
             if typing.get_origin(hints[key]) is Literal:
-                one_of = ", ".join(map(str, typing.get_args(hints[key])))
-                raise InputError(f"method {cls.name}, field {key}: {shown(value)} is not one of {one_of}.")
+                choices = ", ".join(map(str, typing.get_args(hints[key])))
+                raise InputError(f"method {cls.name}, field {key}: {shown(value)} is not one of {choices}.")
             kind = getattr(hints[key], "__name__", str(hints[key]))
             raise InputError(f"method {cls.name}, field {key}: {shown(value)} is not of type {kind}.")
         checked[key] = float(value) if hints[key] is float else value
@@ -310,18 +314,18 @@ def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it, of bearable length."""
+    """`repr` of a value, cut to 100 characters."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        return "a number of very many digits"
+    except ValueError:  # an integer with more digits than Python converts
+        return "a number with too many digits"
     return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def nearest(word: str, known: Any) -> str:
-    """The end of a message: '; did you mean X?' or the list of what is known."""
+    """End of a message about an unknown name: '; did you mean X?', or the list of available names."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known) or 'none'}."
+    return f"; did you mean {near[0]}?" if near else f"; available: {', '.join(known) or 'none'}."
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -1,6 +1,6 @@
-"""What is done before a method sees a subject: series to one length, phenotypes imputed and scaled by what source knows.
+"""Preprocessing: series resampled to one length and z-scored, phenotypes imputed and scaled with source statistics.
 
-Stands between a cohort and the methods; every fitted number is in plain arrays, so that it is saved with the method.
+Methods call it on a cohort before they learn or predict; fitted values are plain arrays that are saved with the method.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ SERIES_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class PhenotypeScaler:
-    """Imputation and z-scoring by the paper's rules.
+    """Imputation and z-scoring of phenotypes by the paper's rules.
 
-    Sex: the mode. Others: the median of the subject's own source site, else the overall median; a target's subjects, whose
-    site is unknown here, get the overall median. Then z-scores with the mean and sd of the (imputed) source subjects.
+    Sex is imputed with the mode, every other column with the median of the subject's source site, or the overall median
+    where the site has none. Target subjects, whose site was not in source, get the overall median. Then each column is
+    z-scored with the mean and sd of the imputed source subjects.
     """
 
     columns: tuple[str, ...]
@@ -38,24 +39,24 @@ class PhenotypeScaler:
 
     @classmethod
     def fit(cls, source: Cohort) -> PhenotypeScaler:
-        """Learn from the inputs of source subjects; labels are not looked at."""
+        """Fit on the inputs of source subjects; labels are not used."""
         columns, sites = source.inputs, tuple(source.site_names)
         values = _values(source, columns)
         fill = np.array([_typical(values[:, j], name) for j, name in enumerate(columns)])
-        fill = np.where(np.isnan(fill), 0.0, fill)  # a column that nobody has is constant, hence ignored
+        fill = np.where(np.isnan(fill), 0.0, fill)  # a column without any value is constant, hence ignored
         site_fill = np.tile(fill, (len(sites), 1))
         for i, site in enumerate(sites):
             for j, name in enumerate(columns):
-                own = np.nan if name in CATEGORICAL else _typical(values[source.sites == site, j], name)
-                site_fill[i, j] = fill[j] if np.isnan(own) else own
+                median = np.nan if name in CATEGORICAL else _typical(values[source.sites == site, j], name)
+                site_fill[i, j] = fill[j] if np.isnan(median) else median
         unscaled = cls(columns, sites, site_fill, fill, np.zeros(len(columns)), np.ones(len(columns)))
         filled = unscaled.transform(source)
-        # What does not vary in source says nothing: 0 for everyone, whatever a target brings.
+        # A column that is constant in source carries no information: 0 for all, whatever its values in a target.
         spread = np.where(np.ptp(filled, axis=0) > 0, filled.std(axis=0), np.inf)
         return cls(columns, sites, site_fill, fill, filled.mean(axis=0), spread)
 
     def transform(self, cohort: Cohort) -> Floats:
-        """The (subject, column) inputs without gaps, in source standard deviations."""
+        """(subject, column) inputs, imputed and in units of the source standard deviation."""
         values = _values(cohort, self.columns)
         position = {site: i for i, site in enumerate(self.sites)}
         for i, site in enumerate(cohort.sites.tolist()):
@@ -65,12 +66,12 @@ class PhenotypeScaler:
         return result
 
     def state(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """The fitted arrays by name, for saving. Site medians serve source subjects only and stay behind."""
+        """Fitted arrays by name, for saving. Site medians are left out: only source subjects need them."""
         return {f"{prefix}.{name}": getattr(self, name) for name in ("fill", "mean", "scale")}
 
     @classmethod
     def restore(cls, columns: tuple[str, ...], state: dict[str, npt.NDArray[Any]], prefix: str) -> PhenotypeScaler:
-        """From the saved arrays."""
+        """Rebuild a scaler from its saved arrays."""
         arrays = {name: np.asarray(state[f"{prefix}.{name}"], dtype=np.float64) for name in ("fill", "mean", "scale")}
         return cls(columns, (), np.empty((0, len(columns))), **arrays)
 
@@ -90,12 +91,12 @@ def _typical(values: Floats, name: str) -> float:
 
 
 def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) -> npt.NDArray[np.float32]:
-    """(subject, roi, time) series of one length: cubic spline to `length` points, then z-scores of each ROI and subject."""
+    """(subject, roi, time) series: resampled to `length` points by a cubic spline, then z-scored for each subject and ROI."""
     result = np.empty((len(series), series[0].shape[1], length), dtype=np.float32)
 
     def standardise(i: int) -> None:
         one = series[i]
-        from_first = one.astype(np.float64) - one[0]  # a flat ROI is exactly 0, not the rounding of its level
+        from_first = one.astype(np.float64) - one[0]  # makes a flat ROI exactly 0 rather than the rounding error of its level
         resampled = spline_matrix(len(one), length) @ from_first  # (time, roi)
         resampled -= resampled.mean(axis=0)
         result[i] = (resampled / (resampled.std(axis=0) + SERIES_EPSILON)).T
@@ -107,9 +108,9 @@ def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) 
 
 @cache
 def spline_matrix(given: int, wanted: int) -> Floats:
-    """(wanted, given) matrix that evaluates the cubic spline through `given` equally spaced points at `wanted` points.
+    """(wanted, given) matrix that resamples `given` equally spaced points to `wanted` points by a cubic spline.
 
-    A spline is linear in the values it goes through, so resampling every ROI of a scan is one matrix product.
+    A spline is linear in the values it interpolates, so resampling all ROIs of a scan is one matrix product.
     """
     from scipy.interpolate import CubicSpline
 

@@ -1,7 +1,7 @@
-"""The registry: every method by its name, those of the package and those of a user's own files.
+"""The registry: all methods by name, from the package and from plugin files.
 
-A file of `methods/` is imported when one of its methods is asked for, so that a linear model never waits for PyTorch.
-`method` registers a class here; the study runner, the commands and the report look it up.
+The decorator `method` registers classes here; studies, commands and reports look them up. A file of `methods/` is imported
+only when one of its methods is requested, so that a linear model does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -23,72 +23,72 @@ if TYPE_CHECKING:
 
 NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
 SIMPLE = ("peer", "phenotypes", "default")  # roles of the simple peers
-PAPER = (  # the paper's method and those it is compared with, as its tables list them
+PAPER = (  # the paper's method and those it is compared with, in the order of its tables
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
     *("mm-gtunets", "metaexplainer"),
 )
 
 
 class Registry(MutableMapping[str, "type[Method]"]):
-    """Methods by name; to ask for one is to import its file."""
+    """Mapping from method names to classes; looking up a method imports its file."""
 
     def __init__(self) -> None:
-        self._there: dict[str, type[Method]] = {}
+        self._loaded: dict[str, type[Method]] = {}
 
     @functools.cached_property
     def _declared(self) -> dict[str, tuple[str, str]]:
-        """Name -> module and role, from the text of the package's files. Once a process: later files are not seen."""
+        """Name -> module and role, parsed from the package's files once per process; files added later are not seen."""
         import m2lgdg.methods as package
 
         modules = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-        texts = {one: pkgutil.get_data(package.__name__, f"{one.rpartition('.')[2]}.py") or b"" for one in modules}
-        return {name: (one, role) for one in modules for name, role in NAMED.findall(texts[one].decode())}
+        texts = {module: pkgutil.get_data(package.__name__, f"{module.rpartition('.')[2]}.py") or b"" for module in modules}
+        return {name: (module, role) for module in modules for name, role in NAMED.findall(texts[module].decode())}
 
     @property
-    def homes(self) -> dict[str, str]:
-        """Name -> module of the package's methods, none of which is imported for it."""
+    def modules(self) -> dict[str, str]:
+        """Name -> module of the package's methods, without importing them."""
         return {name: module for name, (module, _) in self._declared.items()}
 
     def with_role(self, *roles: str) -> list[str]:
-        """Names of the methods that declare one of these roles (`Method.role`), without importing the package's own."""
-        own = [name for name, (_, role) in self._declared.items() if role in roles]
-        return own + [name for name, cls in self._there.items() if name not in self._declared and cls.role in roles]
+        """Names of the methods with one of these roles (`Method.role`), without importing those of the package."""
+        names = [name for name, (_, role) in self._declared.items() if role in roles]
+        return names + [name for name, cls in self._loaded.items() if name not in self._declared and cls.role in roles]
 
     @property
     def default(self) -> str:
-        """The method that `m2lgdg fit` uses unless another is named."""
+        """Name of the method that `m2lgdg fit` uses by default."""
         (name,) = (name for name, (_, role) in self._declared.items() if role == "default")
         return name
 
     def __getitem__(self, name: str) -> type[Method]:
-        if name not in self._there and name in self.homes:
-            importlib.import_module(self.homes[name])
-        return self._there[name]
+        if name not in self._loaded and name in self.modules:
+            importlib.import_module(self.modules[name])
+        return self._loaded[name]
 
-    def __setitem__(self, name: str, made: type[Method]) -> None:
-        taken = self._there[name].__module__ if name in self._there else self.homes.get(name, made.__module__)
-        if taken != made.__module__:
-            raise InputError(f"method {name} is already registered by {taken}.")
-        self._there[name] = made
+    def __setitem__(self, name: str, cls: type[Method]) -> None:
+        owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)
+        if owner != cls.__module__:
+            raise InputError(f"method {name} is already registered by {owner}.")
+        self._loaded[name] = cls
 
     def __delitem__(self, name: str) -> None:
-        del self._there[name]
+        del self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._there or name in self.homes
+        return name in self._loaded or name in self.modules
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self.homes, *self._there)))
+        return iter(dict.fromkeys((*self.modules, *self._loaded)))
 
     def __len__(self) -> int:
-        return len(self.homes.keys() | self._there.keys())
+        return len(self.modules.keys() | self._loaded.keys())
 
 
 METHODS = Registry()
 
 
 def load_methods(plugins: tuple[str, ...] = ()) -> Registry:
-    """Import the user's own files, then return the registry."""
+    """Import the given plugin files and return the registry."""
     for plugin in plugins:
         _load_plugin(Path(plugin))
     return METHODS

@@ -1,6 +1,6 @@
-"""Files that appear whole or not at all, tensors in them without pickle, and the one error a user ever sees.
+"""Atomic writing of files, tensors stored without pickle, and `InputError`, the error for invalid user input.
 
-The lowest floor of the package: cohorts, models, predictions and reports are all written and read through here.
+The lowest layer of the package: cohorts, models, predictions and reports are written and read through it.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # commands that only print a sentence do not wait for numpy
+    import numpy.typing as npt
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 
 
 class InputError(Exception):
-    """What the user gave cannot be used; the message is one sentence that says where and why."""
+    """Invalid input of the user. The message is one sentence that names the place and the reason."""
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line, for use inside a sentence."""
+    """Message of an error on one line, for use within a sentence."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager
 def writing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    """Context with a temporary path that replaces `path` if the block succeeds and is deleted if it fails."""
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # to replace a device such as /dev/null would harm the whole machine
-            raise OSError(0, "it is a folder" if path.is_dir() else "it is no ordinary file")
-        with _folder_of(path):
+        if path.exists() and not path.is_file():  # replacing a device such as /dev/null would harm the whole machine
+            raise OSError(0, "it is a folder" if path.is_dir() else "it is not a regular file")
+        with _folder_for(path):
             handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
             os.close(handle)
             part = Path(name)
             try:
                 yield part
-                os.chmod(part, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+                os.chmod(part, 0o666 & ~_umask())  # mkstemp creates files that only their owner can read
                 with part.open("rb+") as file:
                     os.fsync(file.fileno())
                 os.replace(part, path)
@@ -56,9 +56,9 @@ def writing(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _folder_of(path: Path) -> Iterator[None]:
-    """The folder that a file goes to; when the block ends badly, those made for it are gone again."""
-    new = [folder for folder in path.parents if not folder.exists()]  # the innermost first
+def _folder_for(path: Path) -> Iterator[None]:
+    """Create the folder of a file; if the block fails, the folders created for it are removed again."""
+    new = [folder for folder in path.parents if not folder.exists()]  # innermost first
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -70,7 +70,7 @@ def _folder_of(path: Path) -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file atomically; what is no Unicode (parts of some file names) is spelled out."""
+    """Write a text file atomically; characters that are not valid Unicode (in some file names) are escaped."""
     with writing(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
@@ -84,7 +84,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def write_texts(folder: str | Path, texts: Mapping[str, str]) -> Path:
-    """Write the text files of a folder by their names: none takes its place before all are written."""
+    """Write several text files of a folder by name; none is replaced before all are written."""
     with contextlib.ExitStack() as stack:
         for name, text in texts.items():
             part = stack.enter_context(writing(Path(folder) / name))
@@ -94,19 +94,20 @@ def write_texts(folder: str | Path, texts: Mapping[str, str]) -> Path:
 
 def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> Path:
     """Write a safetensors file atomically."""
+    import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     with writing(path) as part:
         try:
             save_file({key: np.asarray(value, order="C") for key, value in tensors.items()}, part, metadata=dict(metadata))
-        except SafetensorError as error:  # the library wraps a full disk in a type of its own
+        except SafetensorError as error:  # raised by the library for a full disk, too
             raise OSError(0, one_line(error)) from None
     return Path(path)
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
-    """Metadata and tensors of a safetensors file whose metadata has format=`kind`; tensors are read-only memory maps."""
+    """Metadata and tensors of a safetensors file with the format `kind`; tensors are read-only memory maps."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -118,32 +119,32 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str,
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, KeyError, struct.error) as error:
-        raise InputError(f"{path} is damaged or no {kind} file ({one_line(error)}).") from None
-    raise InputError(f"{path} is no {kind} file (its format is {metadata.get('format', 'not given')}).")
+        raise InputError(f"{path} is damaged or not an {kind} file ({one_line(error)}).") from None
+    raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
 
 
 def file_hash(path: str | Path, most: int) -> str:
-    """SHA-256 of a file, read in pieces; one of more than `most` bytes is refused unread."""
-    with _ordinary(path, most) as file:
+    """SHA-256 of a file, read in chunks; files above `most` bytes are refused."""
+    with _open_regular(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """The content of a file; one of more than `most` bytes is refused unread."""
-    with _ordinary(path, most) as file:
+    """Content of a file; files above `most` bytes are refused."""
+    with _open_regular(path, most) as file:
         return file.read(most)
 
 
 @contextlib.contextmanager
-def _ordinary(path: str | Path, most: int) -> Iterator[io.BufferedReader]:
-    """A file that is open, ordinary (a device may never end, a pipe never begin) and not too large."""
+def _open_regular(path: str | Path, most: int) -> Iterator[io.BufferedReader]:
+    """Open a regular file that is not too large (reading a device may never end, and a pipe may never begin)."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise InputError(f"cannot read {path}: it is no ordinary file.")
-            if about.st_size > most:
-                raise InputError(f"{path} has {about.st_size} bytes, more than the {most} that are read.")
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"cannot read {path}: it is not a regular file.")
+            if status.st_size > most:
+                raise InputError(f"{path} has {status.st_size} bytes, more than the limit of {most}.")
             yield file
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
@@ -152,6 +153,8 @@ def _ordinary(path: str | Path, most: int) -> Iterator[io.BufferedReader]:
 
 
 def _map_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    import numpy as np
+
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))

@@ -1,6 +1,6 @@
-"""The same work for many subjects, on as many threads as BLAS would take, with the same result for any number of them.
+"""Run a function for many subjects in parallel, with bit-identical results for any number of threads.
 
-Used where a subject is a few small matrices: BLAS's own threads would spend their time on meeting each other.
+Used by `connectivity` and `preprocess`, whose matrices are too small for the threads of BLAS to be efficient.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def on_threads(work: Callable[[Given], Made], given: Sequence[Given]) -> Iterator[Made]:
-    """What `work` makes of each, in order; numpy lets go of Python's lock while it computes."""
+def on_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Results of `work` for each item, in order, on as many threads as BLAS has (numpy releases Python's lock)."""
     from threadpoolctl import threadpool_info, threadpool_limits
 
     threads = min((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
-    with threadpool_limits(1, "blas"):  # also for one subject: the last bits of a product depend on its number of threads
-        if min(threads, len(given)) <= 1:
-            yield from map(work, given)
+    with threadpool_limits(1, "blas"):  # also for one item: the last bits of a product depend on the number of BLAS threads
+        if min(threads, len(items)) <= 1:
+            yield from map(work, items)
             return
         with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(work, given)
+            yield from pool.map(work, items)

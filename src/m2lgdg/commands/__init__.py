@@ -1,1 +1,1 @@
-"""The commands of the terminal, one module a topic; imported by `m2lgdg.cli`."""
+"""The commands of the terminal, one module per command; imported by `m2lgdg.cli`."""

@@ -1,4 +1,4 @@
-"""`m2lgdg audit`: whether anything of a target reaches the methods of a study."""
+"""`m2lgdg audit`: test whether data of a target site leak into the methods of a study."""
 
 from __future__ import annotations
 
@@ -18,51 +18,57 @@ if TYPE_CHECKING:
 @terminal.app.command()
 def audit(
     study: options.StudyFile,
-    method: Annotated[list[str] | None, typer.Option(help="one method of the study (default: all); may be repeated")] = None,
-    target: Annotated[str | None, typer.Option(help="the site to hold out (default: the study's first)")] = None,
-    seed: Annotated[int | None, typer.Option(help="the seed to fit with (default: the study's first)")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in the file: --set device=cpu")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Method of the study to audit (default: all); may be repeated.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Target site to hold out (default: the first of the study).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the fits (default: the first of the study).")] = None,
+    changes: options.Changes = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Replace a target by noise and withhold its labels: do the fitted weights and the predictions stay the same?
+    """Test for leakage: replace a target site by noise or withhold its labels, and compare fitted weights and predictions.
 
-    A second table tells what phenotypes, motion, missing values and the site get without any brain.
-    Exit code 0: every method passed, 1: something of the target leaks, 2: the audit, or a method, cannot be run.
+    A second table shows how well phenotypes, head motion, missing values and the site classify without brain data.
+    Exit code 0: all methods passed, 1: a method leaks, 2: the audit or a method could not be run.
     """
     from rich.markup import escape
     from rich.table import Table
 
-    from m2lgdg.study.audit import audit as audited
+    from m2lgdg.study.audit import audit as audit_study
     from m2lgdg.study.audit import no_brain_scores
     from m2lgdg.study.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
-    with terminal.stoppable(), terminal.err.status("fitting each method with the real target and without", spinner="line"):
-        found = audited(resolved, methods=method, target=target, seed=seed)
-    table = Table(title=f"Leak audit of {escape(resolved.name)}, target {escape(found[0].target)}", title_justify="left")
-    for column in ("method", "passed", "what differs"):
+    with terminal.stoppable(), terminal.err.status("fitting each method with the real and the altered target", spinner="line"):
+        results = audit_study(resolved, methods=method, target=target, seed=seed)
+    table = Table(title=f"Leakage audit of {escape(resolved.name)}, target {escape(results[0].target)}", title_justify="left")
+    for column in ("method", "passed", "differences"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        differs = [*one.differs, *([f"could not be run: {one.reason}"] if one.reason is not None else [])]
-        passed = "yes" if one.passed else "no" if one.differs else "not run"
-        table.add_row(escape(one.method), passed, escape("; ".join(differs) or "nothing"))
+    for result in results:
+        differs = [*result.differs, *([f"could not be run: {result.reason}"] if result.reason is not None else [])]
+        passed = "yes" if result.passed else "no" if result.differs else "not run"
+        table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
     terminal.out.print(table)
-    with terminal.err.status("fitting what needs no brain", spinner="line"):
-        terminal.out.print(_baseline_table(no_brain_scores(resolved, target=found[0].target)))
-    if all(one.passed for one in found):
-        terminal.out.print(f"Next: m2lgdg run {escape(str(study))} --out DIR", highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if any(one.differs for one in found) else 2 if any(one.reason is not None for one in found) else 0)
+    with terminal.err.status("fitting baselines without brain data", spinner="line"):
+        terminal.out.print(_baseline_table(no_brain_scores(resolved, target=results[0].target)))
+    leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)
+    terminal.out.print("Nothing was written.")
+    following = f"m2lgdg run {escape(str(study))} --out DIR"
+    if leaks or failed:
+        following = f"correct the methods that did not pass, then m2lgdg audit {escape(str(study))}"
+    terminal.out.print(f"Next: {following}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if leaks else 2 if failed else 0)
 
 
-def _baseline_table(found: list[NoBrainScore]) -> Table:
+def _baseline_table(scores: list[NoBrainScore]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="What needs no brain: AUC in percent (95 % interval)", title_justify="left")
-    for column in ("baseline", "AUC", "chance", "what it knows"):
+    table = Table(title="Baselines without brain data: AUC in percent (95 % interval)", title_justify="left")
+    for column in ("baseline", "AUC", "chance", "uses"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        interval = "" if isnan(one.low) else f" ({100 * one.low:.1f}-{100 * one.high:.1f})"
-        scores = ("-", "-") if isnan(one.auc) else (f"{100 * one.auc:.1f}{interval}", f"{100 * one.chance:.1f}")
-        table.add_row(one.name, *scores, escape(one.note))
+    for score in scores:
+        interval = "" if isnan(score.low) else f" ({100 * score.low:.1f}-{100 * score.high:.1f})"
+        cells = ("-", "-") if isnan(score.auc) else (f"{100 * score.auc:.1f}{interval}", f"{100 * score.chance:.1f}")
+        table.add_row(score.name, *cells, escape(score.note))
     return table

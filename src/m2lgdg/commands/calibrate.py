@@ -1,4 +1,4 @@
-"""`m2lgdg calibrate`: a model fitted to one site by some of its labelled subjects."""
+"""`m2lgdg calibrate`: adapt a model to one site with some of its labelled subjects."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from m2lgdg.commands.predict import warn_of_training_sites
 def calibrate(
     model: options.Model,
     path: options.Cohort,
-    to: Annotated[Path, typer.Option("--out", help="the model folder to write", show_default=False)],
+    to: Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)],
     plugin: options.Plugin = None,
 ) -> None:
-    """Fit a model's probabilities and threshold to a site, from some labelled subjects of it; no weight changes."""
+    """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
     from rich.markup import escape
 
     from m2lgdg.data.readers import read
-    from m2lgdg.deploy.calibrate import calibrate as calibrated
+    from m2lgdg.deploy.calibrate import calibrate as calibrate_model
     from m2lgdg.method import Method
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
@@ -35,20 +35,21 @@ def calibrate(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     before = fitted.threshold
-    found = calibrated(fitted, cohort)
+    result = calibrate_model(fitted, cohort)
     fitted.save(to)
     write_card(to)
     terminal.out.print(
-        f"Slope {found.slope:.2f} (before 1), offset {found.offset:+.2f} (0), threshold {found.threshold:.2f} ({before:.2g})."
+        f"Slope {result.slope:.2f} (was 1), offset {result.offset:+.2f} (was 0), threshold {result.threshold:.2f} "
+        f"(was {before:.2g})."
     )
-    for name, (share, low, high) in (("Sensitivity", found.sensitivity), ("Specificity", found.specificity)):
+    for name, (rate, low, high) in (("Sensitivity", result.sensitivity), ("Specificity", result.specificity)):
         interval = f"95 % interval {percent(low)} to {percent(high)}"
-        terminal.out.print(f"{name} {percent(share)}, {interval} (subjects left out in turn).")
-    count = found.patients + found.controls
+        terminal.out.print(f"{name} {percent(rate)}, {interval} (leave-one-subject-out).")
+    count = result.patients + result.controls
     terminal.out.print(
-        f"Wrote {escape(str(to))}: calibrated on {count} subjects, who must not be used to evaluate it.", soft_wrap=True
+        f"Wrote {escape(str(to))}: calibrated on {count} subjects; do not evaluate the model on them.", soft_wrap=True
     )
     if len(cohort.site_names) > 1:
-        terminal.out.print(f"Note: they are of {len(cohort.site_names)} sites; a calibration fits one site best.")
+        terminal.out.print(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one site at a time.")
     warn_of_training_sites(fitted, cohort)
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} OTHERS --out predictions.csv", soft_wrap=True)
+    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} OTHER_SUBJECTS --out predictions.csv", soft_wrap=True)

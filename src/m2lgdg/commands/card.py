@@ -1,4 +1,4 @@
-"""`m2lgdg card`: the model card of a model folder, as Markdown and as a page."""
+"""`m2lgdg card`: the model card of a model folder, as Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from m2lgdg.commands import options, terminal
 @terminal.app.command()
 def card(
     model: options.Model,
-    study: Annotated[Path | None, typer.Option(help="a study folder with the same method, for its sites left out")] = None,
-    to: Annotated[Path | None, typer.Option("--out", help="where to write; the model folder unless given")] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="Study folder with the same method, for its performance at left-out sites.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="Folder to write to (default: the model folder).")] = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Write card.md and card.html: what a model is for, was trained on, and did at sites left out."""
+    """Write the model card (card.md and card.html): intended use, training data, performance at left-out sites."""
     from rich.markup import escape
 
     from m2lgdg.registry import load_methods
@@ -28,10 +30,10 @@ def card(
     parts = sections(model, study)
     folder = write_parts(parts, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
-    for told in next(part.sentences for part in parts if part.title == LEFT_OUT):
-        if told == OTHER_COHORT or told.endswith(OTHERWISE):
-            terminal.out.print(f"Note: {escape(told)}", soft_wrap=True)
+    for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):
+        if sentence == OTHER_COHORT or sentence.endswith(OTHERWISE):
+            terminal.out.print(f"Note: {escape(sentence)}", soft_wrap=True)
+    following = f"open {escape(str(folder / 'card.html'))} in a browser"
     if study is None:
-        terminal.out.print(
-            "Next: --study DIR, a study folder of the same method, adds how it does at sites left out.", soft_wrap=True
-        )
+        following = f"m2lgdg card {escape(str(model))} --study DIR   to add the performance at left-out sites of a study"
+    terminal.out.print(f"Next: {following}", highlight=False, soft_wrap=True)

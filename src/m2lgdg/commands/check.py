@@ -1,4 +1,4 @@
-"""`m2lgdg check`: what is wrong with a cohort, and who is included."""
+"""`m2lgdg check`: problems of a cohort, and which subjects are included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_check(result: Check) -> None:
-    """The table by site and the findings, on the terminal."""
+    """Print the table of sites and the findings."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -31,12 +31,12 @@ def show_check(result: Check) -> None:
 
 
 def write_check(result: Check, folder: Path) -> None:
-    """Included and excluded subjects, sites and findings as three tables."""
+    """Write the tables of included and excluded subjects, of sites and of findings."""
     import pandas as pd
 
     from m2lgdg.storage import write_texts
 
-    findings = pd.DataFrame([(each.level, each.text) for each in result.findings], columns=["level", "text"])
+    findings = pd.DataFrame([(finding.level, finding.text) for finding in result.findings], columns=["level", "text"])
     tables = {"inclusion": result.inclusion, "sites": result.sites, "findings": findings}
     write_texts(folder, {f"{name}.csv": table.to_csv(index=False, lineterminator="\n") for name, table in tables.items()})
 
@@ -58,12 +58,14 @@ def check(
     site: reading.Site = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
-    new_site: Annotated[bool, typer.Option("--new-site", help="the cohort is only to be predicted: one site is fine")] = False,
-    to: Annotated[Path | None, typer.Option("--out", help="folder for the lists (default: NAME-check)")] = None,
+    new_site: Annotated[
+        bool, typer.Option("--new-site", help="The cohort is only to be predicted, so that a single site is enough.")
+    ] = False,
+    to: Annotated[Path | None, typer.Option("--out", help="Folder for the tables (default: NAME-check).")] = None,
 ) -> None:
-    """Say what is wrong with a cohort: a table by site, then a sentence for each finding.
+    """Check a cohort: print a table of its sites and one sentence per finding.
 
-    Writes the list of included and excluded subjects with reasons. Exit code 0: usable, 1: usable with findings, 2: unusable.
+    Included and excluded subjects are written with reasons. Exit code 0: usable, 1: usable with findings, 2: unusable.
     """
     from rich.markup import escape
 
@@ -81,11 +83,13 @@ def check(
         soft_wrap=True,
     )
     if result.exit_code < 2 and path.is_dir():
-        drop = " --drop-bad" if any(one.reason.endswith(".") for one in cohort.excluded) else ""
+        drop = " --drop-bad" if any(subject.reason.endswith(".") for subject in cohort.excluded) else ""
         terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {reading.file_name(cohort)}.cohort{drop}", soft_wrap=True)
     if result.exit_code < 2 and path.is_file():
-        then = (
-            "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or a study of it: docs/studies.md"
+        following = (
+            "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or run a study (docs/studies.md)"
         )
-        terminal.out.print(f"Next: m2lgdg {then.format(escape(str(path)))}", soft_wrap=True, highlight=False)
+        terminal.out.print(f"Next: m2lgdg {following.format(escape(str(path)))}", soft_wrap=True, highlight=False)
+    if result.exit_code == 2:
+        terminal.out.print("Correct what is marked unusable, then run the check again.")
     raise typer.Exit(result.exit_code)

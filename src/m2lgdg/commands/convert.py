@@ -1,4 +1,4 @@
-"""`m2lgdg convert`: one compact file of a release or folder."""
+"""`m2lgdg convert`: a release or folder as one compact cohort file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from m2lgdg.commands import reading, terminal
 def convert(
     context: typer.Context,
     path: reading.Source,
-    to: Annotated[Path, typer.Argument(metavar="OUT", help="the cohort file to write", show_default=False)],
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="Cohort file to write.", show_default=False)],
     kind: reading.Kind = None,
     atlas: reading.Atlas = None,
     strategy: reading.Strategy = None,
@@ -28,11 +28,15 @@ def convert(
     site: reading.Site = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
-    half: Annotated[bool, typer.Option("--float16", help="half the size, 0.05 % error")] = False,
-    drop_bad: Annotated[
-        bool, typer.Option("--drop-bad", help="leave bad subjects out instead of stopping at the first")
+    half: Annotated[
+        bool, typer.Option("--float16", help="Store series in half precision: half the size, 0.05 % error.")
     ] = False,
-    keep: Annotated[Path | None, typer.Option(help="an inclusion.csv of `check`, edited or not: keep its included")] = None,
+    drop_bad: Annotated[
+        bool, typer.Option("--drop-bad", help="Exclude defective subjects instead of stopping at the first.")
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
+    ] = None,
 ) -> None:
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
@@ -42,7 +46,7 @@ def convert(
         from m2lgdg.data.readers.tables import keep_included
 
         cohort = keep_included(cohort, keep)
-    written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back: what is on disk is good
+    written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`m2lgdg demo`: the whole way on a synthetic cohort, from check to report."""
+"""`m2lgdg demo`: the whole workflow on a synthetic cohort, from check to report."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from m2lgdg.commands.check import show_check, write_check
 from m2lgdg.commands.run import watched
 from m2lgdg.commands.table import print_changes
 
-DEMO_STUDY = """# Every site of a synthetic cohort left out once. Change it, and run: m2lgdg run study.toml --out mine
+DEMO_STUDY = """# Leave-one-site-out on a synthetic cohort. Edit it, then: m2lgdg run study.toml --out my-results
 name = "demo"
 cohort = "{cohort}"
 seeds = [0]
 methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive", "m2lgdg"]
-explain = ["fc-logistic"]    # what its decisions rest on, for the report; networks can be explained too, which takes longer
+explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
 
 [method.m2lgdg]
-variant = "small"    # narrow enough for a laptop; without this line the paper's size, which wants a GPU
+variant = "small"    # small enough for a laptop; without this line, the size of the paper, which needs a GPU
 """
 
 
 @terminal.app.command()
 def demo(
-    to: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("demo"),
-    preset: Annotated[str, typer.Option(help="tiny, demo or rest-meta-mdd")] = "demo",
-    seed: Annotated[int, typer.Option(help="another seed, another cohort")] = 0,
+    to: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),
+    preset: Annotated[str, typer.Option(help="Size of the cohort: tiny, demo or rest-meta-mdd.")] = "demo",
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic cohort.")] = 0,
     jobs: options.Jobs = 2,
 ) -> None:
-    """Make a synthetic cohort whose truth is known, check it, leave each site out once, show tables and a report."""
+    """Run the whole workflow on a synthetic cohort with a known effect: check, leave-one-site-out study, tables and report."""
     from m2lgdg.data.check import check_cohort
     from m2lgdg.data.synthetic import make_cohort
     from m2lgdg.report.page import write_report
@@ -49,7 +49,7 @@ def demo(
     show_check(result)
     assert cohort.truth is not None
     terminal.out.print(
-        f"\nPlanted in the patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
+        f"\nEffect planted in patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
     )
     study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
     with watched(jobs) as watch:
@@ -62,7 +62,7 @@ def demo(
         soft_wrap=True,
     )
     terminal.out.print(
-        f"Next: open {page}, see all tables with m2lgdg table {to / 'results'}, or check your own: m2lgdg check FOLDER",
+        f"Next: open {page}, print all tables (m2lgdg table {to / 'results'}), or check your own data (m2lgdg check FOLDER)",
         soft_wrap=True,
     )
     raise typer.Exit(1 if summary.failed else 0)

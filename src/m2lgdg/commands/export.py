@@ -1,4 +1,4 @@
-"""`m2lgdg export`: a fitted model as an ONNX graph for a program that is not Python, or as a folder that may be given away."""
+"""`m2lgdg export`: a fitted model as an ONNX graph for other languages, or as a model folder for sharing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from m2lgdg.commands import options, terminal
 def export(
     model: options.Model,
     to: Annotated[
-        Path, typer.Option("--out", help="the .onnx file to write, a .json goes beside it; or a folder", show_default=False)
+        Path,
+        typer.Option(
+            "--out",
+            help="The .onnx file to write, with a .json file of the same name; or, with --share, a folder.",
+            show_default=False,
+        ),
     ],
-    share: Annotated[bool, typer.Option("--share", help="without names of folders and people, ages in bands")] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="Prepare for sharing: withhold paths, host and user names, and round ages to bands.")
+    ] = False,
     plugin: options.Plugin = None,
 ) -> None:
-    """Write a model as an ONNX graph with a JSON on how its inputs are prepared, or with --share as a folder to give away."""
+    """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
     from rich.markup import escape
 
     from m2lgdg.commands.fit import refuse_used
@@ -36,10 +43,12 @@ def export(
     if share and to.suffix != ".onnx":
         refuse_used(to)
         write_card(fitted.save(to))
-        terminal.out.print(f"Wrote {escape(str(to))}, a model folder with its card, to be given away.", soft_wrap=True)
+        terminal.out.print(f"Wrote {escape(str(to))}: a model folder for sharing, with its card.", soft_wrap=True)
+        terminal.out.print(f"Next: read {escape(str(to / 'card.md'))} before you share the folder.", soft_wrap=True)
         return
     written = export_onnx(fitted, to)
-    told = written.with_suffix(".json").name
-    terminal.out.print(f"Wrote {escape(str(written))}, and {escape(told)} on how its inputs are prepared.", soft_wrap=True)
-    said = "onnxruntime gave the same probabilities on made-up subjects. Research use; not a diagnostic device."
-    terminal.out.print(said, soft_wrap=True)
+    preparation = written.with_suffix(".json").name
+    terminal.out.print(f"Wrote {escape(str(written))}, and {escape(preparation)} on how to prepare its inputs.", soft_wrap=True)
+    note = "onnxruntime reproduced the model's probabilities on synthetic subjects. Research use; not a diagnostic device."
+    terminal.out.print(note, soft_wrap=True)
+    terminal.out.print(f"Next: prepare inputs as described in {escape(preparation)}, and run the graph.", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`m2lgdg fit`: one model of all labelled subjects, for sites that are not in it."""
+"""`m2lgdg fit`: train one model on all labelled subjects, for use at new sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from m2lgdg.commands import options, terminal
-from m2lgdg.registry import METHODS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _epochs() -> Iterator[Any]:
-    """A live line of training: epoch, losses by name, validation AUC; then refits without a site, where there are some."""
+    """Progress of training: epoch, losses by name and validation AUC, then the refits of new-site calibration."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
@@ -33,62 +32,77 @@ def _epochs() -> Iterator[Any]:
 
         def show(epoch: int, epochs: int, **values: float) -> None:
             text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-            what = "epoch" if values else "refits without a site"
-            bar.update(task, completed=epoch, total=epochs, description=what, values=text)
+            stage = "epoch" if values else "new-site calibration"
+            bar.update(task, completed=epoch, total=epochs, description=stage, values=text)
 
         yield show
 
 
-@terminal.app.command()
+FORMER_OPTIONS = {  # spellings until version 0.1, still accepted
+    "promise": "new-site-calibration",
+    "no-promise": "no-new-site-calibration",
+    "promise-folds": "calibration-folds",
+}
+
+
+@terminal.app.command(context_settings={"token_normalize_func": lambda option: FORMER_OPTIONS.get(option, option)})
 def fit(
     path: options.Cohort,
-    to: Annotated[Path, typer.Option("--out", help="the model folder to write", show_default=False)],
-    asked: Annotated[
+    to: Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)],
+    method_name: Annotated[
         str | None,
         typer.Option(
             "--method",
-            help=f"see `m2lgdg methods`; without: {METHODS.default}, with phenotypes if there are any",
+            help="Method (default: the one marked in `m2lgdg methods`, with phenotypes if the cohort has any).",
             show_default=False,
         ),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="a variant of the method")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="field=value of the method")] = None,
-    inputs: Annotated[str | None, typer.Option(help="phenotype columns, comma-separated; 'none' for none")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="a site to leave out of training; give it once for each")] = None,
-    seed: Annotated[int, typer.Option(help="of a method with randomness")] = 0,
+    variant: Annotated[str | None, typer.Option(help="Variant of the method.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field of the method: field=value; may be repeated.")
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(help="Phenotype columns, comma-separated; 'none' for none (default: those of the cohort).")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Site to leave out of training; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     device: options.Device = "auto",
     plugin: options.Plugin = None,
-    new_site: Annotated[
+    new_site_calibration: Annotated[
         bool | None,
-        typer.Option(help="refit without each site, to know what scores mean at a new one; networks only if asked"),
+        typer.Option(
+            help="Refit without each site in turn, to calibrate probabilities for a new site (default: on, off for networks)."
+        ),
     ] = None,
-    groups: Annotated[int | None, typer.Option("--promise-folds", help="leave sites out in so many groups instead")] = None,
+    calibration_folds: Annotated[
+        int | None, typer.Option(help="Refit without each of this many groups of sites instead, which is faster.")
+    ] = None,
 ) -> None:
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from rich.markup import escape
 
     from m2lgdg.data.readers import read
     from m2lgdg.method import make
-    from m2lgdg.registry import load_methods
+    from m2lgdg.registry import METHODS, load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError
     from m2lgdg.study.config import method_fields
 
     load_methods(tuple(map(str, plugin or [])))
-    name = asked or METHODS.default
+    name = method_name or METHODS.default
     fields = method_fields(name, variant, changes or [])
     method = make(name, **fields)
     refuse_used(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     if inputs is not None:
-        cohort = cohort.with_inputs([] if inputs == "none" else [one.strip() for one in inputs.split(",")])
+        cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
     source = cohort.select((cohort.labels >= 0) & ~of_sites(cohort, without or []))
     if not len(source):
-        raise InputError(f"cohort {cohort.name} has no labelled subject to learn from.")
-    if not asked and not variant and cohort.inputs:
+        raise InputError(f"cohort {cohort.name} has no labelled subjects to train on.")
+    if not method_name and not variant and cohort.inputs:
         method = make(name, **{"phenotypes": True} | fields)
-    promised = _promised(method, source, new_site, groups)
+    calibrated = _with_calibration(method, source, new_site_calibration, calibration_folds)
     with _epochs() as show:
         method.fit(
             source,
@@ -96,22 +110,24 @@ def fit(
             device=device,
             progress=show,
             source_distribution=True,
-            new_site_calibration=promised,
-            calibration_folds=groups,
+            new_site_calibration=calibrated,
+            calibration_folds=calibration_folds,
         )
     method.save(to)
-    learned = method.facts_
-    if "history" in learned:
-        best = learned["history"][learned["best_epoch"] - 1]
-        on = "training" if learned["validation"] == "training subjects" else "validation"
-        terminal.out.print(f"{len(learned['history'])} epochs, best {learned['best_epoch']}: {on} AUC {best['val_auc']:.3f}.")
-    for note in learned.get("notes", []):
+    facts = method.facts_
+    if "history" in facts:
+        best = facts["history"][facts["best_epoch"] - 1]
+        on = "training" if facts["validation"] == "training subjects" else "validation"
+        terminal.out.print(
+            f"Trained for {len(facts['history'])} epochs; best epoch {facts['best_epoch']} with {on} AUC {best['val_auc']:.3f}."
+        )
+    for note in facts.get("notes", []):
         terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
-    count = sum(sum(site.values()) for site in learned["source"]["sites"].values())
-    sites = len(learned["source"]["sites"])
-    where = f"{count} subjects of {sites} site{'' if sites == 1 else 's'}"
-    terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {where}.", soft_wrap=True)
+    count = sum(sum(site.values()) for site in facts["source"]["sites"].values())
+    sites = len(facts["source"]["sites"])
     write_card(to)
+    subjects = f"{count} subjects from {sites} site{'' if sites == 1 else 's'}"
+    terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {subjects}, with its model card.", soft_wrap=True)
     words = ["m2lgdg", "predict", str(to), str(path) if without else "NEW_SITE"]
     words += [word for site in dict.fromkeys(without or []) for word in ("--only", site)] + ["--out", "predictions.csv"]
     words += [word for file in plugin or [] for word in ("--plugin", str(file))]
@@ -119,7 +135,7 @@ def fit(
 
 
 def of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:
-    """(subject,) who is of these sites, each of which must be there."""
+    """(subject,) mask of the subjects of these sites; an unknown site is refused."""
     import numpy as np
 
     from m2lgdg.method import nearest
@@ -132,41 +148,41 @@ def of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:
 
 
 def refuse_used(to: Path) -> None:
-    """A model folder is new or empty; asked before hours of reading and training."""
+    """Refuse a folder that is not empty, before hours of reading and training."""
     from m2lgdg.storage import InputError
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} is not empty; choose another --out.")
 
 
-def _promised(method: Method, source: Cohort, asked: bool | None, groups: int | None) -> bool:
-    """Whether the fit shall also learn what to promise, and a line that says what that costs or what is lost without."""
+def _with_calibration(method: Method, source: Cohort, requested: bool | None, folds: int | None) -> bool:
+    """Whether to add new-site calibration to the fit; prints its cost, or why it is skipped."""
     from m2lgdg.deep import DeepMethod
     from m2lgdg.model.new_site import sites_left_out
     from m2lgdg.storage import InputError
 
-    if asked is False and groups is not None:
-        raise InputError("--promise-folds and --no-promise contradict each other.")
-    if asked is False:
+    if requested is False and folds is not None:
+        raise InputError("--calibration-folds and --no-new-site-calibration contradict each other.")
+    if requested is False:
         return False
-    wanted = bool(asked) or groups is not None
+    wanted = bool(requested) or folds is not None
     try:
-        refits = len(sites_left_out(source, groups))
+        refits = len(sites_left_out(source, folds))
     except InputError as error:
         if wanted:
             raise
-        terminal.out.print(f"No promise of what scores mean at a new site: {error}", markup=False, soft_wrap=True)
+        terminal.out.print(f"Skipped: {error}", markup=False, soft_wrap=True)
         return False
     if isinstance(method, DeepMethod) and not wanted:
         terminal.out.print(
-            f"No promise of what scores mean at a new site: it would take {refits} more trainings (--promise, or fewer with "
-            "--promise-folds 5).",
+            f"Skipped new-site calibration ({refits} extra fits); enable it with --new-site-calibration, or with "
+            "--calibration-folds 5 for fewer fits.",
             soft_wrap=True,
         )
         return False
-    what = "a site" if groups is None else "a group of sites"
+    part = "site" if folds is None else "group of sites"
     terminal.out.print(
-        f"Also fitting {refits} times without {what}, for what to promise at a new one (--no-promise leaves it out).",
+        f"New-site calibration: {refits} extra fits, each without one {part}; skip them with --no-new-site-calibration.",
         soft_wrap=True,
     )
     return True

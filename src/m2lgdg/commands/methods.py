@@ -1,4 +1,4 @@
-"""`m2lgdg methods`: all methods with their references, or everything about one."""
+"""`m2lgdg methods`: all methods with their references, or the details of one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @terminal.app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one method, with its fields, variants and sweeps")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """List the methods with their references: the paper's, the simple peers, the others; or tell all of one."""
+    """List all methods with their references, or show the fields and variants of one."""
     from rich.markup import escape
 
     from m2lgdg.method import find
@@ -28,20 +28,26 @@ def methods(
         _describe(name, find(name))
         return
     peers = known.with_role(*SIMPLE)
-    others = [one for one in known if one not in PAPER and one not in peers]
-    groups = {"The paper's method and those it is compared with": PAPER, "Simple peers": peers, "Others": others}
+    others = [name for name in known if name not in PAPER and name not in peers]
+    groups = {
+        "The paper's method and the methods it is compared with": PAPER,
+        "Simple baselines": peers,
+        "Other methods": others,
+    }
     for title, names in groups.items():
         terminal.out.print(f"[bold]{title}[/]")
-        for one in (one for one in names if one in known):
-            cls = known[one]
-            terminal.out.print(f"  [bold]{escape(one)}[/]  {escape((cls.__doc__ or '').splitlines()[0])}", soft_wrap=True)
+        for method in (method for method in names if method in known):
+            cls = known[method]
+            mark = "[default of `m2lgdg fit`] " if method == known.default else ""
+            summary = escape(mark + (cls.__doc__ or "").splitlines()[0])
+            terminal.out.print(f"  [bold]{escape(method)}[/]  {summary}", soft_wrap=True)
             if cls.reference:
                 terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
-    terminal.out.print("Next: m2lgdg methods NAME for the fields and variants of one.")
+    terminal.out.print("Next: m2lgdg methods NAME   for the fields and variants of a method")
 
 
 def _describe(name: str, cls: type[Method]) -> None:
-    """All there is to know of a method."""
+    """Print description, fields, variants and sweeps of a method."""
     from dataclasses import fields
     from inspect import getdoc
 
@@ -51,17 +57,19 @@ def _describe(name: str, cls: type[Method]) -> None:
     if cls.reference:
         terminal.out.print(f"\n{escape(cls.reference)}", style="dim", soft_wrap=True)
     variants = {
-        one: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) for one, changed in cls.variants.items()
+        variant: ", ".join(f"{field} = {value!r}" for field, value in changed.items())
+        for variant, changed in cls.variants.items()
     }
     tables = {
         "fields and their defaults": {field.name: repr(field.default) for field in fields(cls) if field.name not in cls.unused},
-        "variants and what they change": {one: changes or "nothing" for one, changes in variants.items()},
-        "fields to sweep and their values": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
+        "variants and the fields they change": {variant: changes or "none" for variant, changes in variants.items()},
+        "sensitivity sweeps": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
     }
     for title, table in tables.items():
         if table:
             terminal.out.print(f"\n[bold]{title}[/]")
-        for key, told in table.items():
-            terminal.out.print(f"  {escape(key)}: {escape(told)}", soft_wrap=True)
+        for key, text in table.items():
+            terminal.out.print(f"  {escape(key)}: {escape(text)}", soft_wrap=True)
     if cls.unused:
-        terminal.out.print(f"\nnot used by this method: {escape(', '.join(cls.unused))}", soft_wrap=True)
+        terminal.out.print(f"\nfields without effect here: {escape(', '.join(cls.unused))}", soft_wrap=True)
+    terminal.out.print(f"\nNext: m2lgdg fit COHORT --method {escape(name)} --out MODEL", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`m2lgdg predict`: a probability, a decision and quality flags for every subject of a new cohort."""
+"""`m2lgdg predict`: probability, decision, out-of-distribution scores and quality flags of every subject of a cohort."""
 
 from __future__ import annotations
 
@@ -19,23 +19,30 @@ if TYPE_CHECKING:
     from m2lgdg.method import Method
     from m2lgdg.model.new_site import NewSiteCalibration
 
-MOST_SITES = 5  # of a cohort, that are compared with source one by one
+MOST_SITES = 5  # up to this many sites are compared with source one by one
 
 
 @terminal.app.command()
 def predict(
     model: options.Model,
     path: options.Cohort,
-    to: Annotated[Path, typer.Option("--out", help="the table to write", show_default=False)],
-    only: Annotated[list[str] | None, typer.Option(help="a site of the cohort, instead of all; give it once for each")] = None,
-    share: Annotated[bool, typer.Option("--share", help="salted hashes for subject ids, rows in their order")] = False,
+    to: Annotated[Path, typer.Option("--out", help="Table to write (.csv).", show_default=False)],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Site of the cohort to predict (default: all); may be repeated.")
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Replace subject ids by salted hashes, and sort the rows by them.")
+    ] = False,
     plugin: options.Plugin = None,
     coverage: Annotated[
-        float | None, typer.Option(help="add interval and sets that hold the truth this often: 0.5 ... 0.8, 0.85, 0.9, 0.95")
+        float | None,
+        typer.Option(help="Add an interval and conformal sets of this coverage: 0.5, 0.6, 0.7, 0.8, 0.85, 0.9 or 0.95."),
     ] = None,
-    abstain: Annotated[bool, typer.Option("--abstain", help="decide only where the set is one class")] = False,
+    abstain: Annotated[
+        bool, typer.Option("--abstain", help="Decide only if the conformal set has one class (coverage 0.9 unless given).")
+    ] = False,
 ) -> None:
-    """Give every subject of a cohort a probability; labels, if there are any, are not looked at."""
+    """Predict the probability of being a patient for every subject of a cohort; labels are not used."""
     from collections import Counter
 
     import pandas as pd
@@ -50,7 +57,7 @@ def predict(
     fitted = Method.load(model)
     if abstain and coverage is None:
         coverage = 0.9
-    new_site = None if coverage is None else _kept_promise(fitted, coverage)
+    new_site = None if coverage is None else _calibration_for(fitted, coverage)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     if only:
@@ -59,44 +66,44 @@ def predict(
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
     flags = fitted.flags(cohort)
-    said = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
+    lines = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
     for kind, score in (fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}).items():
         table[f"{kind}_ood"] = score.round(3)
-    table["flags"] = ["; ".join(said) for said in flags]
+    table["flags"] = ["; ".join(raised) for raised in flags]
     if share:
         from m2lgdg.data.pseudonyms import Pseudonyms
 
         table = Pseudonyms().sorted_table(table, [])
     write_text(to, table.to_csv(index=False, lineterminator="\n"))
     patients = int((table["decision"].astype(str) == "1").sum())
-    where = "decided as patients" if abstain else f"at {fitted.threshold:.3g} or above"
-    terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {where}.", soft_wrap=True)
-    for line in said:
+    rule = "decided as patients" if abstain else f"at or above the threshold of {fitted.threshold:.3g}"
+    terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {rule}.", soft_wrap=True)
+    for line in [*lines, *_compared(fitted, cohort)]:
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    for line in _compared(fitted, cohort):
-        terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    kinds = Counter(flag.split(":")[0] for said in flags for flag in said)
+    kinds = Counter(flag.split(":")[0] for raised in flags for flag in raised)
     if kinds:
-        told = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-        terminal.out.print(f"Flagged: {escape(told)}; see the column flags.", soft_wrap=True)
+        counts = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+        terminal.out.print(f"Flagged: {escape(counts)}; see the column flags.", soft_wrap=True)
     warn_of_training_sites(fitted, cohort)
     terminal.out.print(
-        "Research use; not a diagnostic device. A site the model has never seen may be badly calibrated.", soft_wrap=True
+        "Research use; not a diagnostic device. Calibration may be poor at a site the model has never seen.", soft_wrap=True
     )
-    if not only:  # explain takes whole cohorts
-        then = f"Next: {shlex.join(['m2lgdg', 'explain', str(model), str(path)])} --out DIR for what the decisions rest on"
-        terminal.out.print(escape(then), soft_wrap=True)
+    if only:  # explain takes whole cohorts
+        terminal.out.print("Read the column flags before you use the decisions.")
+        return
+    following = shlex.join(["m2lgdg", "explain", str(model), str(path)])
+    terminal.out.print(f"Next: {escape(following)} --out DIR   for the most important ROIs", highlight=False, soft_wrap=True)
 
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
-    """How a new site differs from source; each of several, where there are few enough to read."""
+    """Lines on how the cohort differs from source: site by site, or as a whole if there are many sites."""
     if fitted.source_distribution_ is None:
         return
     sites = cohort.site_names
     if len(sites) == 1:
         yield from fitted.source_distribution_.compare(cohort)
     elif len(sites) > MOST_SITES:
-        yield f"All {len(sites)} sites together:"
+        yield f"All {len(sites)} sites pooled:"
         yield from (f"  {line}" for line in fitted.source_distribution_.compare(cohort))
     else:
         for site in sites:
@@ -105,47 +112,48 @@ def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
             yield from (f"  {line}" for line in fitted.source_distribution_.compare(here))
 
 
-def _kept_promise(fitted: Method, coverage: float) -> NewSiteCalibration:
-    """The model's promise, which must be there and know of this coverage."""
+def _calibration_for(fitted: Method, coverage: float) -> NewSiteCalibration:
+    """New-site calibration of the model, which must exist and have this coverage."""
     from m2lgdg.storage import InputError
 
     if fitted.new_site_ is None:
-        why = "is calibrated to a site, and a promise is of sites without labels of their own"
-        lacks = "has no promise of what its scores mean at a new site; fit it with --promise"
-        raise InputError(f"--coverage and --abstain: this model {why if 'local' in fitted.facts_ else lacks}.")
-    fitted.new_site_.expected(coverage)
+        lacks = "has no new-site calibration; fit it with --new-site-calibration"
+        if "local" in fitted.facts_:
+            lacks = "is calibrated to one site and no longer has a new-site calibration; use the model that `m2lgdg fit` wrote"
+        raise InputError(f"--coverage and --abstain: this model {lacks}.")
+    fitted.new_site_.expected(coverage)  # refuses an unknown coverage
     return fitted.new_site_
 
 
 def _add_sets(
     table: pd.DataFrame, flags: list[list[str]], new_site: NewSiteCalibration, coverage: float, abstain: bool
 ) -> list[str]:
-    """Put interval and set into the table, and into the flags on whom nothing is decided; returns what to tell of it."""
+    """Add interval and conformal set to the table, and a flag to undecided subjects; returns lines to print."""
     from m2lgdg.model.new_site import percent
 
     table["low"], table["high"] = new_site.interval(table["proba"].to_numpy())
     table["set"] = new_site.sets(table["proba"].to_numpy(), coverage)
-    kept = new_site.expected(coverage)
+    expected = new_site.expected(coverage)
     lines = [
-        f"Sets of {percent(coverage)} coverage, at sites of source left out: they held the true class of "
-        f"{percent(kept.reached)} of subjects (lowest site {percent(kept.lowest)}, median {percent(kept.median)})."
+        f"Conformal sets of {percent(coverage)} coverage: at left-out source sites, they held the true class of "
+        f"{percent(expected.reached)} of subjects (lowest site {percent(expected.lowest)}, median {percent(expected.median)})."
     ]
     if abstain:
         table["decision"] = table["set"].map({"control": "0", "patient": "1"}).fillna("")
-        for found, one in zip(flags, table["set"], strict=True):
-            found += [f"abstained: {one}"] if one in ("both", "none") else []
+        for raised, classes in zip(flags, table["set"], strict=True):
+            raised += [f"abstained: {classes}"] if classes in ("both", "none") else []
         decided = int((table["decision"] != "").sum())
-        right = "" if kept.decided == 0 else f", and {percent(kept.right)} of these were right"
+        right = "" if expected.decided == 0 else f", and {percent(expected.right)} of these correctly"
         lines.append(f"Decided on {decided} subjects, abstained on {len(table) - decided}.")
-        lines.append(f"At sites of source left out {percent(kept.decided)} were decided{right}.")
+        lines.append(f"At left-out source sites, {percent(expected.decided)} were decided{right}.")
     return lines
 
 
 def warn_of_training_sites(fitted: Method, cohort: Cohort) -> None:
-    """Whoever gives a model its own training subjects sees numbers that no new site will have."""
+    """Warn if sites of the cohort have the names of training sites."""
     trained = fitted.facts_["source"]["sites"]
     seen = [site for site in cohort.site_names if site and site in trained]
     if seen:
         names = f"{'a site of this name' if len(seen) == 1 else 'sites of these names'}: {', '.join(seen)}"
-        text = f"Note: the model was trained on {names}. For subjects it was trained on, all that is said here is too good."
+        text = f"Note: the model was trained on {names}. Predictions for training subjects are optimistic; do not report them."
         terminal.out.print(text, markup=False, highlight=False, soft_wrap=True)

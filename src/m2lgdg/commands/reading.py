@@ -1,4 +1,4 @@
-"""Arguments that `m2lgdg check` and `m2lgdg convert` share: which cohort is read, and how."""
+"""Arguments that `m2lgdg check` and `m2lgdg convert` share: which cohort to read, and how."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
     from m2lgdg.data.readers.gather import OnBad
 
-Source = Annotated[Path, typer.Argument(help="a release folder, your own folder, or a cohort file", show_default=False)]
-Kind = Annotated[str | None, typer.Option(help="abide-pcp, rest-meta-mdd, bids, folder or cohort; guessed if not given")]
-Atlas = Annotated[
-    str | None, typer.Option(help="which atlas, where there are several (aal, cc200, power264, 4S156Parcels ...)")
+Source = Annotated[
+    Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
-Strategy = Annotated[str | None, typer.Option(help="which pipeline folder, where there are several (cpac/filt_global ...)")]
-QualityChecked = Annotated[bool, typer.Option("--quality-checked", help="abide-pcp: leave out whom a rater failed")]
-AllSites = Annotated[bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19")]
-Tr = Annotated[float | None, typer.Option(help="rest-meta-mdd: seconds per volume")]
-Participants = Annotated[Path | None, typer.Option(help="bids: where participants.tsv lies")]
-AtlasImage = Annotated[Path | None, typer.Option(help="bids: atlas image that cuts NIfTI runs into ROIs")]
-AtlasLabels = Annotated[Path | None, typer.Option(help="bids: table of index and name for the atlas image")]
-Only = Annotated[str | None, typer.Option(help="bids: entities a run must have, such as 'task-rest run-01'")]
-Site = Annotated[str | None, typer.Option(help="bids: the site, where participants.tsv has no such column")]
-Patient = Annotated[str | None, typer.Option(help="bids: words of the label column for patients, such as 'asd,autism'")]
-Control = Annotated[str | None, typer.Option(help="bids: words of the label column for controls")]
+Kind = Annotated[
+    str | None, typer.Option(help="Kind of data: abide-pcp, rest-meta-mdd, bids, folder or cohort (default: guessed).")
+]
+Atlas = Annotated[str | None, typer.Option(help="Atlas, if there are several (aal, cc200, power264, 4S156Parcels ...).")]
+Strategy = Annotated[str | None, typer.Option(help="Preprocessing pipeline, if there are several (cpac/filt_global ...).")]
+QualityChecked = Annotated[
+    bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
+]
+AllSites = Annotated[
+    bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
+]
+Tr = Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")]
+Participants = Annotated[Path | None, typer.Option(help="bids: path of participants.tsv.")]
+AtlasImage = Annotated[Path | None, typer.Option(help="bids: atlas image used to extract ROI series from NIfTI runs.")]
+AtlasLabels = Annotated[Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")]
+Only = Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")]
+Site = Annotated[str | None, typer.Option(help="bids: site name, if participants.tsv has no site column.")]
+Patient = Annotated[str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")]
+Control = Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")]
 
 READER_OPTIONS = (
     *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
@@ -38,7 +44,7 @@ READER_OPTIONS = (
 
 
 def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: OnBad) -> Cohort:
-    """Read with those of READER_OPTIONS that the user gave."""
+    """Read a cohort with the READER_OPTIONS that were given."""
     from m2lgdg.data.readers import read
     from m2lgdg.storage import InputError
 
@@ -51,12 +57,12 @@ def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: On
             return read(path, kind, on_bad=on_bad, progress=progress, **options)
     except InputError as error:
         text = str(error)
-        for name in options:  # as the user spelled it
+        for name in options:  # name the option as on the command line
             flag = "--all-sites" if name == "exclude_sites" else f"--{name.replace('_', '-')}"
             text = text.replace(f" no option {name};", f" no option {flag};")
         raise InputError(text) from None
 
 
 def file_name(cohort: Cohort) -> str:
-    """The cohort's name as a file's, without a way to other folders."""
+    """Name of the cohort as a file name, without path separators."""
     return re.sub(r"[^\w.-]+", "-", cohort.name).strip("-.") or "cohort"

@@ -1,4 +1,4 @@
-"""`m2lgdg report`: one HTML page of a study, with its tables and figures as files."""
+"""`m2lgdg report`: the HTML report of a study, with its tables and figures as files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from m2lgdg.commands import options, terminal
 @terminal.app.command()
 def report(
     folder: options.Folder,
-    three_d: Annotated[bool, typer.Option("--3d", help="also brains that can be turned, of explained methods")] = False,
+    three_d: Annotated[bool, typer.Option("--3d", help="Add rotatable 3D brains for explained methods.")] = False,
     rois: options.Rois = None,
     beside: options.Beside = None,
-    share: Annotated[bool, typer.Option("--share", help="a report to give away, in --out or DIR/share")] = False,
-    to: Annotated[Path | None, typer.Option("--out", help="folder of a shared report")] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Write a report for sharing, without subject ids and paths, to --out or DIR/share.")
+    ] = False,
+    to: Annotated[Path | None, typer.Option("--out", help="Folder of the report for sharing; only with --share.")] = None,
 ) -> None:
-    """Write report.html, one page with a study's answer, tables and figures that opens anywhere, and all of them as files."""
+    """Write report.html, a self-contained page with the results of a study, and its tables and figures as files."""
     from rich.markup import escape
 
     from m2lgdg.report.page import write_report
     from m2lgdg.storage import InputError
 
     if to is not None and not share:
-        raise InputError("--out is for --share; a report of your own goes into the study folder.")
+        raise InputError("--out needs --share; without --share, the report is written to the study folder.")
     shared = (to or folder / "share") if share else None
     page = write_report(folder, three_d=three_d, centroids=rois, published=beside, share=shared)
-    terminal.out.print(f"Wrote {escape(str(page))}, and tables/ and figures/ beside it.", soft_wrap=True)
+    terminal.out.print(f"Wrote {escape(str(page))}, and the folders tables/ and figures/ next to it.", soft_wrap=True)
     if shared is not None:
-        terminal.out.print(f"All of {escape(str(shared))} may be given away; names of sites and methods are still in it.")
-    terminal.out.print("Next: open it in a browser; it needs no network.")
+        terminal.out.print(f"All of {escape(str(shared))} can be shared; it still contains the names of sites and methods.")
+    terminal.out.print("Next: open the report in a browser; it needs no network.")

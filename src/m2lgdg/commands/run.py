@@ -1,4 +1,4 @@
-"""`m2lgdg run`: every cell of a study, with a live line of progress."""
+"""`m2lgdg run`: run every cell of a study, with a progress bar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watched(jobs: int) -> Iterator[Any]:
-    """A live line: cells done, running, failed, time left; Ctrl-C, or the end of a job's time, in a sentence how to go on."""
+    """Progress bar of cells and time left; Ctrl-C and SIGTERM end with a message on how to continue."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from m2lgdg.study.runner import Stopped
@@ -30,11 +30,11 @@ def watched(jobs: int) -> Iterator[Any]:
         def watch(summary: Summary) -> None:
             finished = summary.reused + summary.done + len(summary.failed)
             ran = summary.done + len(summary.failed)
-            left = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left not known yet"
-            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {left}"
+            rest = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left unknown"
+            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {rest}"
             bar.update(task, completed=finished, total=summary.total, description=text)
 
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # without it the processes would outlive this one
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise worker processes would outlive this one
         try:
             yield watch
         except Stopped as stopped:
@@ -48,9 +48,9 @@ def watched(jobs: int) -> Iterator[Any]:
 def _report_run(summary: Summary, folder: Path) -> None:
     from rich.markup import escape
 
-    there = [(summary.reused - summary.taken, "were there already"), (summary.taken, "were taken over")]
-    told = ", ".join(f"{count} {how}" for count, how in there if count)
-    reused = f" ({told})" if told else ""
+    counts = [(summary.reused - summary.taken, "from an earlier run"), (summary.taken, "copied from --reuse")]
+    text = ", ".join(f"{count} {origin}" for count, origin in counts if count)
+    reused = f" ({text})" if text else ""
     terminal.out.print(
         f"{summary.reused + summary.done} of {summary.total} cells done{reused} in {summary.seconds:.0f} s.", soft_wrap=True
     )
@@ -65,28 +65,29 @@ def _report_run(summary: Summary, folder: Path) -> None:
 @terminal.app.command()
 def run(
     study: options.StudyFile,
-    to: Annotated[Path, typer.Option("--out", help="folder of the study", show_default=False)],
+    to: Annotated[Path, typer.Option("--out", help="Study folder to write; run again to continue.", show_default=False)],
     jobs: options.Jobs = 1,
-    engine: Annotated[str | None, typer.Option(help="serial, joblib or dask; by default joblib where jobs > 1")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="address of a Dask scheduler")] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: only every n-th cell, for job arrays")] = None,
-    changes: options.Changes = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="one of the study's methods, without the others; may be repeated")
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Engine: serial, joblib or dask (default: serial; joblib with several jobs; dask with --scheduler)."),
     ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Run only every n-th cell, as i/n such as 2/8, for job arrays.")] = None,
+    changes: options.Changes = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this method of the study; may be repeated.")] = None,
     plugin: options.Plugin = None,
     reuse: Annotated[
-        list[Path] | None, typer.Option(help="the folder of another run, whose cells are taken where the same")
+        list[Path] | None, typer.Option(help="Copy identical cells from another study folder; may be repeated.")
     ] = None,
 ) -> None:
-    """Run a study: every method at every target site. Stop it any time; running it again goes on where it was.
+    """Run a leave-one-site-out study: every method at every target site. Stop it at any time, and run it again to continue.
 
-    Exit code 0: all cells are there, 1: some failed, 2: the study cannot be run, 130: stopped (Ctrl-C, SIGTERM).
+    Exit code 0: all cells are done, 1: some failed, 2: the study cannot be run, 130: stopped (Ctrl-C, SIGTERM).
     """
     from m2lgdg.study.config import read_study, with_only
     from m2lgdg.study.runner import run_study
 
-    # Plugins of the command line are relative to here, those of the file to the file.
+    # Plugins on the command line are relative to the working folder, those in the study file to that file.
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
     resolved = with_only(resolved, only) if only else resolved
     with watched(jobs) as watch:
@@ -101,7 +102,7 @@ def run(
             watch=watch,
         )
     if reuse and not summary.taken and summary.done + len(summary.failed):
-        why = "none is of this study's data, fields, seeds, device, threads, explanations and code"
-        terminal.err.print(f"No cell was taken over from --reuse: {why}.", highlight=False, soft_wrap=True)
+        reason = "none has the same data, fields, seed, device, threads, explanations and code"
+        terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
     _report_run(summary, to)
     raise typer.Exit(1 if summary.failed else 0)

@@ -1,4 +1,4 @@
-"""`m2lgdg serve`: a page on this machine where one subject's series is dropped and a model answers."""
+"""`m2lgdg serve`: a local web page that predicts one subject at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from m2lgdg.commands import options, terminal
 @terminal.app.command()
 def serve(
     model: options.Model,
-    host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1; no other machine is ever served")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="127.0.0.1, localhost or ::1; the page is never reachable from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.")] = 8765,
     plugin: options.Plugin = None,
 ) -> None:
-    """Open a local page for one subject at a time: drop a series, see probability, flags and the ROIs that count."""
+    """Serve a local page that predicts one subject: upload a series, see probability, quality flags and important ROIs."""
     import contextlib
     import os
     import sys
@@ -29,13 +31,16 @@ def serve(
     from m2lgdg.registry import load_methods
 
     def opened(address: str) -> None:
-        terminal.out.print(f"{escape(str(model))} answers at {address} on this machine only; Ctrl-C ends it.", soft_wrap=True)
-        terminal.out.print("Nothing that is uploaded is stored. Research use; not a diagnostic device.")
+        terminal.out.print(
+            f"Serving {escape(str(model))} on this machine only; stop with Ctrl-C. Next: open {address} in a browser.",
+            soft_wrap=True,
+        )
+        terminal.out.print("Uploads are not stored. Research use; not a diagnostic device.")
 
-    with contextlib.closing(bound(host, port)) as socket:  # first, since a model takes seconds to load
+    with contextlib.closing(bound(host, port)) as socket:  # before the model, which takes seconds to load
         load_methods(tuple(map(str, plugin or [])))
         run(Method.load(model), socket, opened)
-    terminal.out.print("Ended.")
-    if threading.active_count() > 1:  # a computation that nobody waits for any more, which Python would see to its end
+    terminal.out.print("Stopped; nothing was written.")
+    if threading.active_count() > 1:  # a computation without a client, which Python would otherwise finish first
         sys.stdout.flush()
         os._exit(0)

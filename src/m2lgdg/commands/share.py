@@ -1,4 +1,4 @@
-"""`m2lgdg share`: a study's results as a folder that can be given away."""
+"""`m2lgdg share`: the results of a study as a folder for sharing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from m2lgdg.commands import options, terminal
 @terminal.app.command()
 def share(
     folder: options.Folder,
-    to: Annotated[Path, typer.Option("--out", help="a new folder", show_default=False)],
+    to: Annotated[Path, typer.Option("--out", help="New folder to write.", show_default=False)],
 ) -> None:
-    """Copy a study's results for a repository or an archive: what tables and report need, without paths of this machine."""
+    """Copy the results of a study for a repository or archive: all that tables and report need, without local paths."""
     from rich.markup import escape
 
     from m2lgdg.report.sharing import share_study
@@ -23,5 +23,5 @@ def share(
     files = share_study(folder, to)
     size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)
-    terminal.out.print("It has the ids of subjects: share it only where the terms of the data allow that.", soft_wrap=True)
+    terminal.out.print("It contains subject ids: share it only if the terms of the data allow it.", soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg report {escape(str(to))}   or   m2lgdg table {escape(str(to))}", soft_wrap=True)

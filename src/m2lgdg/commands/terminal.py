@@ -1,6 +1,6 @@
-"""The terminal: the application all commands hang on, the two consoles, and the progress bar.
+"""The typer application, the two consoles and the progress bar that all commands share.
 
-Each module of this folder adds commands; `m2lgdg.cli` puts them together. Heavy imports stand inside functions.
+Each module of this folder registers its command here, and `m2lgdg.cli` imports them all. Heavy imports are inside functions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Console
 
 app = typer.Typer(
     name="m2lgdg",
-    help="Does a brain-imaging classifier work at a hospital it has never seen?",
+    help="Train classifiers of resting-state fMRI on the imaging sites you have, and test them on sites they have never seen.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -26,7 +26,7 @@ err = Console(stderr=True)
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C in long work ends in a sentence; what was begun is not there, since files appear whole or not at all."""
+    """End with a message on Ctrl-C; no partial file exists, because files are written atomically."""
     try:
         yield
     except KeyboardInterrupt:
@@ -35,11 +35,11 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on the terminal's error side; gone when the work is done."""
+def progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress bar on standard error, removed when the work is done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with stoppable(), Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

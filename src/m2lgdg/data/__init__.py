@@ -1,1 +1,1 @@
-"""What do I have, and what is wrong with it: readers, atlases, checks, duplicates, leakage, synthetic cohorts."""
+"""Data: readers, atlases, quality checks, duplicate scans, leakage checks and synthetic cohorts."""

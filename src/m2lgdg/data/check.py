@@ -1,6 +1,6 @@
-"""What is wrong with a cohort, in sentences: counts, duplicates, flat ROIs, short scans, missingness, label proxies.
+"""Quality check of a cohort: counts by site, duplicates, flat ROIs, short scans, missing values and label proxies.
 
-Stands between the readers and everything else: `m2lgdg check` prints it, and a lab reads it before the first study.
+`m2lgdg check` prints the result, so that problems are known before the first study.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from m2lgdg.data.duplicates import find_duplicates
 
 Level = Literal["unusable", "finding", "note"]
 SHORT = 100  # volumes
-TINY = 10  # subjects of a site
+TINY = 10  # subjects at a site
 BAD = "bad files"
-MANY_FLAT = 0.1  # share of a subject's ROIs
-EXPECTED = ("site left out", "failed by", "no scan in")  # exclusions that were asked for, or that the release itself states
+MANY_FLAT = 0.1  # fraction of a subject's ROIs
+EXPECTED = ("site left out", "failed by", "no scan in")  # exclusions that the user requested or the release documents
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about the cohort, with the subjects it is about."""
+    """One sentence about the cohort, with the subjects it concerns."""
 
     level: Level
     text: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check_cohort`: a table by site, findings, and the list of included and excluded subjects."""
+    """Result of `check_cohort`: a table by site, the findings, and the list of included and excluded subjects."""
 
     sites: pd.DataFrame
     findings: tuple[Finding, ...]
@@ -50,7 +50,7 @@ class Check:
 
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
-    """Everything we know how to look for; `new_site` says that the cohort is only meant to be predicted."""
+    """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
     flat = np.array([(one == one[0]).all(axis=0) for one in cohort.series])  # (subject, roi)
     findings = [
         *([] if new_site else _protocol(cohort)),
@@ -63,7 +63,7 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         *_units(cohort, flat),
         *_missing(cohort),
         *_proxies(cohort),
-        Finding("note", f"inputs of the methods: {', '.join(cohort.inputs) or 'none'}"),
+        Finding("note", f"Inputs of the methods: {', '.join(cohort.inputs) or 'none'}."),
         *(Finding("note", note) for note in cohort.notes),
     ]
     order: dict[Level, int] = {"unusable": 0, "finding": 1, "note": 2}
@@ -93,6 +93,11 @@ def _site_table(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: 1 subject, 2 subjects."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _span(values: list[float]) -> str:
     if not values:
         return ""
@@ -101,7 +106,7 @@ def _span(values: list[float]) -> str:
 
 
 def _inclusion(cohort: Cohort, findings: list[Finding]) -> pd.DataFrame:
-    """subject, site, label, status, reason: the reason of an exclusion, or the findings about an included subject."""
+    """Table of subject, site, label, status and reason: why a subject was excluded, or the findings about it."""
     about: dict[str, list[str]] = {}
     for finding in findings:
         for subject in finding.subjects:
@@ -115,23 +120,26 @@ def _inclusion(cohort: Cohort, findings: list[Finding]) -> pd.DataFrame:
 
 
 def _protocol(cohort: Cohort) -> Iterator[Finding]:
-    """What leave-one-site-out needs: two sites, two classes, sites on which a metric is defined."""
+    """Requirements of leave-one-site-out: two sites, two classes, and sites at which the metrics are defined."""
     labels = cohort.labels
     if len(cohort.site_names) < 2:
-        yield Finding("unusable", f"All subjects are of one site, {cohort.sites[0]}: leaving one site out leaves nothing.")
+        yield Finding("unusable", f"All subjects are from one site, {cohort.sites[0]}; leave-one-site-out needs at least two.")
     if not (labels >= 0).any():
-        yield Finding("unusable", "No subject has a label: nothing can be learned or scored.")
+        yield Finding("unusable", "No subject has a label, so no method can be fitted or evaluated.")
     elif len(set(labels[labels >= 0].tolist())) < 2:
         kind = "patients" if (labels == 1).any() else "controls"
-        yield Finding("unusable", f"All labelled subjects are {kind}: there is nothing to tell apart.")
+        yield Finding("unusable", f"All labelled subjects are {kind}; both patients and controls are needed.")
     if (labels < 0).any() and (labels >= 0).any():
-        yield Finding("finding", f"{int((labels < 0).sum())} subjects have no label.", tuple(cohort.subjects[labels < 0]))
+        unlabelled = tuple(cohort.subjects[labels < 0])
+        verb = "has" if len(unlabelled) == 1 else "have"
+        yield Finding("finding", f"{counted(len(unlabelled), 'subject')} {verb} no label.", unlabelled)
     for site in cohort.site_names:
         here = labels[cohort.sites == site]
         if len(set(here.tolist())) == 1 and here[0] >= 0 and len(set(labels.tolist())) > 1:
-            had, lacks = ("patients", "control") if here[0] else ("controls", "patient")
-            measure = "sensitivity" if here[0] else "specificity"
-            yield Finding("finding", f"{site} has {len(here)} {had} and no {lacks}: as a target only its {measure} is defined.")
+            present, absent = ("patient", "control") if here[0] else ("control", "patient")
+            metric = "sensitivity" if here[0] else "specificity"
+            text = f"{site} has {counted(len(here), present)} and no {absent}s; as a target, only its {metric} is defined."
+            yield Finding("finding", text)
 
 
 def _tiny(cohort: Cohort) -> Iterator[Finding]:
@@ -139,34 +147,30 @@ def _tiny(cohort: Cohort) -> Iterator[Finding]:
     tiny = {site: size for site, size in sizes.items() if size < TINY}
     if len(tiny) > 3:
         listed = ", ".join(f"{site} {size}" for site, size in tiny.items())
-        yield Finding(
-            "finding", f"{len(tiny)} sites have fewer than {TINY} subjects: as targets their figures say little ({listed})."
-        )
+        text = f"{len(tiny)} sites have fewer than {TINY} subjects, too few for reliable metrics as a target ({listed})."
+        yield Finding("finding", text)
         return
     for site, size in tiny.items():
-        yield Finding("finding", f"{site} has only {size} subject{'s' * (size > 1)}: as a target its figures say little.")
+        yield Finding("finding", f"{site} has only {counted(size, 'subject')}, too few for reliable metrics as a target.")
 
 
 def _exclusions(cohort: Cohort) -> Iterator[Finding]:
     reasons = Counter(_general(one.reason) for one in cohort.excluded)
     for reason, count in reasons.most_common():
-        named = [one for one in cohort.excluded if _general(one.reason) == reason]
-        sites = Counter(one.site or "no site" for one in named)
-        at = ", ".join(f"{site} {sites[site]}" for site in sorted(sites, key=natural_key))
+        excluded = [one for one in cohort.excluded if _general(one.reason) == reason]
+        sites = Counter(one.site or "no site" for one in excluded)
+        by_site = ", ".join(f"{site} {sites[site]}" for site in sorted(sites, key=natural_key))
         level: Level = "note" if reason.startswith(EXPECTED) else "finding"
-        who = f" ({named[0].subject})" if count == 1 else ""
+        name = f" ({excluded[0].subject})" if count == 1 else ""
         text = reason
         if reason == BAD:
-            text = (
-                named[0].reason
-                if count == 1
-                else f"{BAD}, the first {named[0].reason.rstrip('.')}; all are in the inclusion list"
-            )
-        yield Finding(level, f"{count} subject{'s' * (count > 1)}{who} excluded: {text.rstrip('.')} ({at}).")
+            first = excluded[0].reason.rstrip(".")
+            text = first if count == 1 else f"{BAD}, for example {first}; the inclusion list names all of them"
+        yield Finding(level, f"{counted(count, 'subject')}{name} excluded: {text.rstrip('.')} ({by_site}).")
 
 
 def _general(reason: str) -> str:
-    """Reasons that name a file are one kind."""
+    """The reason of an exclusion, with all reasons that name a file (they end with a full stop) taken as one."""
     return BAD if reason.endswith(".") else reason
 
 
@@ -174,24 +178,31 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
     for pair in find_duplicates(cohort):
         first, second = (f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in (pair.first, pair.second))
         across = cohort.sites[pair.first] != cohort.sites[pair.second]
-        danger = "training would see the target" if across else "a validation split would see its training data"
-        how = "the same series" if pair.exact else f"the same scan (series correlate {pair.correlation:.3f})"
-        clash = "" if cohort.labels[pair.first] == cohort.labels[pair.second] else ", and with different labels"
+        leak = "would be in both source and target" if across else "could be in both training and validation data"
+        copy = (
+            "have identical series"
+            if pair.exact
+            else f"appear to be the same scan (their series correlate at {pair.correlation:.3f})"
+        )
+        conflict = "" if cohort.labels[pair.first] == cohort.labels[pair.second] else ", with different labels"
         subjects = (str(cohort.subjects[pair.first]), str(cohort.subjects[pair.second]))
-        yield Finding("finding", f"{first} and {second} are {how}{clash}: {danger}.", subjects)
+        yield Finding("finding", f"{first} and {second} {copy}{conflict}: the scan {leak}.", subjects)
 
 
 def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
     count = flat.sum(axis=1)
     if not count.any():
         return
-    often = [i for i in np.argsort(-flat.sum(axis=0), kind="stable")[:3] if flat[:, i].any()]
-    rois = ", ".join(f"{cohort.rois[i]} {flat[:, i].sum()}" for i in often)
-    some = tuple(cohort.subjects[count > 0].tolist())
-    yield Finding("finding", f"{len(some)} subjects have at least one flat ROI (most often {rois}).", some)
+    most = [i for i in np.argsort(-flat.sum(axis=0), kind="stable")[:3] if flat[:, i].any()]
+    rois = ", ".join(f"{cohort.rois[i]} {flat[:, i].sum()}" for i in most)
+    subjects = tuple(cohort.subjects[count > 0].tolist())
+    verb = "has" if len(subjects) == 1 else "have"
+    text = f"{counted(len(subjects), 'subject')} {verb} at least one flat ROI (most often {rois})."
+    yield Finding("finding", text, subjects)
     for i in np.flatnonzero(count > MANY_FLAT * len(cohort.rois)):
         subject = str(cohort.subjects[i])
-        yield Finding("finding", f"{subject} ({cohort.sites[i]}) has {count[i]} flat ROIs of {len(cohort.rois)}.", (subject,))
+        text = f"{subject} ({cohort.sites[i]}) has {counted(int(count[i]), 'flat ROI')} out of {len(cohort.rois)}."
+        yield Finding("finding", text, (subject,))
 
 
 def _short(cohort: Cohort) -> Iterator[Finding]:
@@ -208,63 +219,67 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
 def _swapped(cohort: Cohort) -> Iterator[Finding]:
     if (cohort.lengths < len(cohort.rois)).all():
         text = f"Every scan has fewer volumes ({_span(cohort.lengths.tolist())}) than ROIs ({len(cohort.rois)})"
-        yield Finding("note", f"{text}: are time and ROI swapped?")
+        yield Finding("note", f"{text}. Are the time and ROI axes swapped?")
 
 
 def _units(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
-    """Sites whose signal is on another scale, as when one came in percent and another in raw units."""
-    wide = np.float64  # the square of a small or large float32 is none
+    """Sites whose signal is on another scale, for example in percent where others are in raw units."""
+    wide = np.float64  # squares of small or large float32 values are out of range
     spread = np.array([np.median(one.std(axis=0, dtype=wide)[~still]) for one, still in zip(cohort.series, flat, strict=True)])
     typical = {site: float(np.median(spread[cohort.sites == site])) for site in cohort.site_names}
     middle = float(np.median(list(typical.values())))
     for site, value in typical.items():
         ratio = value / middle
         if not 0.1 < ratio < 10:
-            more = f"{ratio:.0f} times the" if ratio > 1 else f"1/{1 / ratio:.0f} of the"
-            yield Finding("finding", f"{site}: the signal's standard deviation is {more} other sites': its units may differ.")
+            factor = f"{ratio:.0f} times that" if ratio > 1 else f"1/{1 / ratio:.0f} of that"
+            text = f"{site}: the standard deviation of the signal is {factor} of a typical site; its units may differ."
+            yield Finding("finding", text)
 
 
 def _missing(cohort: Cohort) -> Iterator[Finding]:
     for column in cohort.inputs:
-        lost = cohort.phenotypes[column].isna().to_numpy()
-        share = {site: float(lost[cohort.sites == site].mean()) for site in cohort.site_names}
-        telling = [site for site, value in share.items() if value >= 0.5]
-        elsewhere = lost[~np.isin(cohort.sites, telling)]
-        if telling and len(elsewhere) and elsewhere.mean() < 0.25:
+        missing = cohort.phenotypes[column].isna().to_numpy()
+        rates = {site: float(missing[cohort.sites == site].mean()) for site in cohort.site_names}
+        affected = [site for site, rate in rates.items() if rate >= 0.5]
+        elsewhere = missing[~np.isin(cohort.sites, affected)]
+        if affected and len(elsewhere) and elsewhere.mean() < 0.25:
             sites = ", ".join(
-                f"{site} ({lost[cohort.sites == site].sum()} of {(cohort.sites == site).sum()})" for site in telling
+                f"{site} ({missing[cohort.sites == site].sum()} of {(cohort.sites == site).sum()})" for site in affected
             )
             text = (
-                f"{column} is missing at {sites} but for {100 * elsewhere.mean():.0f} % elsewhere: missingness tells the site."
+                f"{column} is missing at {sites}, but for only {100 * elsewhere.mean():.0f} % of subjects elsewhere; "
+                "its missingness reveals the site."
             )
             yield Finding("finding", text)
-        elif lost.mean() > 0.5:
-            yield Finding("finding", f"{column} is missing for {100 * lost.mean():.0f} % of the subjects.")
-        both = [lost[cohort.labels == label].mean() for label in (0, 1) if (cohort.labels == label).any()]
-        if len(both) == 2 and abs(both[0] - both[1]) > 0.5:
-            shares = f"{100 * both[0]:.0f} % of controls and {100 * both[1]:.0f} % of patients"
-            yield Finding("finding", f"{column} is missing for {shares}: missingness tells the label.")
+        elif missing.mean() > 0.5:
+            yield Finding("finding", f"{column} is missing for {100 * missing.mean():.0f} % of subjects.")
+        by_label = [missing[cohort.labels == label].mean() for label in (0, 1) if (cohort.labels == label).any()]
+        if len(by_label) == 2 and abs(by_label[0] - by_label[1]) > 0.5:
+            percent = f"{100 * by_label[0]:.0f} % of controls and {100 * by_label[1]:.0f} % of patients"
+            yield Finding("finding", f"{column} is missing for {percent}; its missingness reveals the label.")
 
 
 def _proxies(cohort: Cohort) -> Iterator[Finding]:
-    named = [column for column in cohort.phenotypes.columns if is_proxy(column)]
-    kept_out = [column for column in named if column not in cohort.inputs]
-    if kept_out:
-        listed = ", ".join(kept_out[:6]) + (f" and {len(kept_out) - 6} more" if len(kept_out) > 6 else "")
-        yield Finding("note", f"{len(kept_out)} columns follow from the diagnosis and are no inputs: {listed}.")
+    proxies = [column for column in cohort.phenotypes.columns if is_proxy(column)]
+    unused = [column for column in proxies if column not in cohort.inputs]
+    if unused:
+        listed = ", ".join(unused[:6]) + (f" and {len(unused) - 6} more" if len(unused) > 6 else "")
+        what = "1 column reveals" if len(unused) == 1 else f"{len(unused)} columns reveal"
+        inputs = "is not an input" if len(unused) == 1 else "are not inputs"
+        yield Finding("note", f"{what} the diagnosis and {inputs}: {listed}.")
     for column in cohort.inputs:
-        if column in named:
-            yield Finding("finding", f"input {column} follows from the diagnosis: a model can read the label from it.")
+        if column in proxies:
+            yield Finding("finding", f"Input {column} reveals the diagnosis; a model can read the label from it.")
     for column in cohort.phenotypes.columns:
-        if column not in named and _separates(cohort, column):
-            what = "input" if column in cohort.inputs else "column"
-            level: Level = "finding" if what == "input" else "note"
-            yield Finding(level, f"{what} {column} separates patients from controls almost perfectly: is it a label proxy?")
+        if column not in proxies and _separates(cohort, column):
+            role = "Input" if column in cohort.inputs else "Column"
+            level: Level = "finding" if role == "Input" else "note"
+            yield Finding(level, f"{role} {column} separates patients from controls almost perfectly. Is it a label proxy?")
 
 
 def _separates(cohort: Cohort, column: str) -> bool:
-    """Whether a number alone ranks patients and controls with an area under the curve beyond 0.95 either way."""
-    from scipy.stats import mannwhitneyu  # takes a second, and not every reading asks
+    """Whether a numeric column alone ranks patients against controls with an AUC above 0.95 or below 0.05."""
+    from scipy.stats import mannwhitneyu  # its import takes a second and is not always needed
 
     values = cohort.phenotypes[column]
     if values.dtype != np.float64:

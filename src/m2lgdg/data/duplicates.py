@@ -1,6 +1,6 @@
-"""The same scan twice: exact copies by hash, near copies by correlating connectivity, then the series themselves.
+"""Detection of duplicate scans: exact copies by hash, near copies by correlating first FC and then the series.
 
-Used by `check`. A scan in two sites is the worst leak there is (REST-meta-MDD's site 4 is site 14 again).
+Used by `check` and `leakage`. A scan at two sites leaks target data into source: site 4 of REST-meta-MDD duplicates site 14.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 
-FC_ALIKE = 0.8  # two people's connectivity correlates less; one scan's, cropped or filtered again, more
+FC_ALIKE = 0.8  # FC of two people correlates less than this, FC of one scan cropped or filtered again more
 SERIES_ALIKE = 0.9
-MOST_ROIS = 116  # enough for a fingerprint; an atlas of 980 ROIs would cost gigabytes
+MOST_ROIS = 116  # enough for a fingerprint; an atlas with 980 ROIs would take gigabytes
 MOST_PAIRS = 5000
 
 
 class Pair(NamedTuple):
-    """Positions of two subjects with one scan."""
+    """Positions of two subjects with the same scan."""
 
     first: int
     second: int
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 def find_duplicates(cohort: Cohort) -> list[Pair]:
-    """Pairs of subjects whose series are the same, or the same scan cropped, rescaled, shifted or processed a little apart."""
+    """Pairs of subjects with identical series, or with the same scan cropped, rescaled, shifted or processed differently."""
     pairs = []
     known: dict[bytes, int] = {}
     for i, one in enumerate(cohort.series):
@@ -37,7 +37,7 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
         if first != i:
             pairs.append(Pair(first, i, True, 1.0))
     exact = {(pair.first, pair.second) for pair in pairs}
-    for i, j in _alike(cohort):
+    for i, j in _candidates(cohort):
         if (i, j) not in exact:
             correlation = best_alignment(cohort.series[i], cohort.series[j])
             if correlation >= SERIES_ALIKE:
@@ -45,23 +45,23 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
     return sorted(pairs)
 
 
-def _alike(cohort: Cohort) -> list[tuple[int, int]]:
-    """Candidate pairs: connectivity vectors that correlate more than those of two people do."""
+def _candidates(cohort: Cohort) -> list[tuple[int, int]]:
+    """Candidate pairs, whose FC vectors correlate more than those of two people do."""
     n = len(cohort.rois)
     rois = np.linspace(0, n - 1, min(n, MOST_ROIS)).astype(int)
     upper = np.triu_indices(len(rois), 1)
     if len(upper[0]) < 2 or len(cohort) < 2:
         return []
-    # In float64, because the square of a large float32 is none. (subject, edge)
-    prints = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in cohort.series])
-    alike = np.triu(_correlation(prints.T), 1)
+    # In float64, because the square of a large float32 is out of range. (subject, edge)
+    edges = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in cohort.series])
+    alike = np.triu(_correlation(edges.T), 1)
     candidates = np.argwhere(alike > FC_ALIKE)
     strongest = np.argsort(-alike[tuple(candidates.T)], kind="stable")[:MOST_PAIRS]
     return [(int(i), int(j)) for i, j in candidates[strongest]]
 
 
 def _correlation(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Correlation between columns, 0 where one is constant."""
+    """Correlation between columns; 0 for a constant column."""
     centred = columns - columns.mean(axis=0)
     norm = np.linalg.norm(centred, axis=0)
     unit = centred / np.where(norm > 0, norm, 1)
@@ -70,7 +70,7 @@ def _correlation(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def best_alignment(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
-    """The largest correlation of two (time, roi) series over all shifts that leave half of the shorter one in common."""
+    """Largest correlation of two (time, roi) series over all shifts that overlap by half of the shorter one or more."""
     first, second = (_standardised(one) for one in (first, second))
     total = len(first) + len(second) - 1
     size = 1 << (total - 1).bit_length()

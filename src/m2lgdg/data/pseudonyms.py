@@ -1,6 +1,6 @@
-"""Pseudonyms for subjects in whatever is shared: salted hashes in place of ids.
+"""Pseudonyms for subjects in shared files: salted hashes in place of ids.
 
-The salt is drawn anew for each output and kept nowhere, so that nobody can go back from a pseudonym or join two outputs.
+The salt is drawn for each output and never stored, so pseudonyms can neither be reversed nor linked across outputs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import pandas as pd
 
 
 class Pseudonyms:
-    """A new name for each subject, the same for the same subject; `Pseudonyms()` once an output."""
+    """Mapping from subject ids to pseudonyms; create one `Pseudonyms()` for each output."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(32)
 
     def __call__(self, subject: str) -> str:
-        """Sixteen letters that say nothing of the subject without the salt."""
+        """Pseudonym of a subject: 16 hexadecimal digits that reveal nothing without the salt."""
         return hmac.new(self._salt, subject.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:16]
 
     def sorted_table(self, table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-        """A table with new names in its column subject, in their order within `by`: the order of the rows tells nothing."""
+        """A table with pseudonyms in its column subject, sorted by them within `by` so that row order reveals nothing."""
         renamed = table.assign(subject=[self(str(one)) for one in table["subject"]])
         if not by:
             return renamed.sort_values("subject", ignore_index=True)

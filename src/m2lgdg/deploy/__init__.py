@@ -1,1 +1,1 @@
-"""Take it home: ONNX export, calibration to one site, the local page for one subject."""
+"""Deployment: ONNX export, calibration to one site, and a local web page for one subject."""

@@ -1,6 +1,6 @@
-"""Local calibration: with some labelled subjects of a new site, a slope, an offset and a threshold that fit it.
+"""Local calibration: slope, offset and threshold of one site, from some of its labelled subjects.
 
-Stands after the methods: it changes no weight of a fitted model, only what `predict_proba` makes of its probabilities.
+It changes no weights of a fitted model, only the probabilities and the threshold that `predict_proba` uses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt, sigmoid, wilson
 from m2lgdg.storage import InputError
 
-LEAST = 5  # of each class
+LEAST = 5  # subjects of each class
 
 Floats = npt.NDArray[np.float64]
 
 
 class SiteCalibration(NamedTuple):
-    """What a site's own subjects say; the shares are of subjects left out of the calibration in turn, with 95 % intervals."""
+    """Calibration of one site; sensitivity and specificity are leave-one-subject-out, with 95 % intervals."""
 
     slope: float
     offset: float
@@ -33,33 +33,33 @@ class SiteCalibration(NamedTuple):
 
 
 def calibrate(fitted: Method, cohort: Cohort) -> SiteCalibration:
-    """Give a fitted method the calibration of the labelled subjects of a site, who can then not be used to evaluate it."""
+    """Calibrate a fitted method to the labelled subjects of a site, which must not be used to evaluate it."""
     if "local" in fitted.facts_:
-        raise InputError("this model is calibrated already; begin with the one that `m2lgdg fit` wrote.")
+        raise InputError("this model is already calibrated to a site; use the model that `m2lgdg fit` wrote.")
     known = cohort.select(cohort.labels >= 0)
     y = known.labels.astype(np.float64)
     patients, controls = int(y.sum()), int((1 - y).sum())
     if min(patients, controls) < LEAST:
         raise InputError(
-            f"cohort {cohort.name} has {patients} labelled patients and {controls} controls; calibration needs {LEAST} of each."
+            f"cohort {cohort.name} has {patients} labelled patients and {controls} controls; at least {LEAST} of each needed."
         )
     decision = logit(fitted.predict_proba(known)[:, 1])
-    right = np.array([_left_out(decision, y, i) for i in range(len(y))]) == y
+    correct = np.array([_decision_without(decision, y, i) for i in range(len(y))]) == y
     slope, offset = shrunken_platt(decision, y)
-    sure = []
+    rates = []
     for label, count in ((1, patients), (0, controls)):
-        part = int(right[y == label].sum())
-        sure.append((part / count, *wilson(part, count)))
-    found = SiteCalibration(slope, offset, float(y.mean()), patients, controls, *sure)
+        part = int(correct[y == label].sum())
+        rates.append((part / count, *wilson(part, count)))
+    result = SiteCalibration(slope, offset, float(y.mean()), patients, controls, *rates)
     before, added = fitted.recalibration or (1.0, 0.0)
-    said: dict[str, Any] = found._asdict() | {"slope": slope * before, "offset": slope * added + offset}
-    fitted.facts_["local"] = said | {"sensitivity": list(sure[0]), "specificity": list(sure[1])}
-    fitted.new_site_ = None  # it was of sites without labels of their own; its temperature lives on in the slope and offset
-    return found
+    facts: dict[str, Any] = result._asdict() | {"slope": slope * before, "offset": slope * added + offset}
+    fitted.facts_["local"] = facts | {"sensitivity": list(rates[0]), "specificity": list(rates[1])}
+    fitted.new_site_ = None  # it is for sites without labels; its temperature is now part of the slope and offset
+    return result
 
 
-def _left_out(decision: Floats, y: Floats, i: int) -> bool:
-    """What is decided of a subject by the calibration of the others; the threshold is their share of patients."""
+def _decision_without(decision: Floats, y: Floats, i: int) -> bool:
+    """Decision on a subject with the calibration of the others; the threshold is their proportion of patients."""
     others = np.arange(len(y)) != i
     slope, offset = shrunken_platt(decision[others], y[others])
     return bool(sigmoid(slope * decision[i] + offset) >= y[others].mean())

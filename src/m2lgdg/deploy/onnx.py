@@ -1,7 +1,7 @@
-"""A fitted method as an ONNX graph, with a JSON beside it that says how its inputs are prepared, for other languages.
+"""ONNX export of a fitted method for other languages, with a JSON file on how to prepare its inputs.
 
-The graph goes from prepared inputs to the calibrated probability of the patient; what stands before it (resampling,
-connectivity, imputation) is told in words and numbers. Stands after the methods; nothing of it is needed to predict here.
+The graph maps prepared inputs to the calibrated probability of being a patient. The steps before it (resampling,
+connectivity, imputation) are described in the JSON file. Predictions in Python do not need this module.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from m2lgdg.storage import InputError, one_line, write_bytes, write_text
 
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
-TOLERANCE = 1e-5  # how far the graph's probabilities may be from the method's own
-TRIED = 3  # made-up subjects on which the graph is compared before it is written
+TOLERANCE = 1e-5  # largest difference allowed between probabilities of the graph and of the method
+TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
 
 CORRELATION = (
     "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; clipped to "
@@ -42,7 +42,7 @@ CORRELATION = (
 )
 SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
 EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
-PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) or a matrix (3)
+PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, row, column)
     ("series", 3): (
         "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
         f"kept; then minus its mean, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)"
@@ -69,14 +69,14 @@ PREPARED = {  # by name, and whether it is of one value an edge (2 dimensions) o
 
 
 def calibration_of(fitted: Method) -> tuple[float, float]:
-    """Slope and offset of the logit: the method's own, and on top of it those promised or those of a site, if any."""
+    """Slope and offset of the logit: the method's calibration, combined with its new-site or local calibration, if any."""
     slope, offset = map(float, fitted.state_["calibration"])
     after, added = fitted.recalibration or (1.0, 0.0)
     return after * slope, after * offset + added
 
 
 class _NetworkGraph(nn.Module):
-    """A network and its calibration: features and phenotypes to probability."""
+    """Network with its calibration: features and phenotypes to probability."""
 
     def __init__(self, fitted: DeepMethod, names: list[str]) -> None:
         super().__init__()
@@ -84,83 +84,83 @@ class _NetworkGraph(nn.Module):
         self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
 
     def forward(self, *values: Tensor) -> Tensor:
-        """(subject,) probability of the patient."""
+        """(subject,) probability of being a patient."""
         given = dict(zip(self.names, values, strict=True))
-        nobody = torch.zeros_like(values[0].flatten(1)[:, 0], dtype=torch.int64)  # labels and sites are unknown here
+        unknown = torch.zeros_like(values[0].flatten(1)[:, 0], dtype=torch.int64)  # labels and sites are not known here
         phenotypes = given.pop("phenotypes", values[0].flatten(1)[:, :0])
-        logits = self.network(Batch(given, phenotypes, nobody, nobody)).double()  # (subject, 2)
+        logits = self.network(Batch(given, phenotypes, unknown, unknown)).double()  # (subject, 2)
         return torch.sigmoid(self.calibration[0] * (logits[:, 1] - logits[:, 0]) + self.calibration[1])
 
 
 class _LinearGraph(nn.Module):
-    """The calibrated sum of the blocks of a linear method."""
+    """Linear method with its calibration: sum of its blocks to probability."""
 
     def __init__(self, fitted: Linear, names: list[str]) -> None:
         super().__init__()
         intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in names)
-        self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a plain number would become float32
+        self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a Python float would become float32
         self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
         self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in names)
 
     def forward(self, *values: Tensor) -> Tensor:
-        """(subject,) probability of the patient."""
+        """(subject,) probability of being a patient."""
         total = torch.stack([value @ weight for value, weight in zip(values, self.weights, strict=True)]).sum(dim=0)
         return torch.sigmoid(self.calibration[0] * (total + self.intercept) + self.calibration[1])
 
 
 def export_onnx(fitted: Method, path: str | Path) -> Path:
-    """Write the graph of a fitted method to `path` (.onnx) and what its inputs are to a JSON file of the same name."""
+    """Write the graph of a fitted method to `path` (.onnx), and the description of its inputs to a .json file of that name."""
     path = Path(path)
     if path.suffix != ".onnx":
-        raise InputError(f"{path}: an ONNX file ends in .onnx.")
+        raise InputError(f"{path}: the name of an ONNX file must end in .onnx.")
     graph_class(fitted)
     for needed in ("onnx", "onnxscript", "onnxruntime"):
         _need(needed)
     with fitted.doubted():
-        some = _made_up(fitted)
-        expected = fitted.predict_proba(some)[:, 1]
-        inputs = prepared(fitted, some)
+        subjects = _synthetic(fitted)
+        expected = fitted.predict_proba(subjects)[:, 1]
+        inputs = prepared(fitted, subjects)
         content, used = _converted(fitted, inputs)
     inputs = {name: inputs[name] for name in used}
     error = float(np.abs(run_onnx(content, inputs) - expected).max())
     if not error <= TOLERANCE:
-        raise InputError(f"the ONNX graph of method {fitted.name} gives other probabilities ({error:.1e} apart): not written.")
-    told = json.dumps(described(fitted, inputs), indent=1, ensure_ascii=False, allow_nan=False)
+        raise InputError(f"the ONNX graph of method {fitted.name} was not written: its probabilities differ by {error:.1e}.")
+    description = json.dumps(described(fitted, inputs), indent=1, ensure_ascii=False, allow_nan=False)
     write_bytes(path, content)
-    write_text(path.with_suffix(".json"), told + "\n")
+    write_text(path.with_suffix(".json"), description + "\n")
     return path
 
 
 def graph_class(fitted: Method) -> type[nn.Module]:
-    """Which graph a method becomes; methods that have none are refused."""
+    """Graph class of a method; methods without one are refused."""
     if isinstance(fitted, Prior):
-        raise InputError("method prior looks at nobody and gives everybody the same: there is no graph to export.")
+        raise InputError("method prior uses no inputs, so there is no graph to export.")
     if not isinstance(fitted, DeepMethod | Linear):
-        raise InputError(f"method {fitted.name} is neither a network nor one of the linear methods: it cannot be exported.")
+        raise InputError(f"method {fitted.name} cannot be exported: it is neither a network nor a linear method.")
     if not hasattr(fitted, "state_"):
-        raise InputError(f"method {fitted.name} is not fitted yet, there is nothing to export.")
+        raise InputError(f"method {fitted.name} is not fitted; fit it before exporting.")
     return _NetworkGraph if isinstance(fitted, DeepMethod) else _LinearGraph
 
 
 def prepared(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
-    """What the graph takes in, by name, (subject, ...): float32 of networks, float64 of linear methods."""
+    """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods."""
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
         return {name: fitted._features(name, cohort) for name in fitted._weights()}
     assert isinstance(fitted, DeepMethod)
     device = torch.device("cpu")
     batch = fitted.make_batch(cohort, _scaler(fitted), device)
-    found = {name: value.numpy() for name, value in batch.features.items()}
-    return found | ({"phenotypes": batch.phenotypes.numpy()} if cohort.inputs else {})
+    features = {name: value.numpy() for name, value in batch.features.items()}
+    return features | ({"phenotypes": batch.phenotypes.numpy()} if cohort.inputs else {})
 
 
 def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Everything another program must know to prepare the inputs of the graph and to read its answer."""
+    """Description of the graph's inputs and output, for other programs."""
     from m2lgdg import __version__
 
     rows = []
     for name, value in inputs.items():
-        how = PREPARED.get((name, value.ndim), f"as the method's own `features` makes {name}")
+        how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
         row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
         if name == "series":
             row["length"] = value.shape[2]
@@ -182,20 +182,20 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
 
 
 def run_onnx(graph: bytes | str | Path, inputs: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """(subject,) probabilities that onnxruntime gives, on the CPU."""
+    """(subject,) probabilities computed by onnxruntime on the CPU."""
     runtime = _need("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors only
     content = graph if isinstance(graph, bytes) else str(graph)
     session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    asked = [one.name for one in session.get_inputs()]
-    return np.asarray(session.run(["proba"], {name: inputs[name] for name in asked})[0], dtype=np.float64)
+    names = [value.name for value in session.get_inputs()]
+    return np.asarray(session.run(["proba"], {name: inputs[name] for name in names})[0], dtype=np.float64)
 
 
 def _converted(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> tuple[bytes, list[str]]:
-    """The ONNX file, and which inputs it takes: some networks see no phenotypes.
+    """Bytes of the ONNX file, and the names of its inputs (some networks use no phenotypes).
 
-    The exporter notes where in the source each operation comes from, which nobody else must see.
+    Source locations that the exporter stores with each operation are removed, because they contain local paths.
     """
     graph = graph_class(fitted)(fitted, list(inputs)).eval()
     subject = torch.export.Dim("subject")
@@ -209,34 +209,34 @@ def _converted(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> tuple[byt
                 opset_version=OPSET,
                 dynamic_shapes=(tuple({0: subject} for _ in inputs),),
                 custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
-                optimize=False,  # a runtime optimizes as it loads; folding here takes a minute of a deep network
+                optimize=False,  # runtimes optimise on loading; constant folding of a deep network takes a minute here
                 verbose=False,
             )
             proto = program.model_proto
     except torch.onnx.OnnxExporterError as error:
         reason = one_line(error.__cause__ or error)[-300:]
-        raise InputError(f"method {fitted.name} has an operation that ONNX does not know ({reason}).") from None
+        raise InputError(f"method {fitted.name} has an operation that ONNX does not support ({reason}).") from None
     for part in (proto, proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     for function in proto.functions:
         for node in function.node:
             node.ClearField("metadata_props")
-    asked = {name for node in proto.graph.node for name in node.input}
-    for unused in [one for one in proto.graph.input if one.name not in asked]:
+    used = {name for node in proto.graph.node for name in node.input}
+    for unused in [value for value in proto.graph.input if value.name not in used]:
         proto.graph.input.remove(unused)
-    return bytes(proto.SerializeToString()), [one.name for one in proto.graph.input]
+    return bytes(proto.SerializeToString()), [value.name for value in proto.graph.input]
 
 
 def _stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-    """Sorting as ONNX has it: all of the top, where of equal values the earlier comes first."""
-    known = _need("onnxscript").opset18
-    size = known.Gather(known.Shape(values), known.Constant(value_ints=[dim]), axis=0)
-    return known.TopK(values, size, axis=dim, largest=int(descending), sorted=1)
+    """Stable sort in ONNX: TopK over all values, which keeps the order of equal ones."""
+    opset = _need("onnxscript").opset18
+    size = opset.Gather(opset.Shape(values), opset.Constant(value_ints=[dim]), axis=0)
+    return opset.TopK(values, size, axis=dim, largest=int(descending), sorted=1)
 
 
-def _made_up(fitted: Method) -> Cohort:
-    """A few subjects of noise with the ROIs and phenotypes of a model, to trace its graph with and to try it on."""
+def _synthetic(fitted: Method) -> Cohort:
+    """Synthetic subjects of noise with the ROIs and phenotypes of a model, to trace and test its graph."""
     draw = np.random.default_rng(0)
     rois, inputs = tuple(fitted.facts_["rois"]), fitted.facts_["inputs"]
     names = [f"made-up-{i}" for i in range(TRIED)]
@@ -278,7 +278,7 @@ def _need(package: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's talk about other packages; what goes wrong is an exception."""
+    """Silence the exporter's messages about other packages; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

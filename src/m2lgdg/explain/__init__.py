@@ -1,1 +1,1 @@
-"""Why does it decide so: attributions to ROIs, edges and phenotypes, and maps of what networks represent."""
+"""Explanations of fitted methods: attributions to ROIs, edges and phenotypes, and maps of network representations."""

@@ -1,7 +1,7 @@
-"""`explain`: which ROIs, edges and phenotypes the decisions of a fitted method rest on.
+"""`explain`: importance of ROIs, edges and phenotypes for the decisions of a fitted method.
 
-Comes after training: networks are explained by integrated gradients, linear methods by activation patterns. A study explains
-each cell it is asked to, and the report shows their mean.
+Networks are explained by integrated gradients, linear methods by activation patterns. A study explains the cells it is asked
+to after training, and the report shows the mean.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
-TOGETHER = 4  # subjects explained at a time
-AT_ONCE = 16  # points of their paths that pass a network at once: a large network holds 0.2 GB for each
-LOOSE_COMPLETENESS = 0.1  # relative completeness error above which a reader must be warned
+SUBJECTS_AT_ONCE = 4  # subjects explained at a time
+POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
+LOOSE_COMPLETENESS = 0.1  # relative completeness error above which to warn
 BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
 GRADIENTS = "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions"
 PATTERNS = (
     "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs or "
-    "phenotypes, times its share of the decision's variance"
+    "phenotypes, times its proportion of the decision's variance"
 )
 CONTRIBUTIONS = (
-    "what each feature adds to the decision, its weight times its distance from a baseline, in logits; scores are mean sizes"
+    "contribution of each feature to the decision in logits: its weight times its distance from the baseline; scores are mean "
+    "absolute contributions"
 )
-AVERAGE = "the mean of source, feature by feature"
+AVERAGE = "mean of source, feature by feature"
 
 
-class _Found(NamedTuple):
-    """What either way of explaining leaves for the tables; a pattern stands as if it were of one subject."""
+class _Attributions(NamedTuple):
+    """Input of the tables, from either kind of explanation; an activation pattern counts as one subject."""
 
     rois: dict[str, Floats]  # (subject, roi) by feature
-    edges: dict[str, Floats]  # (2, roi, roi) by feature: size and direction
+    edges: dict[str, Floats]  # (2, roi, roi) by feature: absolute and signed
     phenotypes: Floats  # (subject, input), signed
     gate: Floats  # (subject, weight)
-    change: Floats  # (subject, 2): of the decision from the baseline, and what is attributed of it
+    change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
 
 
 def explain(
@@ -60,67 +61,67 @@ def explain(
     source: Cohort | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Explanation:
-    """Explain a fitted method's decisions on a cohort, best one of subjects it was not trained on.
+    """Explain a fitted method's decisions on a cohort, preferably of subjects it was not trained on.
 
-    With the `source` it was trained on, the map of a network's representation shows both, and probes read the source's.
+    With the `source` it was trained on, the map of a network's representation shows both, and the probes use source.
 
-    A network that chooses by thresholds (windowed graphs, the strongest nodes) jumps along the path, and gradients do not
-    see jumps: its `completeness` is bad, and no number of `steps` mends it.
+    A network with thresholds (windowed graphs, top-k pooling) is discontinuous along the path, which gradients miss: its
+    `completeness` is poor, and more `steps` do not improve it.
     """
-    seen = fitted.visible(cohort)  # as for a prediction: no label, site or id can matter
+    visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     if not len(cohort):
-        raise InputError(f"cohort {cohort.name} has no subjects, there is nothing to explain.")
+        raise InputError(f"cohort {cohort.name} has no subjects to explain.")
     if steps < 1:
         raise InputError(f"integrated gradients need at least one step, not {steps}.")
     about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
     points = pd.DataFrame(columns=list(MAP_COLUMNS))
     if isinstance(fitted, DeepMethod):
-        found = _through_network(fitted, seen, steps, choose_device(device), progress)
+        attributions = _network_attributions(fitted, visible, steps, choose_device(device), progress)
         about |= {"scores": GRADIENTS, "steps": steps, "baseline": BASELINE}
-        if hasattr(fitted.network(), "parts"):  # a method of a user's own may have none
+        if hasattr(fitted.network(), "parts"):  # a user's own method may have none
             points, about["readability"] = read_representation(fitted, cohort, source)
     elif isinstance(fitted, Linear):
-        found = _patterns(fitted, seen)
+        attributions = _patterns(fitted, visible)
         about |= {"scores": PATTERNS, "steps": None, "baseline": None}
     else:
-        raise InputError(f"method {fitted.name} has nothing to explain: it is neither a network nor a linear method.")
-    return _explanation(found, cohort, seen.inputs, points, about)
+        raise InputError(f"method {fitted.name} cannot be explained: it is neither a network nor a linear method.")
+    return _explanation(attributions, cohort, visible.inputs, points, about)
 
 
 def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Explanation:
-    """As `explain`, of one subject alone: a linear method, which has no pattern then, by what each feature adds."""
+    """As `explain`, for one subject; linear methods, which have no pattern then, by the contribution of each feature."""
     if not isinstance(fitted, Linear):
         return explain(fitted, cohort, steps=steps)
-    seen = fitted.visible(cohort)
+    visible = fitted.visible(cohort)
     about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
     about["baseline"] = AVERAGE
-    return _explanation(_contributions(fitted, seen), cohort, seen.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
+    return _explanation(_contributions(fitted, visible), cohort, visible.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
 
 
 def _explanation(
-    found: _Found, cohort: Cohort, inputs: tuple[str, ...], points: pd.DataFrame, about: dict[str, Any]
+    attributions: _Attributions, cohort: Cohort, inputs: tuple[str, ...], points: pd.DataFrame, about: dict[str, Any]
 ) -> Explanation:
     return Explanation(
-        rois=roi_table(found.rois, cohort),
-        edges=edge_table(found.edges, cohort.rois),
-        phenotypes=phenotype_table(found.phenotypes, inputs),
-        gate=gate_table(found.gate, cohort),
-        completeness=completeness_table(found.change, cohort),
+        rois=roi_table(attributions.rois, cohort),
+        edges=edge_table(attributions.edges, cohort.rois),
+        phenotypes=phenotype_table(attributions.phenotypes, inputs),
+        gate=gate_table(attributions.gate, cohort),
+        completeness=completeness_table(attributions.change, cohort),
         map=points,
         about=about,
     )
 
 
-def _through_network(
+def _network_attributions(
     fitted: DeepMethod, cohort: Cohort, steps: int, device: torch.device, progress: Callable[[int, int], None] | None
-) -> _Found:
+) -> _Attributions:
     network = fitted.network().to(device).requires_grad_(False)
     scaler = PhenotypeScaler.restore(tuple(fitted.facts_["inputs"]), fitted.state_, "scaler")
     rois: dict[str, list[Floats]] = {}
     edges: dict[str, Floats] = {}
     phenotypes, gates, changes = [], [], []
-    for start in range(0, len(cohort), TOGETHER):
-        some = cohort.select(np.arange(start, min(start + TOGETHER, len(cohort))))
+    for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
+        some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
         batch = fitted.make_batch(some, scaler, device)
         attributed, change = integrated_gradients(network, batch, steps)
         values = {name: value.double().cpu().numpy() for name, value in attributed.items()}
@@ -137,42 +138,44 @@ def _through_network(
         if progress:
             progress(start + len(some), len(cohort))
     parts = {name: np.concatenate(pieces) for name, pieces in rois.items()}
-    return _Found(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
+    return _Attributions(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
 
 
 def integrated_gradients(network: nn.Module, batch: Batch, steps: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Attributions of the patient's logit minus the control's to every feature and to "phenotypes", from a baseline of zero.
+    """Attributions of logit(patient) - logit(control) to every feature and to "phenotypes", from a baseline of zero.
 
-    Turned by the sign of the prediction it would be the margin of the predicted class: no absolute value changes by that.
-    Also returns, (subject, 2), the change of this decision from the baseline and the sum of the attributions.
+    The margin of the predicted class differs in sign at most, so absolute attributions are the same. Also returns (subject, 2):
+    the change of the decision from the baseline, and the sum of the attributions.
     """
     from captum.attr import IntegratedGradients
 
     inputs = dict(batch.features) | ({"phenotypes": batch.phenotypes} if batch.phenotypes.shape[1] else {})
 
     def decision(*values: Tensor) -> Tensor:
-        seen, count = dict(zip(inputs, values, strict=True)), len(values[0])
-        phenotypes = seen.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
-        logits = network(Batch(seen, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
-        # An input that the network does not use must have a gradient too, of zero.
+        features, count = dict(zip(inputs, values, strict=True)), len(values[0])
+        phenotypes = features.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
+        logits = network(Batch(features, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
+        # Inputs that the network does not use need a gradient too, of zero.
         unused = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0) * 0.0
         change: Tensor = logits[:, 1] - logits[:, 0] + unused
         return change
 
     given = tuple(value.float() for value in inputs.values())
-    found = IntegratedGradients(decision).attribute(given, n_steps=steps, internal_batch_size=max(AT_ONCE, len(batch)))
+    attributions = IntegratedGradients(decision).attribute(
+        given, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
+    )
     with torch.no_grad():
         change = decision(*given) - decision(*(torch.zeros_like(value) for value in given))
-    attributed = {name: value.detach() for name, value in zip(inputs, found, strict=True)}
+    attributed = {name: value.detach() for name, value in zip(inputs, attributions, strict=True)}
     total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
     return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)
 
 
 def _matrices(name: str, values: Floats, n: int) -> Floats | None:
-    """(2, subject, roi, roi) sizes and signed values of a connectivity feature, symmetric; None for another feature."""
+    """(2, subject, roi, roi) absolute and signed values of a connectivity feature, symmetric; None for other features."""
     if values.shape[1:] == (n * (n - 1) // 2,):
         both = squares(values, n)
-    elif name != "series" and values.shape[1:] == (n, n):  # series may be as long as there are ROIs
+    elif name != "series" and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
         both = values * (1 - np.eye(n))
     else:
         return None
@@ -189,39 +192,39 @@ def squares(edges: Floats, n: int) -> Floats:
 
 
 def _over_others(sizes: Floats) -> Floats:
-    """(subject, roi, roi) -> (subject, roi): the mean over the other ROIs."""
+    """(subject, roi, roi) -> (subject, roi): mean over the other ROIs."""
     return np.asarray(sizes.sum(axis=2) / (sizes.shape[1] - 1))
 
 
 def _over_time(name: str, values: Floats, n: int) -> Floats:
-    """(subject, roi) or (subject, roi, time) -> (subject, roi): the mean size."""
+    """(subject, roi) or (subject, roi, time) -> (subject, roi): mean absolute value."""
     if values.ndim < 2 or values.shape[1] != n:
-        raise InputError(f"feature {name} of shape {values.shape[1:]} cannot be put on {n} ROIs, so it cannot be explained.")
+        raise InputError(f"feature {name} of shape {values.shape[1:]} cannot be explained: it does not map to {n} ROIs.")
     return np.asarray(np.abs(values).reshape(len(values), n, -1).mean(axis=2))
 
 
 def _gate(network: Any, batch: Batch) -> Floats:
-    """(subject, weight) of the network's gate; no weights where it has none."""
+    """(subject, weight) of the network's gate; (subject, 0) without a gate."""
     with torch.no_grad():
         parts = network.parts(batch) if hasattr(network, "parts") else {}
     return np.asarray(parts["gate"].double().cpu()) if "gate" in parts else np.empty((len(batch), 0))
 
 
-def _patterns(fitted: Linear, cohort: Cohort) -> _Found:
+def _patterns(fitted: Linear, cohort: Cohort) -> _Attributions:
     n = len(cohort.rois)
     features = {name: fitted._features(name, cohort) for name in fitted._weights()}
-    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # but for intercepts
+    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
     decision = np.asarray(sum(parts.values()))
     if len(cohort) < 3 or decision.std() == 0:
-        raise InputError(f"method {fitted.name} is explained by how subjects differ: at least three are needed who do.")
+        raise InputError(f"method {fitted.name} needs at least three subjects with different decisions to be explained.")
     rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
     for name, values in features.items():
         pattern = activation_pattern(values, decision)
-        if name == "tangent":  # without its diagonal; in units of the sd, the scale of the off-diagonal is gone already
+        if name == "tangent":  # without its diagonal; in units of the sd the off-diagonal scale cancels
             rows, columns = np.triu_indices(n)
             pattern = pattern[rows != columns]
-        (_, common), (_, whole) = np.cov(parts[name], decision)
-        pattern *= max(common / whole, 0.0) / (np.abs(pattern).mean() or 1.0)
+        (_, covariance), (_, variance) = np.cov(parts[name], decision)
+        pattern *= max(covariance / variance, 0.0) / (np.abs(pattern).mean() or 1.0)
         if name == "phenotypes":
             phenotypes = pattern[None]
         elif name == "amplitude":
@@ -229,10 +232,10 @@ def _patterns(fitted: Linear, cohort: Cohort) -> _Found:
         else:
             matrix = squares(pattern[None], n)
             rois[name], edges[name] = _over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
-    return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+    return _Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
 
 
-def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
+def _contributions(fitted: Linear, cohort: Cohort) -> _Attributions:
     n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
     rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
     for name in fitted._weights():
@@ -248,14 +251,14 @@ def _contributions(fitted: Linear, cohort: Cohort) -> _Found:
             matrices[:, rows, columns] = matrices[:, columns, rows] = added
             rois[name] = _over_others(np.abs(matrices))
             edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
-    return _Found(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+    return _Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
 
 
 def activation_pattern(features: Floats, decision: Floats) -> Floats:
-    """(feature,) cov(feature, decision) / var(decision) of features in units of their sd; 0 where one does not vary.
+    """(feature,) cov(feature, decision) / var(decision) of features in units of their sd; 0 for constant features.
 
-    What a decision reads off the features it may weigh heavily only to cancel noise; its pattern is where its signal lies.
+    Weights may be large only to cancel noise; the activation pattern shows where the signal is (Haufe et al. 2014).
     """
-    away, centred = decision - decision.mean(), features - features.mean(axis=0)
+    deviation, centred = decision - decision.mean(), features - features.mean(axis=0)
     spread = centred.std(axis=0)
-    return np.asarray(away @ (centred / np.where(spread > 1e-12, spread, np.inf)) / (away @ away))
+    return np.asarray(deviation @ (centred / np.where(spread > 1e-12, spread, np.inf)) / (deviation @ deviation))

@@ -1,6 +1,7 @@
-"""`Explanation`: what decisions rest on, as tables of ROIs, edges, phenotypes and gate weights that can be saved and averaged.
+"""`Explanation`: importance of ROIs, edges and phenotypes for the decisions, as tables that can be saved and averaged.
 
-`explain` makes one of a fitted method and a cohort; `mean_over` joins those of several folds or seeds; the report shows them.
+`explain` makes one from a fitted method and a cohort, `mean_over` averages those of several folds or seeds, and the report
+shows them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "rela
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What decisions rest on, as tables sorted by score; a score is the sum of the columns named after features or blocks.
+    """Importance tables sorted by score; a score is the sum of the columns named after features or blocks.
 
-    `rois`: rank, roi, code and MNI centroid where the atlas is known, score, its sd over subjects (a pattern has none).
-    `edges`: every pair of ROIs, where the method sees connectivity. `direction` is signed: above 0 speaks for patient.
-    `gate`: mean gate weights by site and label (-1 unknown), where the network has a gate.
+    `rois`: rank, roi, code and MNI centroid if the atlas is known, score, and its sd over subjects (patterns have none).
+    `edges`: all pairs of ROIs, for methods on connectivity. `direction` is signed: positive values point to patient.
+    `gate`: mean gate weights by site and label (-1: unknown), for networks with a gate.
     `completeness`: for each subject, how far the attributions are from the change of the decision that they should sum to.
-    `map`: the network's representation in two dimensions, with site and label of each point and no id.
+    `map`: the network's representation in two dimensions, with the site and label of each point and no id.
     """
 
     rois: pd.DataFrame
@@ -47,44 +48,46 @@ class Explanation:
     about: dict[str, Any]
 
     def save(self, folder: str | Path) -> Path:
-        """Write roi.csv, edges.csv, phenotypes.csv, gate.csv, map.csv and explanation.json; no subject is named."""
-        texts = {f"{name}.csv": getattr(self, held).to_csv(index=False, lineterminator="\n") for name, held in TABLES.items()}
+        """Write roi.csv, edges.csv, phenotypes.csv, gate.csv, map.csv and explanation.json; without subject ids."""
+        texts = {f"{name}.csv": getattr(self, table).to_csv(index=False, lineterminator="\n") for name, table in TABLES.items()}
         about = self.about | {"completeness": self.error()}
         texts["explanation.json"] = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         return write_texts(folder, texts)
 
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
-        """Read what `save` wrote; of `completeness` only the error over subjects is left."""
+        """Read what `save` wrote; of `completeness` only the summary over subjects was saved."""
         folder = Path(folder)
         try:
             about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
-            tables = {held: _read_table(folder / f"{name}.csv") for name, held in TABLES.items()}
+            tables = {table: _read_table(folder / f"{name}.csv") for name, table in TABLES.items()}
         except (OSError, ValueError) as error:
-            raise InputError(f"{folder} holds no explanation that can be read ({one_line(error)}).") from None
-        scored = [held for held in ("rois", "edges", "phenotypes") if held in tables and len(tables[held])]
-        if not isinstance(about, dict) or any("score" not in tables[held] for held in scored):
-            raise InputError(f"{folder} holds no explanation that can be read (a table without scores, or no facts).")
+            raise InputError(f"{folder} has no readable explanation ({one_line(error)}).") from None
+        scored = [table for table in ("rois", "edges", "phenotypes") if table in tables and len(tables[table])]
+        if not isinstance(about, dict) or any("score" not in tables[table] for table in scored):
+            raise InputError(
+                f"{folder} has no readable explanation (a table without scores, or explanation.json without fields)."
+            )
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
 
     def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
-        """The same with other codes and centroids of its ROIs (those of `read_places`)."""
-        own = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
-        return replace(self, rois=_ranked(own.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
+        """The same explanation with other ROI codes and centroids (a table of `read_centroids`)."""
+        scores = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
+        return replace(self, rois=_ranked(scores.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
     def error(self) -> dict[str, float] | None:
-        """The completeness error over subjects: mean and largest absolute, median and largest relative; None for patterns."""
+        """Completeness error over subjects: mean and maximum absolute, median and maximum relative; None for patterns."""
         if not len(self.completeness):
             return self.about.get("completeness")
         absolute, relative = self.completeness["absolute"], self.completeness["relative"].dropna()
-        found = {"mean_absolute": float(absolute.mean()), "max_absolute": float(absolute.max())}
+        summary = {"mean_absolute": float(absolute.mean()), "max_absolute": float(absolute.max())}
         if len(relative):
-            found |= {"median_relative": float(relative.median()), "max_relative": float(relative.max())}
-        return found
+            summary |= {"median_relative": float(relative.median()), "max_relative": float(relative.max())}
+        return summary
 
 
 def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
-    """(subject, roi) scores by feature -> ROIs by their mean, with codes and centroids where the atlas is known."""
+    """ROI table from (subject, roi) scores by feature, with codes and centroids if the atlas is known."""
     n = len(cohort.rois)
     each = sum(parts.values(), np.zeros((1, n)))  # (subject, roi)
     table = pd.DataFrame({"roi": cohort.rois, "score": each.mean(axis=0), "sd": _spread(each)})
@@ -96,7 +99,7 @@ def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
 
 
 def _ranked(table: pd.DataFrame) -> pd.DataFrame:
-    """Sorted by score, with ranks from 1; of equal scores the earlier ROI comes first."""
+    """Table sorted by score, with ranks from 1; ties keep the order of ROIs."""
     table = _sorted(table).assign(rank=np.arange(1, len(table) + 1))
     first = [name for name in ROI_COLUMNS if name in table]
     return table[[*first, *(name for name in table if name not in first)]]
@@ -107,12 +110,12 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spread(each: Floats) -> Floats:
-    """The sd over subjects (ddof 1); none of a single one."""
+    """Sd over subjects (ddof 1); nan for a single subject."""
     return np.asarray(each.std(axis=0, ddof=1)) if len(each) > 1 else np.full(each.shape[1], np.nan)
 
 
 def edge_table(parts: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
-    """(2, roi, roi) sizes and directions by feature -> pairs of ROIs by size."""
+    """Edge table from (2, roi, roi) absolute and signed scores by feature."""
     rows, columns = np.triu_indices(len(names) if parts else 0, 1)
     size, direction = sum(parts.values(), np.zeros((2, len(names), len(names))))[:, rows, columns]
     ends = np.array(names, dtype=object)
@@ -121,14 +124,14 @@ def edge_table(parts: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
 
 
 def phenotype_table(signed: Floats, names: Sequence[str]) -> pd.DataFrame:
-    """(subject, input) signed scores -> phenotypes by mean size."""
+    """Phenotype table from (subject, input) signed scores, sorted by mean absolute score."""
     size = np.abs(signed)
     columns = (list(names), size.mean(axis=0), _spread(size), signed.mean(axis=0))
     return _sorted(pd.DataFrame(dict(zip(PHENOTYPE_COLUMNS, columns, strict=True))))
 
 
 def gate_table(gate: Floats, cohort: Cohort) -> pd.DataFrame:
-    """Mean weights by site and label, sites in natural order; the two weights of a gate are those of scan and phenotypes."""
+    """Mean gate weights by site and label, sites in natural order; two weights are those of imaging and phenotypes."""
     names = ["imaging", "phenotypes"] if gate.shape[1] == 2 else [f"weight {i + 1}" for i in range(gate.shape[1])]
     table = pd.DataFrame({"site": cohort.sites, "label": cohort.labels, "subjects": 1})
     if not names:
@@ -142,23 +145,23 @@ def _by_site(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def completeness_table(change: Floats, cohort: Cohort) -> pd.DataFrame:
-    """(subject, 2) change of a decision and what is attributed of it -> how far apart they are."""
+    """Completeness table from (subject, 2): change of the decision, and sum of its attributions."""
     difference, attributed = change.T
     absolute = np.abs(attributed - difference)
-    moved = np.where(difference == 0, np.nan, np.abs(difference))  # relative to nothing there is no error
-    columns = (cohort.subjects[: len(change)], difference, attributed, absolute, absolute / moved)
+    scale = np.where(difference == 0, np.nan, np.abs(difference))  # no relative error without a change
+    columns = (cohort.subjects[: len(change)], difference, attributed, absolute, absolute / scale)
     return pd.DataFrame(dict(zip(COMPLETENESS_COLUMNS, columns, strict=True)))
 
 
 def mean_over(explanations: Iterable[Explanation]) -> Explanation:
-    """One explanation for several folds or seeds of a method, each counting the same, with `low` and `high` of each score.
+    """Mean explanation over several folds or seeds of a method, equally weighted, with `low` and `high` of each score.
 
-    These are the 2.5 and 97.5 percentiles over the explanations, or the smallest and largest where there are fewer than five.
+    These are the 2.5 and 97.5 percentiles over the explanations, or minimum and maximum for fewer than five.
     """
     given = list(explanations)
     methods = sorted({one.about["method"] for one in given})
     if len(methods) != 1:
-        raise InputError(f"a mean is over explanations of one method, not of {', '.join(methods) or 'none'}.")
+        raise InputError(f"only explanations of one method can be averaged, not of {', '.join(methods) or 'none'}.")
     gate = pd.concat([one.gate for one in given]).groupby(["site", "label"], as_index=False).mean()
     return Explanation(
         rois=_ranked(_averaged([one.rois for one in given], ["roi", "code"], "ROIs")),
@@ -166,7 +169,7 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
         phenotypes=_sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes")),
         gate=_by_site(gate),
         completeness=pd.concat([one.completeness for one in given], ignore_index=True),
-        map=given[0].map.iloc[:0],  # maps of different trainings have nothing to do with each other
+        map=given[0].map.iloc[:0],  # maps of different networks are not comparable
         about=given[0].about
         | _joined_about(given)
         | {
@@ -180,14 +183,14 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
-    """A saved table; numbers are numbers in an empty one too."""
+    """A saved table, with numeric columns even if it is empty."""
     names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
     table = pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
     return table if len(table) else table.astype({column: float for column in table if column not in names})
 
 
 def _agreement(tables: list[pd.DataFrame]) -> float | None:
-    """Mean rank correlation of the ROI scores of two explanations; None where there are no two, or nothing to rank."""
+    """Mean pairwise rank correlation of ROI scores; None for a single explanation or constant scores."""
     ranks = np.array([table.set_index("roi")["score"].rank().reindex(tables[0]["roi"]).to_numpy() for table in tables])
     if len(tables) < 2 or not (np.ptp(ranks, axis=1) > 0).all():
         return None
@@ -196,7 +199,7 @@ def _agreement(tables: list[pd.DataFrame]) -> float | None:
 
 
 def _joined_about(given: list[Explanation]) -> dict[str, Any]:
-    """Completeness errors and readabilities over explanations: largest of the largest, means of the others."""
+    """Completeness errors and probe results over explanations: maxima of maxima, means of the others."""
     joined: dict[str, Any] = {}
     errors = [error for one in given if (error := one.error()) is not None]
     for name, each in (("completeness", errors), ("readability", [one.about.get("readability") or {} for one in given])):
@@ -210,10 +213,10 @@ def _joined_about(given: list[Explanation]) -> dict[str, Any]:
 
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:
-    """The mean of every number by the keys, in the first table's order, and the interval of the score."""
+    """Mean of every numeric column by the keys, in the first table's order, with the interval of the score."""
     keys = [key for key in keys if key in tables[0]]
     if len({tuple(sorted(map(tuple, table.reindex(columns=keys).astype(str).to_numpy()))) for table in tables}) > 1:
-        raise InputError(f"a mean is over explanations of the same {what}, these differ.")
+        raise InputError(f"explanations with different {what} cannot be averaged.")
     groups = pd.concat(tables).groupby(keys, sort=False, dropna=False)
     low, high = (0.025, 0.975) if len(tables) >= 5 else (0.0, 1.0)
     mean = groups.mean()

@@ -1,6 +1,6 @@
-"""What a network's representation tells of site and label: a two-dimensional map of it, and linear probes that try to read it.
+"""Site and label information in a network's representation: a two-dimensional map, and linear probes.
 
-Used by `explain` on the subjects of a fold, after training; nothing here reaches a prediction.
+`explain` uses both on the subjects of a fold after training; nothing here affects a prediction.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.deep import DeepMethod
 
 Floats = npt.NDArray[np.float64]
-FOLDS = 5  # of the probe; a site with fewer subjects is left out of it
+FOLDS = 5  # of the probe; sites with fewer subjects are left out of it
 MAP_COLUMNS = ("site", "label", "part", "x", "y")
 
 
 def read_representation(fitted: DeepMethod, target: Cohort, source: Cohort | None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A map of target and source subjects (no ids), and how well site and label are read from the source's, else target's."""
+    """A map of target and source subjects (no ids), and the probes' results on source, or on target without a source."""
     parts = {"target": target} if source is None else {"source": source, "target": target}
     points = {name: fitted.represent(fitted.visible(cohort)).astype(np.float64) for name, cohort in parts.items()}
     probed = next(iter(parts))
@@ -35,19 +35,19 @@ def read_representation(fitted: DeepMethod, target: Cohort, source: Cohort | Non
 
 
 def readability(points: Floats, cohort: Cohort) -> dict[str, float | None]:
-    """Accuracy of a cross-validated linear probe for site and for label beside chance, and the effective dimensions.
+    """Accuracy of cross-validated linear probes for site and label, with chance levels and the effective dimensions.
 
-    A representation of more dimensions lets a probe read more of anything, so their number stands beside it.
+    The number of dimensions is reported because a probe can read more of anything from more dimensions.
     """
     known = cohort.labels >= 0
     site, site_chance = probe(points, cohort.sites)
     label, label_chance = probe(points[known], cohort.labels[known])
-    found = {"site": site, "site_chance": site_chance, "label": label, "label_chance": label_chance}
-    return found | {"dimensions": effective_dimensions(points)}
+    accuracies = {"site": site, "site_chance": site_chance, "label": label, "label_chance": label_chance}
+    return accuracies | {"dimensions": effective_dimensions(points)}
 
 
 def probe(points: Floats, groups: npt.NDArray[Any]) -> tuple[float | None, float | None]:
-    """Accuracy of a linear probe over five folds, and the largest group's share; None where fewer than two groups are left."""
+    """Five-fold accuracy of a linear probe, and the proportion of the largest group; None with fewer than two groups."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
@@ -58,27 +58,27 @@ def probe(points: Floats, groups: npt.NDArray[Any]) -> tuple[float | None, float
     if (counts >= FOLDS).sum() < 2:
         return None, None
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    reader = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-    read = cross_val_score(reader, points[enough], groups[enough], cv=folds)
-    return float(read.mean()), float(counts.max() / enough.sum())
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+    accuracy = cross_val_score(classifier, points[enough], groups[enough], cv=folds)
+    return float(accuracy.mean()), float(counts.max() / enough.sum())
 
 
 def effective_dimensions(points: Floats) -> float | None:
-    """(Sum of the covariance's eigenvalues) squared over the sum of their squares; None where nothing varies."""
+    """Participation ratio: squared sum of the covariance's eigenvalues over the sum of their squares; None without variance."""
     if len(points) < 2:
         return None
-    spread = np.linalg.eigvalsh(np.atleast_2d(np.cov(points.T)))
-    return float(spread.sum() ** 2 / (spread**2).sum()) if (spread > 0).any() else None
+    eigenvalues = np.linalg.eigvalsh(np.atleast_2d(np.cov(points.T)))
+    return float(eigenvalues.sum() ** 2 / (eigenvalues**2).sum()) if (eigenvalues > 0).any() else None
 
 
 def flat_map(points: Floats) -> Floats:
-    """(subject, 2) t-SNE that keeps neighbours together, the same for the same points; principal components below ten."""
+    """(subject, 2) coordinates: deterministic t-SNE, or principal components for fewer than ten points."""
     from sklearn.manifold import TSNE
 
     centred = points - points.mean(axis=0)
     if len(points) < 10 or np.linalg.matrix_rank(centred) < 2:
-        turned, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-        flat = (turned * sizes)[:, :2]
+        axes, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+        flat = (axes * sizes)[:, :2]
         return np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
     perplexity = min(30.0, (len(points) - 1) / 3)
     flat = TSNE(2, perplexity=perplexity, init="pca", random_state=0, n_jobs=1).fit_transform(centred)

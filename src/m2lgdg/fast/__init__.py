@@ -1,7 +1,7 @@
-"""The same networks in less time: fast forms of networks, kernels, recorded steps. Nothing outside knows of Triton.
+"""The same networks in less time: fast forms of networks, kernels and recorded steps; nothing outside imports Triton.
 
-A method asks for the fast form of its network with `fast_form`, in `build`; the forms of `methods/NAME.py` are in
-`fast/NAME.py`. `plain_form` goes back. The training loop asks `recording` for steps that are recorded on a GPU.
+A method's `build` asks for the fast form of its network with `fast_form`; the forms for `methods/NAME.py` are in
+`fast/NAME.py`, and `plain_form` goes back. The training loop in `deep.py` uses `recording` for steps on a GPU.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 
 
 def fast_form(network: AnyNetwork) -> AnyNetwork:
-    """The network itself, each of its parts in its fast form where `fast/` has one.
+    """The network, with each module in its fast form where `fast/` has one.
 
-    A fast form is a subclass that computes the same from the same parameters, so that a part need only change its class.
+    A fast form is a subclass that computes the same from the same parameters, so that only the class of a module changes.
     """
-    for part in network.modules():
-        plain = type(part)
+    for module in network.modules():
+        plain = type(module)
         if plain not in _FAST:
             _FAST[plain] = _fast_class(plain)
             _PLAIN.setdefault(_FAST[plain], plain)
-        part.__class__ = _FAST[plain]
+        module.__class__ = _FAST[plain]
     return network
 
 
 def plain_form(network: AnyNetwork) -> AnyNetwork:
-    """The network itself, each of its parts as its method's file has it; for exports, which know no kernels."""
-    for part in network.modules():
-        part.__class__ = _PLAIN.get(type(part), type(part))
+    """The network, with each module in the form of its method's file; for exports, which have no kernels."""
+    for module in network.modules():
+        module.__class__ = _PLAIN.get(type(module), type(module))
     return network
 
 
@@ -42,13 +42,13 @@ _PLAIN: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _fast_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The fast form of a class: of itself, or of the class that it extends."""
+    """Fast form of a class, or of the nearest base class that has one; the class itself without any."""
     for base in plain.__mro__:
         package, _, name = base.__module__.rpartition(".")
-        home = f"m2lgdg.fast.{name}"
-        if package != "m2lgdg.methods" or importlib.util.find_spec(home) is None:
+        module = f"m2lgdg.fast.{name}"
+        if package != "m2lgdg.methods" or importlib.util.find_spec(module) is None:
             continue
-        fast: type[nn.Module] | None = importlib.import_module(home).FORMS.get(base)
+        fast: type[nn.Module] | None = importlib.import_module(module).FORMS.get(base)
         if fast is not None:
             return fast if base is plain else type(plain.__name__, (fast, plain), {})
     return plain
@@ -60,15 +60,15 @@ def _has_triton() -> bool:
 
 
 def kernels_fit(features: Tensor, *channels: int) -> bool:
-    """Whether the kernels can take features of these numbers of channels (powers of two: a row is a block of a kernel)."""
+    """Whether the kernels support these features and channel counts (powers of two: a row is a block of a kernel)."""
     return features.is_cuda and _has_triton() and all(8 <= count <= 512 and count & (count - 1) == 0 for count in channels)
 
 
 def norm_kernels() -> Any:
-    """`fast.norms`, imported when it is needed: it cannot be imported without Triton."""
+    """`fast.norms`, imported on demand because it needs Triton."""
     return importlib.import_module("m2lgdg.fast.norms")
 
 
 def graph_kernels() -> Any:
-    """`fast.graph_product`, likewise."""
+    """`fast.graph_product`, imported on demand because it needs Triton."""
     return importlib.import_module("m2lgdg.fast.graph_product")

@@ -1,6 +1,6 @@
-"""The product along a brain graph of at most 128 ROIs, and its gradients, by Triton kernels that read every feature once.
+"""Graph product for at most 128 ROIs, and its gradients, as Triton kernels that read every feature once.
 
-The local encoder calls `spread` on what its temporal convolution gives for each Chebyshev term, in bfloat16.
+The local encoder's fast form calls `spread` on the bfloat16 output of its temporal convolution for each Chebyshev term.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-SIDE = 128  # ROIs that a block has room for
-WIDE = 64  # channels of a block
-PROGRAMS = 132  # of the sum over all time steps of all subjects
+SIDE = 128  # ROIs per block
+WIDE = 64  # channels per block
+PROGRAMS = 132  # programs that sum over all time steps of all subjects
 
 
 def spread(terms: Tensor, operators: Tensor, level: Tensor) -> Tensor:
-    """term_0 + sum over k of T_k term_k + level: the graph convolution of features whose channels were mixed before.
+    """term_0 + sum over k of T_k term_k + level: the graph convolution of features whose channels are already mixed.
 
-    terms (subject, time, roi, order, channel), operators (roi, (order - 1) roi) as `chebyshev_operators` gives them,
+    terms (subject, time, roi, order, channel), operators (roi, (order - 1) roi) from `chebyshev_operators`,
     level (time, channel).
     """
     rois, order = terms.shape[2], terms.shape[3]
     square = operators.view(rois, order - 1, rois).permute(1, 2, 0)  # (order - 1, roi, roi)
     square = functional.pad(square, (0, SIDE - rois, 0, SIDE - rois)).to(terms.dtype)
-    found: Tensor = _Spread.apply(terms.contiguous(), square, level)
-    return found
+    result: Tensor = _Spread.apply(terms.contiguous(), square, level)
+    return result
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, terms: Tensor, square: Tensor, level: Tensor) -> Tensor:
         subjects, steps, rois, order, channels = terms.shape
-        found = terms.new_empty(subjects, steps, rois, channels)
+        result = terms.new_empty(subjects, steps, rois, channels)
         grid = (subjects * steps, channels // WIDE)
-        _forward[grid](terms, square, level.float().contiguous(), found, steps, rois, order, channels, SIDE, WIDE, num_warps=8)
+        _forward[grid](terms, square, level.float().contiguous(), result, steps, rois, order, channels, SIDE, WIDE, num_warps=8)
         ctx.save_for_backward(terms, square)
-        return found
+        return result
 
     @staticmethod
     @once_differentiable
@@ -59,7 +59,7 @@ class _Spread(torch.autograd.Function):
 
 
 @triton.jit
-def _forward(terms, square, level, found, steps, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+def _forward(terms, square, level, result, steps, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
     """One time step of one subject: (roi, channel)."""
     at, c, n = tl.program_id(0), tl.program_id(1) * W + tl.arange(0, W), tl.arange(0, N)
     inside = (n < rois)[:, None]
@@ -68,12 +68,12 @@ def _forward(terms, square, level, found, steps, rois, K: tl.constexpr, C: tl.co
     for k in tl.static_range(1, K):
         operator = tl.load(square + (k - 1) * N * N + n[:, None] * N + tl.arange(0, N)[None, :])
         total = tl.dot(operator, tl.load(start + k * C, mask=inside, other=0.0), total)
-    tl.store(found + (at.to(tl.int64) * rois + n[:, None]) * C + c[None, :], total.to(found.dtype.element_ty), mask=inside)
+    tl.store(result + (at.to(tl.int64) * rois + n[:, None]) * C + c[None, :], total.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward(gradient, square, to_terms, to_level, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """The gradient of the terms at one time step of one subject, and of the level, summed over ROIs."""
+    """Gradient of the terms at one time step of one subject, and that of the level, summed over ROIs."""
     at, c, n = tl.program_id(0), tl.program_id(1) * W + tl.arange(0, W), tl.arange(0, N)
     inside = (n < rois)[:, None]
     back = tl.load(gradient + (at.to(tl.int64) * rois + n[:, None]) * C + c[None, :], mask=inside, other=0.0)
@@ -87,7 +87,7 @@ def _backward(gradient, square, to_terms, to_level, rois, K: tl.constexpr, C: tl
 
 @triton.jit
 def _to_operators(gradient, terms, partial, count, rois, K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """The gradient of T_k from some of the time steps: gradient times transposed term, summed over channels and steps."""
+    """Gradient of T_k from some of the time steps: gradient times transposed term, summed over channels and steps."""
     k, n = tl.program_id(1) + 1, tl.arange(0, N)
     inside = (n < rois)[:, None]
     total = tl.zeros((N, N), tl.float32)

@@ -1,4 +1,4 @@
-"""Fast form of UFA-Net's block: its convolution along time, by `fast.time_convolution`."""
+"""Fast form of UFA-Net's block, with its convolution along time computed by `fast.time_convolution`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from m2lgdg.methods import ufa_net as plain
 
 
 class Block(plain.Block):
-    """Channels mixed, ROIs mixed along the masked graph, then a convolution along each ROI's series."""
+    """1x1 convolution, product with the masked graph, then a convolution along each ROI's series."""
 
     def forward(self, features: Tensor, graph: Tensor) -> Tensor:
-        """(subject, channel, time, roi) -> the same with other channels."""
+        """(subject, channel, time, roi) -> (subject, channel out, time, roi)."""
         spread = self.mix(features) @ (graph * self.mask)  # (subject, channel, time, roi)
-        through = along_time(self.temporal, functional.relu(self.norm_space(spread)))
-        return functional.relu(self.dropout(self.norm_time(through)))
+        filtered = along_time(self.temporal, functional.relu(self.norm_space(spread)))
+        return functional.relu(self.dropout(self.norm_time(filtered)))
 
 
 FORMS = {plain.Block: Block}

@@ -1,1 +1,1 @@
-"""One file an idea. `m2lgdg.registry` finds each `@method("name")` at the start of a line: a new file is a new method."""
+"""The classifiers, one file per idea. `m2lgdg.registry` lists every `@method("name")` that starts a line of these files."""

@@ -1,7 +1,7 @@
-"""BrainGNN: graph convolutions whose kernel knows the ROI, and poolings that keep the ROIs which subjects of a class agree on.
+"""BrainGNN: graph convolutions with ROI-specific kernels, and pooling that selects ROIs consistently within a class.
 
-A subject is a graph of its own, Fisher-z correlations at the nodes and absolute partial correlations on the edges; training is
-`deep.py`'s, the covariances are `connectivity.py`'s.
+Each subject is a graph with Fisher-z FC rows at the nodes and absolute partial correlations on the edges. Covariances are in
+`connectivity.py`, the training loop in `deep.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from m2lgdg.method import method
 
 
 class RoiConvolution(nn.Module):
-    """Each ROI has its own kernel, a mixture of a few that communities of ROIs share; neighbours count by their edge."""
+    """Graph convolution with a kernel per ROI, a mixture of a few community kernels; messages are weighted by edges."""
 
     def __init__(self, n_rois: int, width: int, config: BrainGNN) -> None:
         super().__init__()
@@ -31,20 +31,21 @@ class RoiConvolution(nn.Module):
         self.form = config.form
 
     def forward(self, nodes: Tensor, edges: Tensor, kept: Tensor | None = None) -> Tensor:
-        """(subject, roi, width) -> (subject, node, hidden); nodes are all ROIs or those `kept`, edges (subject, node, node)."""
+        """(subject, roi, width) -> (subject, node, hidden); nodes are all or the `kept` ROIs, edges (subject, node, node)."""
         mixed = self.mixture(functional.relu(self.communities.weight.T))  # (roi, width hidden)
         kernels = mixed.view(len(mixed), nodes.shape[2], -1)  # (roi, width, hidden)
-        sent = torch.einsum("sid,ide->sie", nodes, kernels)  # by all ROIs: a kernel for each node kept would be far slower
+        # For all ROIs: gathering a kernel for each kept node would be far slower.
+        messages = torch.einsum("sid,ide->sie", nodes, kernels)  # (subject, roi, hidden)
         if kept is not None:
-            sent = rows(sent, kept)
+            messages = rows(messages, kept)
         weights = edges + torch.eye(edges.shape[1], device=edges.device)
         if self.form == "paper":
-            return functional.relu(weights @ sent + self.bias)
-        return torch.softmax(weights.masked_fill(weights == 0, -torch.inf), dim=2) @ sent + self.bias
+            return functional.relu(weights @ messages + self.bias)
+        return torch.softmax(weights.masked_fill(weights == 0, -torch.inf), dim=2) @ messages + self.bias
 
 
 class RoiPooling(nn.Module):
-    """Keeps the share of nodes that score highest along a learned direction, each multiplied by the sigmoid of its score."""
+    """Top-k pooling: keeps the nodes with the highest scores along a learned direction, times the sigmoid of their score."""
 
     def __init__(self, config: BrainGNN) -> None:
         super().__init__()
@@ -52,17 +53,17 @@ class RoiPooling(nn.Module):
         self.ratio, self.form = config.ratio, config.form
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All nodes weighted, positions of those kept (subject, kept), and the score of every node before its sigmoid."""
+        """Weighted nodes, positions of the kept ones (subject, kept), and all scores before the sigmoid (subject, node)."""
         scores = (nodes.float() * self.direction).sum(dim=2) / torch.linalg.vector_norm(self.direction)  # (subject, node)
         if self.form == "paper":
             scores = functional.layer_norm(scores, scores.shape[1:])
-        order = torch.argsort(scores, dim=1, descending=True, stable=True)  # of equal scores the earlier node is kept
+        order = torch.argsort(scores, dim=1, descending=True, stable=True)  # ties keep the earlier node
         kept = order[:, : math.ceil(self.ratio * scores.shape[1])].sort(dim=1).values
         return nodes * torch.sigmoid(scores)[:, :, None], kept, scores
 
 
 class Network(nn.Module):
-    """Two convolutions, each with its pooling and readout, and a classifier of both readouts."""
+    """Two convolutions, each with pooling and readout, and a classifier on both readouts."""
 
     def __init__(self, shape: Shape, config: BrainGNN) -> None:
         super().__init__()
@@ -80,24 +81,24 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, both readouts, and for each pooling the score of every node and the positions of those kept."""
+        """Logits, both readouts as `fused`, and for each pooling the scores of all nodes and the positions of the kept ones."""
         edges = batch["partial"]
         first, kept, scores = self.pool_first(self.first(batch["fc"], edges))
         edges = two_hop(rows(rows(edges, kept).mT, kept).mT)  # (subject, kept, kept)
         second, kept_second, scores_second = self.pool_second(self.second(first, edges, kept))
         fused = torch.cat([readout(rows(first, kept)), readout(rows(second, kept_second))], dim=1)  # (subject, 4 hidden)
-        found = {"scores": scores, "kept": kept, "scores_second": scores_second, "kept_second": kept_second}
-        return found | {"fused": fused, "logits": self.classifier(fused)}
+        pooling = {"scores": scores, "kept": kept, "scores_second": scores_second, "kept_second": kept_second}
+        return pooling | {"fused": fused, "logits": self.classifier(fused)}
 
 
 def rows(matrices: Tensor, kept: Tensor) -> Tensor:
-    """(subject, node, ...) -> (subject, kept, ...): each subject's own choice of rows."""
-    # Not take_along_dim, whose broadcasting fixes the number of subjects when the network is exported.
+    """(subject, node, ...) -> (subject, kept, ...): rows chosen per subject."""
+    # Not take_along_dim: its broadcasting would fix the number of subjects in an export.
     return matrices.gather(1, kept[:, :, None].expand(-1, -1, matrices.shape[2]))
 
 
 def two_hop(edges: Tensor) -> Tensor:
-    """(A + I)² without its diagonal: neighbours of neighbours, whom pooling may have parted, become neighbours."""
+    """(A + I)² without its diagonal: joins second-order neighbours, which pooling may have separated."""
     itself = torch.eye(edges.shape[1], device=edges.device)
     return ((edges + itself) @ (edges + itself)) * (1 - itself)
 
@@ -108,23 +109,23 @@ def readout(nodes: Tensor) -> Tensor:
 
 
 def topk_loss(scores: Tensor, kept: Tensor) -> Tensor:
-    """Sigmoids of the scores kept should be 1 and of those dropped 0: their mean negative log-likelihood."""
+    """Binary cross-entropy that drives the sigmoid scores of kept nodes to 1 and of dropped ones to 0."""
     return functional.binary_cross_entropy_with_logits(scores, torch.zeros_like(scores).scatter(1, kept, 1.0))
 
 
 def consistency_loss(scores: Tensor, label: Tensor) -> Tensor:
-    """Mean squared distance between the scores of all ROIs of two subjects of a class, summed over the classes."""
+    """Mean squared distance between the score vectors of two subjects of a class, summed over classes."""
     total = torch.zeros((), device=scores.device)
-    for one in (0, 1):
-        member = (label == one).float()[:, None]  # (subject, 1)
+    for value in (0, 1):
+        member = (label == value).float()[:, None]  # (subject, 1)
         count = member.sum().clamp(min=1)
-        middle = (member * scores).sum(dim=0) / count  # (roi,)
-        total = total + 2 * (member * (scores - middle).square()).sum() / count  # over pairs it is twice that to the middle
+        mean = (member * scores).sum(dim=0) / count  # (roi,)
+        total = total + 2 * (member * (scores - mean).square()).sum() / count  # the mean over pairs is twice the variance
     return total
 
 
 def partial_correlations(series: Series, device: torch.device) -> Tensor:
-    """(subject, roi, roi) absolute partial correlations of the shrunk covariances; 0 on the diagonal and with a flat ROI."""
+    """(subject, roi, roi) absolute partial correlations from shrunk covariances; 0 on the diagonal and for flat ROIs."""
     precision = torch.linalg.inv(torch.from_numpy(covariances(series)).to(device))
     scale = precision.diagonal(dim1=1, dim2=2).rsqrt()
     partial: Tensor = (scale[:, :, None] * precision * scale[:, None, :]).abs().float()
@@ -133,14 +134,15 @@ def partial_correlations(series: Series, device: torch.device) -> Tensor:
 
 @method("braingnn")
 class BrainGNN(DeepMethod):
-    """BrainGNN: ROI-aware graph convolutions on partial correlations, ROI-selection pooling, losses on its scores.
+    """BrainGNN: ROI-aware graph convolutions on partial-correlation graphs with ROI-selection pooling; source sites pooled.
 
-    Mended: the release's consistency loss compares sorted scores of kept nodes; here whole score vectors in the order of ROIs.
-    Mended: the release squashes scores up to three times before its losses; here once.
-    Read: `form` "paper" is relu(W h_i + sum e_ij W h_j) with scores standardised in each graph; "release" has a softmax over
-    edges instead, nearly uniform on this dense graph, no ReLU and plain scores. Both have the release's bias.
-    Read: all partial correlations are edges, as in the release; the unit loss has the paper's weight 1, the release's is 0.
-    Read: the learning rate is 1e-3 for cohorts as noisy as ABIDE; the release's is 0.01.
+    Differs from the release: the consistency loss compares whole score vectors in ROI order, not sorted scores of kept nodes.
+    Differs from the release: scores pass one sigmoid before the losses, where the release applies up to three.
+    Interpretation: `form` "paper" is relu(W h_i + sum e_ij W h_j) with scores standardised in each graph; "release" has a
+    softmax over edges instead, nearly uniform on this dense graph, no ReLU and plain scores. Both have the release's bias.
+    Interpretation: all partial correlations are edges, as in the release; the unit loss has the paper's weight 1 (the
+    release's is 0).
+    Interpretation: the learning rate is 1e-3 for cohorts as noisy as ABIDE (the release's is 0.01).
     """
 
     communities: int = 8
@@ -174,7 +176,7 @@ class BrainGNN(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Fisher-z correlations, and absolute partial correlations by inversion of some covariances at a time."""
+        """Fisher-z FC and absolute partial correlations, some subjects at a time, (subject, roi, roi) each."""
         pieces = [cohort.series[start : start + PIECE] for start in range(0, len(cohort), PIECE)]
         return {
             "fc": torch.from_numpy(fisher_matrices(cohort.series)),
@@ -182,18 +184,18 @@ class BrainGNN(DeepMethod):
         }
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network at this number of ROIs."""
+        """Network for this number of ROIs."""
         return Network(shape, self)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, unit length of both directions, clear choices in both poolings, agreement in the first."""
+        """Cross-entropy, unit loss of both pooling directions, top-k loss of both poolings, consistency loss of the first."""
         assert isinstance(network, Network)
-        found = network.parts(batch)
+        parts = network.parts(batch)
         lengths = [torch.linalg.vector_norm(pool.direction) for pool in (network.pool_first, network.pool_second)]
-        first, second = (topk_loss(found[f"scores{which}"], found[f"kept{which}"]) for which in ("", "_second"))
+        first, second = (topk_loss(parts[f"scores{which}"], parts[f"kept{which}"]) for which in ("", "_second"))
         return {
-            "ce": self.cross_entropy(found["logits"], batch),
+            "ce": self.cross_entropy(parts["logits"], batch),
             "unit": self.unit_weight * sum((length - 1).square() for length in lengths),
             "topk": self.topk_weight * (first + second),
-            "consistency": self.consistency_weight * consistency_loss(torch.sigmoid(found["scores"]), batch.label),
+            "consistency": self.consistency_weight * consistency_loss(torch.sigmoid(parts["scores"]), batch.label),
         }

@@ -1,6 +1,6 @@
-"""BrainNetCNN: filters as wide as the brain over a connectivity matrix, from edges to nodes to the whole graph.
+"""BrainNetCNN: cross-shaped filters over a connectivity matrix, from edges to nodes to the whole graph.
 
-One of the baselines; the network sees Fisher-z connectivity and nothing else, and training is `deep.py`'s.
+One of the paper's baselines; the network takes Fisher-z FC, and the training loop is in `deep.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SLOPE = 0.33  # of the leaky ReLU
 
 
 class EdgeToEdge(nn.Module):
-    """Each edge becomes a weighted sum of all edges that share a node with it: those of its row and those of its column."""
+    """Edge-to-edge filter: each edge becomes a weighted sum of the edges in its row and its column."""
 
     def __init__(self, width: int, channels: int, n_rois: int) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class EdgeToEdge(nn.Module):
         self.column = nn.Conv2d(width, channels, (n_rois, 1))
 
     def forward(self, edges: Tensor) -> Tensor:
-        """(subject, channel, roi, roi) -> the same with other channels."""
+        """(subject, channel, roi, roi) -> (subject, channel out, roi, roi)."""
         return self.row(edges) + self.column(edges)  # type: ignore[no-any-return]  # (.., roi, 1) + (.., 1, roi)
 
 
 class Network(nn.Module):
-    """Edge-to-edge layers, edge-to-node, node-to-graph, then dense layers; leaky ReLU after each but the last."""
+    """Edge-to-edge, edge-to-node, node-to-graph and dense layers; leaky ReLU after each but the last."""
 
     def __init__(self, shape: Shape, config: BrainNetCNN) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, and the last hidden layer that they are linear in."""
+        """Logits, and the last hidden layer as `fused`."""
         edges = batch["fc"].unsqueeze(1)  # (subject, 1, roi, roi)
         for layer in self.edges:
             edges = functional.leaky_relu(layer(edges), SLOPE)  # (subject, edge channel, roi, roi)
@@ -72,14 +72,15 @@ class Network(nn.Module):
 
 @method("brainnetcnn")
 class BrainNetCNN(DeepMethod):
-    """BrainNetCNN: edge-to-edge, edge-to-node and node-to-graph filters on Fisher-z connectivity.
+    """BrainNetCNN: edge-to-edge, edge-to-node and node-to-graph convolutions on Fisher-z FC; source sites pooled.
 
-    The stack is the publication's; variant `lite` is the stack of the common PyTorch port, which later papers compare with.
-    Mended against that port: dropout is off outside training, and there is no activation on the logits.
-    Read so: edge-to-node has row filters only, as in the authors' release (the columns of a symmetric matrix say the same).
-    Read so: Xavier is Caffe's, in which the publication was trained, hence by fan-in; PyTorch's would count a filter as wide as
-    the brain once for each ROI it is never moved to.
-    Read so: Adam replaces SGD and its doubled rate of biases, cross-entropy the squared error of the original regression.
+    As published: the stack of layers. Variant `lite` is the stack of the common PyTorch port, which later papers compare with.
+    Differs from that port: dropout is off outside training, and there is no activation on the logits.
+    Interpretation: edge-to-node has row filters only, as in the authors' release (columns of a symmetric matrix add nothing).
+    Interpretation: Xavier initialisation is Caffe's, in which the publication was trained, hence by fan-in; PyTorch's would
+    count a filter as wide as the brain once for each ROI, though it is never moved.
+    Interpretation: Adam replaces SGD with its doubled learning rate of biases, and cross-entropy replaces the squared error of
+    the original regression.
     """
 
     edge_channels: tuple[int, ...] = (32, 32)
@@ -115,13 +116,13 @@ class BrainNetCNN(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Fisher z of each subject's correlations, 0 on the diagonal."""
+        """(subject, roi, roi) Fisher-z FC, 0 on the diagonal."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam, whose weight decay is a part of the gradient."""
+        """Adam with an l2 penalty in the gradient."""
         return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return Network(shape, self)

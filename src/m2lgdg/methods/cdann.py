@@ -1,6 +1,6 @@
-"""CDANN: the representation is trained against a discriminator that guesses the site of a subject whose class it knows.
+"""CDANN: adversarial training against a discriminator that predicts the site from the representation and the class.
 
-`erm.py` gives the network, the batches and the loss; here are the discriminator, its objective and the two updates of a step.
+The network, batches and cross-entropy are in `erm.py`; this file has the discriminator, its loss and the two updates of a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from m2lgdg.sampler import balanced_sites
 
 
 class Discriminator(nn.Module):
-    """The class joins the representation as a learned vector; a multi-layer perceptron guesses the site."""
+    """Multi-layer perceptron that predicts the site; the class is added to the representation as a learned vector."""
 
     def __init__(self, width: int, n_sites: int, config: CDANN) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Discriminator(nn.Module):
 
 
 class AdversarialNetwork(Network):
-    """The shared network, with a discriminator that only training uses."""
+    """The shared network, with a discriminator used only in training."""
 
     def __init__(self, shape: Shape, config: CDANN) -> None:
         super().__init__(shape, config)
@@ -41,29 +41,30 @@ class AdversarialNetwork(Network):
 
 
 def site_weights(site: Tensor, label: Tensor) -> Tensor:
-    """(subject,) weights of sum 1, alike for each site and class; a site that shows one class only has weight 0."""
-    here = site[:, None] == site[None, :]  # (subject, subject)
-    alike = label[:, None] == label[None, :]
-    paired = (here & ~alike).any(dim=1)
-    weight = paired / (here & alike).sum(dim=1)
-    return weight / weight.sum().clamp(min=1.0)  # there is a whole 1 in the sum for each site and class that counts
+    """(subject,) weights that sum to 1 and are equal for each site and class; sites with one class in the batch have 0."""
+    same_site = site[:, None] == site[None, :]  # (subject, subject)
+    same_class = label[:, None] == label[None, :]
+    has_both = (same_site & ~same_class).any(dim=1)
+    weight = has_both / (same_site & same_class).sum(dim=1)
+    return weight / weight.sum().clamp(min=1.0)  # each site and class that counts adds 1 to the sum
 
 
 @method("cdann")
 class CDANN(SiteMethod):
-    """Conditional adversarial training: a discriminator given the class must not tell the source sites apart.
+    """CDANN: MLP on Fisher-z FC; aligns source sites against an adversarial, class-conditional site discriminator.
 
-    Against the public release: site and class are balanced together (small sites were drowned out), a site with one class in
-    the batch does not count, the weight rises slowly, and only epochs with at least half of it may be kept.
-    Both updates are made in each step, so that encoder and classifier are updated as often as in ERM (the release alternates).
-    The loss weights and the per-class discriminators of the publication are unverified: the class embedding is the release's.
+    Differs from the public release: site and class are balanced jointly (small sites were drowned out), a site with one class
+    in the batch does not count, the adversarial weight ramps up slowly, and only epochs with at least half of it can be
+    selected. Each step makes both updates, so that encoder and classifier are updated as often as in ERM (the release
+    alternates).
+    The publication's loss weights and per-class discriminators are unverified: the class embedding is the release's.
     """
 
     adversary_weight: float = 1.0
     gradient_penalty: float = 0.1
     discriminator_widths: tuple[int, ...] = (128, 128)
     discriminator_dropout: float = 0.5
-    discriminator_steps: int = 1  # updates of the discriminator before each of the rest
+    discriminator_steps: int = 1  # updates of the discriminator per update of the rest
     discriminator_rate: float = 1e-3
     discriminator_decay: float = 0.0
     beta1: float = 0.5
@@ -97,27 +98,27 @@ class CDANN(SiteMethod):
         return AdversarialNetwork(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Two groups, for `step` moves one at a time."""
-        rest, rival = two_sides(network)
-        others = {"params": rival, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
-        kept = {"params": rest, "lr": self.learning_rate, "weight_decay": self.weight_decay}
-        return torch.optim.AdamW([kept, others], betas=(self.beta1, 0.9))
+        """AdamW with two parameter groups, which `step` updates one at a time."""
+        rest, discriminator = two_sides(network)
+        discriminator_group = {"params": discriminator, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
+        network_group = {"params": rest, "lr": self.learning_rate, "weight_decay": self.weight_decay}
+        return torch.optim.AdamW([network_group, discriminator_group], betas=(self.beta1, 0.9))
 
     def ramp(self, epoch: int) -> float:
-        """Share of the adversary's weight: 0 at the first epoch, near 1 from the middle of training on."""
+        """Factor of the adversarial weight: 0 at the first epoch, near 1 from the middle of training on."""
         return 2 / (1 + math.exp(-10 * epoch / self.epochs)) - 1
 
     def candidate(self, epoch: int) -> bool:
-        """Not before the adversary has at least half of its weight: until then the network is nearly ERM's."""
-        felt = not self.select_after_warmup or self.ramp(epoch) >= 0.5 or epoch == self.epochs - 1
-        return super().candidate(epoch) and felt
+        """Only epochs with at least half of the adversarial weight; earlier networks are nearly ERM's."""
+        adversarial = not self.select_after_warmup or self.ramp(epoch) >= 0.5 or epoch == self.epochs - 1
+        return super().candidate(epoch) and adversarial
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Sites of one class do not count, and one that counts is all the discriminator could say."""
+        """Fewer than two sites with both classes: the discriminator has nothing to tell apart."""
         return len(balanced_sites(site, label, 1)) < 2
 
     def site_terms(self, network: AdversarialNetwork, fused: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """What the discriminator minimises: its balanced cross-entropy, and how steep it is where the subjects are."""
+        """Losses of the discriminator: balanced cross-entropy of the site, and a gradient penalty at the subjects."""
         weight = site_weights(batch.site, batch.label)  # (subject,)
         counted = (weight > 0).float()
         with torch.autocast(fused.device.type, enabled=False):
@@ -128,38 +129,38 @@ class CDANN(SiteMethod):
             return {"site": (weight * each).sum(), "penalty": self.gradient_penalty * steepness}
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What encoder and classifier minimise: cross-entropy, less what the discriminator minimises."""
+        """Losses of encoder and classifier: cross-entropy minus the weighted losses of the discriminator."""
         assert isinstance(network, AdversarialNetwork)
-        found = network.parts(batch)
-        against = -self.adversary_weight * self.ramp(self.epoch)
-        terms = self.site_terms(network, found["fused"], batch)
-        return {"ce": self.cross_entropy(found["logits"], batch)} | {name: against * term for name, term in terms.items()}
+        parts = network.parts(batch)
+        factor = -self.adversary_weight * self.ramp(self.epoch)
+        terms = self.site_terms(network, parts["fused"], batch)
+        return {"ce": self.cross_entropy(parts["logits"], batch)} | {name: factor * term for name, term in terms.items()}
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """First the discriminator alone, then everything but the discriminator."""
+        """Update the discriminator alone, then everything but the discriminator."""
         assert isinstance(network, AdversarialNetwork)
-        rest, rival = two_sides(network)
+        rest, discriminator = two_sides(network)
         device = batch.label.device
         for _ in range(self.discriminator_steps):
             with torch.no_grad(), self.autocast(device):
                 fused = network.encode(batch["fc"])
-            self._update(self.site_terms(network, fused, batch), rival, optimizer)
+            self._update(self.site_terms(network, fused, batch), discriminator, optimizer)
         with self.autocast(device):
             terms = self.loss(network, batch)
         self._update(terms, rest, optimizer)
         return {name: term.detach() for name, term in terms.items()}
 
-    def _update(self, terms: Mapping[str, Tensor], moved: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Move some parameters; the others get no gradient, so that they are not even decayed."""
+    def _update(self, terms: Mapping[str, Tensor], parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Update some parameters; the others get no gradient, so that the optimizer does not decay them either."""
         optimizer.zero_grad(set_to_none=True)
         total: Any = torch.stack([term.float() for term in terms.values()]).sum()
-        total.backward(inputs=moved)
-        nn.utils.clip_grad_norm_(moved, self.clip)
+        total.backward(inputs=parameters)
+        nn.utils.clip_grad_norm_(parameters, self.clip)
         optimizer.step()
 
 
 def two_sides(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of encoder and classifier, and those of the discriminator."""
+    """Parameters of encoder and classifier, and of the discriminator."""
     named = list(network.named_parameters())
     rest = [value for name, value in named if not name.startswith("discriminator.")]
     return rest, [value for name, value in named if name.startswith("discriminator.")]

@@ -1,6 +1,6 @@
-"""CORAL: representations of all sites are drawn to one mean and one covariance.
+"""CORAL: aligns the mean and covariance of the representation across source sites.
 
-One of the generalization methods on `erm.py`'s network, batches and loss; training is `deep.py`'s.
+One of the generalization methods: network, batches and cross-entropy are in `erm.py`, the training loop in `deep.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from m2lgdg.sampler import balanced_sites
 
 
 def coral_penalty(z: Tensor, site: Tensor) -> Tensor:
-    """Mean over pairs of sites of the mean squared differences of their means and of their covariances; 0 without a pair.
+    """Mean squared difference of site means plus that of site covariances, over pairs of sites; 0 without a pair.
 
-    The mean over pairs of a squared difference is twice the variance over sites, so no pair is ever formed.
+    Computed without forming pairs: the mean squared difference over pairs is twice the variance over sites.
     """
     with torch.autocast(z.device.type, enabled=False):
         z = z.float()  # (subject, dimension)
@@ -34,18 +34,19 @@ def coral_penalty(z: Tensor, site: Tensor) -> Tensor:
 
 
 def _variance(moment: Tensor) -> Tensor:
-    """Over the first dimension; unlike torch's own, it is 0 for one site or none."""
+    """Variance over the first dimension; unlike torch.var it is 0 for one site or none."""
     return (moment - moment.mean(dim=0)).square().sum(dim=0) / max(len(moment) - 1, 1)
 
 
 @method("coral")
 class CORAL(SiteMethod):
-    """Deep CORAL between sites: cross-entropy plus the differences of means and covariances of the representation.
+    """Deep CORAL: MLP on Fisher-z FC; penalises differences in feature means and covariances between source sites.
 
-    Mended: a source-training site with fewer than `least_per_class` subjects of a class stays out of the penalty, not of the
-    cross-entropy; its batches repeat subjects or have one class, and aligning it would align the classes away.
-    Read so: the representation is what the classifier sees of the scan, after dropout; phenotypes are not aligned.
-    Eight subjects give a covariance of rank 7 at most: variant `narrow` has a representation of 32 dimensions.
+    Differs from the publication: source-training sites with fewer than `least_per_class` subjects of a class are left out of
+    the penalty, though not of the cross-entropy. Their batches repeat subjects or hold one class, and aligning them would align
+    the classes away.
+    Interpretation: the representation is the classifier's input from the scan, after dropout; phenotypes are not aligned.
+    Eight subjects give a covariance of rank 7 at most; variant `narrow` has a representation of 32 dimensions.
     """
 
     penalty_weight: float = 1.0
@@ -56,18 +57,18 @@ class CORAL(SiteMethod):
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"penalty_weight": (0.1, 0.3, 1.0, 3.0, 10.0), **ERM.space}
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Those of all methods; the only place that sees how many subjects a site has."""
+        """ERM's batches; also records which sites are large enough for the penalty, since site sizes are known only here."""
         self._comparable = balanced_sites(site, label, self.least_per_class)
         return super().batches(site, label, order)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """An alignment is between two sites that are large enough."""
+        """Fewer than two sites that are large enough to align."""
         return super().lacks_sites(site, label) or len(balanced_sites(site, label, self.least_per_class)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of everybody, alignment of the sites that are large enough."""
+        """Cross-entropy of all subjects, and the alignment of the sites that are large enough."""
         assert isinstance(network, Network)
-        found = network.parts(batch)
+        parts = network.parts(batch)
         rows = torch.isin(batch.site, self._comparable.to(batch.site.device))
-        penalty = coral_penalty(found["fused"][rows], batch.site[rows])
-        return {"ce": self.cross_entropy(found["logits"], batch), "alignment": self.penalty_weight * penalty}
+        penalty = coral_penalty(parts["fused"][rows], batch.site[rows])
+        return {"ce": self.cross_entropy(parts["logits"], batch), "alignment": self.penalty_weight * penalty}

@@ -1,7 +1,7 @@
-"""ERM, and what it shares with the generalization methods: one network on connectivity, one sampler of sites, one loss.
+"""ERM, and what the generalization methods share with it: a network on FC, a sampler of sites and a loss.
 
-`cdann`, `coral`, `group_dro`, `iib`, `irm`, `mixup` and `mldg` build on `SiteMethod` and `Network`, so that the algorithm is
-all they differ in. Training is `deep.py`'s, the batches are `sampler.py`'s.
+`cdann`, `coral`, `group_dro`, `iib`, `irm`, `mixup` and `mldg` build on `SiteMethod` and `Network`, so that they differ in the
+algorithm alone. The training loop is in `deep.py`, the sampler in `sampler.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from m2lgdg.sampler import site_batches
 
 
 class Network(nn.Module):
-    """A multi-layer perceptron on standardised connectivity; phenotypes join its representation before the classifier."""
+    """Multi-layer perceptron on standardised FC; phenotypes are concatenated to its representation before the classifier."""
 
     def __init__(self, shape: Shape, config: SiteMethod) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the representation of the scan."""
+        """Logits and the representation of the scan (`fused`)."""
         fused = self.encode(batch["fc"])
         return {"fused": fused, "logits": self.classify(fused, batch.phenotypes)}
 
@@ -61,12 +61,12 @@ class Network(nn.Module):
 
 @dataclass
 class SiteMethod(DeepMethod):
-    """A method that meets some sites in each batch, the same number of subjects of each; not a method of its own."""
+    """Base class of methods whose batches hold the same number of subjects from each of several sites; not a method itself."""
 
     widths: tuple[int, ...] = (256, 128)
     sites_per_batch: int = 8
     per_site: int = 8
-    site_power: float = 0.5  # sites are drawn by size to this power
+    site_power: float = 0.5  # probability of drawing a site is proportional to its size to this power
     epochs: int = 200
     patience: int = 40
     learning_rate: float = 1e-3
@@ -76,36 +76,36 @@ class SiteMethod(DeepMethod):
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher z of the correlations above the diagonal."""
+        """(subject, edge) Fisher-z FC above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and spread of each edge."""
+        """Mean and sd of each edge over source-training subjects."""
         return {**source_scaling(features["fc"].cpu().numpy())}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The shared network."""
+        """The network that all these methods share."""
         return Network(shape, self)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Some sites at a time, classes balanced within each."""
+        """Batches of `sites_per_batch` sites, classes balanced within each."""
         per = {"sites_per_batch": self.sites_per_batch, "per_site": self.per_site}
         return site_batches(site, label, order, power=self.site_power, **per)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Where no two sites meet in a batch, only ERM is left."""
+        """Fewer than two sites in a batch: the method reduces to ERM."""
         return min(self.sites_per_batch, len(torch.unique(site))) < 2
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Without class weights: the batches are balanced already."""
+        """Smoothed cross-entropy without class weights, since batches are balanced."""
         return smoothed_cross_entropy(logits, batch.label, None, self.label_smoothing)
 
 
 @method("erm")
 class ERM(SiteMethod):
-    """Empirical risk minimisation: the mean loss over subjects of the batch's sites, nothing else.
+    """ERM: MLP on Fisher-z FC; mean cross-entropy over source sites, pooled with balanced classes.
 
-    The plain peer of the generalization methods, with their network, batches and training.
+    The reference for the generalization methods, with the same network, batches and training.
     """
 
     reference: ClassVar[str] = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
@@ -120,5 +120,5 @@ class ERM(SiteMethod):
     }
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Never: ERM compares nothing."""
+        """Never: ERM does not compare sites."""
         return False

@@ -1,7 +1,7 @@
-"""GenM: a modulation net that is meta-learned across sites, so that features learned at one site serve another.
+"""GenM: a modulation net that is meta-learned across sites, so that features learned at one site transfer to another.
 
-Works on connectivity. `deep.py`'s loop trains it in two stages: the modulation and task nets with a feature net for each source
-site, then one new feature net for all sites behind both, which stay as they are; prediction uses that one.
+Works on Fisher-z FC. The loop of `deep.py` trains it in two stages: the modulation and task nets with a feature net for each
+source site, then a new feature net for all sites with both frozen; prediction uses the latter.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from m2lgdg.sampler import balanced_sites, site_batches
 
 
 class Network(nn.Module):
-    """The feature net F, the modulation net G and the task net H; the site nets of the first stage are no part of its state."""
+    """The feature net F, modulation net G and task net H; the site nets of the first stage are not part of its state."""
 
     def __init__(self, shape: Shape, config: GenM) -> None:
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
         self.support: Tensor | None
-        for name in ("mean", "scale", "support"):  # saved among what was fitted, so not once more here
+        for name in ("mean", "scale", "support"):  # already saved with the fitted arrays
             value = torch.from_numpy(np.array(shape.fitted[name])) if name in shape.fitted else None
             self.register_buffer(name, value, persistent=False)
         edges = len(self.mean)
         self.feature = linear(edges, config.width, config.initial)
-        self.modulation = linear(
-            edges, config.width, config.initial, offset=float(config.modulation == "dot")
-        )  # begins as f x 1
+        offset = float(config.modulation == "dot")  # "dot" starts near f times 1
+        self.modulation = linear(edges, config.width, config.initial, offset=offset)
         self.task = linear(config.width, 2)
         self.n_sites = shape.n_sites
-        self.sites: list[nn.Linear] = []  # F_k of each source site, while the first stage goes on
-        self.kept: dict[str, Tensor] = {}  # G and H of the first stage's best epoch
+        self.sites: list[nn.Linear] = []  # F_k of each source site, in the first stage
+        self.kept: dict[str, Tensor] = {}  # G and H of the best epoch of the first stage
         self.lowest = float("inf")
 
     def forward(self, batch: Batch) -> Tensor:
@@ -51,26 +50,26 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the modulated feature."""
+        """Logits and the modulated feature (`fused`)."""
         fused = self.modulated(self.feature, self.scaled(batch))
         return {"fused": fused, "logits": self.task(fused)}
 
     def scaled(self, batch: Batch) -> Tensor:
-        """(subject, edge) in source standard deviations."""
+        """(subject, edge) FC standardised with source statistics."""
         return (batch["fc"] - self.mean) / self.scale
 
     def modulated(self, feature: nn.Module, x: Tensor) -> Tensor:
-        """(subject, edge) -> (subject, width), by some feature net and the modulation net."""
+        """(subject, edge) -> (subject, width): features of a feature net, modulated."""
         f, g = functional.gelu(feature(x)), self.modulation(x)  # (subject, width)
         if self.support is None:
             return f * g  # type: ignore[no-any-return]
         bank = functional.gelu(feature((self.support - self.mean) / self.scale))  # (support, width)
-        match = torch.cat([g @ bank.T, (g * f).sum(dim=1, keepdim=True)], dim=1)  # (subject, support and oneself)
-        share = torch.softmax(match.float(), dim=1).to(f.dtype)
-        return share[:, :-1] @ bank + share[:, -1:] * f
+        match = torch.cat([g @ bank.T, (g * f).sum(dim=1, keepdim=True)], dim=1)  # (subject, support + itself)
+        attention = torch.softmax(match.float(), dim=1).to(f.dtype)
+        return attention[:, :-1] @ bank + attention[:, -1:] * f
 
     def at_own_site(self, x: Tensor, numbers: list[int]) -> Tensor:
-        """(site, subject, edge) of some sites -> (site, subject, 2) logits through each site's own net, not modulated."""
+        """(site, subject, edge) of some sites -> (site, subject, 2) logits through each site's own net, without modulation."""
         weight = torch.stack([self.sites[n].weight for n in numbers])  # (site, width, edge)
         bias = torch.stack([self.sites[n].bias for n in numbers])[:, None]  # (site, 1, width)
         logits: Tensor = self.task(functional.gelu(torch.einsum("kse,kwe->ksw", x, weight) + bias))
@@ -78,46 +77,49 @@ class Network(nn.Module):
 
 
 class AcrossSites(nn.Module):
-    """Each source subject modulated through the nets of all sites but its own: what the first stage is validated by."""
+    """Validation of the first stage: each source subject through the nets of all sites but its own, modulated."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) mean of the unit logits."""
+        """(subject, 2) mean of the normalised logits."""
         x, nets = self.network.scaled(batch), self.network.sites
         each = torch.stack([normalised(self.network.task(self.network.modulated(net, x))) for net in nets], dim=1)
         other = (1 - functional.one_hot(batch.site, len(nets)))[:, :, None]  # (subject, net, 1)
         return (each * other).sum(dim=1) / max(len(nets) - 1, 1)
 
 
-def linear(width: int, out: int, share: float = 1.0, offset: float = 0.0) -> nn.Linear:
-    """A linear layer that begins with a share of the weights of He et al."""
+def linear(width: int, out: int, scale: float = 1.0, offset: float = 0.0) -> nn.Linear:
+    """Linear layer with He initialisation times `scale`, and bias `offset`."""
     layer = nn.Linear(width, out)
     nn.init.kaiming_normal_(layer.weight)
     nn.init.constant_(layer.bias, offset)
     with torch.no_grad():
-        layer.weight *= share
+        layer.weight *= scale
     return layer
 
 
 @method("genm")
 class GenM(DeepMethod):
-    """GenM: site-invariant meta-modulation; features of connectivity are scaled by a net that is meta-learned across sites.
+    """GenM: one-layer features of Fisher-z FC, modulated by a net that is meta-learned across source sites.
 
-    Mended: sites and subjects are drawn uniformly, where the release draws in proportion to the index and never the first.
-    Mended: the release's attention mixes the subjects that are predicted together; here a subject is modulated alone ("dot"),
-    or attends to itself and a support set of source-training subjects that is the same in training and prediction ("bank").
-    Mended: the working copy of a feature net begins each episode with a fresh optimizer.
-    Read: the base update is one step on the mean of the sites' losses. No second derivatives.
-    Read: G and H of the first stage are those of the epoch with the lowest source-validation loss, each subject through the
-    nets of all sites but its own; through its own net a subject does best before G has learned anything.
-    Differs: edges are standardised by source. There, full He weights give each subject a random sign in G and a random part
-    in F that no step takes away; nets on edges begin at a tenth of them (`initial`), and G in "dot" with an offset of 1.
-    Differs: 1,000 steps a stage with the loop's warm-up and cosine, where the release takes 10,000 of a constant rate: at
-    6,670 edges a few hundred steps of 1e-4 fit the source completely.
-    Small sites: with fewer than 2 of a class a site is in no episode, with fewer than 4 it gives fewer.
+    Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index and
+    never the first.
+    Differs from the release: its attention mixes the subjects that are predicted together; here a subject is modulated alone
+    ("dot"), or attends to itself and a support set of source-training subjects that is the same in training and prediction
+    ("bank").
+    Differs from the release: the working copy of a feature net starts each episode with a fresh optimizer.
+    Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives.
+    Interpretation: G and H of the first stage are those of the epoch with the lowest source-validation loss, with each subject
+    passed through the nets of all sites but its own; through its own net a subject does best before G has learned anything.
+    Differs from the publication: edges are standardised with source statistics. With them, full He weights give each subject a
+    random sign in G and a random component in F that no update removes; nets on edges start at a tenth of these weights
+    (`initial`), and G in "dot" with an offset of 1.
+    Differs from the publication: 1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant
+    rate: at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
+    Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 
     width: int = 8
@@ -129,10 +131,10 @@ class GenM(DeepMethod):
     meta_test_steps: int = 2
     shots: int = 4  # of each class
     per_site: int = 8
-    sites_per_batch: int = 64  # as many as there are, up to this
-    site_power: float = 0.5  # where there are more: drawn by size to this power
+    sites_per_batch: int = 64  # at most
+    site_power: float = 0.5  # if there are more: probability proportional to size to this power
     steps_per_epoch: int = 20
-    first_share: float = 0.5  # of the epochs are the first stage's
+    first_share: float = 0.5  # fraction of the epochs in the first stage
     epochs: int = 100
     warmup: int = 2
     weight_decay: float = 0.0
@@ -154,11 +156,11 @@ class GenM(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher z of the correlations above the diagonal."""
+        """(subject, edge) Fisher-z FC above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and spread of each edge, and the support set: half of each class, from all sites in turn."""
+        """Mean and sd of each edge, and in "bank" the support set: half of each class, from all sites in turn."""
         fc = features["fc"].cpu().numpy()  # (subject, edge)
         fitted = {**source_scaling(fc)}
         if self.modulation == "bank":
@@ -167,11 +169,11 @@ class GenM(DeepMethod):
         return fitted
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network at this number of edges."""
+        """Network for this number of edges."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam of all nets, the sites' as well; a step moves those alone that were given a gradient."""
+        """Adam for all nets, including the site nets created here; a step updates only those with a gradient."""
         assert isinstance(network, Network)
         nets = [linear(len(network.mean), self.width, self.initial) for _ in range(network.n_sites)]
         network.sites = [net.to(network.mean.device) for net in nets]
@@ -179,15 +181,15 @@ class GenM(DeepMethod):
         return torch.optim.Adam(values, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def switch(self) -> int:
-        """The first epoch of the second stage; the last epoch is always of that one."""
+        """First epoch of the second stage; the last epoch always belongs to it."""
         return min(int(self.first_share * self.epochs), self.epochs - 1)
 
     def candidate(self, epoch: int) -> bool:
-        """Only the second stage learns the feature net that predicts."""
+        """Only epochs of the second stage, which trains the feature net used for prediction."""
         return epoch >= min(self.switch() + self.warmup * self.select_after_warmup, self.epochs - 1)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Every site, classes balanced; in the first stage an episode follows: all draws of one site, then of another."""
+        """Balanced batches of every site; in the first stage each is followed by an episode: draws of two sites in turn."""
         together = min(self.sites_per_batch, len(torch.unique(site)))
         self._base = together * self.per_site
         per = {"sites_per_batch": together, "per_site": self.per_site, "count": self.steps_per_epoch}
@@ -209,11 +211,11 @@ class GenM(DeepMethod):
         return whole
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """An episode goes from one site to another, each with two of a class."""
+        """Fewer than two sites with two subjects per class, as an episode needs."""
         return len(balanced_sites(site, label, least=2)) < 2
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """First stage: the site nets and H, a working copy of one site net, then G. Second stage: the feature net alone."""
+        """First stage: update the site nets and H, a working copy of one site net, then G. Second stage: the feature net."""
         assert isinstance(network, Network)
         first = self.epoch < self.switch()
         start, end = (0, self.switch()) if first else (self.switch(), self.epochs)
@@ -225,7 +227,7 @@ class GenM(DeepMethod):
         rows = torch.arange(len(batch), device=batch.label.device)
         terms = {"base": self.base_update(network, batch.take(rows[: self._base]), optimizer)}
         numbers = batch.site.tolist()[self._base :]
-        if not numbers:  # no two sites are large enough for an episode
+        if not numbers:  # fewer than two sites are large enough for an episode
             return terms
         cut = self._base + numbers.count(numbers[0])
         train, test = rows[self._base : cut].chunk(self.meta_train_steps), rows[cut:].chunk(self.meta_test_steps)
@@ -236,24 +238,24 @@ class GenM(DeepMethod):
         return terms | {"meta_train": torch.stack(inner).mean(), "meta_test": torch.stack(outer).mean()}
 
     def base_update(self, network: Network, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-        """One step of H and the nets of the batch's sites, without modulation; returns the loss."""
+        """One update of H and the nets of the batch's sites, without modulation; returns the loss."""
         numbers = batch.site[:: self.per_site].tolist()
         with self.autocast(batch.label.device):
             logits = network.at_own_site(network.scaled(batch).view(len(numbers), self.per_site, -1), numbers)
-        moved = [network.task, *(network.sites[n] for n in numbers)]
-        return self.update(self.cross_entropy(logits.flatten(0, 1), batch), moved, optimizer)
+        updated = [network.task, *(network.sites[n] for n in numbers)]
+        return self.update(self.cross_entropy(logits.flatten(0, 1), batch), updated, optimizer)
 
     def learn_from(
-        self, network: Network, feature: nn.Module, batch: Batch, moved: nn.Module, optimizer: torch.optim.Optimizer
+        self, network: Network, feature: nn.Module, batch: Batch, updated: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Tensor:
-        """One step of the net `moved` on the modulated feature of a feature net; returns the loss."""
+        """One update of the net `updated` on the modulated features of `feature`; returns the loss."""
         with self.autocast(batch.label.device):
             logits = network.task(network.modulated(feature, network.scaled(batch)))
-        return self.update(self.cross_entropy(logits, batch), [moved], optimizer)
+        return self.update(self.cross_entropy(logits, batch), [updated], optimizer)
 
-    def update(self, loss: Tensor, moved: list[nn.Module], optimizer: torch.optim.Optimizer) -> Tensor:
-        """One step down the loss of some nets; all others have no gradient, so the optimizer leaves them alone."""
-        values = [value for net in moved for value in net.parameters()]
+    def update(self, loss: Tensor, updated: list[nn.Module], optimizer: torch.optim.Optimizer) -> Tensor:
+        """One gradient step of some nets; the others have no gradient, so the optimizer leaves them unchanged."""
+        values = [value for net in updated for value in net.parameters()]
         optimizer.zero_grad(set_to_none=True)
         loss.backward(inputs=values)  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(values, self.clip)
@@ -261,33 +263,33 @@ class GenM(DeepMethod):
         return loss.detach()
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """In its place: 1 - cosine of the logits and the one-hot label, and a share of cross-entropy of the unit logits."""
+        """Used in its place: 1 - cosine of logits and one-hot label, plus weighted cross-entropy of the normalised logits."""
         unit = normalised(logits)  # (subject, 2)
-        away = 1 - unit.gather(1, batch.label[:, None])
-        return away.mean() + self.entropy_weight * smoothed_cross_entropy(unit, batch.label, None, self.label_smoothing)
+        distance = 1 - unit.gather(1, batch.label[:, None])
+        return distance.mean() + self.entropy_weight * smoothed_cross_entropy(unit, batch.label, None, self.label_smoothing)
 
     def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
-        """In the first stage across site nets; there G and H of the lowest loss are kept, and loaded at its end."""
+        """Validation; in the first stage across site nets, keeping G and H of the lowest loss and loading them at its end."""
         assert isinstance(network, Network)
         if self.epoch >= self.switch():
             return super().validate(network, batch)
-        found = super().validate(AcrossSites(network), batch)
-        if found["val_loss"] < network.lowest:
-            network.lowest = found["val_loss"]
+        metrics = super().validate(AcrossSites(network), batch)
+        if metrics["val_loss"] < network.lowest:
+            network.lowest = metrics["val_loss"]
             both = {"modulation": network.modulation, "task": network.task}
             network.kept = {f"{k}.{n}": v.clone() for k, net in both.items() for n, v in net.state_dict().items()}
         if self.epoch == self.switch() - 1:
             network.load_state_dict(network.kept, strict=False)
-        return found
+        return metrics
 
 
 def balanced_rows(
     sites: npt.NDArray[np.str_], labels: npt.NDArray[Any], wanted: int, order: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Positions of at most `wanted` subjects, half of each class; nobody twice from a site before all others gave one."""
+    """Positions of at most `wanted` subjects, half of each class, taken from all sites in turn."""
     chosen = []
-    for one in (0, 1):
-        members = order[labels[order] == one]
+    for label in (0, 1):
+        members = order[labels[order] == label]
         turn = [int((sites[members[:i]] == sites[row]).sum()) for i, row in enumerate(members)]
         chosen.append(members[np.argsort(turn, kind="stable")][: wanted // 2])
     return np.concatenate(chosen)

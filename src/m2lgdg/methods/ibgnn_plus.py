@@ -1,7 +1,7 @@
-"""IBGNN+: messages that know the weight of their edge, and one mask of edges for all subjects that explains and then enhances.
+"""IBGNN+: message passing with edge weights, and one edge mask for all subjects that explains and then enhances the network.
 
-The network works on the dense graph of Fisher-z correlations; `deep.py`'s loop trains it in three stages, thirds of the
-epochs: the network, the mask, and the network again behind the mask.
+The network works on the dense graph of Fisher-z FC. The loop of `deep.py` trains it in three stages, a third of the epochs
+each: the network, the mask, and the network again with the mask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKBONE, MASK, ENHANCED = range(3)  # the stages
 
 
 class MessagePassing(nn.Module):
-    """A node's new state: ReLU of the sum over all others of MLP([own state; other's state; weight of the edge])."""
+    """Node update: ReLU of the sum over all other nodes of MLP([own state; other state; edge weight])."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class MessagePassing(nn.Module):
 
     def forward(self, nodes: Tensor, weights: Tensor) -> Tensor:
         """(subject, roi, width) and (subject, roi, other roi) -> (subject, roi, hidden)."""
-        # Channels first: on a CPU the broadcast sum is twice as quick along ROIs as along a few channels.
+        # Channels first: on a CPU the broadcast sum is twice as fast along ROIs as along a few channels.
         own, other = (part(nodes).mT.contiguous() for part in (self.own, self.other))  # (subject, hidden, roi)
         edge = self.edge.weight[:, :, None]  # (hidden, 1, 1)
         messages = torch.addcmul(own[..., None] + other[:, :, None], edge, weights[:, None]).relu_()  # (s, hidden, roi, other)
@@ -43,7 +43,7 @@ class MessagePassing(nn.Module):
 
 
 class Network(nn.Module):
-    """Message passing, a readout with a residual, a linear classifier, and the mask of edges."""
+    """Message passing, a readout with a residual, a linear classifier, and the edge mask."""
 
     def __init__(self, shape: Shape, config: IBGNNPlus) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class Network(nn.Module):
         )
         self.classifier = nn.Linear(config.hidden, 2)
         self.mask = nn.Parameter(torch.ones(shape.n_rois, shape.n_rois))
-        self.masked = True  # training's first stage turns it off; whatever is kept for prediction looks through the mask
+        self.masked = True  # off in the first stage of training only; prediction always uses the mask
         self.mask_nodes = config.mask_nodes
 
     def edges(self) -> Tensor:
-        """(roi, roi) logit of the share of its weight that each edge keeps."""
+        """(roi, roi) logit of the fraction of its weight that each edge keeps."""
         return (self.mask + self.mask.T) / 2
 
     def forward(self, batch: Batch) -> Tensor:
@@ -74,25 +74,26 @@ class Network(nn.Module):
             nodes = weights if self.mask_nodes else nodes
         for position, layer in enumerate(self.layers):
             nodes = layer(self.dropout(nodes) if position else nodes, weights)
-        whole = nodes.mean(dim=1)  # (subject, hidden)
-        fused = self.readout(whole) + whole
+        pooled = nodes.mean(dim=1)  # (subject, hidden)
+        fused = self.readout(pooled) + pooled
         return {"fused": fused, "logits": self.classifier(fused)}
 
 
 @method("ibgnn-plus")
 class IBGNNPlus(DeepMethod):
-    """IBGNN+: edge-weight-aware message passing, enhanced by a mask of edges that all subjects share.
+    """IBGNN+: edge-weighted message passing on Fisher-z FC with a learned edge mask for all subjects; source sites pooled.
 
-    Mended: the release's linear message cannot tell which neighbour has which weight on a dense graph; here it is an MLP.
-    Mended: the mask is symmetric, its diagonal stays; while it is learned, messages are not multiplied by its logits as well,
-    dropout is off, and the network is frozen; afterwards dropout is on again.
-    Read: the readout is the paper's MLP with a residual, which the release's default leaves out. Edges have their sign, since
-    without a degree there is no need for absolute weights.
-    Read: nodes keep their whole rows behind the mask, as in the release, so that edges may go at little loss; `mask_nodes`
-    masks the rows as well.
-    Differs: both sums, over neighbours and over nodes, are divided by the number of ROIs; otherwise the loss begins near 2000
-    at 116 of them. Linear layers follow both, so the networks that can be learned are the same.
-    Differs: each stage has the loop's warm-up and cosine to itself.
+    Differs from the release: messages are an MLP of states and edge weight; the release's linear message cannot distinguish
+    which neighbour has which weight on a dense graph.
+    Differs from the release: the mask is symmetric and its diagonal stays; while it is learned, messages are not multiplied by
+    its logits as well, dropout is off and the network is frozen; afterwards dropout is on again.
+    Interpretation: the readout is the paper's MLP with a residual, which the release's default leaves out. Edges keep their
+    sign, since without a degree there is no need for absolute weights.
+    Interpretation: nodes keep their unmasked rows, as in the release, so that edges can be removed at little loss;
+    `mask_nodes` masks the rows as well.
+    Differs from the publication: the sums over neighbours and over nodes are divided by the number of ROIs; otherwise the loss
+    starts near 2000 at 116 ROIs. Linear layers follow both sums, so the set of networks that can be learned is the same.
+    Differs from the publication: each stage has its own warm-up and cosine schedule.
     Cost: a layer's messages are subject x hidden x ROI x ROI numbers, 14 MB for a batch at 116 ROIs and 164 MB at 400.
     """
 
@@ -128,15 +129,15 @@ class IBGNNPlus(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Fisher-z correlations, at once the states of the nodes and the weights of the edges."""
+        """(subject, roi, roi) Fisher-z FC, both the states of the nodes and the weights of the edges."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network at this number of ROIs."""
+        """Network for this number of ROIs."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """One state for network and mask; weight decay would pull the mask towards one half."""
+        """AdamW for network and mask; the mask has no weight decay, which would pull it towards one half."""
         assert isinstance(network, Network)
         backbone = [value for name, value in network.named_parameters() if name != "mask"]
         mask = {"params": [network.mask], "lr": self.mask_rate, "weight_decay": 0.0}
@@ -144,28 +145,28 @@ class IBGNNPlus(DeepMethod):
         return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
 
     def starts(self) -> tuple[int, int, int, int]:
-        """The first epoch of each stage, and the end; the last epoch is always of the last stage."""
+        """First epoch of each stage, and the end; the last epoch always belongs to the last stage."""
         return 0, self.epochs // 3, 2 * self.epochs // 3, self.epochs
 
     def stage(self) -> int:
-        """The stage of the present epoch."""
+        """Stage of the current epoch."""
         return sum(self.epoch >= start for start in self.starts()[1:3])
 
     def phase(self) -> object:
-        """A step is another one in each stage."""
+        """The stage: a recorded step is valid for one stage only."""
         return self.stage()
 
     def rate_factor(self, batch: int, batches: int) -> float:
-        """Each stage has its own warm-up and cosine, epoch by epoch."""
+        """Learning-rate factor: warm-up and cosine within each stage, per epoch."""
         stage, starts = self.stage(), self.starts()
         return schedule(self.epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
 
     def candidate(self, epoch: int) -> bool:
-        """Only networks of the last stage have learned to look through the mask."""
+        """Only epochs of the last stage, in which the network is trained with the mask."""
         return epoch >= self.starts()[ENHANCED]
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """One update of what the stage learns; the rest has no gradient, so the optimizer neither moves nor decays it."""
+        """One update of the parameters of this stage; the others have no gradient, so the optimizer leaves them unchanged."""
         assert isinstance(network, Network)
         stage = self.stage()
         network.masked = stage != BACKBONE
@@ -174,23 +175,23 @@ class IBGNNPlus(DeepMethod):
         return super().step(network, batch, optimizer)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy; while the mask is learned, also agreement with the network without it, and a small, decided mask."""
+        """Cross-entropy; in the mask stage also agreement with the unmasked network, and the mask's size and entropy."""
         assert isinstance(network, Network)
         if self.stage() != MASK:
             return super().loss(network, batch)
         network.masked = False
         with torch.no_grad():
-            said = network(batch).argmax(dim=1)
+            unmasked = network(batch).argmax(dim=1)
         network.masked = True
         logits = network(batch).float()
         edges, n = network.edges(), len(network.mask)  # (roi, roi) both directions
-        pairs = 1 - torch.eye(n, device=logits.device)  # an ROI is no pair with itself
-        share, rest = torch.sigmoid(edges), torch.sigmoid(-edges)
-        unsure = share * functional.logsigmoid(edges) + rest * functional.logsigmoid(-edges)
-        entropy = -(pairs * unsure).sum() / max(n * (n - 1), 1)
+        pairs = 1 - torch.eye(n, device=logits.device)  # without self-connections
+        keep, drop = torch.sigmoid(edges), torch.sigmoid(-edges)
+        log_likelihood = keep * functional.logsigmoid(edges) + drop * functional.logsigmoid(-edges)
+        entropy = -(pairs * log_likelihood).sum() / max(n * (n - 1), 1)
         return {
             "label": self.label_weight * self.cross_entropy(logits, batch),
-            "agreement": self.agreement_weight * functional.cross_entropy(logits, said),
-            "size": self.size_weight * (pairs * share).sum(),
+            "agreement": self.agreement_weight * functional.cross_entropy(logits, unmasked),
+            "size": self.size_weight * (pairs * keep).sum(),
             "entropy": self.entropy_weight * entropy,
         }

@@ -1,6 +1,6 @@
-"""IIB: a narrow noisy representation from which a classifier that knows the site does no better than one that does not.
+"""IIB: a Gaussian bottleneck from which a site-aware classifier does no better than a site-blind one.
 
-`erm.py` gives encoder, batches and loss; here are the bottleneck, the two classifiers and the terms that tie them.
+The encoder, batches and cross-entropy are in `erm.py`; this file has the bottleneck, the two classifiers and their losses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from m2lgdg.methods.erm import Network, SiteMethod
 
 
 class BottleneckNetwork(Network):
-    """The shared encoder, a Gaussian bottleneck, a classifier without the site; one with it that only training uses."""
+    """The shared encoder, a Gaussian bottleneck, a site-blind classifier, and a site-aware one used only in training."""
 
     def __init__(self, shape: Shape, config: IIB) -> None:
         super().__init__(shape, config)
@@ -32,7 +32,7 @@ class BottleneckNetwork(Network):
         self.aware = head(config.latent + shape.n_inputs + config.site_width, config.head_width)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, mean and log variance of the bottleneck, and the value it takes: by chance in training, else the mean."""
+        """Logits, mean and log variance of the bottleneck, and its value: a sample in training, otherwise the mean."""
         hidden = self.bottleneck(self.encode(batch["fc"]))
         mu, log_variance = self.mu(hidden).float(), self.log_variance(hidden).float()  # (subject, latent)
         fused = mu + torch.exp(0.5 * log_variance) * torch.randn_like(mu) if self.training else mu
@@ -40,31 +40,31 @@ class BottleneckNetwork(Network):
         return {"fused": fused, "logits": logits, "mu": mu, "log_variance": log_variance}
 
     def classify_aware(self, fused: Tensor, batch: Batch) -> Tensor:
-        """(subject, 2) logits by a classifier that knows the source site."""
+        """(subject, 2) logits of the site-aware classifier."""
         logits: Tensor = self.aware(torch.cat([fused, batch.phenotypes, self.sites(batch.site)], dim=1))
         return logits
 
 
 def head(inputs: int, width: int) -> nn.Module:
-    """A classifier with one hidden layer, or linear where its width is 0."""
+    """Classifier with one hidden layer, or a linear one if `width` is 0."""
     if not width:
         return nn.Linear(inputs, 2)
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 2))
 
 
 def divergence(mu: Tensor, log_variance: Tensor) -> Tensor:
-    """Kullback-Leibler divergence from the standard normal: summed over dimensions, mean over subjects."""
+    """Kullback-Leibler divergence from the standard normal, summed over dimensions and averaged over subjects."""
     return 0.5 * (mu.square() + log_variance.exp() - 1 - log_variance).sum(dim=1).mean()
 
 
 @method("iib")
 class IIB(SiteMethod):
-    """Invariant information bottleneck: knowing the site must not help to classify a compressed representation.
+    """IIB: MLP on Fisher-z FC with a Gaussian bottleneck; penalises the gap between site-blind and site-aware losses.
 
-    Against the public release: a learned vector for each site in place of its number, layer norm in place of batch norm, the
-    divergence a mean over subjects, a hidden layer in both classifiers (with linear ones and balanced classes the site could
-    only shift the logits, and nothing would be penalised), more decay where the site is known, and a penalty that rises.
-    The publication's weights are unverified: they are the release's, and no epoch is kept before the penalty is whole.
+    Differs from the public release: a learned vector for each site instead of its number; layer norm instead of batch norm; the
+    divergence is a mean over subjects; a hidden layer in both classifiers (with linear ones and balanced classes the site could
+    only shift the logits, and nothing would be penalised); more weight decay in the site-aware part; a penalty that ramps up.
+    The publication's loss weights are unverified: they are the release's. No epoch is selected before the full penalty.
     """
 
     latent: int = 64
@@ -72,7 +72,7 @@ class IIB(SiteMethod):
     site_width: int = 8
     bottleneck_weight: float = 1e-4
     invariance_weight: float = 10.0
-    rise: float = 0.1  # share of the epochs over which the invariance weight grows
+    rise: float = 0.1  # fraction of the epochs over which the invariance weight ramps up
     aware_decay: float = 1e-2
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"head_width": (0, math.inf)}
@@ -82,7 +82,7 @@ class IIB(SiteMethod):
             "widths": (32, 16),
             "latent": 32,
             "head_width": 16,
-            "learning_rate": 3e-3,  # the noise slows a narrow network down
+            "learning_rate": 3e-3,  # the noise slows the training of a narrow network
             "epochs": 40,
             "warmup": 4,
             "patience": 15,
@@ -101,38 +101,38 @@ class IIB(SiteMethod):
     }
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network with its bottleneck."""
+        """The shared network with a bottleneck."""
         return BottleneckNetwork(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """More decay for what knows the site: it meets few subjects of each and would learn them by heart."""
-        knowing = [*network.get_submodule("aware").parameters(), *network.get_submodule("sites").parameters()]
-        others = [value for value in network.parameters() if all(value is not one for one in knowing)]
-        groups: list[dict[str, Any]] = [{"params": others}, {"params": knowing, "weight_decay": self.aware_decay}]
+        """AdamW with more weight decay for the site-aware part, which sees few subjects per site and would overfit."""
+        aware = [*network.get_submodule("aware").parameters(), *network.get_submodule("sites").parameters()]
+        others = [value for value in network.parameters() if all(value is not other for other in aware)]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": aware, "weight_decay": self.aware_decay}]
         return torch.optim.AdamW(groups, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def ramp(self, epoch: int) -> float:
-        """Share of the invariance weight: from 0 in a straight line to 1."""
+        """Factor of the invariance weight: a linear ramp from 0 to 1."""
         return min(1.0, epoch / max(1, math.ceil(self.rise * self.epochs)))
 
     def candidate(self, epoch: int) -> bool:
-        """Not before the invariance weight is whole."""
-        whole = not self.select_after_warmup or self.ramp(epoch) == 1 or epoch == self.epochs - 1
-        return super().candidate(epoch) and whole
+        """Only epochs with the full invariance weight."""
+        full = not self.select_after_warmup or self.ramp(epoch) == 1 or epoch == self.epochs - 1
+        return super().candidate(epoch) and full
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Knowing the only site says nothing, whoever meets in a batch."""
+        """Fewer than two sites: the site carries no information."""
         return len(torch.unique(site)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy without and with the site, the bottleneck, and the squared difference of the two."""
+        """Site-blind and site-aware cross-entropy, their squared difference, and the divergence of the bottleneck."""
         assert isinstance(network, BottleneckNetwork)
-        found = network.parts(batch)
-        blind = self.cross_entropy(found["logits"], batch)
-        aware = self.cross_entropy(network.classify_aware(found["fused"], batch), batch)
+        parts = network.parts(batch)
+        blind = self.cross_entropy(parts["logits"], batch)
+        aware = self.cross_entropy(network.classify_aware(parts["fused"], batch), batch)
         return {
             "ce": blind,
             "aware": aware,
-            "bottleneck": self.bottleneck_weight * divergence(found["mu"], found["log_variance"]),
+            "bottleneck": self.bottleneck_weight * divergence(parts["mu"], parts["log_variance"]),
             "invariance": self.invariance_weight * self.ramp(self.epoch) * (blind - aware).square(),
         }

@@ -1,6 +1,6 @@
-"""IRM: a classifier that no site would want to rescale.
+"""IRM: penalises the gradient of each site's loss with respect to the scale of the logits.
 
-One of the generalization methods on `erm.py`'s network, batches and loss; training is `deep.py`'s.
+One of the generalization methods: network, batches and cross-entropy are in `erm.py`, the training loop in `deep.py`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,37 @@ def scale_slope(logits: Tensor, label: Tensor, smoothing: float) -> Tensor:
 
 
 def halves(site: Tensor, label: Tensor) -> Tensor:
-    """(subject,) False or True: every other one of each site, sorted by class, so that two of a class go to both halves."""
+    """(subject,) whether in the second half of its site; halves alternate in order of class, so each class is split in two."""
     order = torch.argsort(2 * site + label, stable=True)
     return torch.argsort(order) % 2 == 1
 
 
 def irm_penalty(slope: Tensor, label: Tensor, site: Tensor) -> Tensor:
-    """Mean over sites of the product of the mean slopes of two halves of the site; a site of one row adds 0."""
+    """Mean over sites of the product of the mean slopes of the site's two halves; a site of one row adds 0."""
     member = site == torch.unique(site)[:, None]  # (site, subject)
     second = halves(site, label)
-    one, other = ((slope * half).sum(dim=1) / half.sum(dim=1).clamp(min=1) for half in (member & ~second, member & second))
-    product: Tensor = one * other  # (site,)
+    mean_first, mean_second = (
+        (slope * half).sum(dim=1) / half.sum(dim=1).clamp(min=1) for half in (member & ~second, member & second)
+    )
+    product: Tensor = mean_first * mean_second  # (site,)
     return product.sum() / max(len(member), 1)
 
 
 @method("irm")
 class IRM(SiteMethod):
-    """Invariant risk minimisation: at each site the loss must not change with the scale of the logits.
+    """IRM: MLP on Fisher-z FC; penalises each source site's squared loss gradient with respect to the logit scale.
 
-    The square of a site's slope is estimated without bias by the product over two halves of its rows, and may be negative.
-    Mended: a source-training site with fewer than `least_per_class` subjects of a class stays out of the penalty, where its
-    repeated subjects would be in both halves; only epochs under the full penalty may be kept, the earlier ones are hardly IRM.
-    Read so: about 500 steps of 5000 with weight 1 are a fifth of the epochs here, which have some ten steps each and a warm-up.
-    Read so: the slope is that of the loss that is minimised, smoothing included, as another one would not vanish where it does.
+    The squared gradient of a site is estimated without bias as the product over two halves of its rows, and may be negative.
+    Differs from the publication: source-training sites with fewer than `least_per_class` subjects of a class are left out of
+    the penalty, because their repeated subjects would be in both halves. Only epochs under the full penalty can be selected;
+    earlier ones are hardly IRM.
+    Interpretation: about 500 of 5000 steps with weight 1 become a fifth of the epochs, which have some ten steps each and a
+    warm-up. The gradient is that of the minimised loss, label smoothing included; that of another loss would not vanish at the
+    same point.
     """
 
     penalty_weight: float = 100.0
-    anneal: float = 0.2  # share of the epochs with a penalty of weight 1; of what is not learned by then, little is later
+    anneal: float = 0.2  # fraction of the epochs with a penalty of weight 1; little is learned after them
     least_per_class: int = 4
 
     reference: ClassVar[str] = "Arjovsky et al. 2019, Invariant risk minimization, arXiv:1907.02893"
@@ -65,25 +69,25 @@ class IRM(SiteMethod):
 
     @property
     def switch(self) -> int:
-        """The first epoch of the full penalty."""
+        """First epoch of the full penalty."""
         return min(round(self.anneal * self.epochs), self.epochs - 1)
 
     def candidate(self, epoch: int) -> bool:
-        """Not before the switch."""
+        """Only epochs from the switch on."""
         return super().candidate(epoch) and epoch >= self.switch
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Those of all methods; called once an epoch, and the only place that sees how many subjects a site has."""
+        """ERM's batches; called once per epoch, and the only place where site sizes are known."""
         self._comparable = balanced_sites(site, label, self.least_per_class)
         self._forget = self.epoch == self.switch
         return super().batches(site, label, order)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """The penalty is of one site at a time."""
+        """No site is large enough; the penalty is computed site by site."""
         return not len(balanced_sites(site, label, self.least_per_class))
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of everybody, the penalty of the sites that are large enough."""
+        """Cross-entropy of all subjects, and the penalty of the sites that are large enough."""
         logits = network(batch)
         rows = torch.isin(batch.site, self._comparable.to(batch.site.device))
         slope = scale_slope(logits[rows], batch.label[rows], self.label_smoothing)
@@ -92,7 +96,7 @@ class IRM(SiteMethod):
         return {"ce": self.cross_entropy(logits, batch), "invariance": weight * penalty}
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """The usual update; at the switch the optimizer forgets the gradients of another loss."""
+        """One update; at the switch the optimizer state is reset, since its moments belong to another loss."""
         if self._forget:
             optimizer.state.clear()
             self._forget = False

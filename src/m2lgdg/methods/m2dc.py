@@ -1,7 +1,7 @@
-"""M2DC: graphs of sliding windows read out by attention, a batch norm that imagines other sites, episodes of sites that meet.
+"""M2DC: sliding-window graphs with attention readouts, batch norm that simulates other sites, and meta-learning over sites.
 
-From top to bottom in the order in which a scan passes: layers of the backbone, the batch norm, the network, the autoencoder
-of the distance constraint, the method with its episodes. The loop is `deep.py`'s, the episodes are drawn by `sampler.py`.
+The whole method in the order of the data: layers of the backbone, batch norm, network, autoencoder of the distance constraint,
+and the method with its episodes. The training loop is in `deep.py`; `sampler.py` draws the episodes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from m2lgdg.storage import InputError
 
 
 def windows_of(length: int, window: int, stride: int) -> tuple[int, int]:
-    """Points and stride of the windows, in short series so few that two windows fit, none of them over half the length."""
+    """Time points and stride of the windows, reduced for short series so that two windows fit, each at most half the length."""
     points = min(window, length // 2)
     stride = min(stride, length - 1 - points)
     if points < 3 or stride < 1:
-        raise InputError(f"method m2dc: no two windows of three points or more in {length} with window {window}.")
+        raise InputError(
+            f"method m2dc: window {window} does not give two windows of at least three points in {length} time points."
+        )
     return points, stride
 
 
-def edge_share(rois: int, percentile: float) -> float:
-    """The share of ROI pairs above a percentile of the whole matrix, where a pair counts twice and the diagonal is on top."""
+def edge_density(rois: int, percentile: float) -> float:
+    """Fraction of ROI pairs above a percentile of the whole matrix, where pairs count twice and the diagonal comes first."""
     entries, pairs = rois * rois, rois * (rois - 1) // 2
     above = entries - 1 - math.floor((entries - 1) * percentile / 100 + 1e-9)  # entries over the value at the percentile
     return max(0, (above - rois) // 2) / max(1, pairs - 1)  # as `strongest_edges` counts
 
 
 class GraphIsomorphism(nn.Module):
-    """A node's new state: an MLP of the sum over its neighbours, itself among them, and a learned share of itself."""
+    """Graph isomorphism layer: an MLP of the sum over neighbours and itself, plus epsilon times itself."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ class GraphIsomorphism(nn.Module):
 
 
 class AttentionReadout(nn.Module):
-    """Squeeze and excite: the mean over ROIs says how much of each ROI is read."""
+    """Squeeze-and-excitation readout: the mean over ROIs determines the weight of each ROI."""
 
     def __init__(self, width: int, rois: int, dropout: float) -> None:
         super().__init__()
@@ -65,13 +67,13 @@ class AttentionReadout(nn.Module):
 
     def forward(self, nodes: Tensor) -> Tensor:
         """(window, roi, width) -> (window, width)."""
-        share = self.dropout(torch.sigmoid(self.attend(self.embed(nodes.mean(dim=1)))))  # (window, roi)
-        read: Tensor = (share.unsqueeze(1) @ nodes).squeeze(1) / nodes.shape[1]
+        weights = self.dropout(torch.sigmoid(self.attend(self.embed(nodes.mean(dim=1)))))  # (window, roi)
+        read: Tensor = (weights.unsqueeze(1) @ nodes).squeeze(1) / nodes.shape[1]
         return read
 
 
 class TemporalBlock(nn.Module):
-    """A transformer over the windows with one head and, as published, no way around the attention."""
+    """Transformer over the windows with one head and, as published, no residual around the attention."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class TemporalBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """(subject, window, width) -> the same."""
+        """(subject, window, width) -> (subject, window, width)."""
         attended, _ = self.attention(sequence, sequence, sequence, need_weights=False)
         attended = self.norm_attention(self.dropout(attended))
         refined: Tensor = self.norm_feed(attended + self.dropout(self.feed(attended)))
@@ -89,32 +91,32 @@ class TemporalBlock(nn.Module):
 
 
 class MetaBatchNorm(nn.BatchNorm1d):
-    """Batch norm that can also mix its input with subjects drawn from the statistics of other sites.
+    """Batch norm that can also mix its input with features sampled from the statistics of other sites.
 
-    Called, it is plain: a site's own statistics in training, running ones in eval mode. `statistics` of the sites that were
-    met are what `sampled` draws from.
+    A plain call uses the batch's statistics in training (one site at a time) and running ones in eval mode. `sampled` draws
+    from the `statistics` of other sites.
     """
 
     def statistics(self, features: Tensor, spread: Literal["sd", "variance"]) -> tuple[Tensor, Tensor]:
-        """(subject, width) of a site -> its mean and spread, (width,) each, without a gradient."""
+        """(subject, width) of a site -> its mean and sd or variance, (width,) each, without gradient."""
         variance, mean = torch.var_mean(features.detach(), dim=0, correction=0)
         return mean, variance.sqrt() if spread == "sd" else variance
 
     def sampled(self, features: Tensor, sites: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """(subject, width) -> (site, subject, width): a copy for each site's mean and spread, all mixed by one share."""
-        mean, spread = (torch.stack(one).unsqueeze(1) for one in zip(*sites, strict=True))  # (site, 1, width)
+        """(subject, width) -> (site, subject, width): a copy mixed with samples of each site, all with one mixing weight."""
+        mean, spread = (torch.stack(values).unsqueeze(1) for values in zip(*sites, strict=True))  # (site, 1, width)
         drawn = mean + spread * torch.randn(len(sites), *features.shape, device=features.device)
         return self.mixed(features, drawn, torch.rand((), device=features.device))  # uniform, that is Beta(1, 1)
 
-    def mixed(self, features: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
-        """Each copy normalised by the statistics of its own mixture; running ones stay as they are."""
-        mixture = share * drawn + (1 - share) * features  # (site, subject, width)
+    def mixed(self, features: Tensor, drawn: Tensor, weight: Tensor) -> Tensor:
+        """Each copy normalised by the statistics of its own mixture; running statistics are unchanged."""
+        mixture = weight * drawn + (1 - weight) * features  # (site, subject, width)
         variance, mean = torch.var_mean(mixture, dim=1, keepdim=True, correction=0)
         return (mixture - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
 class Autoencoder(nn.Module):
-    """The embedding in which subjects of a class should meet; it serves training alone, so it keeps no statistics."""
+    """Autoencoder whose embedding the distance constraint acts on; used in training only, so without running statistics."""
 
     def __init__(self, width: int, embedding: int) -> None:
         super().__init__()
@@ -123,20 +125,20 @@ class Autoencoder(nn.Module):
         self.decoder = nn.Sequential(norm, nn.ReLU(), nn.Linear(embedding, width))
 
     def forward(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """(subject, width) -> the embedding and the error of its reconstruction, a subject each."""
+        """(subject, width) -> embedding (subject, embedding) and reconstruction error (subject,)."""
         embedding = self.encoder(latent)  # (subject, embedding)
         error = (self.decoder(embedding).float() - latent.float()).square().mean(dim=1)  # (subject,)
         return embedding.float(), error
 
 
 class Network(nn.Module):
-    """The backbone and its heads; `encode`, `classify` and the norms between are apart for the sake of the episodes."""
+    """Backbone and heads; `encode`, the norms and `classify` are separate because the episodes combine them differently."""
 
     def __init__(self, shape: Shape, config: M2DC) -> None:
         super().__init__()
         width, rois, layers = config.hidden, shape.n_rois, range(config.layers)
         self.points, self.stride = windows_of(shape.length, config.window, config.stride)
-        self.density = edge_share(rois, config.percentile)
+        self.density = edge_density(rois, config.percentile)
         self.clock = nn.LSTM(rois, width, batch_first=True)
         self.start = nn.Linear(rois + width, width)
         self.graphs = nn.ModuleList(GraphIsomorphism(width) for _ in layers)
@@ -148,13 +150,13 @@ class Network(nn.Module):
         self.autoencoder = Autoencoder(3 * width * config.layers, config.embedding)
 
     def train(self, mode: bool = True) -> Network:
-        """The LSTM has nothing that eval mode changes, and on a GPU no gradient in that mode."""
+        """Set the mode, except for the LSTM: eval mode changes nothing in it, but on a GPU it has no gradient there."""
         super().train(mode)
         self.clock.train()
         return self
 
     def predictor(self) -> list[nn.Parameter]:
-        """The parameters of everything but the autoencoder."""
+        """Parameters of everything but the autoencoder."""
         return [value for name, value in self.named_parameters() if not name.startswith("autoencoder.")]
 
     def forward(self, batch: Batch) -> Tensor:
@@ -162,59 +164,59 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the latent representation (subject, 3 layers width), all subjects as if of one site."""
+        """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site."""
         latent = self.plain(self.encode(batch.series))
         return {"fused": flat(latent), "logits": self.classify(latent)}
 
     def encode(self, series: Tensor) -> Tensor:
-        """(subject, roi, time) -> (layer, subject, 3 width): means, readouts and their course, summed over the windows."""
+        """(subject, roi, time) -> (layer, subject, 3 * width): means, readouts and attended readouts, summed over windows."""
         with torch.no_grad():
             correlations = window_correlations(series, self.points, self.stride)  # (subject, window, roi, roi)
             graph = strongest_edges(correlations.flatten(0, 1), self.density)  # (subject window, roi, roi)
         subjects, windows, rois = correlations.shape[:3]
         last = self.points + (windows - 1) * self.stride
-        with torch.autocast(series.device.type, enabled=False):  # processors without bfloat16 have no LSTM for it
+        with torch.autocast(series.device.type, enabled=False):  # LSTMs in bfloat16 are missing on some CPUs
             time, _ = self.clock(series[..., :last].mT)  # (subject, time, width)
         ends = time[:, self.points - 1 :: self.stride]  # (subject, window, width)
-        # A linear layer of [who the ROI is; what the time is], without the ones and zeros of the first.
+        # A linear layer of [one-hot ROI; time code], without forming the one-hot part.
         code = functional.linear(ends, self.start.weight[:, rois:], self.start.bias)
         nodes = code.flatten(0, 1).unsqueeze(1) + self.start.weight[:, :rois].T  # (subject window, roi, width)
-        found = []
+        encoded = []
         for convolve, readout, attend in zip(self.graphs, self.readouts, self.temporal, strict=True):
             nodes = convolve(nodes, graph)
             mean = nodes.mean(dim=1).view(subjects, windows, -1)  # (subject, window, width)
             read = readout(nodes).view(subjects, windows, -1)
-            found.append(torch.cat([mean, read, attend(read)], dim=2).float().sum(dim=1))
-        return torch.stack(found)
+            encoded.append(torch.cat([mean, read, attend(read)], dim=2).float().sum(dim=1))
+        return torch.stack(encoded)
 
     def plain(self, encoded: Tensor) -> Tensor:
-        """(layer, subject, 3 width) -> the same, normalised."""
-        return torch.stack([norm(one) for norm, one in zip(self.norms, encoded, strict=True)])
+        """(layer, subject, 3 * width) -> (layer, subject, 3 * width), normalised."""
+        return torch.stack([norm(features) for norm, features in zip(self.norms, encoded, strict=True)])
 
     def sampled(self, encoded: Tensor, sites: list[Tensor], spread: Literal["sd", "variance"]) -> Tensor:
-        """(layer, subject, 3 width) -> (layer, site subject, 3 width), towards each of the encoded sites."""
-        found = []
+        """(layer, subject, 3 * width) -> (layer, site * subject, 3 * width), mixed towards each of the encoded sites."""
+        mixed = []
         for position, norm in enumerate(self.norms):
             assert isinstance(norm, MetaBatchNorm)
-            known = [norm.statistics(site[position], spread) for site in sites]
-            found.append(norm.sampled(encoded[position], known).flatten(0, 1))
-        return torch.stack(found)
+            statistics = [norm.statistics(site[position], spread) for site in sites]
+            mixed.append(norm.sampled(encoded[position], statistics).flatten(0, 1))
+        return torch.stack(mixed)
 
     def classify(self, latent: Tensor) -> Tensor:
-        """(layer, subject, 3 width) -> (subject, 2): the sum of each layer's logits."""
-        logits = [self.dropout(head(one)).float() for head, one in zip(self.heads, latent, strict=True)]
+        """(layer, subject, 3 * width) -> (subject, 2): logits summed over layers."""
+        logits = [self.dropout(head(features)).float() for head, features in zip(self.heads, latent, strict=True)]
         return torch.stack(logits).sum(dim=0)
 
 
 def flat(latent: Tensor) -> Tensor:
-    """(layer, subject, width) -> (subject, layer width)."""
+    """(layer, subject, width) -> (subject, layer * width)."""
     return latent.transpose(0, 1).flatten(1)
 
 
 def distances(query: Tensor, support: Tensor, same: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Mean cosine distance of pairs of a class, mean squared hinge on the Euclidean distance of all others.
+    """Mean cosine distance of same-class pairs, and mean squared hinge on the Euclidean distance of the other pairs.
 
-    (query, dimension), (support, dimension) and whether the two are of a class (query, support); 0 where there are no pairs.
+    Takes (query, dimension), (support, dimension) and (query, support) whether the classes are the same; 0 without pairs.
     """
     cosine = (normalised(query).unsqueeze(1) * normalised(support)).sum(dim=-1)  # (query, support)
     gap = torch.linalg.vector_norm(query.unsqueeze(1) - support, dim=-1)
@@ -225,20 +227,21 @@ def distances(query: Tensor, support: Tensor, same: Tensor, margin: float) -> tu
 
 @method("m2dc")
 class M2DC(DeepMethod):
-    """Meta-learned generalization over sites with a sampling batch norm and a distance constraint, on windowed graphs.
+    """M2DC: sliding-window graph network, meta-learned over source sites with sampling batch norm and a distance constraint.
 
-    Mended: the release adds the cosine similarity of a class's subjects where a distance is meant (1 - cosine here), hands
-    a variance to the sampling as its sd (`spread`), feeds the constraint's gradient twice (one joint backward pass here),
-    keeps the weights of the inner step (put back here, bit for bit, with the running statistics), draws its episodes once for
-    all epochs (anew in each here) and looks at random crops of the target in each (whole scans, source validation).
-    Read: its outer loss has no loss of the meta-train sites, which reached its weights through the inner step; with that step
-    taken back they have `support_weight` 1. The variant `released` has the release's spread and weight.
-    Read: the autoencoder is missing there: a linear layer to 8 is the embedding, then batch norm, ReLU, linear. Its error is
-    the mean over support and the mean over query, added.
-    Differs: the inner step is first order, since a second-order term at a hundredth of the rate is next to nothing. Running
-    statistics come from meta-train sites before the inner step alone. No random crops in training.
-    Differs: 60 epochs are of 40 episodes, not of 400; both rates follow the loop's schedule.
-    Sites with fewer than `shots` of a class stay out of episodes as long as enough others remain.
+    Differs from the release: it adds the cosine similarity of a class's subjects where a distance is meant (1 - cosine here),
+    passes a variance to the sampling as its sd (`spread`), counts the constraint's gradient twice (one joint backward pass
+    here), keeps the weights of the inner step (restored here bit for bit, with the running statistics), draws its episodes once
+    for all epochs (anew in each epoch here) and evaluates random crops of the target in each (whole scans and source validation
+    here).
+    Interpretation: the release's outer loss has no loss of the meta-train sites, which reached its weights through the inner
+    step; with that step reverted they have `support_weight` 1. Variant `released` has the release's spread and weight.
+    Interpretation: the release lacks the autoencoder: here a linear layer to 8 dimensions is the embedding, followed by batch
+    norm, ReLU and a linear layer. Its error is the mean over support plus the mean over query.
+    Differs from the publication: the inner step is first order, since a second-order term at a hundredth of the learning rate
+    is negligible. Running statistics come from meta-train sites before the inner step alone. No random crops in training.
+    Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule.
+    Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
     hidden: int = 128
@@ -248,10 +251,10 @@ class M2DC(DeepMethod):
     percentile: float = 70.0
     meta_train_sites: int = 2
     shots: int = 5  # subjects of each class and site
-    episodes: int = 40  # in an epoch
-    site_power: float = 0.5  # sites are drawn by size to this power
+    episodes: int = 40  # per epoch
+    site_power: float = 0.5  # probability of drawing a site is proportional to its size to this power
     temperature: float = 0.5
-    inner_share: float = 0.01  # of the present rate, for the inner step
+    inner_share: float = 0.01  # rate of the inner step, as a fraction of the current learning rate
     support_weight: float = 1.0
     sampling: bool = True
     spread: Literal["sd", "variance"] = "sd"
@@ -292,11 +295,11 @@ class M2DC(DeepMethod):
     }
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam as published, slower for the autoencoder."""
+        """Adam as published, with a lower learning rate for the autoencoder."""
         assert isinstance(network, Network)
         groups = [
             {"params": network.predictor(), "lr": self.learning_rate},
@@ -305,58 +308,58 @@ class M2DC(DeepMethod):
         return torch.optim.Adam(groups, weight_decay=self.weight_decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """An epoch's episodes: meta-train sites and one meta-test site, `shots` of each class, a site after the other."""
+        """Episodes of an epoch: meta-train sites, then one meta-test site, with `shots` subjects of each class per site."""
         sites = self.meta_train_sites + 1
         rows = torch.arange(len(site))
-        # Poor statistics of a site are better than no third site, but a class of one subject has none at all.
+        # Small sites are better than too few sites, but a class of one subject has no statistics at all.
         for wanted, least in [(wanted, least) for wanted in (sites, 2) for least in range(self.shots, 1, -1)]:
             fit = balanced_sites(site, label, least)
             if len(fit) >= wanted:
                 rows = torch.nonzero(torch.isin(site, fit)).flatten()
                 break
         per = {"sites_per_batch": sites, "per_site": 2 * self.shots, "count": self.episodes}
-        return [rows[one] for one in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
+        return [rows[episode] for episode in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """One site would play both parts."""
+        """Fewer than two sites: one would be both meta-train and meta-test."""
         return len(torch.unique(site)) < 2
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """With a temperature, and without class weights: episodes are balanced already."""
+        """Cross-entropy with a temperature and without class weights, since episodes are balanced."""
         return smoothed_cross_entropy(logits.float() / self.temperature, batch.label, None, self.label_smoothing)
 
     def by_site(self, batch: Batch) -> tuple[list[Batch], Batch]:
-        """An episode's meta-train sites, and its meta-test site; where there is but one site, it is both."""
+        """Meta-train sites and meta-test site of an episode; a single site is both."""
         rows = torch.arange(len(batch), device=batch.label.device).view(-1, 2 * self.shots)  # (site, subject)
-        *support, query = (batch.take(one) for one in rows)
+        *support, query = (batch.take(subjects) for subjects in rows)
         return support or [query], query
 
     def support_loss(self, network: nn.Module, batch: Batch) -> Tensor:
-        """The mean over meta-train sites of their cross-entropies, each site normalised by itself."""
-        return torch.stack([self.cross_entropy(network(one), one) for one in self.by_site(batch)[0]]).mean()
+        """Mean cross-entropy over meta-train sites, each site normalised by its own statistics."""
+        return torch.stack([self.cross_entropy(network(site), site) for site in self.by_site(batch)[0]]).mean()
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What is asked of the network after the inner step: cross-entropy of the meta-test site, and the constraint."""
+        """Outer loss, after the inner step: cross-entropy of the meta-test site, and the distance constraint."""
         assert isinstance(network, Network)
         support, query = self.by_site(batch)
-        sites = [network.encode(one.series) for one in support]  # (layer, subject, 3 width) each
-        asked = network.encode(query.series)
+        sites = [network.encode(site.series) for site in support]  # (layer, subject, 3 width) each
+        encoded = network.encode(query.series)
         copies = len(sites) if self.sampling else 1
-        latent = network.sampled(asked, sites, self.spread) if self.sampling else network.plain(asked)
+        latent = network.sampled(encoded, sites, self.spread) if self.sampling else network.plain(encoded)
         repeated = query.take(torch.arange(len(query), device=query.label.device).repeat(copies))
         terms = {"query": self.cross_entropy(network.classify(latent), repeated)}
         if self.constraint_weight:
-            known = torch.cat([flat(network.plain(one)) for one in sites])  # (site subject, layer 3 width)
-            embedding, error = network.autoencoder(torch.cat([known, flat(latent)]))
-            same = repeated.label.unsqueeze(1) == torch.cat([one.label for one in support])
-            intra, inter = distances(embedding[len(known) :], embedding[: len(known)], same, self.margin)
+            support_latent = torch.cat([flat(network.plain(site)) for site in sites])  # (site subject, layer 3 width)
+            embedding, error = network.autoencoder(torch.cat([support_latent, flat(latent)]))
+            same = repeated.label.unsqueeze(1) == torch.cat([site.label for site in support])
+            intra, inter = distances(embedding[len(support_latent) :], embedding[: len(support_latent)], same, self.margin)
             terms["intra"], terms["inter"] = self.constraint_weight * intra, self.constraint_weight * inter
-            reconstruction = error[: len(known)].mean() + error[len(known) :].mean()
+            reconstruction = error[: len(support_latent)].mean() + error[len(support_latent) :].mean()
             terms["reconstruction"] = self.constraint_weight * reconstruction
         return terms
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """A small step on the meta-train sites, the loss there, the step taken back, and an update by both gradients."""
+        """A small step on the meta-train sites, the outer loss, the step reverted, and an update by both gradients."""
         assert isinstance(network, Network)
         optimizer.zero_grad(set_to_none=True)
         learned = network.predictor()

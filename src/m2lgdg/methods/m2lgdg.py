@@ -1,7 +1,8 @@
-"""M²LG-DG, the paper's method, in the order of its text: each part stands beside the equation that defines it.
+"""M²LG-DG, the paper's method: its networks and its loss, in the order of the paper, with the paper's equation numbers.
 
-Read it with the paper open. The losses (Eq. 11 to 13 and 19) are in `losses.py`, the group graph and the Chebyshev
-convolution (Eq. 3, 5 and 6) in `graph.py`, training in `deep.py`. `fast/m2lgdg.py` computes the same in less time.
+Resampling and z-scores (Eq. 2) are in `preprocess.py`, the group graph, its refinement and the Chebyshev convolution (Eq. 3, 5
+and 6) in `graph.py`, the losses (Eq. 11 to 13 and 17 to 19) in `losses.py`, training in `deep.py`; `fast/m2lgdg.py` computes
+the same networks in less time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from m2lgdg.method import method
 
 
 class GlobalEncoder(nn.Module):
-    """Global encoder, Eq. 4. Time first, then space: convolutions along each ROI's series, then attention among ROIs."""
+    """Global encoder (Eq. 4), time before space: convolutions along each ROI's series, then a transformer over ROIs."""
 
     def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class GlobalEncoder(nn.Module):
             width, length = channels, length // 2
         self.convolutions = nn.Sequential(*layers)  # CNN_1D
         self.projection = nn.Linear(width * length, config.hidden)  # Proj
-        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P
+        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
         block = nn.TransformerEncoderLayer(
             config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
         )
@@ -49,23 +50,23 @@ class GlobalEncoder(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> h_global (subject, global)."""
-        features = self.convolutions(
-            series.transpose(1, 2).unsqueeze(1)
-        )  # (subject, 1, time, roi) -> (.., channel, time / 8, roi)
-        h_roi = self.projection(features.permute(0, 3, 1, 2).flatten(2))  # (subject, roi, channel time / 8) -> (.., hidden)
-        tokens = self.transformer(h_roi + self.identity)  # (subject, roi, hidden)
-        h_global: Tensor = self.output(tokens.mean(dim=1))
+        features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        features = self.convolutions(features)  # (subject, channel, time / 8, roi): three poolings by 2
+        h_roi = self.projection(features.permute(0, 3, 1, 2).flatten(2))  # (subject, roi, channel * time / 8) -> (.., hidden)
+        z_g = h_roi + self.identity  # (subject, roi, hidden)
+        tokens = self.transformer(z_g)  # (subject, roi, hidden)
+        h_global: Tensor = self.output(tokens.mean(dim=1))  # mean over ROIs
         return h_global
 
 
 class LocalBlock(nn.Module):
-    """One ST-GCN block. Space first, then time: graph convolution (Eq. 6), temporal convolution, residual, ReLU, dropout."""
+    """ST-GCN block, space before time: graph convolution (Eq. 6), temporal convolution, residual, ReLU, dropout."""
 
     def __init__(self, width: int, channels: int, stride: int, config: M2LGDG) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.empty(config.chebyshev_order, width, channels))  # W_k
+        self.weights = nn.Parameter(torch.empty(config.chebyshev_order, width, channels))  # W_k, k = 0 to K - 1
         self.bias = nn.Parameter(torch.zeros(channels))  # b
-        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # all orders enter one sum, so their fans add up
+        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # the K terms are summed, so their fans add up
         self.temporal = time_convolution(channels, channels, config.temporal_kernel, stride)
         self.norm = nn.BatchNorm2d(channels)
         self.residual: nn.Module = nn.Identity()
@@ -74,21 +75,22 @@ class LocalBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, features: Tensor, operator: Tensor) -> Tensor:
-        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); `operator` is the normalised adjacency."""
-        nodes = chebyshev(operator, features.permute(0, 2, 3, 1), self.weights, self.bias)  # (subject, time, roi, channel)
-        through = self.norm(self.temporal(nodes.permute(0, 3, 1, 2)))  # (subject, channel, time / stride, roi)
-        out: Tensor = self.dropout(functional.relu(through + self.residual(features)))
+        """(subject, channel, time, roi) -> (subject, channel, time / stride, roi); `operator` is A hat of Eq. 5."""
+        nodes = features.permute(0, 2, 3, 1)  # H at each time point, (subject, time, roi, channel)
+        nodes = chebyshev(operator, nodes, self.weights, self.bias)  # Y of Eq. 6, (subject, time, roi, channel)
+        filtered = self.norm(self.temporal(nodes.permute(0, 3, 1, 2)))  # (subject, channel, time / stride, roi)
+        out: Tensor = self.dropout(functional.relu(filtered + self.residual(features)))
         return out
 
 
 class LocalEncoder(nn.Module):
-    """Local encoder, Eq. 5 to 7: ST-GCN blocks over the group graph and its learned refinement, then a mean over all."""
+    """Local encoder (Eq. 5 to 7): ST-GCN blocks on the group graph mixed with a learned one, then global average pooling."""
 
     def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
-        self.adjacency: Tensor  # A_FC, Eq. 3
+        self.adjacency: Tensor  # A_FC of Eq. 3, (roi, roi)
         self.register_buffer("adjacency", torch.from_numpy(np.array(shape.fitted["adjacency"])))
-        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, config.edge_width))  # E
+        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, config.edge_width))  # E, edge embeddings
         self.beta, self.order = config.beta, config.chebyshev_order
         widths = (1, *config.local_channels)
         blocks = zip(widths[:-1], widths[1:], config.local_strides, strict=True)
@@ -97,11 +99,11 @@ class LocalEncoder(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> h_local (subject, local)."""
-        operator = propagation(self.adjacency, self.edges, self.beta)  # Eq. 5, (roi, roi)
+        operator = propagation(self.adjacency, self.edges, self.beta)  # A hat, Eq. 5, (roi, roi)
         features = series.transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
             features = block(features, operator)  # (subject, channel, time / stride, roi)
-        h_local: Tensor = self.output(features.mean(dim=(2, 3)))  # Eq. 7
+        h_local: Tensor = self.output(features.mean(dim=(2, 3)))  # Eq. 7; mean over time and ROIs, (subject, channel)
         return h_local
 
 
@@ -109,7 +111,7 @@ class LocalEncoder(nn.Module):
 
 
 def phenotype_encoder(inputs: int, config: M2LGDG) -> nn.Sequential:
-    """Non-imaging encoder, Eq. 9: hidden layers with batch norm, GELU and dropout, then a linear layer."""
+    """Non-imaging encoder MLP_ni (Eq. 9): hidden layers with batch norm, GELU and dropout, then a linear layer."""
     layers: list[nn.Module] = []
     width = inputs
     for hidden in config.phenotype_hidden:
@@ -122,7 +124,7 @@ def phenotype_encoder(inputs: int, config: M2LGDG) -> nn.Sequential:
 
 
 class CrossAttention(nn.Module):
-    """One cross-attention layer, Eq. 15: scan tokens attend to phenotype tokens, then these to the updated scan tokens."""
+    """Cross-attention layer (Eq. 15): fMRI tokens attend to phenotype tokens, then these to the updated fMRI tokens."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -131,11 +133,11 @@ class CrossAttention(nn.Module):
         self.feed_f, self.feed_n = (mlp(width, 4 * width, width, dropout) for _ in range(2))
 
     def forward(self, z_f: Tensor, z_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (subject, token, width)."""
-        z_f = self.norm_f(z_f + self.attend_f(z_f, z_n, z_n, need_weights=False)[0])
-        z_f = self.norm_ff(z_f + self.feed_f(z_f))
-        z_n = self.norm_n(z_n + self.attend_n(z_n, z_f, z_f, need_weights=False)[0])
-        z_n = self.norm_nn(z_n + self.feed_n(z_n))
+        """(subject, token, width) tokens of fMRI and phenotypes -> the same, updated."""
+        z_f = self.norm_f(z_f + self.attend_f(z_f, z_n, z_n, need_weights=False)[0])  # Z_f', MHA(query, key, value)
+        z_f = self.norm_ff(z_f + self.feed_f(z_f))  # Z_f hat
+        z_n = self.norm_n(z_n + self.attend_n(z_n, z_f, z_f, need_weights=False)[0])  # Z_n'
+        z_n = self.norm_nn(z_n + self.feed_n(z_n))  # Z_n hat
         return z_f, z_n
 
 
@@ -143,7 +145,7 @@ class CrossAttention(nn.Module):
 
 
 class Network(nn.Module):
-    """All of M²LG-DG. `forward` returns the logits, `parts` also what the losses and explanations need."""
+    """The whole of M²LG-DG. `forward` returns the logits; `parts` also returns what losses and explanations need."""
 
     def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
@@ -154,21 +156,21 @@ class Network(nn.Module):
             self.combine = nn.Linear(config.global_width + config.local_width, config.imaging_width)  # W_p, b_p
         if config.phenotypes:
             self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config)
-        if not (config.imaging and config.phenotypes):  # ablations M1 and M2
+        if not (config.imaging and config.phenotypes):  # ablations M1 (phenotypes only) and M2 (imaging only)
             self.project = nn.Linear(config.imaging_width if config.imaging else config.phenotype_width, config.fused_width)
-        elif not config.decomposition:  # ablation C1
+        elif not config.decomposition:  # ablation C1: concatenation
             self.project = nn.Linear(config.imaging_width + config.phenotype_width, config.fused_width)
         else:
-            self.shared_f, self.private_f = (mlp(config.imaging_width, width, width, 0.0) for _ in range(2))
-            self.shared_n, self.private_n = (mlp(config.phenotype_width, width, width, 0.0) for _ in range(2))
+            self.shared_f, self.private_f = (mlp(config.imaging_width, width, width, 0.0) for _ in range(2))  # psi_f
+            self.shared_n, self.private_n = (mlp(config.phenotype_width, width, width, 0.0) for _ in range(2))  # psi_n
             if config.cross_attention:
                 fusion = [CrossAttention(width, config.fusion_heads, config.dropout) for _ in range(config.fusion_layers)]
                 self.fusion = nn.ModuleList(fusion)
-                self.gate = mlp(4 * width, width, 2, 0.0)  # MLP_g of Eq. 16
-                self.output = mlp(4 * width, 2 * width, config.fused_width, config.dropout)  # MLP_o
-            else:  # ablation C2
+                self.gate = mlp(4 * width, width, 2, 0.0)  # the MLP_g of Eq. 16
+                self.output = mlp(4 * width, 2 * width, config.fused_width, config.dropout)  # MLP_o of Eq. 16
+            else:  # ablation C2: decomposition, then concatenation
                 self.project = nn.Linear(4 * width, config.fused_width)
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = []  # three-layer classification MLP
         sizes = (config.fused_width, config.fused_width // 2, config.fused_width // 4)
         for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(config.dropout)]
@@ -179,22 +181,22 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, the fused representation, and where the configuration has them the components and the gate's weights."""
+        """Logits and fused representation, and, in configurations that have them, the four components and the gate weights."""
         return self.decide(self.encode(batch), batch)
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
-        """h_global (subject, global) and h_local (subject, local); nothing where imaging is left out (M1)."""
+        """h_global (subject, global) and h_local (subject, local); empty without imaging (M1)."""
         if not self.config.imaging:
             return ()
         return self.global_encoder(batch.series), self.local_encoder(batch.series)
 
     def decide(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
-        """From the encoded scan and the phenotypes to the logits."""
+        """The parts of `fuse` and the logits (subject, 2), from the encoded scan and the phenotypes."""
         parts = self.fuse(encoded, batch)
         return parts | {"logits": self.classifier(parts["fused"])}
 
     def fuse(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
-        """Eq. 8 to 10 and 14 to 16: `fused` (subject, fused), and the parts on the way to it."""
+        """Eq. 8 to 10 and 14 to 16: h_fused as `fused` (subject, fused), and the components and gate weights behind it."""
         config = self.config
         if not encoded:  # M1
             return {"fused": self.project(self.phenotype_encoder(batch.phenotypes))}
@@ -205,38 +207,38 @@ class Network(nn.Module):
         if not config.decomposition:  # C1
             return {"fused": self.project(torch.cat([h_fmri, h_ni], dim=1))}
         s_f, p_f = self.shared_f(h_fmri), self.private_f(h_fmri)  # Eq. 10, each (subject, shared)
-        s_n, p_n = self.shared_n(h_ni), self.private_n(h_ni)
+        s_n, p_n = self.shared_n(h_ni), self.private_n(h_ni)  # Eq. 10
         components = {"s_f": s_f, "p_f": p_f, "s_n": s_n, "p_n": p_n}
         if not config.cross_attention:  # C2
             return components | {"fused": self.project(torch.cat([s_f, p_f, s_n, p_n], dim=1))}
         z_f, z_n = torch.stack([s_f, p_f], dim=1), torch.stack([s_n, p_n], dim=1)  # Eq. 14, (subject, 2 tokens, shared)
         for layer in self.fusion:
             z_f, z_n = layer(z_f, z_n)  # Eq. 15
-        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)  # (subject, 2 shared)
-        alpha = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # Eq. 16, (subject, 2)
-        fused = self.output(torch.cat([alpha[:, :1] * flat_f, alpha[:, 1:] * flat_n], dim=1))  # (subject, fused)
+        flat_f, flat_n = z_f.flatten(1), z_n.flatten(1)  # (subject, 2 * shared)
+        alpha = torch.softmax(self.gate(torch.cat([flat_f, flat_n], dim=1)), dim=1)  # Eq. 16, (subject, 2 modalities)
+        fused = self.output(torch.cat([alpha[:, :1] * flat_f, alpha[:, 1:] * flat_n], dim=1))  # h_fused, Eq. 16
         return components | {"gate": alpha, "fused": fused}
 
 
 def mlp(width: int, hidden: int, out: int, dropout: float) -> nn.Sequential:
-    """Linear, GELU, linear; with dropout in between where there is any."""
+    """Two-layer perceptron: linear, GELU, dropout (unless it is 0), linear."""
     between = [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), *between, nn.Linear(hidden, out))
 
 
 def time_convolution(width: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution along time of (subject, channel, time, roi) features, the same for every ROI, with same padding."""
+    """Convolution along time of (subject, channel, time, roi) features, with same padding and weights shared by all ROIs."""
     return nn.Conv2d(width, channels, (kernel, 1), stride=(stride, 1), padding=(kernel // 2, 0))
 
 
 def gelu(features: Tensor) -> Tensor:
-    """GELU by a name of our own: given PyTorch's, its transformer predicts by a fused operation that ONNX does not have."""
+    """GELU as a function that PyTorch's transformer does not recognise: its fused inference path has no ONNX operator."""
     return functional.gelu(features)
 
 
 @method("m2lgdg", role="headline")
 class M2LGDG(DeepMethod):
-    """Multi-modal local-global domain generalization with cross-site contrast (the paper's method)."""
+    """M²LG-DG: ROI transformer and ST-GCN on series, shared-private fusion with phenotypes, cross-site contrastive loss."""
 
     global_channels: tuple[int, ...] = (32, 64, 128)
     global_kernels: tuple[int, ...] = (7, 5, 3)
@@ -311,7 +313,7 @@ class M2LGDG(DeepMethod):
     }
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Group graph of the source-training subjects, Eq. 3."""
+        """A_FC, the group graph of the source-training subjects (Eq. 3)."""
         return {"adjacency": group_graph_of(features["series"], self.percentile)} if self.imaging else {}
 
     def build(self, shape: Shape) -> nn.Module:
@@ -319,11 +321,11 @@ class M2LGDG(DeepMethod):
         return fast_form(Network(shape, self))
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """The contrast is between subjects of two sites."""
+        """Fewer than two sites: the contrastive loss has no positive pairs."""
         return bool(self.contrastive_weight) and len(torch.unique(site)) < 2
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Total loss, Eq. 20 and 21: cross-entropy, three decomposition losses with one weight, cross-site contrast."""
+        """Terms of the total loss (Eq. 20), the three decomposition losses with one weight (Eq. 21)."""
         assert isinstance(network, Network)
         parts = network.parts(batch)
         terms = {"ce": self.cross_entropy(parts["logits"], batch)}  # Eq. 17
@@ -333,6 +335,6 @@ class M2LGDG(DeepMethod):
             terms["orthogonality"] = self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n)  # Eq. 12
             terms["difference"] = self.decomposition_weight * difference_loss(p_f, p_n, self.margin)  # Eq. 13
         if self.contrastive_weight:
-            contrast = cross_site_contrastive_loss(parts["fused"], batch.label, batch.site, self.temperature)  # Eq. 18, 19
+            contrast = cross_site_contrastive_loss(parts["fused"], batch.label, batch.site, self.temperature)  # Eq. 18 and 19
             terms["contrast"] = self.contrastive_weight * contrast
         return terms

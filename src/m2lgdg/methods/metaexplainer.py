@@ -1,7 +1,7 @@
-"""MetaExplainer: learned connectivity whose contrast between the classes is asked to be sparse and alike at all sites.
+"""MetaExplainer: learned connectivity whose class contrast is regularised to be sparse and stable across sites.
 
-The network learns a graph from the series and passes connectivity along it. Each update of `deep.py`'s loop is a dual one: a
-trial step at some sites, and the gradient after it at others, applied to the weights from before.
+The network learns a graph from the series and passes FC along it. Each update of the loop in `deep.py` is a dual one: a trial
+step at some sites, then the gradient at other sites after that step, applied to the weights before it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SLOPE = 0.2  # of the leaky ReLU
 
 
 class Encoder(nn.Module):
-    """Convolutions along time, alike for every ROI, to a softmax over a few features of each ROI."""
+    """Convolutions along time, shared by all ROIs, and a softmax over a few features of each ROI."""
 
     def __init__(self, length: int, config: MetaExplainer) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width = 1
         for channels, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
-            size = min(kernel, length)  # a short series is seen whole
+            size = min(kernel, length)  # at most the whole of a short series
             layers += [nn.Conv2d(width, channels, (size, 1), (stride, 1)), nn.BatchNorm2d(channels), nn.ReLU()]
             width, length = channels, (length - size) // stride + 1
         pool = min(config.pool, length)
@@ -46,12 +46,12 @@ class Encoder(nn.Module):
     def forward(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (subject, roi, feature)."""
         scaled = functional.instance_norm(series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
-        found = self.convolutions(scaled).flatten(1, 2).transpose(1, 2)  # (subject, roi, channel time)
-        return torch.softmax(self.output(found), dim=2)
+        convolved = self.convolutions(scaled).flatten(1, 2).transpose(1, 2)  # (subject, roi, channel * time)
+        return torch.softmax(self.output(convolved), dim=2)
 
 
 class LearnedConnectivity(nn.Module):
-    """Attention among ROIs; the inner products of what it gives are the edges."""
+    """Multi-head attention over ROIs; the inner products of its outputs are the edges."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,31 +63,31 @@ class LearnedConnectivity(nn.Module):
         width = nodes.shape[2]
         parts = [part(nodes).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)]
         query, key, value = parts  # (subject, head, roi, feature / heads)
-        share = torch.softmax(query @ key.mT / math.sqrt(width), dim=3)  # (subject, head, roi, other roi)
+        attention = torch.softmax(query @ key.mT / math.sqrt(width), dim=3)  # (subject, head, roi, other roi)
         with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
-            joined = (share.float() @ value.float()).transpose(1, 2).flatten(2)  # (subject, roi, feature)
+            joined = (attention.float() @ value.float()).transpose(1, 2).flatten(2)  # (subject, roi, feature)
             return joined @ joined.mT  # type: ignore[no-any-return]
 
 
 class Network(nn.Module):
-    """Encoder, learned connectivity, message passing of Fisher-z rows along it, and a classifier that phenotypes join."""
+    """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier that also takes phenotypes."""
 
     def __init__(self, shape: Shape, config: MetaExplainer) -> None:
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
-        for name in ("mean", "scale"):  # saved among what was fitted, so not once more here
+        for name in ("mean", "scale"):  # already saved with the fitted arrays
             self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         n, self.n_sites, self.config = shape.n_rois, shape.n_sites, config
         self.encoder = Encoder(shape.length, config)
         self.connectivity = LearnedConnectivity(config.embedding, config.heads)
         self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *config.graph_widths)])
-        self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # a ROI is a channel
+        self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # ROIs are channels
         wide, narrow = config.classifier_widths
         first, second = dense(n * config.graph_widths[-1], wide), dense(wide, narrow)
         self.fuse = nn.Sequential(nn.Dropout(config.dropout), first, nn.Dropout(config.dropout), second)
         self.classifier = nn.Linear(narrow + shape.n_inputs, 2)
-        self.history: Tensor  # (site, class, roi, roi) and (site,), of training alone: `optimizer` makes them
+        self.history: Tensor  # (site, class, roi, roi); with `known` (site,) used in training only, created in `optimizer`
         self.known: Tensor
         self.trial: torch.optim.Optimizer
 
@@ -96,12 +96,12 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, the representation of the scan, and the learned connectivity."""
+        """Logits, the representation of the scan (`fused`), and the learned connectivity."""
         edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
         return {"connectivity": edges} | self.decide(edges, batch["fc"], batch.phenotypes)
 
     def decide(self, edges: Tensor, fc: Tensor, phenotypes: Tensor) -> dict[str, Tensor]:
-        """Logits and representation, from learned connectivity, Fisher z (both (subject, roi, roi)) and phenotypes."""
+        """Logits and representation, from learned connectivity and Fisher z, both (subject, roi, roi), and phenotypes."""
         nodes = (fc - self.mean) / self.scale  # (subject, roi, feature)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             nodes = norm(layer(passed(edges, nodes, self.config.normalisation, self.config.self_loops)))
@@ -116,7 +116,7 @@ def dense(*widths: int) -> nn.Sequential:
 
 
 def passed(edges: Tensor, nodes: Tensor, normalisation: str, self_loops: bool) -> Tensor:
-    """(subject, roi, other) and (subject, other, feature) -> (subject, roi, feature): each node's sum over its edges."""
+    """Message passing, (subject, roi, other) and (subject, other, feature) -> (subject, roi, feature)."""
     if normalisation == "release":
         return edges.sum(dim=2, keepdim=True) * nodes
     degree = edges.abs().sum(dim=2, keepdim=True).clamp(min=1e-6)  # (subject, roi, 1); edges may be negative
@@ -130,7 +130,7 @@ def passed(edges: Tensor, nodes: Tensor, normalisation: str, self_loops: bool) -
 
 
 def class_means(edges: Tensor, label: Tensor, per_site: int) -> tuple[Tensor, Tensor]:
-    """Sites in a row -> (site, class, roi, roi) mean connectivity and (site, class) subjects; 0 where there is nobody."""
+    """(site, class, roi, roi) mean connectivity and (site, class) counts, of subjects ordered by site; 0 for empty classes."""
     member = functional.one_hot(label, 2).to(edges.dtype).view(-1, per_site, 2)  # (site, subject, class)
     count = member.sum(dim=1)
     with torch.autocast(edges.device.type, enabled=False):
@@ -139,23 +139,23 @@ def class_means(edges: Tensor, label: Tensor, per_site: int) -> tuple[Tensor, Te
 
 
 def contrast_maps(means: Tensor) -> Tensor:
-    """(site, class, roi, roi) -> (site, roi, roi): sigmoid of |difference of the classes|, standardised down each column."""
+    """(site, class, roi, roi) -> (site, roi, roi): sigmoid of the absolute class difference, standardised by column."""
     contrast = (means[:, 0] - means[:, 1]).abs()
     centred = contrast - contrast.mean(dim=1, keepdim=True)
     return torch.sigmoid(centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt())
 
 
 def stability(maps: Tensor) -> Tensor:
-    """Mean over pairs of sites of the soft Dice loss of their maps; 0 where there is no pair."""
+    """Soft Dice loss between the maps of two sites, averaged over pairs of sites; 0 without a pair."""
     flat = maps.flatten(1)  # (site, edge)
-    one, other = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
-    dice = 2 * (flat[one] * flat[other]).sum(dim=1) / (flat[one].sum(dim=1) + flat[other].sum(dim=1))
+    first, second = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
+    dice = 2 * (flat[first] * flat[second]).sum(dim=1) / (flat[first].sum(dim=1) + flat[second].sum(dim=1))
     return (1 - dice).sum() / max(len(dice), 1)
 
 
 @contextmanager
 def unrecorded(network: nn.Module) -> Iterator[None]:
-    """Batch norm by the batch's statistics, which the running ones do not take in."""
+    """Context in which batch norm uses the batch's statistics and leaves the running ones unchanged."""
     norms = [part for part in network.modules() if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)]
     for norm in norms:
         norm.track_running_stats = False
@@ -168,22 +168,27 @@ def unrecorded(network: nn.Module) -> Iterator[None]:
 
 @method("metaexplainer")
 class MetaExplainer(DeepMethod):
-    """MetaExplainer: meta-learning over sites of a learned connectivity with sparse and stable contrasts of the classes.
+    """MetaExplainer: graph network on learned connectivity, meta-learned over source sites with sparse, stable class contrasts.
 
-    Mended: nodes get the sum over their edges, where the release multiplies a node by its row sum (normalisation "release");
-    no sigmoid before cross-entropy; values of the attention have their own projection, and the attention is in force.
-    Mended: contrasts are of unmixed subjects, with class means that remember a site's earlier draws, since 5 against 5 are few.
-    Read: convolution, batch norm, ReLU, as the text says; dropout is before and within the classifier; Fisher z for Pearson.
-    Read: the sparsity of the release, the mean and not the sum over edges, which would drown the cross-entropy (hence its
-    weight); stability is a mean over pairs of sites, its weight what the release's sum over 21 pairs is to 7 sites.
-    Mended: subjects are mixed in learned connectivity and correlations, not in series, whose mixture is no scan of anybody.
-    Read: the trial step is on plain cross-entropy, the outer one's is on subjects mixed with others of their site; the two
+    Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
+    (normalisation "release"); no sigmoid before cross-entropy; attention values have their own projection, and the attention is
+    in use.
+    Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws, since 5
+    subjects per class are few.
+    Differs from the release: subjects are mixed in learned connectivity and correlations, not in series, since mixed series are
+    not a scan of anyone.
+    Interpretation: convolution, batch norm, ReLU, in the order of the text; dropout before and within the classifier; Fisher z
+    instead of Pearson correlations.
+    Interpretation: sparsity is the release's, the mean and not the sum over edges, which would drown the cross-entropy (hence
+    its weight). Stability is a mean over pairs of sites; its weight corresponds to the release's sum over the 21 pairs of 7
+    sites.
+    Interpretation: the trial step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two
     optimizers keep their own moments. No second derivatives.
-    Batch norm: running statistics learn from the outer sites' unmixed subjects alone; other passes leave them as they are.
-    Differs: edges are divided by the number of ROIs and a node keeps itself (`self_loops`): learned edges are all but equal at
-    first, and their sum alone would give every ROI the same state.
-    Differs: phenotypes join at the last hidden layer; with fewer than 13 sites half are outer; sites with fewer than 5 of a
-    class are inner only; 2,000 steps with the loop's warm-up and cosine.
+    Batch norm: running statistics are updated by the outer sites' unmixed subjects only.
+    Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`): learned
+    edges are almost equal at first, and their sum alone would give every ROI the same state.
+    Differs from the publication: phenotypes join at the last hidden layer; with fewer than 13 sites half are outer; sites with
+    fewer than 5 subjects of a class are inner only; 2,000 steps with warm-up and cosine.
     """
 
     channels: tuple[int, ...] = (32, 32, 16)
@@ -200,11 +205,11 @@ class MetaExplainer(DeepMethod):
     inner_sites: int = 6
     outer_sites: int = 7
     per_site: int = 10
-    site_power: float = 0.5  # sites are drawn by size to this power
-    mixup: float = 1.0  # both parameters of the beta distribution; 0: nobody is mixed
+    site_power: float = 0.5  # probability of drawing a site is proportional to its size to this power
+    mixup: float = 1.0  # both parameters of the beta distribution; 0: no mixing
     sparsity_weight: float = 0.1
     stability_weight: float = 0.03
-    memory: float = 0.5  # share of a site's earlier class means in the present ones
+    memory: float = 0.5  # weight of a site's earlier class means in the current ones
     steps_per_epoch: int = 20
     epochs: int = 100
     warmup: int = 5
@@ -238,19 +243,19 @@ class MetaExplainer(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Standardised series, which the graph is learned from, and Fisher-z correlations, which travel along it."""
+        """Standardised series, from which the graph is learned, and Fisher-z FC, which is passed along it."""
         return super().features(cohort, device) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and spread of each edge."""
+        """Mean and sd of each edge over source-training subjects."""
         return {**source_scaling(features["fc"].cpu().numpy())}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network at this number of ROIs and time points."""
+        """Network for this number of ROIs and time points."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam, and another for the trial steps; also the empty memory of class means."""
+        """Adam, and another Adam for the trial steps; also creates the empty history of class means."""
         assert isinstance(network, Network)
         n = len(network.mean)
         network.history = network.mean.new_zeros(network.n_sites, 2, n, n)
@@ -260,7 +265,7 @@ class MetaExplainer(DeepMethod):
         return adam[1]
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Inner sites, then outer sites, classes balanced within each."""
+        """Batches of inner sites followed by outer sites, classes balanced within each."""
         everyone, fit = torch.unique(site), balanced_sites(site, label, least=self.per_site // 2)
         fit = fit if len(fit) else everyone
         outer = min(self.outer_sites, len(fit), -(-len(everyone) // 2))
@@ -280,11 +285,11 @@ class MetaExplainer(DeepMethod):
         return whole
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """One site is outer alone, and stability is between two."""
+        """Fewer than two sites: no inner site, and no pair for stability."""
         return len(torch.unique(site)) < 2
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """A trial step at the inner sites; the gradient after it, at the outer sites, moves the weights from before it."""
+        """A trial step at the inner sites; the gradient at the outer sites after it updates the weights from before it."""
         assert isinstance(network, Network)
         rows = torch.arange(len(batch), device=batch.label.device)
         before = [value.detach().clone() for value in network.parameters()]
@@ -299,13 +304,13 @@ class MetaExplainer(DeepMethod):
             network.trial.step()
             terms["trial"] = trial.detach()
         with self.autocast(batch.label.device):
-            found = self.loss(network, batch.take(rows[self._inner :]))
-        self._gradient(torch.stack(list(found.values())).sum(), network)
+            outer = self.loss(network, batch.take(rows[self._inner :]))
+        self._gradient(torch.stack(list(outer.values())).sum(), network)
         with torch.no_grad():
             for value, old in zip(network.parameters(), before, strict=True):
                 value.copy_(old)
         optimizer.step()
-        return terms | {name: term.detach() for name, term in found.items()}
+        return terms | {name: term.detach() for name, term in outer.items()}
 
     def _gradient(self, loss: Tensor, network: nn.Module) -> None:
         network.zero_grad(set_to_none=True)
@@ -313,19 +318,19 @@ class MetaExplainer(DeepMethod):
         nn.utils.clip_grad_norm_(network.parameters(), self.clip)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of the outer sites: cross-entropy of the mixed subjects, sparsity and stability of the unmixed ones' contrasts."""
+        """Losses at the outer sites: cross-entropy of mixed subjects, and sparsity and stability of unmixed contrasts."""
         assert isinstance(network, Network)
-        found = network.parts(batch)
-        maps = contrast_maps(self.remembered(network, found["connectivity"], batch))
+        parts = network.parts(batch)
+        maps = contrast_maps(self.remembered(network, parts["connectivity"], batch))
         if self.mixup:
-            share, partner = self.mixing(batch)
-            whole = (found["connectivity"], batch["fc"], batch.phenotypes)
+            weight, partner = self.mixing(batch)
+            inputs = (parts["connectivity"], batch["fc"], batch.phenotypes)
             with unrecorded(network):
-                logits = network.decide(*(share * one + (1 - share) * one[partner] for one in whole))["logits"]
+                logits = network.decide(*(weight * value + (1 - weight) * value[partner] for value in inputs))["logits"]
             other = batch.take(partner)
-            entropy = share * self.cross_entropy(logits, batch) + (1 - share) * self.cross_entropy(logits, other)
+            entropy = weight * self.cross_entropy(logits, batch) + (1 - weight) * self.cross_entropy(logits, other)
         else:
-            entropy = self.cross_entropy(found["logits"], batch)
+            entropy = self.cross_entropy(parts["logits"], batch)
         sparsity = maps.mean() if len(maps) else maps.sum()
         return {
             "ce": entropy,
@@ -334,7 +339,7 @@ class MetaExplainer(DeepMethod):
         }
 
     def remembered(self, network: Network, edges: Tensor, batch: Batch) -> Tensor:
-        """(site, class, roi, roi) class means of the sites with both classes, joined with their past, which has no gradient."""
+        """(site, class, roi, roi) class means of sites with both classes, averaged with their history (no gradient)."""
         means, count = class_means(edges.float(), batch.label, self.per_site)
         both = (count > 0).all(dim=1)
         means, number = means[both], batch.site[:: self.per_site][both]
@@ -344,12 +349,12 @@ class MetaExplainer(DeepMethod):
         return means
 
     def mixing(self, batch: Batch) -> tuple[float, Tensor]:
-        """The share of themselves that subjects keep, and the position of the one of their site whom each is mixed with."""
-        share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
+        """Mixing weight, and the position of the subject of the same site that each subject is mixed with."""
+        weight = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
         sites = len(batch) // self.per_site
         partner = torch.rand(sites, self.per_site).argsort(dim=1) + self.per_site * torch.arange(sites)[:, None]
-        return share, partner.flatten().to(batch.label.device)
+        return weight, partner.flatten().to(batch.label.device)
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Without class weights: the batches are balanced already."""
+        """Smoothed cross-entropy without class weights, since batches are balanced."""
         return smoothed_cross_entropy(logits, batch.label, None, self.label_smoothing)

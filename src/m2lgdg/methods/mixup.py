@@ -1,6 +1,6 @@
-"""Mixup between sites: the network learns from correlation matrices that lie between two subjects of different sites.
+"""Mixup between sites: trains on convex combinations of two subjects from different source sites.
 
-One of the generalization methods on `erm.py`'s network, batches and loss; training is `deep.py`'s.
+One of the generalization methods: network, batches and cross-entropy are in `erm.py`, the training loop in `deep.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from m2lgdg.methods.erm import ERM, Network, SiteMethod
 
 
 def site_pairs(site: Tensor) -> Tensor:
-    """(2, site, subject) positions: sites in random order over the next ones, the last over the first.
+    """(2, site, subject) positions of pairs: sites in random order, each paired with the next and the last with the first.
 
-    Needs as many rows of each site. Subjects are shuffled within a site: rows come sorted by class, so that otherwise nobody
-    would be mixed with the other class.
+    Needs the same number of rows from each site. Subjects are shuffled within a site: rows come sorted by class, so without it
+    no subject would be mixed with the other class.
     """
     shuffled = torch.randperm(len(site)).to(site.device)
     by_site = shuffled[torch.argsort(site[shuffled], stable=True)]
@@ -32,19 +32,22 @@ def site_pairs(site: Tensor) -> Tensor:
     return torch.stack([first, first.roll(-1, dims=0)])
 
 
-def mixed_connectivity(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    """Fisher z of the mixed correlations, from Fisher z: (subject, edge) twice, (subject, 1) share of the first."""
-    correlation = share * first.tanh() + (1 - share) * second.tanh()
+def mixed_connectivity(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
+    """(subject, edge) Fisher z of mixed correlations, from Fisher z of both and the (subject, 1) weight of the first."""
+    correlation = weight * first.tanh() + (1 - weight) * second.tanh()
     return correlation.clamp(-CLIP, CLIP).atanh()
 
 
 @method("mixup")
 class Mixup(SiteMethod):
-    """Mixup between sites: connectivity, phenotypes and labels of pairs of subjects from two sites, mixed by one share.
+    """Mixup: MLP on Fisher-z FC; trains on convex combinations of subjects of two source sites, labels included.
 
-    Correlations are mixed before Fisher z, as a mixture of correlation matrices is one again; mixed series would not give it.
-    Mended: `share_per_subject` draws a share for each pair of subjects, which is less noisy than one for each pair of sites.
-    Read so: alpha 0, or a batch of one site, is plain cross-entropy.
+    Correlations are mixed before Fisher z, because a mixture of correlation matrices is a correlation matrix; mixed series
+    would not give it.
+    Phenotypes and labels are mixed with the same weight as FC.
+    Differs from the publication, if `share_per_subject`: mixing weights are drawn for each pair of subjects, which is less
+    noisy than one for each pair of sites.
+    Interpretation: with alpha 0, or one site in the batch, the loss is plain cross-entropy.
     """
 
     alpha: float = 0.2
@@ -56,19 +59,19 @@ class Mixup(SiteMethod):
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"alpha": (0.1, 0.2, 0.4, 1.0, 3.0, 10.0), **ERM.space}
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy with the mixed label, which is the mixture of both cross-entropies."""
+        """Cross-entropy with mixed labels, which equals the mixture of both cross-entropies."""
         assert isinstance(network, Network)
         if self.alpha == 0 or (batch.site == batch.site[0]).all():
             return super().loss(network, batch)
         rows = site_pairs(batch.site)  # (2, site, subject)
         first, second = batch.take(rows[0].flatten()), batch.take(rows[1].flatten())
-        share = self.shares(*rows.shape[1:]).flatten()[:, None].to(batch.site.device)  # (subject, 1)
-        phenotypes = share * first.phenotypes + (1 - share) * second.phenotypes
-        logits = network.classify(network.encode(mixed_connectivity(first["fc"], second["fc"], share)), phenotypes)
-        label = share * functional.one_hot(first.label, 2) + (1 - share) * functional.one_hot(second.label, 2)
-        return {"ce": functional.cross_entropy(logits.float(), label, label_smoothing=self.label_smoothing)}  # shares of two
+        weight = self.mixing_weights(*rows.shape[1:]).flatten()[:, None].to(batch.site.device)  # (subject, 1)
+        phenotypes = weight * first.phenotypes + (1 - weight) * second.phenotypes
+        logits = network.classify(network.encode(mixed_connectivity(first["fc"], second["fc"], weight)), phenotypes)
+        label = weight * functional.one_hot(first.label, 2) + (1 - weight) * functional.one_hot(second.label, 2)
+        return {"ce": functional.cross_entropy(logits.float(), label, label_smoothing=self.label_smoothing)}
 
-    def shares(self, n_sites: int, per_site: int) -> Tensor:
-        """(site, subject) shares of the first of two subjects, from Beta(alpha, alpha)."""
+    def mixing_weights(self, n_sites: int, per_site: int) -> Tensor:
+        """(site, subject) mixing weights of the first subject of each pair, from Beta(alpha, alpha)."""
         drawn = torch.distributions.Beta(self.alpha, self.alpha).sample((n_sites, per_site if self.share_per_subject else 1))
         return drawn.expand(n_sites, per_site)

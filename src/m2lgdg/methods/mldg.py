@@ -1,6 +1,6 @@
-"""MLDG: a step that helps some source sites must also help others, which play the unseen site in that step.
+"""MLDG: a gradient step on some source sites must also lower the loss at others, which stand for the unseen site.
 
-`erm.py` gives the network, the batches and the loss; here are the split of a batch's sites and the two-part objective.
+The network, batches and cross-entropy are in `erm.py`; this file has the split of a batch's sites and the meta-objective.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from m2lgdg.sampler import balanced_sites
 
 @method("mldg")
 class MLDG(SiteMethod):
-    """Meta-learning: the loss at some sites, plus the loss at other sites after a gradient step on the first.
+    """MLDG: MLP on Fisher-z FC; loss at some source sites plus the loss at others after a gradient step on the first.
 
-    Against the public releases: the inner step is one plain gradient step on the mean over sites (one release takes a step of
-    a fresh Adam for each site, which knows only the gradient's sign), of order 2 as published, without dropout.
-    Sites of fewer than 4 per class never play the unseen site; a batch without another one is a step of ERM.
-    The publication's inner rate is for a sum over sites and other features; here it is the middle of the range to be tuned.
+    Differs from the public releases: the inner step is one plain gradient step on the mean over sites, of second order as
+    published and without dropout. One release takes a step of a fresh Adam for each site, which uses only the gradient's sign.
+    Sites with fewer than 4 subjects per class are never meta-test sites; a batch without a possible meta-test site is an ERM
+    step.
+    The publication's inner rate is for a sum over sites and for other features; the default is the middle of the range to tune.
     """
 
-    order: Literal[1, 2] = 2  # 1: the inner gradient counts as a constant
+    order: Literal[1, 2] = 2  # 1: the inner gradient is treated as a constant
     meta_test_sites: int = 2
     inner_rate: float = 0.02
     meta_weight: float = 1.0
@@ -50,12 +51,12 @@ class MLDG(SiteMethod):
     }
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """ERM's batches; which sites are large enough to play the unseen one is seen here."""
+        """ERM's batches; also records which sites are large enough to be meta-test sites."""
         self._balanced = balanced_sites(site, label)
         return super().batches(site, label, order)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """One of two sites must be large enough to play the unseen one."""
+        """Fewer than two sites, or none large enough to be a meta-test site."""
         return super().lacks_sites(site, label) or not len(balanced_sites(site, label))
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -72,17 +73,17 @@ class MLDG(SiteMethod):
         return terms | {"meta": self.meta_weight * self.cross_entropy(logits, test)}
 
     def meta_test(self, site: Tensor) -> Tensor:
-        """(subject,) whether a subject's site plays the unseen one: drawn by chance, and never all sites."""
+        """(subject,) whether the subject's site is a meta-test site; these are drawn at random, and never all sites."""
         present = torch.unique(site).cpu()
         fit = present[torch.isin(present, self._balanced)]
         drawn = fit[torch.randperm(len(fit))[: min(self.meta_test_sites, len(present) - 1)]]
         return torch.isin(site, drawn.to(site.device))
 
     def stepped(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The parameters after one gradient step on some subjects, without dropout."""
+        """Parameters after one gradient step on a batch, without dropout."""
         training = network.training
-        now = dict(network.named_parameters())
+        parameters = dict(network.named_parameters())
         loss = self.cross_entropy(network.eval()(batch), batch)
         network.train(training)
-        slopes = torch.autograd.grad(loss, list(now.values()), create_graph=self.order == 2)
-        return {name: now[name] - self.inner_rate * slope for name, slope in zip(now, slopes, strict=True)}
+        slopes = torch.autograd.grad(loss, list(parameters.values()), create_graph=self.order == 2)
+        return {name: parameters[name] - self.inner_rate * slope for name, slope in zip(parameters, slopes, strict=True)}

@@ -1,8 +1,8 @@
-"""MM-GTUNets: a population graph of source subjects by phenotype and connectivity, two graph U-Nets, and targets that read it.
+"""MM-GTUNets: a population graph of source subjects by phenotype and FC, with two graph U-Nets that target subjects query.
 
-In the order of the flow: what is fitted on source-training subjects (chosen edges, phenotype codes, VAE, nodes), affinity of
-subjects, transformer convolution, U-Net, fusion, losses. A target subject is a query: it reads the nodes of source and its
-own, and changes none of them.
+The whole method in the order of the data: what is fitted on source-training subjects (selected edges, phenotype codes, VAE,
+nodes), affinity of subjects, transformer convolution, U-Net, fusion, losses. A target subject is a query: it reads the source
+nodes and itself, and changes none of them.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
-ENCODER = ("hidden.weight", "hidden.bias", "mean.weight", "mean.bias")  # what of the VAE is kept
+ENCODER = ("hidden.weight", "hidden.bias", "mean.weight", "mean.bias")  # parameters of the VAE that are saved
 
 
 def recursive_elimination(
     features: Floats, label: npt.NDArray[np.int8], wanted: int, step: int, penalty: float
 ) -> npt.NDArray[np.int64]:
-    """Positions of the `wanted` features left when those of the smallest ridge weights go, `step` at a time.
+    """Positions of the `wanted` features that remain when those with the smallest ridge weights are removed, `step` at a time.
 
-    A ridge with fewer subjects than features is solved among subjects, where dropping features only takes from one matrix.
+    The ridge is solved in its dual form (subjects), where removing features only subtracts from one kernel matrix.
     """
     from scipy.linalg import solve
 
-    centred, aim = features - features.mean(axis=0), 2.0 * label - 1  # centring one side is enough
+    centred, targets = features - features.mean(axis=0), 2.0 * label - 1  # centring one side is enough
     kernel = centred @ centred.T  # (subject, subject)
-    left = np.ones(features.shape[1], dtype=bool)
-    while left.sum() > wanted:
-        weight = solve(kernel + penalty * np.eye(len(kernel)), aim, assume_a="pos") @ centred  # (feature,)
-        size = np.where(left, weight**2, np.inf)
-        gone = np.argsort(size, kind="stable")[: min(step, int(left.sum()) - wanted)]
-        kernel -= centred[:, gone] @ centred[:, gone].T
-        left[gone] = False
-    return np.flatnonzero(left)
+    remaining = np.ones(features.shape[1], dtype=bool)
+    while remaining.sum() > wanted:
+        weight = solve(kernel + penalty * np.eye(len(kernel)), targets, assume_a="pos") @ centred  # (feature,)
+        size = np.where(remaining, weight**2, np.inf)
+        removed = np.argsort(size, kind="stable")[: min(step, int(remaining.sum()) - wanted)]
+        kernel -= centred[:, removed] @ centred[:, removed].T
+        remaining[removed] = False
+    return np.flatnonzero(remaining)
 
 
 class PhenotypeVAE(nn.Module):
-    """Variational autoencoder that brings phenotype codes in [0, 1] to the width of the imaging features."""
+    """Variational autoencoder that maps phenotype codes in [0, 1] to the width of the imaging features."""
 
     def __init__(self, codes: int, hidden: int, latent: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PhenotypeVAE(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, codes), nn.Sigmoid())
 
     def loss(self, codes: Tensor, noise: Tensor, kl_weight: float) -> Tensor:
-        """Summed squared error of the decoded sample, and the divergence from the standard normal."""
+        """Summed squared reconstruction error plus the weighted divergence from the standard normal."""
         hidden = functional.relu(self.hidden(codes))
         mean, log_variance = self.mean(hidden), self.log_variance(hidden)  # (subject, latent)
         decoded = self.decoder(mean + noise * torch.exp(log_variance / 2))
@@ -71,7 +71,7 @@ class PhenotypeVAE(nn.Module):
         return total
 
     def pretrain(self, codes: Tensor, epochs: int, patience: int, rate: float, weight_decay: float, kl_weight: float) -> None:
-        """Full-batch Adam until the loss has not fallen for some epochs."""
+        """Full-batch Adam with early stopping on the training loss."""
         optimizer = torch.optim.Adam(self.parameters(), lr=rate, weight_decay=weight_decay)
         best, best_epoch = math.inf, 0
         for epoch in range(epochs):
@@ -87,17 +87,17 @@ class PhenotypeVAE(nn.Module):
 
 
 class Nodes(NamedTuple):
-    """Some subjects as the graph sees them."""
+    """Subjects as nodes of the graph."""
 
-    imaging: Tensor  # (node, feature) chosen edges of the connectome, in source standard deviations
-    latent: Tensor  # (node, feature) mean of the phenotype VAE
-    phenotypes: Tensor  # (node, phenotype) those that vary in source, in source standard deviations
+    imaging: Tensor  # (node, feature) selected FC edges, z-scored with source statistics
+    latent: Tensor  # (node, feature) latent mean of the phenotype VAE
+    phenotypes: Tensor  # (node, phenotype) that vary in source, z-scored with source statistics
 
 
 class Source(nn.Module):
-    """What source-training subjects have fitted, themselves as nodes included; nothing in it learns any more."""
+    """What was fitted on source-training subjects, including themselves as nodes; nothing in it is trainable."""
 
-    chosen: Tensor  # (feature,) positions among the edges of the connectome
+    chosen: Tensor  # (feature,) positions among the FC edges
     centre: Tensor
     spread: Tensor
     varied: Tensor
@@ -112,11 +112,11 @@ class Source(nn.Module):
 
     def __init__(self, fitted: Arrays) -> None:
         super().__init__()
-        for name, value in fitted.items():  # saved with the model as what was fitted, so not again as weights
+        for name, value in fitted.items():  # already saved with the fitted arrays, so not as weights
             self.register_buffer(name, torch.from_numpy(np.array(value, order="C")), persistent=False)
 
     def forward(self, fc: Tensor, phenotypes: Tensor) -> Nodes:
-        """(subject, feature) chosen edges and (subject, input) scaled phenotypes -> nodes."""
+        """(subject, feature) selected edges and (subject, input) scaled phenotypes -> nodes."""
         used = self.used(phenotypes)
         vae = [self.get_buffer(f"vae_{name}".replace(".", "_")) for name in ENCODER]
         with torch.autocast(fc.device.type, enabled=False):
@@ -124,28 +124,28 @@ class Source(nn.Module):
             return Nodes((fc - self.centre) / self.spread, functional.linear(hidden, vae[2], vae[3]), used)
 
     def used(self, phenotypes: Tensor) -> Tensor:
-        """(subject, phenotype) those that vary in source; without any, one in which all subjects are alike."""
+        """(subject, phenotype) phenotypes that vary in source; if none does, one constant column."""
         return phenotypes[:, self.varied] if len(self.varied) else phenotypes.new_zeros(len(phenotypes), 1)
 
     def codes(self, used: Tensor) -> Tensor:
-        """(subject, code) in [0, 1]: a continuous one between the source's extremes, a column for each category of others."""
+        """(subject, code) in [0, 1]: continuous phenotypes by their source range, one column per category of the others."""
         values = used[:, self.code_column]
         same = (values - self.code_low).abs() < self.tolerance[self.code_column]
-        share = (values - self.code_low) / torch.where(self.code_span > 0, self.code_span, 1.0)
-        return torch.where(self.code_span > 0, share.clamp(0.0, 1.0), same.float())
+        scaled = (values - self.code_low) / torch.where(self.code_span > 0, self.code_span, 1.0)
+        return torch.where(self.code_span > 0, scaled.clamp(0.0, 1.0), same.float())
 
     def agree(self, first: Nodes, second: Nodes) -> Tensor:
         """(phenotype, first, second) whether two nodes agree in a phenotype."""
-        apart = first.phenotypes.T[:, :, None] - second.phenotypes.T[:, None, :]
-        return apart.abs() < self.tolerance[:, None, None]
+        difference = first.phenotypes.T[:, :, None] - second.phenotypes.T[:, None, :]
+        return difference.abs() < self.tolerance[:, None, None]
 
     def similarity(self, first: Nodes, second: Nodes) -> Tensor:
-        """(first, second) Gaussian kernel with the mean distance among source-training subjects as its width."""
+        """(first, second) Gaussian kernel; its width is the mean distance between source-training subjects."""
         return torch.exp(-squared_distances(first, second) / (2 * self.sigma.square()))
 
 
 def squared_distances(first: Nodes, second: Nodes) -> Tensor:
-    """(first, second) squared distances of the nodes' features of both modalities."""
+    """(first, second) squared distances between nodes, over the features of both modalities."""
     a, b = torch.cat([first.imaging, first.latent], dim=1), torch.cat([second.imaging, second.latent], dim=1)
     return (a.square().sum(1)[:, None] + b.square().sum(1)[None, :] - 2 * a @ b.T).clamp(min=0.0)
 
@@ -153,13 +153,13 @@ def squared_distances(first: Nodes, second: Nodes) -> Tensor:
 def phenotype_rules(
     scaler: PhenotypeScaler, phenotypes: npt.NDArray[np.float32], years: float, sd: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """How far apart agreeing phenotypes may be, and the codes the VAE sees; all in source standard deviations.
+    """Tolerances within which phenotypes agree, and the codes of the VAE; all in units of the source sd.
 
-    `phenotypes` are the scaled (source, input). Ages agree within `years`, other continuous ones within `sd`.
+    `phenotypes` are scaled, (source, input). Ages agree within `years`, other continuous phenotypes within `sd`.
     """
     varied = np.flatnonzero(np.isfinite(scaler.scale))
     tolerance: list[float] = []
-    codes: list[tuple[int, float, float]] = []  # phenotype, lowest or own value, range or 0 for a category
+    codes: list[tuple[int, float, float]] = []  # phenotype, minimum or category, range or 0 for a category
     for position, column in enumerate(varied):
         name, values = scaler.columns[column], phenotypes[:, column]
         if name in CATEGORICAL:  # whole numbers
@@ -173,7 +173,7 @@ def phenotype_rules(
     table = np.array(codes)
     return {
         "varied": varied,
-        # A little less, so that exactly two years apart is apart whatever the rounding.
+        # Slightly less, so that a difference of exactly two years does not agree, whatever the rounding.
         "tolerance": np.array(tolerance, dtype=np.float32) * np.float32(1 - 1e-4),
         "code_column": table[:, 0].astype(np.int64),
         "code_low": table[:, 1].astype(np.float32),
@@ -182,7 +182,7 @@ def phenotype_rules(
 
 
 class Affinity(nn.Module):
-    """What agreeing in a phenotype is worth: reward with one label, penalty with two, motivation where a label is not known."""
+    """Weight of an agreement: reward with the same label, penalty with different labels, motivation with unknown ones."""
 
     def __init__(self, phenotypes: int) -> None:
         super().__init__()
@@ -190,20 +190,20 @@ class Affinity(nn.Module):
         self.mixture = nn.Parameter(torch.zeros(phenotypes))
 
     def constrained(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(phenotype, 1, 1) each: reward no less than motivation; penalty below 0, by its size or its sum with motivation."""
+        """(phenotype, 1, 1) each: reward >= motivation; penalty = -max(|penalty|, penalty + motivation) <= 0."""
         reward, penalty, motivation = self.coefficients[:, :, None, None].unbind(1)
         return torch.maximum(reward, motivation), -torch.maximum(penalty.abs(), penalty + motivation), motivation
 
     def forward(self, agree: Tensor, same: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(phenotype, i, j) agreement and, where both are labelled, (i, j) same label -> (i, j) affinity, () reward given."""
+        """(phenotype, i, j) agreement and, if both are labelled, (i, j) same label -> (i, j) affinity, () total reward."""
         reward, penalty, motivation = self.constrained()
-        told = motivation * agree if same is None else reward * (agree & same) + penalty * (agree & ~same)
-        affinity = (torch.softmax(self.mixture, 0)[:, None, None] * torch.sigmoid(told)).sum(0)
-        return affinity, functional.relu(told).sum() if same is not None else told.new_zeros(())
+        weights = motivation * agree if same is None else reward * (agree & same) + penalty * (agree & ~same)
+        affinity = (torch.softmax(self.mixture, 0)[:, None, None] * torch.sigmoid(weights)).sum(0)
+        return affinity, functional.relu(weights).sum() if same is not None else weights.new_zeros(())
 
 
 class Graph(NamedTuple):
-    """Weights of what nodes read: base nodes each other and themselves, queries the base nodes and themselves; 0 is no edge."""
+    """Edge weights (0: no edge): base nodes read each other and themselves, queries read base nodes and themselves."""
 
     base: Tensor  # (base, base), 0 on the diagonal
     base_loop: Tensor  # (base,)
@@ -211,16 +211,16 @@ class Graph(NamedTuple):
     query_loop: Tensor  # (query,)
 
     def keep(self, rows: Tensor) -> Graph:
-        """The graph of some base nodes and all queries."""
+        """Subgraph of some base nodes and all queries."""
         return Graph(self.base[rows][:, rows], self.base_loop[rows], self.query[:, rows], self.query_loop)
 
-    def thinned(self, share: float) -> Graph:
-        """With a share of the edges gone; everybody still reads themselves."""
-        base, query = (edges * (torch.rand_like(edges) >= share) for edges in (self.base, self.query))
+    def thinned(self, fraction: float) -> Graph:
+        """With a random fraction of the edges dropped; self-loops stay."""
+        base, query = (edges * (torch.rand_like(edges) >= fraction) for edges in (self.base, self.query))
         return self._replace(base=base, query=query)
 
     def whole(self) -> Tensor:
-        """(node, node) base nodes, then queries, without edges among queries."""
+        """(node, node) adjacency of base nodes, then queries, without edges between queries."""
         above = torch.cat([self.base + torch.diag(self.base_loop), self.query.T], dim=1)
         return torch.cat([above, torch.cat([self.query, torch.diag(self.query_loop)], dim=1)])
 
@@ -229,7 +229,7 @@ Pair = tuple[Tensor, Tensor]  # (base, width) and (query, width)
 
 
 class TransformerConvolution(nn.Module):
-    """Attention over the edges of a node, whose weights are in keys and values, gated with the node itself."""
+    """Graph transformer convolution: attention over a node's edges, with edge weights in keys and values and a gated skip."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -239,8 +239,8 @@ class TransformerConvolution(nn.Module):
 
     def forward(self, nodes: Pair, graph: Graph) -> Pair:
         """(base, in), (query, in) -> (base, out), (query, out)."""
-        # One after the other: what base nodes become must not depend, in the last bit, on who reads them.
-        base, query = (self.project(one).chunk(4, dim=1) for one in nodes)
+        # Separately: base nodes must not depend, to the last bit, on which queries read them.
+        base, query = (self.project(features).chunk(4, dim=1) for features in nodes)
         return self._read(base, base, graph.base, graph.base_loop), self._read(query, base, graph.query, graph.query_loop)
 
     def _read(self, reader: Sequence[Tensor], base: Sequence[Tensor], edges: Tensor, loop: Tensor) -> Tensor:
@@ -248,15 +248,15 @@ class TransformerConvolution(nn.Module):
         weights = torch.cat([edges, loop[:, None]], dim=1)  # (reader, base + itself)
         match = torch.cat([query @ keys.T, (query * key).sum(1, keepdim=True)], dim=1)
         match = (match + weights * (query @ self.edge)[:, None]) / math.sqrt(query.shape[1])
-        share = torch.softmax(match.float().masked_fill(weights == 0, -torch.inf), dim=1)
-        read = share[:, :-1] @ values + share[:, -1:] * value + (share * weights).sum(1, keepdim=True) * self.edge
+        attention = torch.softmax(match.float().masked_fill(weights == 0, -torch.inf), dim=1)
+        read = attention[:, :-1] @ values + attention[:, -1:] * value + (attention * weights).sum(1, keepdim=True) * self.edge
         gate = torch.sigmoid(self.gate(torch.cat([read, skip, read - skip], dim=1)))
         mixed: Tensor = gate * skip + (1 - gate) * read
         return mixed
 
 
 class GTUNet(nn.Module):
-    """Graph U-Net: pool the base nodes level by level, come back up with skips; queries go along on every level."""
+    """Graph U-Net: base nodes are pooled level by level and unpooled with skips; queries pass through every level."""
 
     def __init__(self, width: int, depth: int, config: MMGTUNets) -> None:
         super().__init__()
@@ -290,41 +290,41 @@ class GTUNet(nn.Module):
 
 
 def pool_score(nodes: Tensor, projection: Tensor) -> Tensor:
-    """(node,) projection on a direction, in float32."""
+    """(node,) projection onto a direction, in float32."""
     score: Tensor = (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
     return score
 
 
 class Fusion(nn.Module):
-    """The sum of both embeddings and their mean, each weighed by an attention of its own."""
+    """Sum of both embeddings and their mean, each with its own attention."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.imaging, self.phenotype, self.mean = (nn.Linear(width, width) for _ in range(3))
 
     def forward(self, imaging: Tensor, phenotype: Tensor) -> tuple[Tensor, Tensor]:
-        """Twice (node, width) -> (node, width) joint embedding, (2,) modality weights."""
+        """Two (node, width) embeddings -> (node, width) joint embedding, (2,) modality weights."""
         mean = (imaging + phenotype) / 2
         a_i, a_p, a_m = torch.tanh(self.imaging(imaging)), torch.tanh(self.phenotype(phenotype)), torch.tanh(self.mean(mean))
-        sizes = torch.stack([one.float().square().sum() for one in (a_i, a_p)])
+        sizes = torch.stack([attention.float().square().sum() for attention in (a_i, a_p)])
         weights = torch.softmax(sizes / a_m.float().square().sum().clamp(min=1e-12), dim=0)
         return a_m * mean + a_i * imaging + a_p * phenotype, weights
 
 
 class Insertion(NamedTuple):
-    """Queries inserted into a graph of labelled base nodes, and what the losses need."""
+    """Result of inserting queries into a graph of labelled base nodes, with what the losses need."""
 
     logits: Tensor  # (query, 2)
     fused: Tensor  # (query, embedding)
     imaging: Tensor  # (base + query, embedding)
     phenotype: Tensor  # (base + query, embedding)
     modality: Tensor  # (2,) weights of imaging and phenotypes
-    graph: Graph  # before edges are dropped
-    value: Tensor  # () reward given
+    graph: Graph  # before edge dropout
+    value: Tensor  # () total reward
 
 
 class Network(nn.Module):
-    """All of MM-GTUNets; `insert` puts queries into a graph, `forward` puts a batch into that of source-training subjects."""
+    """The whole of MM-GTUNets: `insert` adds queries to a graph, `forward` adds a batch to the graph of source."""
 
     def __init__(self, shape: Shape, config: MMGTUNets) -> None:
         super().__init__()
@@ -340,22 +340,22 @@ class Network(nn.Module):
         self.head = nn.Sequential(nn.Linear(config.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
 
     def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits of subjects who each read the source graph alone."""
+        """(subject, 2) logits of subjects that each query the source graph alone."""
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the fused representation."""
+        """Logits and the fused representation of the batch."""
         source = self.source
-        found = self.insert(source(source.fc, source.phenotypes), source.label, self.nodes(batch))
-        return {"logits": found.logits, "fused": found.fused}
+        inserted = self.insert(source(source.fc, source.phenotypes), source.label, self.nodes(batch))
+        return {"logits": inserted.logits, "fused": inserted.fused}
 
     def nodes(self, batch: Batch) -> Nodes:
         """The batch's subjects as nodes."""
-        found: Nodes = self.source(batch["fc"][:, self.source.chosen], batch.phenotypes)
-        return found
+        nodes: Nodes = self.source(batch["fc"][:, self.source.chosen], batch.phenotypes)
+        return nodes
 
     def insert(self, base: Nodes, label: Tensor, query: Nodes) -> Insertion:
-        """Queries into the graph of labelled base nodes, which they read and leave as it was."""
+        """Insert queries into the graph of labelled base nodes, which they read and leave unchanged."""
         graph, value = self.graph(base, label, query)
         read = graph.thinned(self.edge_dropout) if self.training else graph
         imaging = torch.cat(self.imaging((base.imaging, query.imaging), read))  # (base + query, embedding)
@@ -365,7 +365,7 @@ class Network(nn.Module):
         return Insertion(self.head(fused), fused, imaging, phenotype, modality, graph, value)
 
     def graph(self, base: Nodes, label: Tensor, query: Nodes) -> tuple[Graph, Tensor]:
-        """The population graph, affinity times similarity, and the reward given in it."""
+        """The population graph (affinity times similarity) and its total reward."""
         source = self.source
         with torch.autocast(label.device.type, enabled=False):
             within, value = self.affinity(source.agree(base, base), label[:, None] == label[None, :])
@@ -377,33 +377,37 @@ class Network(nn.Module):
 
 
 def smoothness(embedding: Tensor, graph: Tensor) -> Tensor:
-    """tr(E' (D - G) E) / n²: large where strong edges join unlike embeddings."""
+    """tr(E' (D - G) E) / n²: large where strong edges join different embeddings."""
     embedding = embedding.float()
     scale = (graph.sum(1) * embedding.square().sum(1)).sum()
     return (scale - (embedding * (graph @ embedding)).sum()) / len(graph) ** 2
 
 
 def isolation(graph: Tensor) -> Tensor:
-    """Minus the mean logarithm of the degree: large where nodes are cut off."""
+    """Minus the mean log degree: large where nodes are isolated."""
     return -graph.sum(1).log().mean()
 
 
 @method("mm-gtunets")
 class MMGTUNets(DeepMethod):
-    """Multi-modal graph transformer U-Nets on a population graph of source, which each target reads alone.
+    """MM-GTUNets: graph transformer U-Nets on a population graph of source subjects, queried by each target subject alone.
 
-    A saved model holds the chosen features, phenotypes and labels of source-training subjects: they are the graph.
-    Made inductive: all is fitted on source-training subjects; a target has motivation edges to them only, is never pooled away
-    and changes nothing they do. At each update a share of source plays the target: these subjects leave the labelled graph,
-    read it as targets do, and are all that cross-entropy and batch norm see.
-    Kept: features are eliminated with the labels of all source-training subjects, so pseudo-targets look easier than targets.
-    Mended: every phenotype has a graph and coefficients of its own, none is the site, motivation needs agreement, their mixture
-    is learned, the reward loss and the modality weights carry gradient, dropout and VAE noise end with training.
-    Mended: the VAE's divergence has a weight of 0.01; with 1 and phenotypes in [0, 1] its means are the same for everybody.
-    Read: the degree loss is minus the log degree, as usual in graph learning (the release adds it); the graph's losses see it
-    before edges are dropped; the constraint on the coefficients holds for the values in use, and the mixture is a softmax.
-    Read: continuous phenotypes other than age agree within a quarter of their sd, about what two years are of ABIDE's ages;
-    imputed phenotypes count as if known; one that does not vary in source is left out.
+    A saved model contains the selected features, phenotypes and labels of source-training subjects: they are the graph.
+    Differs from the publication (made inductive): everything is fitted on source-training subjects; a target has motivation
+    edges to them only, is never pooled away and changes nothing for them. At each update a fraction of source acts as the
+    target: these subjects leave the labelled graph, query it as targets do, and alone enter cross-entropy and batch norm.
+    As published: features are eliminated with the labels of all source-training subjects, so pseudo-targets look easier than
+    targets.
+    Differs from the release: every phenotype has its own graph and coefficients, none is the site, motivation requires
+    agreement, their mixture is learned, the reward loss and the modality weights carry gradient, and dropout and VAE noise are
+    off outside training.
+    Differs from the release: the VAE's divergence has weight 0.01; with 1 and phenotypes in [0, 1] its means are the same for
+    all subjects.
+    Interpretation: the degree loss is minus the log degree, as usual in graph learning (the release adds it); the graph losses
+    use the graph before edge dropout; the constraint on the coefficients holds for the values in use, and the mixture is a
+    softmax.
+    Interpretation: continuous phenotypes other than age agree within a quarter of their sd, about what two years are of ABIDE's
+    ages; imputed phenotypes count as known; one that does not vary in source is left out.
     """
 
     epochs: int = 100
@@ -429,7 +433,7 @@ class MMGTUNets(DeepMethod):
     pool_share: float = 0.8
     edge_dropout: float = 0.3
     target_share: float = 0.2
-    draws: int = 5  # updates an epoch; with 100 epochs the release's 500
+    draws: int = 5  # updates per epoch; with 100 epochs the release's 500
     smoothness_weight: float = 1.0
     degree_weight: float = 1e-4
     reward_weight: float = 1e-2
@@ -452,11 +456,11 @@ class MMGTUNets(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher z of the correlations."""
+        """(subject, edge) Fisher-z FC."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Features chosen, scales, agreement, phenotype codes, VAE, kernel width, and the source nodes themselves."""
+        """Selected features, scales, agreement tolerances, phenotype codes, VAE, kernel width, and the source nodes."""
         fc, device = features["fc"].cpu().numpy(), features["fc"].device
         chosen = recursive_elimination(
             fc.astype(np.float64), train.labels, self.selected, self.elimination_step, self.elimination_penalty
@@ -481,34 +485,34 @@ class MMGTUNets(DeepMethod):
         return fitted | {"sigma": np.array(max(float(pairs.mean()), 1e-6), dtype=np.float32)}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam with the penalty in the gradient, as in the release."""
+        """Adam with an l2 penalty in the gradient, as in the release."""
         return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Everybody `draws` times in one shuffle, turned so that others come first each time: the pseudo-targets."""
+        """All subjects in each of `draws` batches: one shuffle, rotated so that other pseudo-targets come first each time."""
         shuffled = torch.randperm(len(label), generator=order)
         return [torch.roll(shuffled, -draw * self.pseudo_targets(len(label))) for draw in range(self.draws)]
 
     def pseudo_targets(self, subjects: int) -> int:
-        """How many of the first in a batch play the target; batch norm needs two."""
+        """Number of pseudo-targets, the first subjects of a batch; batch norm needs two."""
         return min(max(round(self.target_share * subjects), 2), subjects - 1)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of the pseudo-targets, who read the graph of the rest, and the losses of the graph."""
+        """Cross-entropy of the pseudo-targets, which query the graph of the others, and the losses of the graph."""
         assert isinstance(network, Network)
         everyone, count = torch.arange(len(batch), device=batch.label.device), self.pseudo_targets(len(batch))
         query, base = batch.take(everyone[:count]), batch.take(everyone[count:])
-        found = network.insert(network.nodes(base), base.label, network.nodes(query))
-        terms = {"ce": self.cross_entropy(found.logits, query)}
+        inserted = network.insert(network.nodes(base), base.label, network.nodes(query))
+        terms = {"ce": self.cross_entropy(inserted.logits, query)}
         with torch.autocast(batch.label.device.type, enabled=False):
-            whole = found.graph.whole()
-            rough = torch.stack([smoothness(found.imaging, whole), smoothness(found.phenotype, whole)])
-            terms["smoothness"] = self.smoothness_weight * (found.modality * rough).sum()
-            terms["degree"] = self.degree_weight * isolation(whole)  # of both modalities, whose weights sum to 1
-            value = found.value / len(batch) ** 2
-            terms["reward"] = found.modality[1] * self.reward_weight / (value + 1e-5)
+            whole = inserted.graph.whole()
+            rough = torch.stack([smoothness(inserted.imaging, whole), smoothness(inserted.phenotype, whole)])
+            terms["smoothness"] = self.smoothness_weight * (inserted.modality * rough).sum()
+            terms["degree"] = self.degree_weight * isolation(whole)  # the same for both modalities, whose weights sum to 1
+            value = inserted.value / len(batch) ** 2
+            terms["reward"] = inserted.modality[1] * self.reward_weight / (value + 1e-5)
         return terms

@@ -1,8 +1,7 @@
-"""MSSTAN: a graph of each sliding window, a transformer that sees its edges, three poolings, attention over the windows.
+"""MSSTAN: sliding-window graphs, a graph transformer, pooling at three scales, and attention over the windows.
 
-The whole of the method, from top to bottom in the order in which a scan passes: windows, edges, transformer, poolings,
-temporal attention, head. Training is `deep.py`'s; window graphs are made anew in each pass, since all of them would fill a
-device.
+The whole method in the order of the data: windows, edges, transformer, pooling, temporal attention, head. The training loop is
+in `deep.py`; window graphs are recomputed in each pass, since all of them together would fill a device's memory.
 """
 
 from __future__ import annotations
@@ -19,46 +18,48 @@ from m2lgdg.losses import normalised
 from m2lgdg.method import method
 from m2lgdg.storage import InputError
 
-ITSELF = -5e4  # finite, so that a window without any other still attends to itself
+ITSELF = -5e4  # finite, so that a single window can still attend to itself
 
 
-def window_points(length: int, share: float, stride: int) -> int:
-    """Points of a window: a share of the length, but so few that two windows fit."""
-    points = min(round(share * length), length - stride - 1)
+def window_points(length: int, fraction: float, stride: int) -> int:
+    """Time points of a window: a fraction of the length, reduced where two windows would not fit."""
+    points = min(round(fraction * length), length - stride - 1)
     if stride < 1 or points < 3:
-        raise InputError(f"method msstan: no two windows of three points or more with window {share}, stride {stride}.")
+        raise InputError(
+            f"method msstan: window {fraction} and stride {stride} do not give two windows of at least three points."
+        )
     return points
 
 
 def window_correlations(series: Tensor, points: int, stride: int) -> Tensor:
-    """(subject, roi, time) -> (subject, window, roi, roi) Pearson correlations in float32; 0 with a ROI that is flat there."""
+    """(subject, roi, time) -> (subject, window, roi, roi) Pearson correlations in float32; 0 for ROIs flat in the window."""
     with torch.autocast(series.device.type, enabled=False):
-        # As published a window ends before the last point, never on it: 50 windows, not 51, of 100 points in 200.
+        # As published, windows end before the last time point: 50 windows, not 51, of 100 points in 200.
         windows = series[..., :-1].float().unfold(-1, points, stride).transpose(1, 2)  # (subject, window, roi, point)
-        flat = windows.amax(-1, keepdim=True) == windows.amin(-1, keepdim=True)  # its mean may be off by rounding
+        flat = windows.amax(-1, keepdim=True) == windows.amin(-1, keepdim=True)  # exact, where the mean has rounding errors
         unit = normalised((windows - windows.mean(-1, keepdim=True)).masked_fill(flat, 0.0))
         return unit @ unit.mT
 
 
 @torch.no_grad()
 def strongest_edges(correlations: Tensor, density: float) -> Tensor:
-    """(..., roi, roi) binary graphs: correlations above the quantile of those over the diagonal, and self loops.
+    """(..., roi, roi) binary graphs: correlations above a quantile of the upper triangle, and self-loops.
 
-    The quantile is the value that `ceil(density (edges - 1))` others exceed where there are no ties, so the interpolated
-    quantile gives the same edges; values that tie with it are all left out, whatever their order.
+    The threshold is the value that `ceil(density (edges - 1))` others exceed where there are no ties, so the interpolated
+    quantile would give the same edges; values that tie with the threshold are all left out, whatever their order.
     """
     rois = correlations.shape[-1]
     row, column = torch.triu_indices(rois, rois, 1, device=correlations.device)
     values = correlations.flatten(-2).index_select(-1, row * rois + column)  # (..., edge)
-    kept = math.ceil(density * (len(row) - 1) - 1e-9)
-    threshold = values.topk(kept + 1, sorted=False).values.amin(-1)
+    count = math.ceil(density * (len(row) - 1) - 1e-9)
+    threshold = values.topk(count + 1, sorted=False).values.amin(-1)
     above = (correlations > threshold[..., None, None]).triu(1)
     itself = torch.eye(rois, dtype=torch.bool, device=correlations.device)
     return (above | above.mT | itself).to(correlations.dtype)
 
 
 class TopologyTransformer(nn.Module):
-    """One transformer layer among the ROIs of a window; an edge adds 1 to its attention logit."""
+    """Transformer layer over the ROIs of a window; an edge adds 1 to the attention logit."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -74,14 +75,14 @@ class TopologyTransformer(nn.Module):
     def forward(self, features: Tensor, graph: Tensor) -> Tensor:
         """(window, roi, width) features and (window, roi, roi) graphs -> (window, roi, width)."""
         query = self.query(features) / math.sqrt(features.shape[-1])
-        share = torch.softmax(query @ self.key(features).mT + graph, dim=-1)  # (window, roi, other roi)
-        features = self.norm_attention(features + self.output(self.dropout(share) @ self.value(features)))
+        attention = torch.softmax(query @ self.key(features).mT + graph, dim=-1)  # (window, roi, other roi)
+        features = self.norm_attention(features + self.output(self.dropout(attention) @ self.value(features)))
         refined: Tensor = self.norm_feed(features + self.feed(features))
         return refined
 
 
 class Pooling(nn.Module):
-    """One scale: the ROIs with the highest scores of a graph isomorphism layer, weighted by them; their mean and maximum."""
+    """Pooling at one scale: mean and maximum of the ROIs with the highest graph-isomorphism scores, weighted by them."""
 
     def __init__(self, width: int, kept: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Pooling(nn.Module):
         """(window, roi, width) features and sums over neighbours -> (window, 2 width)."""
         rows = (neighbours + self.epsilon * features).flatten(0, 1)  # (window roi, width)
         score = self.score(rows).view(features.shape[:2])  # (window, roi)
-        # Ranked before the tanh, which makes large scores equal in single precision.
+        # Ranked before the tanh, which saturates in single precision.
         order = score.argsort(dim=1, descending=True, stable=True)[:, : self.kept]  # (window, kept)
         chosen = features.gather(1, order[..., None].expand(-1, -1, features.shape[-1]))  # (window, kept, width)
         kept = chosen * torch.tanh(score.gather(1, order))[..., None]
@@ -104,7 +105,7 @@ class Pooling(nn.Module):
 
 
 class TemporalAttention(nn.Module):
-    """Softmax attention over the windows with one projection for queries and keys; a window looks at all others."""
+    """Softmax attention of each window to all others, with one projection for queries and keys."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,17 +113,17 @@ class TemporalAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """(subject, window, width) -> the same."""
+        """(subject, window, width) -> (subject, window, width)."""
         query = self.query(sequence)
         logits = query @ normalised(query).mT / math.sqrt(sequence.shape[-1])  # (subject, window, other window)
         itself = torch.eye(sequence.shape[1], dtype=torch.bool, device=sequence.device)
-        share = torch.softmax(logits.float().masked_fill(itself, ITSELF), dim=-1)
-        attended: Tensor = self.output(share @ self.value(sequence))
+        attention = torch.softmax(logits.float().masked_fill(itself, ITSELF), dim=-1)
+        attended: Tensor = self.output(attention @ self.value(sequence))
         return attended
 
 
 class Network(nn.Module):
-    """All of MSSTAN; `parts` returns the logits and the representation that the head sees."""
+    """The whole of MSSTAN; `parts` returns the logits and the input of the head (`fused`)."""
 
     def __init__(self, shape: Shape, config: MSSTAN) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class Network(nn.Module):
         self.points, self.stride = window_points(shape.length, config.window, config.stride), config.stride
         self.density = config.density
         self.transformer = TopologyTransformer(width, config.dropout)
-        self.poolings = nn.ModuleList(Pooling(width, max(1, int(share * width + 1e-9))) for share in config.scales)
+        self.poolings = nn.ModuleList(Pooling(width, max(1, int(scale * width + 1e-9))) for scale in config.scales)
         self.temporal = nn.ModuleList(TemporalAttention(2 * width) for _ in config.scales)
         first, second = config.head
         self.head = nn.Sequential(
@@ -142,7 +143,7 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the fused representation (subject, 2 roi)."""
+        """Logits and the fused representation (subject, 2 * roi)."""
         correlations = window_correlations(batch.series, self.points, self.stride)  # (subject, window, roi, roi)
         subjects, windows = correlations.shape[:2]
         rows = correlations.flatten(0, 1)  # (subject window, roi, roi)
@@ -152,23 +153,27 @@ class Network(nn.Module):
             features = features.float()
             neighbours = graph @ features
             pooled = [pooling(features, neighbours).view(subjects, windows, -1) for pooling in self.poolings]
-        attended = [attend(one) for attend, one in zip(self.temporal, pooled, strict=True)]  # (subject, window, 2 roi) each
+        attended = [
+            attend(windowed) for attend, windowed in zip(self.temporal, pooled, strict=True)
+        ]  # (subject, window, 2 roi) each
         fused = torch.stack(attended).sum(dim=0).mean(dim=1)
         return {"fused": fused, "logits": self.head(fused)}
 
 
 @method("msstan")
 class MSSTAN(DeepMethod):
-    """Multi-scale spatial-temporal attention network over the connectivity of sliding windows.
+    """MSSTAN: graph transformer, multi-scale pooling and temporal attention on sliding-window FC; source sites pooled.
 
-    Mended: the released focal loss cannot tell the classes apart (class-weighted cross-entropy here), its early stopping
-    looks at the test fold (source validation here), its residuals skip the block's input (x = LN(x + O), x = LN(x + FFN(x))
-    here), and a ReLU before tanh ties many pooling scores at 0 (left out here).
-    Replaced: hashed attention in two buckets by the exact softmax attention it stands for, hence no window of zeros either.
-    Read so: all linear layers have a bias but the temporal query and value, and epsilon is learned (622,946 parameters);
-    one head in both attentions; Xavier uniform; weight decay is Adam's own.
-    500 epochs with patience 100 at a constant rate became 100 with patience 20, for the loop's rate falls to 0.
-    A window is a share of the length, for scans are brought to one length.
+    Differs from the release: class-weighted cross-entropy replaces its focal loss, which cannot distinguish the classes; early
+    stopping uses source validation, not the test fold; residuals include the block's input (x = LN(x + O), x = LN(x + FFN(x)));
+    no ReLU before the tanh of pooling scores, which tied many of them at 0.
+    Differs from the publication: exact softmax attention replaces hashed attention in two buckets, which approximates it; hence
+    there is no window of zeros either.
+    Interpretation: all linear layers but the temporal query and value have a bias, and epsilon is learned (622,946 parameters);
+    one head in both attentions; Xavier uniform initialisation; weight decay is Adam's.
+    Differs from the publication: 100 epochs with patience 20 instead of 500 with patience 100 at a constant learning rate,
+    because the learning rate here decays to 0.
+    A window is a fraction of the length, because scans are resampled to one length.
     """
 
     epochs: int = 100
@@ -193,9 +198,9 @@ class MSSTAN(DeepMethod):
     }
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam as published, its decay part of the gradient."""
+        """Adam as published, with an l2 penalty in the gradient."""
         return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)

@@ -1,7 +1,7 @@
-"""M²LG-DG plus: the paper's framework beside a linear model of the connectome, whose errors its streams learn to mend.
+"""M²LG-DG plus: the network of `m2lgdg.py` trained to correct the logit of a linear model of the connectome.
 
-The paper's pooling throws the connectome away, where most of what is known of a subject lies. Here `connectome-adaptive`
-reads it in closed form, and the network of `m2lgdg.py` adds to its logit what series and phenotypes say beyond it.
+The paper's encoders average over ROIs and so discard the connectome, which carries most of the diagnostic information. Here
+`connectome-adaptive`, the head, reads it in closed form, and the network adds what series and phenotypes contribute beyond it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 
 BLOCKS = tuple(ConnectomeAdaptive.blocks)
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class PlusNetwork(Network):
-    """Logits of M²LG-DG, in a share, on top of the head's logit."""
+    """The head's logit plus a fraction (`share`) of the logits of M²LG-DG."""
 
     def __init__(self, shape: Shape, config: M2LGDGPlus) -> None:
         super().__init__(shape, config)
@@ -38,14 +38,14 @@ class PlusNetwork(Network):
         self.register_buffer("share", torch.ones(()))
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """As M²LG-DG's, with the logits of both together."""
-        found = super().parts(batch)
+        """The parts of M²LG-DG, its own logits as `residual`, and the combined logits."""
+        parts = super().parts(batch)
         half = self.head(batch) / 2
-        added = torch.stack([-half, half], dim=1)  # (subject, 2)
-        return found | {"residual": found["logits"], "logits": self.share * found["logits"] + added}
+        head = torch.stack([-half, half], dim=1)  # (subject, 2)
+        return parts | {"residual": parts["logits"], "logits": self.share * parts["logits"] + head}
 
     def head(self, batch: Batch) -> Tensor:
-        """(subject,) the head's logit; in training that of a head which did not know the subject's site."""
+        """(subject,) logit of the head; in training, of a head fitted without the subject's site."""
         if "held_out" in batch.features:
             return batch["held_out"]
         with torch.autocast(batch.label.device.type, enabled=False):
@@ -58,14 +58,14 @@ class PlusNetwork(Network):
 
 @method("m2lgdg-plus")
 class M2LGDGPlus(M2LGDG):
-    """M²LG-DG on top of a linear model of the connectome: its streams learn what that model leaves over."""
+    """M²LG-DG as an additive correction to the logit of connectome-adaptive, weighted 0 to 1 on held-out source sites."""
 
     validation_by: Literal["subject", "site"] = "site"
 
     reference: ClassVar[str] = "beyond the paper: docs/beyond.md"
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Fit the head, then train the streams on what it says of source sites it has not seen."""
+        """Fit the head, then train the network on top of head logits for source sites held out from the head."""
         self._head = head = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source)
         slope, offset = head.state_["calibration"]
         self._unseen = source, torch.from_numpy((slope * head.held_out_ + offset).astype(np.float32))
@@ -75,30 +75,31 @@ class M2LGDGPlus(M2LGDG):
             del self._head, self._unseen
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """The series, and what the head sees."""
-        seen = {name: ConnectomeAdaptive()._features(name, cohort).astype(np.float32) for name in BLOCKS}
-        return super().features(cohort, device) | {name: torch.from_numpy(value) for name, value in seen.items()}
+        """The series and the features of the head."""
+        blocks = {name: ConnectomeAdaptive()._features(name, cohort).astype(np.float32) for name in BLOCKS}
+        return super().features(cohort, device) | {name: torch.from_numpy(value) for name, value in blocks.items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The group graph, and the head: its weights, those of phenotypes in the units in which the streams see them."""
+        """The group graph and the head's weights; phenotype weights are converted to the units of the network's inputs."""
         fitted, inputs = self._head.state_, tuple(self.facts_["inputs"])
         slope, offset = fitted["calibration"]
         head = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
         intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
         head["head.phenotypes"] = np.zeros(len(inputs))
         if self.phenotypes:
-            head_scaler, streams = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler"), PhenotypeScaler.fit(train)
+            head_scaler = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler")
+            network_scaler = PhenotypeScaler.fit(train)
             weights = slope * fitted["phenotypes.weights"] / head_scaler.scale
-            head["head.phenotypes"] = weights * np.where(np.isfinite(streams.scale), streams.scale, 0.0)
-            intercept = intercept + weights @ (streams.mean - head_scaler.mean)
+            head["head.phenotypes"] = weights * np.where(np.isfinite(network_scaler.scale), network_scaler.scale, 0.0)
+            intercept = intercept + weights @ (network_scaler.mean - head_scaler.mean)
         return super().prepare(train, features) | head | {"head.intercept": np.array(intercept)}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return fast_form(PlusNetwork(shape, self))
 
     def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
-        """In training with the head's logit for each subject, from a head fitted without the subject's site."""
+        """A batch; in training, with each subject's logit from a head fitted without the subject's site."""
         batch = super().make_batch(cohort, scaler, device)
         if not hasattr(self, "_unseen") or cohort is not self._unseen[0]:
             return batch
@@ -106,25 +107,27 @@ class M2LGDGPlus(M2LGDG):
         return Batch(features | {"held_out": self._unseen[1].to(device)}, batch.phenotypes, batch.label, batch.site)
 
     def calibrate(self, check: Batch) -> tuple[float, float]:
-        """Also the share of the streams, as source-validation subjects have it: none if they only do harm."""
+        """Platt scaling, after choosing the network's weight on source-validation subjects (0 where it only does harm)."""
         network: Any = self.network().to(check.label.device)
         with torch.inference_mode():
             parts = [network.parts(check.take(rows))["residual"] for rows in pieces(len(check), check.label.device)]
             residual = torch.cat(parts)  # (subject, 2)
-        beyond = (residual[:, 1] - residual[:, 0]).double().cpu().numpy()
+        correction = (residual[:, 1] - residual[:, 0]).double().cpu().numpy()
         head = check["held_out"].double().cpu().numpy()
-        self.facts_["share"] = share_beside(head, beyond, check.label.cpu().numpy())
+        self.facts_["share"] = correction_weight(head, correction, check.label.cpu().numpy())
         self.state_["network.share"] = np.array(self.facts_["share"], dtype=np.float32)
         return super().calibrate(check)
 
 
-def share_beside(head: npt.NDArray[np.float64], beyond: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
-    """The share of `beyond` under which both together, calibrated, lose least on these subjects; the smaller of equal ones."""
+def correction_weight(
+    head: npt.NDArray[np.float64], correction: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]
+) -> float:
+    """The weight of `correction` with the least log loss of the calibrated sum on these subjects; ties go to the smaller."""
 
-    def lost(share: float) -> float:
-        decision = head + share * beyond
+    def log_loss(weight: float) -> float:
+        decision = head + weight * correction
         slope, offset = platt(decision, labels)
         right = sigmoid((slope * decision + offset) * (2 * labels - 1))
         return round(float(-np.log(np.maximum(right, 1e-12)).mean()), 9)
 
-    return min(SHARES, key=lost)
+    return min(WEIGHTS, key=log_loss)

@@ -1,6 +1,6 @@
-"""UFA-Net: an attention-guided spatio-temporal graph network whose dense layers have the same mean at every source site.
+"""UFA-Net: a spatio-temporal graph network whose dense features are aligned in their mean across source sites.
 
-One of the baselines; it was made to adapt to one unlabelled target site, and aligns source sites here, without any target.
+One of the paper's baselines. It was published for adaptation to one unlabelled target site; here it aligns source sites only.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from m2lgdg.sampler import site_batches
 
 
 def shared_graph(series: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(roi, roi) |correlation| of the (subject, roi, time) series put end to end, no self-loops, D^-1/2 A D^-1/2."""
+    """(roi, roi) D^-1/2 A D^-1/2 with A the |correlation| of all subjects' concatenated series, without self-loops."""
     strength = np.abs(correlations([np.concatenate(series, axis=1).T])[0])
     np.fill_diagonal(strength, 0.0)
     degree = strength.sum(axis=1)  # (roi,)
-    scale = np.where(degree > 0, 1 / np.sqrt(np.where(degree > 0, degree, 1.0)), 0.0)  # a ROI that is flat in all has no edge
+    scale = np.where(
+        degree > 0, 1 / np.sqrt(np.where(degree > 0, degree, 1.0)), 0.0
+    )  # a ROI that is flat in all subjects has no edge
     return np.asarray(scale[:, None] * strength * scale, dtype=np.float32)
 
 
 def site_discrepancy(features: Tensor, site: Tensor) -> Tensor:
-    """Linear MMD: squared distance of two sites' mean (subject, d) features, averaged over all pairs of sites."""
+    """Linear MMD: squared distance between the means of two sites' (subject, d) features, averaged over pairs of sites."""
     _, position = torch.unique(site, return_inverse=True)
     member = functional.one_hot(position).float()  # (subject, site)
     if member.shape[1] < 2:
         return features.float().sum() * 0.0
     with torch.autocast(features.device.type, enabled=False):  # small differences of large means
         means = (member / member.sum(dim=0)).T @ features.float()  # (site, d)
-    return 2 * means.var(dim=0).sum()  # what the average over pairs comes to
+    return 2 * means.var(dim=0).sum()  # equals the average over pairs
 
 
 class Block(nn.Module):
-    """Space first, then time: channels mixed, ROIs mixed along the masked graph, then a convolution along each ROI's series."""
+    """Space before time: 1x1 convolution, product with the masked graph, then a convolution along each ROI's series."""
 
     def __init__(self, width: int, channels: int, n_rois: int, config: UFANet) -> None:
         super().__init__()
@@ -58,14 +60,14 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, features: Tensor, graph: Tensor) -> Tensor:
-        """(subject, channel, time, roi) -> the same with other channels."""
+        """(subject, channel, time, roi) -> (subject, channel out, time, roi)."""
         spread = self.mix(features) @ (graph * self.mask)  # (subject, channel, time, roi)
-        through = self.temporal(functional.relu(self.norm_space(spread)))
-        return functional.relu(self.dropout(self.norm_time(through)))
+        filtered = self.temporal(functional.relu(self.norm_space(spread)))
+        return functional.relu(self.dropout(self.norm_time(filtered)))
 
 
 class Network(nn.Module):
-    """Blocks on the shared graph, a mean over ROIs, and dense layers with nothing between them, down to one number."""
+    """Blocks on the shared graph, a mean over ROIs, and linear layers without activations, down to one output."""
 
     def __init__(self, shape: Shape, config: UFANet) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, the output of each dense layer (dense1, dense2, ...), and as `fused` that of the last."""
+        """Logits, the output of each dense layer (dense1, dense2, ...), and that of the last as `fused`."""
         features = self.norm(batch.series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
             features = block(features, self.graph)
@@ -95,39 +97,45 @@ class Network(nn.Module):
         if self.averaging is not None:
             course = course @ self.averaging  # (subject, channel, bin)
         fused = course.flatten(1)
-        found = {}
+        dense = {}
         for i, layer in enumerate(self.dense, start=1):
-            fused = found[f"dense{i}"] = layer(fused)
+            fused = dense[f"dense{i}"] = layer(fused)
         logit = self.output(fused)  # (subject, 1)
-        return found | {"fused": fused, "logits": torch.cat([torch.zeros_like(logit), logit], dim=1)}
+        return dense | {"fused": fused, "logits": torch.cat([torch.zeros_like(logit), logit], dim=1)}
 
 
 @method("ufa-net")
 class UFANet(DeepMethod):
-    """UFA-Net: spatio-temporal graph blocks with learned edge masks, feature means aligned among source sites.
+    """UFA-Net: spatio-temporal graph network on ROI series with learned edge masks; linear MMD aligns source sites.
 
-    Mended: the graph is of source-training subjects alone, and the target site takes no part in the alignment.
-    Mended: all sites of a batch pass the network together, so that batch norm hides no difference between them in training.
-    Mended: batches are balanced by class within a site, so that sites are not made alike in their share of patients.
-    Kept: nothing non-linear between the dense layers; one output x, given as logits [0, x], whose softmax is the sigmoid of x.
-    Kept: the dense layers see every time point, though the phase of a resting scan is arbitrary; `time_bins` averages instead.
-    Kept: the alignment as a plain sum over dimensions, which at first outweighs the cross-entropy; it trains nevertheless.
-    Changed: warm-up and cosine stand for the halving of the rate, and one run with an alignment that begins late for the two
-    stages. The kept epoch is one with alignment, unless the run is too short to have any, and patience is long, because the
-    alignment undoes at first what was learned without it.
+    Differs from the publication: the graph is estimated from source-training subjects alone, and the target site takes no part
+    in the alignment.
+    Differs from the publication: all sites of a batch pass the network together, so that batch norm does not hide differences
+    between them in training.
+    Differs from the publication: batches are class-balanced within sites, so that alignment does not equalise the sites'
+    proportions of patients.
+    As published: no activations between the dense layers; one output x, returned as logits [0, x], whose softmax is the sigmoid
+    of x.
+    As published: the dense layers use every time point, though the phase of a resting scan is arbitrary; `time_bins` averages
+    instead.
+    As published: the alignment is a plain sum over dimensions, which at first outweighs the cross-entropy; training works
+    nevertheless.
+    Differs from the publication: warm-up and cosine replace the halving of the learning rate, and one run with a late start of
+    the alignment replaces the two stages. The selected epoch is one with alignment, unless the run is too short to have any.
+    Patience is long, because the alignment at first undoes what was learned without it.
     """
 
     channels: tuple[int, ...] = (16, 16, 16, 16)
     temporal_kernel: int = 11
-    time_bins: int = 0  # averages over time that the dense layers see; 0: every time point, as published
+    time_bins: int = 0  # time averages that the dense layers use; 0: every time point, as published
     widths: tuple[int, ...] = (1024, 512, 64)
     dropout: float = 0.5
     sites_per_batch: int = 4
     batch_size: int = 128
-    batches_per_epoch: int = 0  # 0: as many as go once through source
+    batches_per_epoch: int = 0  # 0: one pass through source
     alignment_weight: float = 1.0
-    alignment_start: int = 20  # epochs of classification alone
-    per_dimension: bool = False  # each layer's term divided by its width
+    alignment_start: int = 20  # epochs without alignment
+    per_dimension: bool = False  # divide each layer's term by its width
     epochs: int = 120
     patience: int = 100
     learning_rate: float = 0.01
@@ -164,11 +172,11 @@ class UFANet(DeepMethod):
     }
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The graph that all subjects share."""
+        """The graph shared by all subjects."""
         return {"graph": shared_graph(features["series"].cpu().numpy())}
 
     def build(self, shape: Shape) -> nn.Module:
-        """The network of this configuration."""
+        """Network of this configuration."""
         return fast_form(Network(shape, self))
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
@@ -177,28 +185,28 @@ class UFANet(DeepMethod):
         return torch.optim.SGD(network.parameters(), lr=rate, momentum=self.momentum, weight_decay=decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """`batch_size` subjects of `sites_per_batch` sites (or of all there are), the same number of each."""
+        """Batches of `batch_size` subjects from `sites_per_batch` sites (at most all), the same number from each."""
         together = min(self.sites_per_batch, len(torch.unique(site)))
         per_site = max(2, self.batch_size // together)
         count = self.batches_per_epoch or None
         return site_batches(site, label, order, sites_per_batch=together, per_site=per_site, count=count)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """An alignment is between two sites of a batch."""
+        """Fewer than two sites in a batch: nothing to align."""
         return bool(self.alignment_weight) and min(self.sites_per_batch, len(torch.unique(site))) < 2
 
     def candidate(self, epoch: int) -> bool:
-        """Only a network that was aligned, where there will be one."""
+        """Only epochs with alignment, if the run has any."""
         aligned = bool(self.alignment_weight) and self.alignment_start < self.epochs
         return super().candidate(epoch) and (not aligned or epoch >= self.alignment_start)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, and once its time has come the discrepancy of sites summed over the dense layers."""
+        """Cross-entropy and, from epoch `alignment_start` on, the discrepancy of sites summed over the dense layers."""
         assert isinstance(network, Network)
-        found = network.parts(batch)
-        terms = {"ce": self.cross_entropy(found["logits"], batch)}
+        parts = network.parts(batch)
+        terms = {"ce": self.cross_entropy(parts["logits"], batch)}
         if self.alignment_weight and self.epoch >= self.alignment_start:
-            layers = [found[f"dense{i}"] for i in range(1, len(self.widths) + 1)]
-            gaps = [site_discrepancy(one, batch.site) / (one.shape[1] if self.per_dimension else 1) for one in layers]
+            layers = [parts[f"dense{i}"] for i in range(1, len(self.widths) + 1)]
+            gaps = [site_discrepancy(layer, batch.site) / (layer.shape[1] if self.per_dimension else 1) for layer in layers]
             terms["alignment"] = self.alignment_weight * torch.stack(gaps).sum()
         return terms

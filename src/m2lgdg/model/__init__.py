@@ -1,1 +1,1 @@
-"""Can I trust it at a new site: the model folder, out-of-distribution scores, quality flags, new-site calibration."""
+"""Trust at a new site: the model folder, out-of-distribution scores, quality flags, new-site calibration."""

@@ -1,7 +1,7 @@
-"""What method.json of a model folder may say: the border between a folder that anybody may have made and `Method.load`.
+"""Validation of a model folder: the check between a folder of unknown origin and `Method.load`.
 
-Stands before `method`. A hash only shows that a file is as it was written; whoever alters a model can also compute one, so that
-every value which is used later is looked at here, and files are opened only where they are ordinary and small enough.
+Imported by `method`. A hash only shows that a file is unchanged, and anyone who alters a model can also recompute it. Every
+value used later is therefore validated here, and only ordinary files of limited size are opened.
 """
 
 from __future__ import annotations
@@ -16,88 +16,88 @@ from typing import Any
 from m2lgdg.storage import InputError, file_hash, read_bytes
 
 FORMAT = "m2lgdg-model-1"
-LARGEST, LARGEST_ABOUT = 2**31, 2**24  # bytes that are read of a model's tensors, and of its method.json
+LARGEST, LARGEST_ABOUT = 2**31, 2**24  # most bytes read from a model's tensors, and from its method.json
 ABOUT, WEIGHTS = "method.json", "weights.safetensors"
 SOURCE_DISTRIBUTION, NEW_SITE_CALIBRATION = "source_distribution.safetensors", "new_site_calibration.json"
-FORMER = {SOURCE_DISTRIBUTION: "limits.safetensors", NEW_SITE_CALIBRATION: "promise.json"}  # names until version 0.1
+FORMER = {SOURCE_DISTRIBUTION: "limits.safetensors", NEW_SITE_CALIBRATION: "promise.json"}  # file names until version 0.1
 
 
 def read_about(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What method.json says, and the hashes it gives, all of which are true; raises what Python raises at damage."""
+    """Content of method.json and its hashes, all verified; a damaged file raises the plain Python error."""
     path = folder / ABOUT
     about = json.loads(read_bytes(path, LARGEST_ABOUT).decode(), object_pairs_hook=_once)
     if about["format"] != FORMAT:
-        raise InputError(f"{path} is not of format {FORMAT}.")
+        raise InputError(f"{path} does not have the format {FORMAT}.")
     hashes = _checked_hashes(folder, about)
     if not isinstance(about["method"], str):
-        raise ValueError("its method is no name")
+        raise ValueError("method is not a string")
     _texts(about["versions"])
     check_facts(about["facts"])
     return about, hashes
 
 
 def stored_name(name: str, hashes: Mapping[str, str]) -> str | None:
-    """The name under which a folder stores an optional file, perhaps its former one; None where it has no such file."""
-    return next((one for one in (name, FORMER[name]) if one in hashes), None)
+    """Current or former name under which a folder stores an optional file; None if it has no such file."""
+    return next((candidate for candidate in (name, FORMER[name]) if candidate in hashes), None)
 
 
 def digest(about: Mapping[str, Any]) -> str:
-    """SHA-256 of what method.json says, but for the hashes, as one canonical text."""
+    """SHA-256 of the content of method.json without its hashes, as one canonical text."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode()).hexdigest()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of which two parsers cannot read different things."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """JSON object without repeated keys, so that two parsers cannot read it differently."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)} twice")
-    return found
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)} occurs twice")
+    return content
 
 
 def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
-    """The hashes that method.json gives of the folder's files, and of itself, once each is found to be true."""
+    """Hashes of the folder's files and of method.json itself, after each was verified."""
     if "hashes" not in about:
-        raise InputError(f"{folder / ABOUT} has no hashes: it is of an earlier version, or altered; fit the model again.")
+        raise InputError(f"{folder / ABOUT} has no hashes (written by an earlier version, or altered); fit the model again.")
     hashes = dict(about.pop("hashes"))
     others = set(hashes) - {ABOUT, WEIGHTS, *FORMER, *FORMER.values()}
     if others:
-        raise ValueError(f"a hash is of {str(min(others))[:100]}, which is no file of a model")
+        raise ValueError(f"hashes lists {str(min(others))[:100]}, which is not a file of a model")
     for name in (WEIGHTS, *sorted(set(hashes) - {ABOUT, WEIGHTS})):
         if file_hash(folder / name, LARGEST) != hashes.get(name):
-            raise InputError(f"{folder / name} was altered after it was written: it does not match its hash in method.json.")
+            raise InputError(f"{folder / name} was altered after it was written (its hash differs from that in method.json).")
     if digest(about) != hashes.get(ABOUT):
-        raise InputError(f"{folder / ABOUT} was altered after it was written: it does not match its own hash.")
+        raise InputError(f"{folder / ABOUT} was altered after it was written (its own hash differs).")
     return hashes
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
-    """Refuse facts of other kinds than those that predictions, cards and exports rest on."""
+    """Refuse facts whose types differ from those that predictions, cards and exports rely on."""
     for key in ("rois", "inputs", *(["notes"] if "notes" in facts else [])):
         if not isinstance(facts[key], list) or not all(isinstance(name, str) for name in facts[key]):
-            raise ValueError(f"its {key} are no names")
+            raise ValueError(f"{key} is not a list of strings")
     source = facts["source"]
     texts = {"atlas": facts["atlas"], "cohort": source["cohort"], "hash": source["hash"]}
     texts |= {key: facts[key] for key in ("validation",) if key in facts}
     for key, value in texts.items():
         if not isinstance(value, str):
-            raise ValueError(f"its {key} is no name")
+            raise ValueError(f"{key} is not a string")
     counts = ("parameters", "training_subjects", "validation_subjects")
     _counts({"seed": facts["seed"]} | {key: facts[key] for key in counts if key in facts})
-    for one in source["sites"].values():
-        _counts({"patients": one["patients"], "controls": one["controls"]})
-        if len(one) > 2:
-            raise ValueError("a site of its source has more than patients and controls")
+    for site in source["sites"].values():
+        _counts({"patients": site["patients"], "controls": site["controls"]})
+        if len(site) > 2:
+            raise ValueError("a source site has other keys than patients and controls")
     if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
-        raise ValueError("its local calibration is no number")
+        raise ValueError("the local calibration is not finite")
 
 
 def _counts(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise ValueError(f"its {key} is no count")
+            raise ValueError(f"{key} is not a count")
 
 
 def _texts(given: Mapping[str, Any]) -> None:
     if not all(isinstance(value, str) for value in given.values()):
-        raise ValueError("its versions are no names")
+        raise ValueError("versions are not strings")

@@ -1,1 +1,1 @@
-"""Tables and pages made from the files of a study; nothing here fits or changes a model."""
+"""Tables, figures and pages from the files of a study or model folder; nothing here fits or changes a model."""

@@ -1,4 +1,7 @@
-"""The top of the report, in words: who was studied, the answer with its interval, the best simple peer, and what is missing."""
+"""The summary at the top of the report: cohort, main result with its interval, best simple peer, warnings.
+
+Made from the contents of a study; `page` prints it, and `sections` shows the chosen methods.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from m2lgdg.study.stats import half_interval
 
 @dataclass(frozen=True)
 class Answer:
-    """The method in question, the simple peer beside it, and the sentences of the top."""
+    """The main method, its simple peer, and the sentences at the top of the report."""
 
     main: Key
     peer: Key | None
     cohort: str
     answer: str
-    beside: str
+    comparison: str
     warnings: list[str]
 
 
 def answer(contents: Contents) -> Answer:
-    """The question is about the headline method where it was run, else about the best."""
+    """Summary of the headline method if the study has it, else of the method with the highest AUC."""
     scores = contents.site_scores
     areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
@@ -36,34 +39,35 @@ def answer(contents: Contents) -> Answer:
     keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
     warnings = _warnings(contents)
     if not keys:
-        none = "No target site has both patients and controls, so no AUC is defined."
-        return Answer(contents.keys[0], None, _cohort(contents), none, "", warnings)
+        undefined = "No target site has both patients and controls, so no AUC is defined."
+        return Answer(contents.keys[0], None, _cohort(contents), undefined, "", warnings)
     main = next((key for key in keys if not key[1] and key[0] in METHODS.with_role("headline")), keys[0])
     simple = METHODS.with_role(*SIMPLE)
     peers = [key for key in keys if key != main and key[0] in simple]
     peer = peers[0] if peers else None
-    beside = ""
+    comparison = ""
     if peer is not None:
-        who = "Next to it" if main[0] in simple else "The best simple peer"
-        beside = f"{who}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
+        role = "Next best simple peer" if main[0] in simple else "Best simple peer"
+        comparison = f"{role}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
         if main[0] not in simple and order[peer] >= order[main]:
-            warnings.insert(0, f"A simple model does as well or better: {label(*peer)} against {label(*main)}.")
+            warnings.insert(0, f"A simple model performs as well or better: {label(*peer)} compared with {label(*main)}.")
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
-    told = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. 50 is chance."
-    told += f" {sites} sites say little about the next one, however wide the interval." if 1 < sites < FEW else ""
-    return Answer(main, peer, _cohort(contents), told, beside, warnings)
+    sentence = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. Chance is 50."
+    if 1 < sites < FEW:
+        sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
+    return Answer(main, peer, _cohort(contents), sentence, comparison, warnings)
 
 
 def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
-    """Rows that an answer may be about: of many ablations or values of a sweep the highest is the luckiest too."""
-    whole = {method for method, variant in contents.keys if not variant}
-    own = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in whole)]
-    return own or keys
+    """Rows the summary may be about; not ablations and sweep values, because the best of many is also the luckiest."""
+    complete = {method for method, variant in contents.keys if not variant}
+    chosen = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in complete)]
+    return chosen or keys
 
 
 def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
-    """The mean over sites with a t interval; of a single site its AUC with DeLong's."""
+    """Mean AUC over sites with a t interval; for a single site its AUC with DeLong's interval."""
     values = areas[key].dropna()
     if len(values) > 1:
         half = half_interval(float(values.std(ddof=1)), len(values))
@@ -77,25 +81,27 @@ def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
 
 
 def _cohort(contents: Contents) -> str:
-    """Who was studied, who was left out and why."""
+    """Included subjects, and excluded ones with the reasons."""
     inclusion = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "reason"])
-    included, out = (inclusion[inclusion["status"] == status] for status in ("included", "excluded"))
+    included, excluded = (inclusion[inclusion["status"] == status] for status in ("included", "excluded"))
     if not len(included):
         return f"{contents.predictions['subject'].nunique()} subjects were tested."
-    told = f"{len(included)} subjects of {included['site'].nunique()} sites"
+    sentence = f"{len(included)} subjects of {included['site'].nunique()} sites"
     if contents.cohort is not None:
         labels = Counter(contents.cohort.labels.tolist())
-        told += f" ({labels[1]} patients, {labels[0]} controls)"
-    if not len(out):
-        return f"{told}; nobody was left out."
-    reasons = Counter(out["reason"]).most_common(5)
-    said = "; ".join(f"{count} {reason.rstrip('.')}" for reason, count in reasons)
-    return f"{told}; {len(out)} left out: {said}{'; others in inclusion.csv' if len(set(out['reason'])) > 5 else ''}."
+        sentence += f" ({labels[1]} patients, {labels[0]} controls)"
+    if not len(excluded):
+        return f"{sentence}; no subject was excluded."
+    reasons = Counter(excluded["reason"]).most_common(5)
+    listed = "; ".join(f"{reason.rstrip('.')} ({count})" for reason, count in reasons)
+    more = "; other reasons in inclusion.csv" if len(set(excluded["reason"])) > 5 else ""
+    return f"{sentence}; {len(excluded)} excluded: {listed}{more}."
 
 
 def _warnings(contents: Contents) -> list[str]:
-    told = [f"Leakage check failed: {one['check']}. {one['detail']}" for one in contents.checks if not one.get("passed", True)]
+    failed = [check for check in contents.checks if not check.get("passed", True)]
+    sentences = [f"Leakage check failed: {check['check']}. {check['detail']}" for check in failed]
     missing = contents.missing()
     if missing:
-        told.append(f"Not run yet: {', '.join(missing)}. Run the study again to go on.")
-    return told
+        sentences.append(f"Not run yet: {', '.join(missing)}. Repeat m2lgdg run to continue.")
+    return sentences

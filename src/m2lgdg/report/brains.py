@@ -1,6 +1,6 @@
 """Figures of explanations: the paper's top-20 ROIs, a glass brain, gate weights by site, maps of the representation.
 
-Each takes tables of an `Explanation`; glass brains are drawn by nilearn from outlines that it ships, without a network.
+Each takes tables of an `Explanation`. Glass brains are drawn by nilearn from the outlines it ships, offline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RED, GREY = "#c0392b", "#8a8d91"
 
 
 def top_rois(method: str, rois: pd.DataFrame) -> Figure:
-    """The twenty highest scores, ranks 1 to 10 red and 11 to 20 grey, with the interval over folds and seeds."""
+    """Bar chart of the twenty highest scores, ranks 1 to 10 red and 11 to 20 grey, with intervals over folds and seeds."""
     top = rois.head(TOP)
 
     def paint(sheet: Sheet) -> None:
@@ -40,7 +40,7 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 
 
 def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
-    """The top ROIs at their MNI centroids; None where the atlas has none."""
+    """Glass brain with the top ROIs at their MNI centroids; None if the atlas has no centroids."""
     top = rois.head(TOP)
     if not _placed(top):
         return None
@@ -52,11 +52,11 @@ def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
     from nilearn.plotting import plot_markers
 
     files = {}
-    share = (top["score"] / (top["score"].max() or 1.0)).to_numpy()
+    relative = (top["score"] / (top["score"].max() or 1.0)).to_numpy()
     with plt.rc_context({"svg.hashsalt": method, "svg.fonttype": "none"}):
         figure = plt.figure(figsize=(9, 2.6))
         plot_markers(
-            (np.arange(len(top)) < HALF).astype(float), top[["x", "y", "z"]].to_numpy(), node_size=20 + 80 * share,
+            (np.arange(len(top)) < HALF).astype(float), top[["x", "y", "z"]].to_numpy(), node_size=20 + 80 * relative,
             node_cmap=ListedColormap([GREY, RED]), node_vmin=0.0, node_vmax=1.0, alpha=0.85, display_mode="lyrz", figure=figure,
             colorbar=False,
         )  # fmt: skip
@@ -65,18 +65,18 @@ def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
             figure.savefig(buffer, format=form, dpi=110, facecolor="white", metadata=metadata)
             files[form] = buffer.getvalue()
         plt.close(figure)
-    caption = f"{method}: centroids of the top ROIs (MNI), larger where the score is; red and grey as above."
+    caption = f"{method}: MNI centroids of the top ROIs, size by score; colours as above."
     alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
     return Figure(plain(f"brain-{method}"), caption, alt, files["svg"], files["png"], image(files["png"], alt))
 
 
 def _placed(top: pd.DataFrame) -> bool:
-    """Whether there is something to show and a place for each of it."""
+    """Whether there are scores, and a centroid for each ROI."""
     return "x" in top and bool(top["score"].any()) and not top[["x", "y", "z"]].isna().any(axis=None)
 
 
 def three_dimensional(rois: pd.DataFrame, to: Path) -> Path | None:
-    """A page with the top ROIs on a brain that can be turned, whole in itself; None where the atlas has no centroids."""
+    """Write a self-contained page with the top ROIs on a rotatable brain; None if the atlas has no centroids."""
     top = rois.head(TOP)
     if not _placed(top):
         return None
@@ -91,7 +91,7 @@ def three_dimensional(rois: pd.DataFrame, to: Path) -> Path | None:
 
 
 def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
-    """Mean weight of the scan by site and label; None where the network has no gate."""
+    """Mean gate weight of the scan by site and label; None if the network has no gate."""
     if not len(gate) or "imaging" not in gate:
         return None
     sites = list(dict.fromkeys(gate["site"]))
@@ -105,24 +105,24 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
                 (dot,) = axis.plot(
                     [row["imaging"]], [sites.index(row["site"]) + 0.16 * (k - 0.5)], mark(0), color=colour(k), ms=6
                 )
-                who = f"{row['site']}, {names.get(row['label'])}"
-                sheet.tip(dot, f"{who}: scan {row['imaging']:.2f}, phenotypes {1 - row['imaging']:.2f}")
+                group = f"{row['site']}, {names.get(row['label'])}"
+                sheet.tip(dot, f"{group}: scan {row['imaging']:.2f}, phenotypes {1 - row['imaging']:.2f}")
         axis.set_yticks(range(len(sites)), [short(site) for site in sites])
         axis.set_ylim(len(sites) - 0.5, -0.5)
         axis.set_xlim(-0.02, 1.02)
         axis.axvline(0.5, color=FAINT, lw=0.8, ls=":")
-        axis.set_xlabel("weight of the scan (the rest is the phenotypes')")
+        axis.set_xlabel("gate weight of the scan (phenotypes: 1 minus this)")
         sheet.canvas.legend(loc="outside right upper", fontsize=8)
 
-    caption = f"{method}: mean weight that the gate gives to the scan, by target site and label."
+    caption = f"{method}: mean gate weight of the scan, by target site and label."
     return draw(f"gate-{method}", caption, caption, (7, 1.2 + 0.4 * len(sites)), paint)
 
 
 def representation_map(method: str, target: str, points: pd.DataFrame, number: int) -> Figure:
-    """The representation in two dimensions, coloured by site and by label; the target's subjects are ringed."""
+    """t-SNE of the representation, coloured by site and by label; target subjects are circled."""
     sites = list(dict.fromkeys(points["site"]))
     names = {0: "control", 1: "patient", -1: "no label"}
-    ringed = points["part"] == "target"
+    of_target = points["part"] == "target"
 
     def paint(sheet: Sheet) -> None:
         for axis, column, groups in zip(sheet.canvas.subplots(1, 2), ("site", "label"), (sites, [0, 1, -1]), strict=True):
@@ -131,10 +131,10 @@ def representation_map(method: str, target: str, points: pd.DataFrame, number: i
                 if len(part):
                     text = short(str(group), 22) if column == "site" else names[int(group)]
                     axis.scatter(part["x"], part["y"], s=9, color=colour(k), marker=mark(k), lw=0, label=text)
-            own = points[ringed]
-            axis.scatter(own["x"], own["y"], s=22, facecolors="none", edgecolors=INK, lw=0.5, label="target site")
+            circled = points[of_target]
+            axis.scatter(circled["x"], circled["y"], s=22, facecolors="none", edgecolors=INK, lw=0.5, label="target site")
             axis.set(xticks=[], yticks=[], title=f"by {column}")
             axis.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0), markerscale=1.5)
 
-    caption = f"{method}, target {target}: t-SNE of what the classifier sees, first seed; the target's subjects are ringed."
+    caption = f"{method}, target {target}: t-SNE of the classifier's input, first seed; target subjects are circled."
     return draw(f"map-{method}-{number}", caption, caption, (9.5, 3.6), paint, raster=True)

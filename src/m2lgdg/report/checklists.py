@@ -1,6 +1,6 @@
-"""TRIPOD+AI and REFORMS for one study: what the run knows is filled in, the rest is left to the authors.
+"""TRIPOD+AI and REFORMS checklists of a study, filled in from its files; the rest is left to the authors.
 
-`known_facts` reads a study folder, `checklists` puts its facts into the templates of checklists.tsv; the report prints them.
+`known_facts` reads a study folder and `checklists` puts the facts into the templates of checklists.tsv, for the report.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ CITATIONS = {
     "REFORMS": "Kapoor et al. 2024, Science Advances 10: eadk3452",
 }
 NOTE = (
-    "Filled in by the software from the files of this study, each item in short words of our own; an answer may cover only a "
-    "part of its item. It is a start for the authors, and no statement that the study meets the checklist."
+    "Filled in by m2lgdg from the files of this study. Items are paraphrased, and an answer may cover only part of its item. "
+    "This is a draft for the authors, not a statement that the study meets the checklist."
 )
-MOST_NAMED = 8  # methods whose performance is spelled out; the tables have all
-# True of every method of the package, by what `Method` and the study runner let it see; a plugin may do as it likes.
+MOST_NAMED = 8  # methods whose performance is listed; the tables have all
+# True of every method of the package, by what `Method` and the study runner pass to it; plugins are free to differ.
 OURS = {
-    "selection": "Penalties, early stopping and calibration are chosen on source subjects alone",
-    "imputation": "Sex is imputed by its mode, other inputs by medians, all of source-training subjects",
+    "selection": "Penalties, early stopping and calibration use source subjects only",
+    "imputation": "Missing sex is imputed by the mode, other inputs by medians, of source-training subjects",
     "transformations": "Phenotypes are imputed and z-scored with source-training statistics; series or their connectivity are "
-    "standardised by each subject alone or with source statistics, as each method says",
+    "standardised within each subject or with source statistics, depending on the method",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One item and what the run answers to it."""
+    """One item and its answer."""
 
     item: str
     section: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Checklist:
-    """One checklist, pre-filled."""
+    """A pre-filled checklist."""
 
     title: str
     citation: str
@@ -70,7 +70,7 @@ class Checklist:
 
 
 def checklists(known: Mapping[str, str]) -> list[Checklist]:
-    """Both checklists; an item is answered where all facts that its template names are known."""
+    """Both checklists; an item is filled in if all facts in its template are known."""
     text = (files("m2lgdg.report") / "checklists.tsv").read_text(encoding="utf-8")
     items = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return [
@@ -87,9 +87,9 @@ def _row(item: Mapping[str, str], known: Mapping[str, str]) -> Row:
 
 
 def known_facts(folder: Path, scores: pd.DataFrame | None = None) -> dict[str, str]:
-    """Facts from the files of a study folder, in words; a missing file leaves its facts out.
+    """Facts from the files of a study folder, as text; facts of a missing file are left out.
 
-    `scores` are those of its cells (`stats.cell_scores`), where they are known already.
+    `scores` are the scores of its cells (`stats.cell_scores`), if already computed.
     """
     folder = Path(folder)
     study, environment, checks = (_json(folder / f"{name}.json") for name in ("study", "environment", "checks"))
@@ -113,7 +113,7 @@ def _json(path: Path) -> Any:
 
 
 def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
-    """The study's cohort, where its file is still there and still has the study's content."""
+    """The cohort of the study, if its file exists and its content is unchanged."""
     if not study.get("cohort") or not (folder / study["cohort"]).is_file():
         return None
     try:
@@ -129,18 +129,19 @@ def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
 def _study_facts(study: dict[str, Any]) -> dict[str, str]:
     if not study:
         return {}
-    targets, seeds = study.get("targets") or [], study.get("seeds") or []
+    targets, seeds, threads = study.get("targets") or [], study.get("seeds") or [], study.get("threads", 1)
     facts = {
         "study": str(study.get("name", "")),
         "cohort_hash": str(study.get("cohort_hash") or ""),
         "inputs": ", ".join(study.get("inputs") or []) or "none",
-        "hyperparameters": changed_fields(study) or "nothing",
-        "device": f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' * (study.get('threads', 1) > 1)} a cell",
+        "hyperparameters": changed_fields(study) or "none",
+        "device": f"{study.get('device', 'cpu')}, {threads} thread{'s' * (threads > 1)} per cell",
     }
     if targets:
         facts["split"] = (
-            f"Each target site is held out whole and source is every labelled subject of the other sites; targets: "
-            f"{', '.join(targets)}; seeds {', '.join(map(str, seeds))} (the first alone for methods without randomness)"
+            f"Leave-one-site-out: each target site is held out completely, and source is all labelled subjects of the other "
+            f"sites; targets: {', '.join(targets)}; seeds {', '.join(map(str, seeds))} (only the first for methods without "
+            "randomness)"
         )
     return facts | ({} if study.get("plugins") else OURS)
 
@@ -148,32 +149,33 @@ def _study_facts(study: dict[str, Any]) -> dict[str, str]:
 def _environment_facts(environment: dict[str, str]) -> dict[str, str]:
     facts = {"environment": ", ".join(f"{name} {version}" for name, version in environment.items())}
     if "code" in environment:
-        version = environment.get("m2lgdg", "not installed")  # it may run from its source folder
+        version = environment.get("m2lgdg", "not installed")  # it can run from its source folder
         name = "m2lgdg" if version == "not installed" else f"m2lgdg {version}"
-        facts["code"] = f"{name}, hash of the code that makes predictions {environment['code']}"
+        facts["code"] = f"{name}, hash of the prediction code {environment['code']}"
     return facts
 
 
 def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
     parts = {"checks": "", "checks_duplicates": "on both sides", "checks_inputs": "inputs"}
-    chosen = {key: [one for one in checks if word in one["check"]] for key, word in parts.items()}
-    return {key: _told(some) for key, some in chosen.items() if some}
+    chosen = {key: [check for check in checks if word in check["check"]] for key, word in parts.items()}
+    return {key: _outcome(some) for key, some in chosen.items() if some}
 
 
-def _told(checks: list[dict[str, Any]]) -> str:
-    failed = [f"{one['check']}: {str(one['detail']).rstrip('.')}" for one in checks if not one["passed"]]
-    names = "; ".join(one["check"] for one in checks)
+def _outcome(checks: list[dict[str, Any]]) -> str:
+    failed = [f"{check['check']}: {str(check['detail']).rstrip('.')}" for check in checks if not check["passed"]]
+    names = "; ".join(check["check"] for check in checks)
     return f"Checked: {names}; " + (f"NOT passed: {'; '.join(failed)}" if failed else "all passed")
 
 
 def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
     included = table[table["status"] == "included"]
-    # A reason that ends as a sentence names a file or a subject, which a shared page must not.
-    reasons = Counter("unusable file" if why.endswith(".") else why for why in table[table["status"] == "excluded"]["reason"])
+    # A reason that ends with a full stop names a file or a subject, which must not appear on a shared page.
+    given = table[table["status"] == "excluded"]["reason"]
+    reasons = Counter("unusable file" if reason.endswith(".") else reason for reason in given)
     return {
         "included": str(len(included)),
         "excluded": str(len(table) - len(included)),
-        "exclusions": "; ".join(f"{why} {count}" for why, count in reasons.most_common()) or "none",
+        "exclusions": "; ".join(f"{reason} {count}" for reason, count in reasons.most_common()) or "none",
     }
 
 
@@ -187,14 +189,14 @@ def _prediction_facts(predictions: pd.DataFrame, scores: pd.DataFrame) -> dict[s
         "target_count": str(count),
         "tested": str(predictions.loc[predictions["label"] >= 0, "subject"].nunique()),
         "metrics": f"{', '.join(METRICS)}; ACC, SEN, SPE and F1 at the threshold {THRESHOLD:g}",
-        "threshold": f"The probability of being a patient; a patient at {THRESHOLD:g} or above, fixed beforehand and not tuned",
-        "updating": "None: no model was updated or recalibrated with data of a target",
+        "threshold": f"Probability of being a patient; threshold {THRESHOLD:g}, fixed in advance and not tuned",
+        "updating": "None: no model was updated or recalibrated with target data",
         "baselines": ", ".join(_baselines([name for name, _ in keys])),
     }
     if count > 1 and len(keys) > 1:
         facts["comparison"] = (
-            f"Paired t-tests over {count} target sites of the method with the highest AUC, chosen afterwards, against every "
-            "other, Holm within AUC"
+            f"Paired t-tests over {count} target sites: the method with the highest AUC (chosen post hoc) against each other "
+            "method, Holm-corrected within AUC"
         )
     return facts | _performance(sites)
 
@@ -204,25 +206,26 @@ def _baselines(names: list[str]) -> list[str]:
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:
-    """AUC over sites with t intervals; and where the method with the highest is best and worst, and how calibrated."""
+    """Mean AUC of each method with t interval; best and worst site and calibration of the method with the highest."""
     macro = macro_scores(sites[sites["metric"] == "AUC"]).dropna(subset=["mean"])
     macro = macro.sort_values("mean", ascending=False, kind="stable")
     if not len(macro):
         return {}
-    told = [f"{label(row.method, row.variant)} {_interval(row.mean, row.sd, row.sites)}" for row in macro.itertuples()]
-    more = f"; {len(told) - MOST_NAMED} more in the tables" if len(told) > MOST_NAMED else ""
+    means = [f"{label(row.method, row.variant)} {_interval(row.mean, row.sd, row.sites)}" for row in macro.itertuples()]
+    more = f"; {len(means) - MOST_NAMED} more in the tables" if len(means) > MOST_NAMED else ""
     best = macro.iloc[0]
-    mine = sites[(sites["method"] == best["method"]) & (sites["variant"] == best["variant"])].dropna(subset=["mean"])
-    areas = mine[mine["metric"] == "AUC"].set_index("target")["mean"]
+    at_sites = sites[(sites["method"] == best["method"]) & (sites["variant"] == best["variant"])].dropna(subset=["mean"])
+    areas = at_sites[at_sites["metric"] == "AUC"].set_index("target")["mean"]
     name = label(best["method"], best["variant"])
     facts = {
-        "performance": f"Mean AUC over target sites (95 % t interval over sites): {'; '.join(told[:MOST_NAMED])}{more}",
+        "performance": f"Mean AUC over target sites (95 % t interval over sites): {'; '.join(means[:MOST_NAMED])}{more}",
         "heterogeneity": f"AUC of {name} from {100 * areas.min():.1f} ({areas.idxmin()}) to {100 * areas.max():.1f} "
         f"({areas.idxmax()}) over {len(areas)} target sites",
     }
-    middle = mine.groupby("metric")["mean"].median()
-    if {"slope", "intercept"} <= set(middle.index):
-        facts["calibration"] = f"Median over sites for {name}: slope {middle['slope']:.2f}, intercept {middle['intercept']:.2f}"
+    medians = at_sites.groupby("metric")["mean"].median()
+    if {"slope", "intercept"} <= set(medians.index):
+        slope, intercept = medians["slope"], medians["intercept"]
+        facts["calibration"] = f"Median over sites for {name}: slope {slope:.2f}, intercept {intercept:.2f}"
     return facts
 
 
@@ -236,9 +239,9 @@ def _interval(mean: float, sd: float, sites: int) -> str:
 def _cohort_facts(cohort: Cohort, targets: list[str] | None) -> dict[str, str]:
     patients, controls = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
     sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
-    shares = [float((here == 1).mean()) for site in sizes if len(here := _labels(cohort, site))]
+    rates = [float((labels == 1).mean()) for site in sizes if len(labels := _labels(cohort, site))]
     folds = [(fold.source.labels, _labels(cohort, fold.site)) for fold in leave_one_site_out(cohort, targets)]
-    sides = [f"{_span(list(map(len, side)))} ({_span([int(one.sum()) for one in side])})" for side in zip(*folds, strict=True)]
+    sides = [f"{_span(list(map(len, side)))} ({_span([int(y.sum()) for y in side])})" for side in zip(*folds, strict=True)]
     columns = {str(name).lower() for name in cohort.phenotypes}
     kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
     groups = [name for name, names in kinds.items() if columns & set(names)]
@@ -252,8 +255,8 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None) -> dict[str, str]:
         "controls": str(controls),
         "site_count": str(len(sizes)),
         "sites": ", ".join(f"{site} {size}" for site, size in sizes.items()),
-        "balance": f"{100 * patients / (patients + controls):.0f} % of the labelled are patients, "
-        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % by site",
+        "balance": f"{100 * patients / (patients + controls):.0f} % of labelled subjects are patients, "
+        f"{100 * min(rates):.0f} to {100 * max(rates):.0f} % by site",
         "fold_sizes": f"Labelled subjects (patients): source {sides[0]}, target {sides[1]}",
         "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR {seconds}",
         "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
@@ -268,19 +271,19 @@ def _labels(cohort: Cohort, site: str) -> Any:
 
 
 def _missing(cohort: Cohort, column: str) -> str:
-    lost = cohort.phenotypes[column].isna().to_numpy()
-    shares = [f"{name} {100 * lost[cohort.labels == k].mean():.1f}" for name, k in (("patients", 1), ("controls", 0))]
-    return f"{column} {100 * lost.mean():.1f} % ({', '.join(shares)})"
+    missing = cohort.phenotypes[column].isna().to_numpy()
+    rates = [f"{name} {100 * missing[cohort.labels == k].mean():.1f} %" for name, k in (("patients", 1), ("controls", 0))]
+    return f"{column} {100 * missing.mean():.1f} % ({', '.join(rates)})"
 
 
 def _characteristics(table: pd.DataFrame) -> list[str]:
-    told = []
+    sentences = []
     if "age" in table and table["age"].dtype == np.float64 and table["age"].notna().any():
         low, middle, high = table["age"].quantile([0.25, 0.5, 0.75])
-        told.append(f"age median {middle:.1f} (quartiles {low:.1f}, {high:.1f})")
+        sentences.append(f"age median {middle:.1f} (quartiles {low:.1f}, {high:.1f})")
     if "sex" in table and table["sex"].notna().any():
-        told.append(f"{100 * (table['sex'].dropna() == 1).mean():.0f} % male")
-    return told
+        sentences.append(f"{100 * (table['sex'].dropna() == 1).mean():.0f} % male")
+    return sentences
 
 
 def _span(values: Any) -> str:

@@ -1,6 +1,6 @@
-"""What a study folder holds, read once for its report: predictions, settings, records, explanations, and the cohort if near.
+"""Contents of a study folder, read once for its report: predictions, settings, records, explanations, and the cohort.
 
-Everything but the predictions may be missing; the report then leaves out what it was for.
+Everything but the predictions may be missing; the report then leaves out the sections that need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.explain.explanation import Explanation
-from m2lgdg.report.beside import Published, read_published, stand_beside
+from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
 from m2lgdg.study.predictions import read_predictions
@@ -26,12 +26,12 @@ from m2lgdg.study.runner import explanation_path
 from m2lgdg.study.stats import cell_scores, site_scores
 
 Key = tuple[str, str]
-RECORDS = "records.jsonl"  # of a shared copy, which has no cells/
+RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A study folder's files; `records` are those of the cells that the predictions are of."""
+    """Files of a study folder; `records` are those of the cells in the predictions."""
 
     folder: Path
     predictions: pd.DataFrame
@@ -42,12 +42,12 @@ class Contents:
     failures: list[dict[str, str]]
     records: list[dict[str, Any]]
     cohort: Cohort | None
-    centroids: pd.DataFrame | None = None  # of ROIs, where they are not those of an atlas we ship
+    centroids: pd.DataFrame | None = None  # of ROIs, for an atlas that is not included
     published: Published | None = None
 
     @cached_property
     def cell_scores(self) -> pd.DataFrame:
-        """Every metric of every cell (`stats.cell_scores`), computed once for all sections."""
+        """Metrics of every cell (`stats.cell_scores`), computed once for all sections."""
         return cell_scores(self.predictions)
 
     @cached_property
@@ -67,61 +67,65 @@ class Contents:
         return sweeps if isinstance(sweeps, dict) else {}
 
     def is_sweep(self, key: Key) -> bool:
-        """Whether a row is one value of a sweep."""
+        """Whether a (method, variant) is one value of a sweep."""
         return any(key[1] == f"{field}={value}" for field, values in self.swept.get(key[0], {}).items() for value in values)
 
-    def beside(self, tables: list[Table]) -> list[Table]:
-        """The tables, with published values in brackets where there are some."""
-        return tables if self.published is None else stand_beside(tables, self.published)
+    def with_published(self, tables: list[Table]) -> list[Table]:
+        """The tables, with published values in brackets if there are any."""
+        return tables if self.published is None else with_published(tables, self.published)
 
     def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
-        """The explained cells of each method, with their records."""
-        found: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
+        """Explained cells of each method, with their records."""
+        explained: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
         for record in self.records:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
-                one = Explanation.load(path)
-                found.setdefault(record["method"], []).append(
-                    (record, one if self.centroids is None else one.with_centroids(self.centroids))
-                )
-        return found
+                explanation = Explanation.load(path)
+                if self.centroids is not None:
+                    explanation = explanation.with_centroids(self.centroids)
+                explained.setdefault(record["method"], []).append((record, explanation))
+        return explained
 
     def missing(self) -> list[str]:
-        """Cells that the study asks for, of variants and sweeps too, that are neither there nor failed: a sentence a method."""
-        have = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in self.failures}
+        """Number of cells of each method, variants and sweeps included, that have neither finished nor failed."""
+        ended = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in self.failures}
         rows = self.predictions.drop_duplicates(["method", "variant", "target", "seed"])
-        have |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
-        told = []
+        ended |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
+        counts = []
         methods, all_seeds, targets = (self._listed(name) for name in ("methods", "seeds", "targets"))
         for method in methods:
-            own = {row[3] for row in have if row[0] == method}
-            asked = all_seeds[:1] if own <= set(all_seeds[:1]) and _runs_once(method, bool(own)) else all_seeds
-            rows_of = dict.fromkeys(["", *self._variants(method, {row[1] for row in have if row[0] == method})])
-            gone = sum((method, row, target, seed) not in have for row in rows_of for target in targets for seed in asked)
-            if gone:
-                told.append(f"{gone} cell{'s' if gone > 1 else ''} of {method}")
-        return told
+            seen = {row[3] for row in ended if row[0] == method}
+            seeds = all_seeds[:1] if seen <= set(all_seeds[:1]) and _runs_once(method, bool(seen)) else all_seeds
+            variants = dict.fromkeys(["", *self._variants(method, {row[1] for row in ended if row[0] == method})])
+            cells = [(method, variant, target, seed) for variant in variants for target in targets for seed in seeds]
+            missing = sum(cell not in ended for cell in cells)
+            if missing:
+                counts.append(f"{missing} cell{'s' if missing > 1 else ''} of {method}")
+        return counts
 
     def _variants(self, method: str, seen: set[str]) -> list[str]:
-        """Variants and values of a sweep that the study asks of a method; of a plugin's method `seen` tells what it has."""
+        """Variants and sweep values that the study requests of a method; `seen` lists those of a plugin that is not loaded."""
         from m2lgdg.registry import load_methods
 
-        asked = self.study.get("variants") or []
-        have = set(load_methods()[method].variants) if method in load_methods() else seen
-        named = asked.get(method, []) if isinstance(asked, dict) else [one for one in asked if one in have]
+        requested = self.study.get("variants") or []
+        available = set(load_methods()[method].variants) if method in load_methods() else seen
+        if isinstance(requested, dict):
+            named = requested.get(method, [])
+        else:
+            named = [variant for variant in requested if variant in available]
         axes = self.swept.get(method, {})
         return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
 
     def _listed(self, name: str) -> list[str]:
-        """A list of the study as words; none where a damaged study.json has something else there."""
+        """A list of study.json as strings; empty if a damaged file has anything else under that name."""
         value = self.study.get(name)
-        return [str(one) for one in value] if isinstance(value, list) else []
+        return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _runs_once(method: str, seen: bool) -> bool:
-    """Whether a method has no randomness, so that one seed is all there is to run.
+    """Whether a method has no randomness and runs with the first seed only.
 
-    Of a plugin, whose code is not run to read a folder, that is not known: if it was seen, then with the first seed alone.
+    For a plugin this is unknown, because its code is not loaded to read a folder: assume so if it was seen with that seed.
     """
     from m2lgdg.registry import load_methods
 
@@ -130,15 +134,13 @@ def _runs_once(method: str, seen: bool) -> bool:
 
 
 def read_contents(folder: str | Path, centroids: str | Path | None = None, published: str | Path | None = None) -> Contents:
-    """Read a study folder, the places of ROIs from a table or an atlas image, and published values."""
+    """Read a study folder, ROI centroids from a table or an atlas image, and published values."""
     folder = Path(folder)
     predictions = read_predictions(folder)
     study = read_json(folder / "study.json", {})
     cohort = _cohort(folder, study)
     if centroids is not None and cohort is None:
-        raise InputError(
-            f"{centroids} cannot be used: the cohort that the study names is not there, so its ROIs are not known."
-        )
+        raise InputError(f"{centroids} cannot be used without the cohort file of the study, which is missing or has changed.")
     return Contents(
         centroids=None if centroids is None or cohort is None else read_centroids(centroids, cohort.rois),
         published=None if published is None else read_published(published, predictions),
@@ -155,7 +157,7 @@ def read_contents(folder: str | Path, centroids: str | Path | None = None, publi
 
 
 def read_json(path: Path, empty: Any) -> Any:
-    """What a JSON file holds, if it is of the kind of `empty`; else `empty`."""
+    """Content of a JSON file if it has the type of `empty`, else `empty`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -173,28 +175,28 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
     """The finished record of each cell in the predictions, in their order.
 
-    Older code leaves records behind: the one whose numbers are in the predictions is taken, whatever the files' dates are.
+    A folder can have records of older code: the one that matches the predictions is taken, whatever the file dates.
     """
     cells = {cell: part for cell, part in predictions.groupby(["method", "variant", "target", "seed"], sort=False)}
-    found: dict[Any, tuple[bool, dict[str, Any]]] = {}
+    chosen: dict[Any, tuple[bool, dict[str, Any]]] = {}  # whether it matches the predictions, record
     for record in _all_records(folder):
         cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
         if cell not in cells or record.get("status") != "done":
             continue
-        same = _is_of(record, cells[cell])
-        if cell not in found or (same and not found[cell][0]):
-            found[cell] = (same, record)
-    return [found[cell][1] for cell in cells if cell in found]
+        same = _matches(record, cells[cell])
+        if cell not in chosen or (same and not chosen[cell][0]):
+            chosen[cell] = (same, record)
+    return [chosen[cell][1] for cell in cells if cell in chosen]
 
 
-def _is_of(record: dict[str, Any], part: pd.DataFrame) -> bool:
-    """Whether a record's subjects and probabilities are those of a cell; the table's numbers were read from text."""
+def _matches(record: dict[str, Any], part: pd.DataFrame) -> bool:
+    """Whether a record has the subjects and probabilities of a cell, up to rounding of the CSV file."""
     proba = np.array(record.get("proba", []), dtype=np.float64)
     return record.get("subjects") == part["subject"].tolist() and bool(np.allclose(proba, part["proba"], rtol=0, atol=1e-12))
 
 
 def _all_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every record: of a shared copy, and of the cells."""
+    """All records, of a shared copy or of cells/."""
     shared = folder / RECORDS
     if shared.is_file():
         lines = shared.read_text(encoding="utf-8").splitlines()
@@ -211,7 +213,7 @@ def _parsed(line: str) -> Any:
 
 
 def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
-    """The study's cohort, where it still lies where the study says and has the same content."""
+    """The cohort of the study, if its file exists and its content is unchanged."""
     path = folder / str(study.get("cohort", ""))
     if not path.is_file():
         return None

@@ -1,6 +1,6 @@
-"""How a figure of the report is drawn: once by matplotlib, then as files for a paper and as a part of the page.
+"""Drawing of report figures: once with matplotlib, then saved as files for a paper and embedded in the page.
 
-On the page lines and letters take the page's own colour, light or dark, and marks tell their values under the pointer.
+On the page, lines and text take the colour of the page (light or dark), and marks show their values under the pointer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 
-INK = "#0b0c0d"  # in a file nearly black; on the page it becomes the colour of the text
+INK = "#0b0c0d"  # nearly black in files; replaced by the text colour on the page
 FAINT = "#8a8d91"
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d", "#e7298a", "#66a61e"),
@@ -27,8 +27,8 @@ COLOURS = (
 )
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, and any script is shown by the reader's own fonts
-    "text.parse_math": False,  # a site may be called $1
+    "svg.fonttype": "none",  # text stays text: searchable, and any script is shown with the reader's fonts
+    "text.parse_math": False,  # a site may be named $1
     "font.size": 9,
     "font.family": "sans-serif",
     "axes.spines.top": False,
@@ -39,7 +39,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished figure: `svg` and `png` are whole files, `page` is what stands in report.html."""
+    """A finished figure: `svg` and `png` are the files, `page` is the HTML for report.html."""
 
     name: str
     caption: str
@@ -51,13 +51,13 @@ class Figure:
 
 @dataclass
 class Sheet:
-    """Where a figure is drawn; `tip` lets a mark tell something under the pointer."""
+    """Canvas of a figure, with tooltips for its marks."""
 
     canvas: Canvas
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Any, text: str) -> None:
-        """Show a text when the pointer is on an artist."""
+        """Show a text when the pointer is over an artist."""
         name = f"tip{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = text
@@ -66,7 +66,7 @@ class Sheet:
 def draw(
     name: str, caption: str, alt: str, size: tuple[float, float], paint: Callable[[Sheet], None], raster: bool = False
 ) -> Figure:
-    """Paint a figure and save it; a figure of very many marks stands on the page as an image (`raster`)."""
+    """Paint a figure and save it; with `raster` the page embeds the PNG, for figures with very many marks."""
     name = plain(name)
     with rc_context(STYLE | {"svg.hashsalt": name}), _quiet():
         sheet = Sheet(Canvas(figsize=size, layout="constrained"))
@@ -80,7 +80,7 @@ def draw(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A script that matplotlib's font lacks is boxes in the PNG; the page shows it with the reader's fonts."""
+    """Silence warnings about glyphs missing from matplotlib's font; the page shows them with the reader's fonts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
@@ -88,12 +88,12 @@ def _quiet() -> Iterator[None]:
 
 
 def image(png: bytes, alt: str) -> str:
-    """A PNG as a part of the page."""
+    """A PNG as an HTML image with embedded data."""
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def _inline(svg: str, name: str, alt: str, tips: dict[str, str]) -> str:
-    """The SVG as a part of a page: names that cannot clash, the page's colours, a text alternative, and the tips."""
+    """The SVG for embedding in a page: unique ids, the page's colours, alternative text, tooltips."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
@@ -105,23 +105,23 @@ def _inline(svg: str, name: str, alt: str, tips: dict[str, str]) -> str:
 
 
 def plain(name: str) -> str:
-    """A name of letters, digits and dashes for files and for parts of the page; two names never become one."""
-    kept = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
-    return (
-        kept if kept and kept == name else f"{kept}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
-    )
+    """A name of letters, digits and dashes for files and HTML ids; different names stay different."""
+    safe = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
+    if safe and safe == name:
+        return name
+    return f"{safe}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
 
 
 def colour(i: int) -> str:
-    """The i-th colour; they come again after twelve."""
+    """Colour of the i-th line; the cycle has twelve colours."""
     return COLOURS[i % len(COLOURS)]
 
 
 def mark(i: int) -> str:
-    """The i-th mark: changes with each round of the colours."""
+    """Mark of the i-th line; changes with each cycle of the colours."""
     return MARKS[(i // len(COLOURS)) % len(MARKS)]
 
 
 def short(text: str, most: int = 28) -> str:
-    """A name that fits beside an axis."""
+    """A name shortened to fit next to an axis."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,6 +1,6 @@
-"""Figures of scores: forest plot, ROC and calibration by target, sensitivity curves, training curves.
+"""Figures of scores: forest plot, ROC, calibration and decision curves, sensitivity curves, training curves.
 
-Each takes tables and gives a `Figure`; which of them a study has is decided in `sections`.
+Each takes tables and returns a `Figure`; `sections` decides which of them a study has.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from matplotlib.ticker import MaxNLocator
 
 from m2lgdg.metrics import calibration_bins, delong_interval
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.tables import label
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
 
 Key = tuple[str, str]
 SWEPT = ("AUC", "ACC", "F1")  # metrics of a sensitivity figure; the paper draws these
-DISTINCT = 10  # colours that can be told apart in one figure
-ROWS = 120  # of methods and sites that one looks through
+DISTINCT = 10  # colours that can be distinguished in one figure
+ROWS = 120  # of methods and sites; beyond this the forest plot shows means only
 
 
 def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Figure:
-    """AUC (mean over seeds) of each method by target, with DeLong intervals of the probabilities averaged over seeds."""
+    """Forest plot of AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds."""
     sites = list(dict.fromkeys(mean["target"]))
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
-    by_row = len(keys) > DISTINCT  # in a legend nobody would find so many
+    by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
         return _forest_of_means(areas, sites, keys)
     step = 0.8 / len(keys)
@@ -46,8 +47,8 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
                 y = s + k * step - 0.4 + step / 2
                 axis.plot([low, high], [y, y], color=colour(k), lw=1.2, alpha=0.6)
                 (dot,) = axis.plot([area], [y], mark(k), color=colour(k), ms=4)
-                told = f"{label(*key)}, {site}: AUC {100 * area:.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f})"
-                sheet.tip(dot, f"{told}, {len(part)} subjects")
+                value = f"AUC {100 * area:.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+                sheet.tip(dot, f"{label(*key)}, {site}: {value}, {len(part)} subjects")
         axis.axvline(0.5, color=FAINT, lw=1, ls=":")
         for edge in np.arange(len(sites) - 1) + 0.5:
             axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
@@ -57,79 +58,77 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
             axis.set_yticks(range(len(sites)), [short(site) for site in sites])
             sheet.canvas.legend(loc="outside right upper", fontsize=8)
             return
-        centroids = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
-        axis.set_yticks(centroids, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
+        rows = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
+        axis.set_yticks(rows, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
         axis.tick_params(axis="y", length=0)
         for s, site in enumerate(sites):
             axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")
 
     height = 1.0 + max((0.16 if by_row else 0.1) * len(keys) + 0.12, 0.35) * len(sites)
     caption = (
-        "AUC at each target site (mean over seeds); lines are 95 % DeLong intervals of the probabilities averaged over seeds."
+        "AUC at each target site (mean over seeds). Lines: 95 % DeLong intervals of the probabilities averaged over seeds; "
+        "dotted: chance."
     )
-    caption += " Dotted: chance."
-    alt = "Area under the curve of each method at each target site with intervals; the tables have the numbers"
+    alt = "AUC of each method at each target site with intervals; numbers in the tables"
     return draw("forest", caption, alt, (9, height), paint)
 
 
 def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]) -> Figure:
-    """One row a method: its AUC at each target, and their mean with its interval over targets."""
+    """Forest plot with one row per method: its AUC at each target, and their mean with an interval over targets."""
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         for k, key in enumerate(keys):
-            here = {site: float(areas.get((*key, site), np.nan)) for site in sites}
-            known = {site: area for site, area in here.items() if not math.isnan(area)}
-            for site, area in known.items():
+            by_site = {site: float(areas.get((*key, site), np.nan)) for site in sites}
+            defined = {site: area for site, area in by_site.items() if not math.isnan(area)}
+            for site, area in defined.items():
                 (dot,) = axis.plot([area], [k], "o", color=FAINT, ms=3, alpha=0.5, mew=0)
                 sheet.tip(dot, f"{label(*key)}, {site}: AUC {100 * area:.1f}")
-            values = np.array(list(known.values()))
+            values = np.array(list(defined.values()))
             if len(values) < 2:
                 continue
             half = half_interval(float(values.std(ddof=1)), len(values))
             axis.plot([values.mean() - half, values.mean() + half], [k, k], color=colour(0), lw=2)
             (dot,) = axis.plot([values.mean()], [k], "o", color=colour(0), ms=6)
-            told = f"{label(*key)}: mean AUC {100 * values.mean():.1f}"
-            sheet.tip(dot, f"{told} ± {100 * half:.1f} (95 % interval), {len(values)} sites")
+            value = f"mean AUC {100 * values.mean():.1f} ± {100 * half:.1f} (95 % interval)"
+            sheet.tip(dot, f"{label(*key)}: {value}, {len(values)} sites")
         axis.axvline(0.5, color=FAINT, lw=1, ls=":")
         axis.set_yticks(range(len(keys)), [short(label(*key), 40) for key in keys], fontsize=8)
         axis.set_ylim(len(keys) - 0.5, -0.5)
         axis.set_xlabel("AUC at unseen sites")
 
-    caption = (
-        "Mean AUC over target sites with its 95 % interval (t, over sites); grey: each site (mean over seeds). Dotted: chance."
-    )
-    alt = "Mean area under the curve of each method over target sites with intervals; the tables have the numbers"
+    caption = "Mean AUC over target sites with 95 % t interval. Grey: each site (mean over seeds); dotted: chance."
+    alt = "Mean AUC of each method over target sites with intervals; numbers in the tables"
     return draw("forest", caption, alt, (9, 1.0 + 0.24 * len(keys)), paint)
 
 
 def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:
-    """ROC curves of the probabilities averaged over seeds, one panel a target with both classes; of many, some stand out."""
+    """ROC curves of the probabilities averaged over seeds, one panel per target; of many methods only `focus` is coloured."""
     from sklearn.metrics import roc_curve
 
     named = list(keys) if len(keys) <= DISTINCT else list(focus)
-    behind = [key for key in keys if key not in named]
+    others = [key for key in keys if key not in named]
 
     def paint(axis: Axes, site: str) -> None:
-        for key in behind + named:
+        for key in others + named:
             part = _part(mean, key, site)
             if part["label"].nunique() != 2:
                 continue
-            wrong, right, _ = roc_curve(part["label"], part["proba"])
-            if key in behind:
-                axis.plot(wrong, right, color=FAINT, lw=0.5, alpha=0.5)
+            false_positive, true_positive, _ = roc_curve(part["label"], part["proba"])
+            if key in others:
+                axis.plot(false_positive, true_positive, color=FAINT, lw=0.5, alpha=0.5)
             else:
-                axis.plot(wrong, right, color=colour(named.index(key)), lw=1.3, label=short(label(*key), 40))
+                axis.plot(false_positive, true_positive, color=colour(named.index(key)), lw=1.3, label=short(label(*key), 40))
         axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
 
-    caption = "ROC at each target site, probabilities averaged over seeds. Dotted: chance."
-    caption += f" Grey: the other {len(behind)} methods." if behind else ""
+    caption = "ROC curves at each target site; probabilities averaged over seeds. Dotted: chance."
+    caption += f" Grey: the other {len(others)} methods." if others else ""
     names = ("1 - specificity", "sensitivity")
     return _panels("roc", caption, "ROC curves by target site", _both_classes(mean), paint, names)
 
 
 def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
-    """Observed share of patients in bins of equal count, with Wilson intervals, one panel a target."""
+    """Observed proportion of patients in bins of equal count, with Wilson intervals, one panel per target."""
 
     def paint(axis: Axes, site: str) -> None:
         for k, key in enumerate(keys):
@@ -142,15 +141,50 @@ def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | N
             axis.errorbar(bins["proba"], bins["observed"], np.maximum(ends, 0), label=short(label(*key), 40), **style)
         axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
 
-    caption = "Calibration at each target site: observed share of patients in bins of equal count, with 95 % Wilson intervals."
-    names = ("predicted probability", "share of patients")
+    caption = (
+        "Calibration at each target site: observed proportion of patients in bins of equal count, with 95 % Wilson intervals."
+    )
+    names = ("predicted probability", "observed proportion")
     return _panels("calibration", caption, "Calibration curves by target site", _both_classes(mean), paint, names)
 
 
-def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
-    """ACC, F1 and AUC over the values of each swept field, the default a larger point; bars: the difference from it.
+def decision_curves(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
+    """Net benefit by threshold, averaged over target sites, compared with treating all and treating none."""
+    sites = _both_classes(mean)
+    thresholds = np.linspace(0.01, 0.99, 99)
 
-    `scores` are the method's, by training (`stats.cell_scores`).
+    def curves(key: Key) -> pd.DataFrame | None:
+        parts = [part for site in sites if (part := _part(mean, key, site))["label"].nunique() == 2]
+        tables = [net_benefit(part["label"], part["proba"], thresholds) for part in parts]
+        return sum(tables[1:], tables[0]) / len(tables) if tables else None
+
+    drawn = {key: table for key in keys if (table := curves(key)) is not None}
+    if not drawn:
+        return None
+
+    def paint(sheet: Sheet) -> None:
+        axis = sheet.canvas.add_subplot()
+        first = next(iter(drawn.values()))
+        axis.plot(thresholds, first["treat_all"], color=FAINT, lw=1, ls="--", label="treat all")
+        axis.axhline(0, color=FAINT, lw=1, ls=":", label="treat none")
+        for k, (key, table) in enumerate(drawn.items()):
+            (line,) = axis.plot(thresholds, table["model"], color=colour(k), lw=1.5, label=short(label(*key), 40))
+            sheet.tip(line, label(*key))
+        top = max(float(table["model"].max()) for table in drawn.values())
+        axis.set(xlim=(0, 1), ylim=(-0.1, max(top, 0.0) + 0.05), xlabel="threshold probability", ylabel="net benefit")
+        sheet.canvas.legend(loc="outside right upper", fontsize=8)
+
+    caption = (
+        "Decision curves: net benefit (true positives minus false positives weighted by the odds of the threshold, per "
+        "subject), mean over target sites at their own prevalence; probabilities averaged over seeds."
+    )
+    return draw("decision", caption, "Decision curves; their numbers are in no table", (7.5, 3.2), paint)
+
+
+def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
+    """AUC, ACC and F1 for each value of the swept fields, with a larger point for the default.
+
+    `scores` are those of the method's cells (`stats.cell_scores`); bars are intervals of the difference from the default.
     """
     macro = macro_scores(site_scores(scores)).set_index(["variant", "metric"])["mean"]
     halves = training_differences(scores, method).set_index(["variant", "metric"])["half"]
@@ -166,8 +200,8 @@ def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[A
             if not variant:
                 panel.axhline(height, color=FAINT, lw=0.8, ls=":")
             (dot,) = panel.plot([i], [height], "o", color=hue, ms=4 if variant else 8)
-            told = f"{name} = {value}{'' if variant else ' (default)'}: {metric} {height:.1f}"
-            sheet.tip(dot, f"{told} ± {half:.1f}" if math.isfinite(half) else told)
+            tip = f"{name} = {value}{'' if variant else ' (default)'}: {metric} {height:.1f}"
+            sheet.tip(dot, f"{tip} ± {half:.1f}" if math.isfinite(half) else tip)
 
     def paint(sheet: Sheet) -> None:
         grid = sheet.canvas.subplots(len(SWEPT), len(axes), sharex="col", sharey="row", squeeze=False)
@@ -181,14 +215,14 @@ def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[A
         for panel, metric in zip(grid[:, 0], SWEPT, strict=True):
             panel.set_ylabel(f"{metric} (%)")
 
-    caption = f"{method}: AUC, ACC and F1, means over target sites, over swept fields; the default is the larger point."
+    caption = f"{method}: AUC, ACC and F1 (means over target sites) by field value; larger point: default."
     if halves.notna().any():
-        caption += " Bars: the 95 % t interval of the difference from the default, by the spread over seeds inside sites."
+        caption += " Bars: 95 % t interval of the difference from the default, from the variance over seeds within sites."
     return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 5.6), paint)
 
 
 def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figure | None:
-    """Loss and source-validation AUC by epoch, a thin line a training and a thick one for their mean while half still train."""
+    """Loss and source-validation AUC by epoch: a thin line per training, and a thick mean up to the median length."""
     histories = {name: runs for name, runs in histories.items() if runs}
     if not histories:
         return None
@@ -210,8 +244,8 @@ def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figur
         for axis in grid[-1]:
             axis.set_xlabel("epoch")
 
-    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch; grey: each training, blue: their mean."
-    return draw("training", caption, "Training curves; no table holds these numbers", (9, 2.0 * len(histories) + 0.4), paint)
+    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch. Grey: each training; blue: mean."
+    return draw("training", caption, "Training curves; their numbers are in no table", (9, 2.0 * len(histories) + 0.4), paint)
 
 
 def _loss(epoch: dict[str, float]) -> float:
@@ -233,13 +267,13 @@ def _both_classes(mean: pd.DataFrame) -> list[str]:
 def _panels(
     name: str, caption: str, alt: str, sites: list[str], paint: Callable[[Axes, str], None], names: tuple[str, str]
 ) -> Figure | None:
-    """Square panels, one a site, with one legend; None where there is no site to show."""
+    """Square panels, one per site, with a common legend; None if there is no site."""
     if not sites:
         return None
     columns = min(4, len(sites))
     rows = math.ceil(len(sites) / columns)
 
-    def all_of_them(sheet: Sheet) -> None:
+    def paint_all(sheet: Sheet) -> None:
         grid = sheet.canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         for axis in grid.flat[len(sites) :]:
             axis.remove()
@@ -253,4 +287,4 @@ def _panels(
         sheet.canvas.legend(handles, labels, loc="outside right upper", fontsize=8)
 
     side = 3.0 if columns < 3 else 2.1
-    return draw(name, caption, alt, (side * columns + 1.9, side * rows + 0.5), all_of_them)
+    return draw(name, caption, alt, (side * columns + 1.9, side * rows + 0.5), paint_all)

@@ -1,6 +1,6 @@
-"""What a model promises of a site it has never seen, as the facts, tables and sentences of its card.
+"""New-site calibration on the model card: expected performance at an unseen site, as facts, tables and sentences.
 
-Made from the promise alone, which holds figures of sites and no subject.
+Made from the `NewSiteCalibration` of a fitted method, which has figures of sites and of no single subject.
 """
 
 from __future__ import annotations
@@ -10,80 +10,85 @@ import math
 from m2lgdg.model.new_site import LEAST_SUBJECTS, LEVELS, NewSiteCalibration, Performance, percent
 from m2lgdg.report.tables import Table
 
-UNSEEN = "At a site it has never seen"
-SHOWN = 0.9  # the coverage that is told site by site
-SLACK = 0.02  # what coverage over all sites may lack before it is told as a failure
-NO_PROMISE = (
-    "The model was fitted without a promise, so it cannot tell what its probabilities mean at a site it has never seen: "
-    "m2lgdg fit --promise."
+UNSEEN = "Expected performance at an unseen site"
+SHOWN = 0.9  # nominal coverage that is shown for each site
+SLACK = 0.02  # coverage over all sites may be lower than nominal by this much before it counts as a failure
+NOT_CALIBRATED = (
+    "The model was fitted without new-site calibration, so its probabilities are not calibrated for a site it has not seen. "
+    "Fit it with m2lgdg fit --new-site-calibration."
 )
-PROMISED = [
-    "Every figure is of source sites left out whole, with temperature, threshold and sets from the other sites.",
-    "It holds for sites that differ from source as source sites differ from each other; a site of another kind may do worse.",
-    "A set holds every class that cannot be ruled out: both is unsure, none is unlike either.",
-    "The interval of a probability is of what this score means from site to site, not of one subject.",
+READING = [
+    "All figures are from source sites left out in turn, with temperature, threshold and conformal sets from the other sites.",
+    "They hold for sites that differ from the source sites as these differ from each other; other sites may do worse.",
+    "A conformal set has every class that cannot be ruled out: both (undecided) or none (unlike either class) are possible.",
+    "The interval of a probability describes differences between sites, not the uncertainty about one subject.",
 ]
 
 
-def promised_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
-    """Over all left-out sites."""
-    whole, kept = new_site.whole, new_site.expected(SHOWN)
+def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
+    """Performance over all left-out sites."""
+    whole, sets = new_site.whole, new_site.expected(SHOWN)
     return [
         ("learned from", f"{whole.subjects} subjects of left-out sites, in {new_site.folds} refits"),
-        ("AUC over all", f"{_percent(whole.auc)} ({_percent(whole.auc_low)}-{_percent(whole.auc_high)})"),
-        ("sensitivity, specificity", f"{_percent(whole.sensitivity)}, {_percent(whole.specificity)}"),
+        ("AUC over all", f"{_percent(whole.auc)} % ({_percent(whole.auc_low)}-{_percent(whole.auc_high)} %)"),
+        ("sensitivity, specificity", f"{_percent(whole.sensitivity)} %, {_percent(whole.specificity)} %"),
         ("calibration", f"slope {_number(whole.slope)} (ideal 1), intercept {_number(whole.intercept)} (ideal 0)"),
-        ("Brier, ECE", f"{_number(whole.brier)}, {_number(whole.ece)}"),
+        ("Brier score, ECE", f"{_number(whole.brier)}, {_number(whole.ece)}"),
         (
             "differences between sites",
             f"sd {new_site.slope_sd:.2f} of the slope, {new_site.offset_sd:.2f} of the offset",
         ),
         (
-            f"sets of {percent(SHOWN)} coverage",
-            f"held the true class of {_percent(kept.reached)} % (lowest site {_percent(kept.lowest)}, median "
-            f"{_percent(kept.median)}); one class for {_percent(kept.decided)} %, right for {_percent(kept.right)} % of these",
+            f"conformal sets of {percent(SHOWN)} coverage",
+            f"contain the true class for {_percent(sets.reached)} % of subjects (lowest site {_percent(sets.lowest)} %, median "
+            f"site {_percent(sets.median)} %); have one class for {_percent(sets.decided)} %, which is correct for "
+            f"{_percent(sets.right)} % of these",
         ),
     ]
 
 
-def promised_tables(new_site: NewSiteCalibration) -> list[Table]:
-    """Each left-out site, and each coverage."""
-    at = LEVELS.index(SHOWN)
-    header = ["Site left out", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "right"]
-    rows = [_row(site, one, at) for site, one in new_site.sites.items()] + [_row("all", new_site.whole, at)]
+def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
+    """A table by left-out site and a table by nominal coverage."""
+    level = LEVELS.index(SHOWN)
+    header = ["Left-out site", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "correct"]
+    rows = [_row(site, figures, level) for site, figures in new_site.sites.items()] + [_row("all", new_site.whole, level)]
     note = (
-        f"AUC with DeLong's interval; in set, one class and right of sets of {percent(SHOWN)} coverage, in per cent, right of "
-        f"those with one class; sites of fewer than {LEAST_SUBJECTS} subjects count in the last row only"
+        f"AUC in % with DeLong interval; last three columns: conformal sets of {percent(SHOWN)} coverage, % of subjects with "
+        f"the true class in their set, % with one class, % of these that are correct; sites with fewer than {LEAST_SUBJECTS} "
+        "subjects count only in the last row"
     )
     levels = []
     for coverage in LEVELS:
-        kept = new_site.expected(coverage)
-        shares = (kept.reached, kept.lowest, kept.median, kept.decided, kept.right)
-        levels.append([percent(coverage), *map(_percent, shares)])
-    by_level = ["Coverage", "in set", "lowest site", "median site", "one class", "right"]
-    return [_table("Sites left out", header, rows, note), _table("Sets", by_level, levels, "per cent, over all left-out sites")]
+        sets = new_site.expected(coverage)
+        rates = (sets.reached, sets.lowest, sets.median, sets.decided, sets.right)
+        levels.append([percent(coverage), *map(_percent, rates)])
+    by_level = ["Coverage", "in set", "lowest site", "median site", "one class", "correct"]
+    return [
+        _table("Left-out source sites", header, rows, note),
+        _table("Conformal sets", by_level, levels, "% of subjects of all left-out sites; nominal coverage in the first column"),
+    ]
 
 
 def weak_sites(new_site: NewSiteCalibration) -> list[str]:
-    """Sites at which the method, fitted without them, may be no better than chance."""
-    chance = [site for site, one in new_site.sites.items() if one.auc <= 0.5 or one.auc_low <= 0.5]
-    return [f"Source sites at which, left out, the interval of the AUC reaches chance: {', '.join(chance)}."] if chance else []
+    """Source sites where the method, fitted without them, may be no better than chance."""
+    chance = [site for site, figures in new_site.sites.items() if figures.auc <= 0.5 or figures.auc_low <= 0.5]
+    return [f"Source sites with an AUC interval that includes chance when left out: {', '.join(chance)}."] if chance else []
 
 
-def too_small_sets(new_site: NewSiteCalibration) -> list[str]:
-    """Whether prediction sets held the truth less often than their name says."""
-    kept = new_site.expected(SHOWN)
-    if kept.reached >= SHOWN - SLACK:
+def low_coverage(new_site: NewSiteCalibration) -> list[str]:
+    """A sentence if conformal sets had a coverage below the nominal one."""
+    sets = new_site.expected(SHOWN)
+    if sets.reached >= SHOWN - SLACK:
         return []
-    held = f"{_percent(kept.reached)} % of subjects, {_percent(kept.lowest)} % at the lowest site"
-    return [f"Sets of {percent(SHOWN)} coverage held the true class of fewer at left-out sites: {held}."]
+    observed = f"{_percent(sets.reached)} % of subjects, {_percent(sets.lowest)} % at the lowest site"
+    return [f"Conformal sets of {percent(SHOWN)} coverage contain the true class less often at left-out sites: {observed}."]
 
 
-def _row(name: str, one: Performance, at: int) -> list[str]:
-    area = _percent(one.auc) + ("" if math.isnan(one.auc_low) else f" ({_percent(one.auc_low)}-{_percent(one.auc_high)})")
-    numbers = map(_number, (one.slope, one.intercept, one.brier, one.ece))
-    shares = map(_percent, (one.reached[at], one.decided[at], one.right[at]))
-    return [name, str(one.subjects), str(one.patients), area, *numbers, *shares]
+def _row(name: str, figures: Performance, level: int) -> list[str]:
+    interval = "" if math.isnan(figures.auc_low) else f" ({_percent(figures.auc_low)}-{_percent(figures.auc_high)})"
+    numbers = map(_number, (figures.slope, figures.intercept, figures.brier, figures.ece))
+    rates = map(_percent, (figures.reached[level], figures.decided[level], figures.right[level]))
+    return [name, str(figures.subjects), str(figures.patients), _percent(figures.auc) + interval, *numbers, *rates]
 
 
 def _table(title: str, header: list[str], rows: list[list[str]], note: str) -> Table:

@@ -1,8 +1,8 @@
-// Tables sort by a click or Enter on a heading; numbers by value, everything else by text. No other script is on the page.
+// Tables sort by a click or Enter on a heading: numbers by value, text by alphabet. This is the only script of the page.
 "use strict";
 const number = (text) => {
-  const found = text.replace("<", "").match(/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?/i);
-  return found ? parseFloat(found[0]) : NaN;
+  const match = text.replace("<", "").match(/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?/i);
+  return match ? parseFloat(match[0]) : NaN;
 };
 for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
@@ -25,4 +25,4 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));

@@ -1,6 +1,6 @@
-"""`report.html`: a study's answer, tables and figures on one page that needs nothing else, not even a network.
+"""`report.html`: the results, tables and figures of a study on one self-contained page that needs no network.
 
-Made from the files of a study folder alone; the same tables and figures are also written as files for a paper.
+Made from the files of a study folder; the tables and figures are also written as files for a paper.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ def write_report(
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
-    `three_d` adds a page for each explained method, with its top ROIs on a brain that can be turned; `places` is a table
-    (name, x, y, z) or an atlas image with the MNI centroids of ROIs, for atlases that we do not ship; `published` is a
-    table (method, target, metric, value) of values to stand beside the study's own. `share` is another folder, for a report
-    that may be given away, with predictions.csv under salted hashes of the subjects' ids.
+    `three_d` adds a page with the top ROIs on a rotatable brain for each explained method. `centroids` is a table
+    (name, x, y, z) or an atlas image with the MNI centroids of the ROIs, for atlases that are not included. `published` is a
+    table (method, target, metric, value) of values to show in brackets. `share` is another folder, for a de-identified
+    report with a predictions.csv in which subject ids are salted hashes.
     """
     contents = read_contents(folder, centroids, published)
     to = contents.folder
     if share is not None:
         contents, to = shared_contents(contents), _new_folder(share)
         write_text(to / "predictions.csv", contents.predictions.to_csv(index=False, lineterminator="\n"))
-    told = answer(contents)
-    made = sections(contents, told, shared=share is not None)
-    _write_tables([table for one in made for table in (*one.tables, *one.folded)], to / "tables")
-    _write_figures(made, to / "figures")
+    summary = answer(contents)
+    parts = sections(contents, summary, shared=share is not None)
+    _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")
+    _write_figures(parts, to / "figures")
     for method, cells in contents.explanations().items():
-        found = mean_over(one for _, one in cells)
-        found.save(to / "explained" / plain(method))  # all ROIs and edges, where the page has the highest
+        explanation = mean_over(each for _, each in cells)
+        explanation.save(to / "explained" / plain(method))  # all ROIs and edges; the page has only the highest
         if three_d:
-            three_dimensional(found.rois, to / "figures" / f"{plain(f'brain-{method}')}-3d.html")
+            three_dimensional(explanation.rois, to / "figures" / f"{plain(f'brain-{method}')}-3d.html")
     text = _page(
         study={"name": contents.study.get("name", "study")},
-        told=told,
+        summary=summary,
         failures=contents.failures,
-        sections=made,
+        sections=parts,
         facts=facts(contents),
     )
     return write_text(to / "report.html", text)
 
 
 def _new_folder(path: str | Path) -> Path:
-    """A folder in which nothing else can be given away by mistake; an earlier shared report is written over."""
+    """A folder without other files, which could be shared by mistake; an earlier shared report is overwritten."""
     to = Path(path)
     if to.exists() and not to.is_dir():
-        raise InputError(f"{to} is no folder.")
-    if to.is_dir() and any(one.name not in SHARED for one in to.iterdir()):
-        raise InputError(f"{to} holds more than a shared report; choose an empty folder.")
+        raise InputError(f"{to} is not a folder.")
+    if to.is_dir() and any(path.name not in SHARED for path in to.iterdir()):
+        raise InputError(f"{to} has files other than a shared report; choose an empty folder with --out.")
     return to
 
 
@@ -80,7 +80,7 @@ def _page(**values: object) -> str:
 
     here = files("m2lgdg.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    # The page may run this script, use its own styles and images, and ask nobody for anything.
+    # The policy allows this script, embedded styles and images, and no requests.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -89,7 +89,7 @@ def _page(**values: object) -> str:
 
 
 def _write_tables(tables: list[Table], to: Path) -> None:
-    """Each table as CSV, Markdown and LaTeX, under its title."""
+    """Write each table as CSV, Markdown and LaTeX, named after its title."""
     for table in tables:
         name = plain(table.title.replace(" ", "-").replace(",", ""))
         sheet = io.StringIO()
@@ -103,7 +103,7 @@ def _as(table: Table, form: Format) -> str:
     return render([table], form)
 
 
-def _write_figures(made: list[Section], to: Path) -> None:
-    for figure in (figure for one in made for figure in one.figures):
+def _write_figures(parts: list[Section], to: Path) -> None:
+    for figure in (figure for part in parts for figure in part.figures):
         write_bytes(to / f"{figure.name}.svg", figure.svg)
         write_bytes(to / f"{figure.name}.png", figure.png)

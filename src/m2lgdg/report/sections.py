@@ -1,6 +1,6 @@
-"""The sections of the report, each made only where the study has what it shows.
+"""Sections of the report, each with a title, text, tables and figures; only those the study has data for.
 
-Between the study's contents and the page: a section is a title, words, tables and figures.
+Made from the contents of a study, and put on the page by `page`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from m2lgdg.report.answer import Answer
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
-from m2lgdg.report.operating import operating_table, over_seeds
+from m2lgdg.report.operating import comparison_table, operating_table, over_seeds, predictive_table
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
 
-MOST_MAPS = 3  # targets whose maps stand on the page, so that it stays small
+MOST_MAPS = 3  # targets with maps on the page, to keep it small
 MOST_ROWS = 20
 
 
 @dataclass
 class Section:
-    """A part of the page; `folded` tables can be opened, `link` is its name in the contents bar."""
+    """A section of the page; `folded` tables are collapsed, `link` is its name in the table of contents."""
 
     id: str
     title: str
@@ -40,55 +40,69 @@ class Section:
     link: str = ""
 
 
-def sections(contents: Contents, told: Answer, shared: bool = False) -> list[Section]:
-    """All sections, in the order of the page; `shared` contents are not read from the folder again."""
+def sections(contents: Contents, summary: Answer, shared: bool = False) -> list[Section]:
+    """All sections, in the order of the page; with `shared`, the checklists have no names of people or paths."""
     mean = over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    *sites, overall = contents.beside(study_tables(contents.cell_scores))
+    *sites, overall = contents.with_published(study_tables(contents.cell_scores))
     phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
-    focus = [key for key in dict.fromkeys([told.main, told.peer, *phenotypes]) if key in contents.keys]
-    made = [
+    focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
+    parts = [
         Section("overall", "Over all target sites", tables=[overall]),
-        Section("sites", "By target site", figures=[figures.forest(mean, contents.site_scores, shown)], folded=sites),
+        _sites(contents, mean, shown, summary, sites),
         _discrimination(mean, shown, focus),
-        Section("operating", "At the threshold", THRESHOLD_RULE, folded=[operating_table(contents.predictions)]),
+        _operating(contents, mean, focus),
         *_ablations(contents),
         *_sweeps(contents),
         _training(contents),
         *_explanations(contents),
-        *_subgroups(contents, told),
+        *_subgroups(contents, summary),
         _leakage(contents),
         _checklists(contents, shared),
     ]
-    return [one for one in made if one is not None]
+    return [part for part in parts if part is not None]
 
 
 THRESHOLD_RULE = (
-    "A subject is called a patient where the probability, averaged over seeds, is at least 0.5. The threshold is fixed; "
-    "calibration is fitted on source subjects only. A clinic has fewer patients than these cohorts, so predictive values do "
-    "not carry over."
+    "A subject is classified as a patient if the probability, averaged over seeds, is at least 0.5. The threshold is fixed, "
+    "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
+    "table of predictive values shows what the same sensitivity and specificity mean at other prevalences."
 )
 
 
+def _sites(contents: Contents, mean: pd.DataFrame, shown: list[Key], summary: Answer, tables: list[Table]) -> Section:
+    """Forest plot, the main method compared with its simple peer, and a table for each site."""
+    comparison = None if summary.peer is None else comparison_table(mean, summary.main, summary.peer)
+    folded = [*([] if comparison is None else [comparison]), *tables]
+    return Section("sites", "By target site", figures=[figures.forest(mean, contents.site_scores, shown)], folded=folded)
+
+
+def _operating(contents: Contents, mean: pd.DataFrame, focus: list[Key]) -> Section:
+    curve = figures.decision_curves(mean, focus)
+    tables = [operating_table(contents.predictions), predictive_table(mean, focus)]
+    return Section("operating", "Operating point", THRESHOLD_RULE, figures=[curve] if curve else [], folded=tables)
+
+
 def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key]) -> Section | None:
-    drawn = [figures.roc_by_target(mean, shown, focus), figures.calibration_by_target(mean, focus)]
-    kept = [one for one in drawn if one is not None]
-    return Section("curves", "ROC and calibration", figures=kept) if kept else None
+    curves = (figures.roc_by_target(mean, shown, focus), figures.calibration_by_target(mean, focus))
+    drawn = [figure for figure in curves if figure is not None]
+    return Section("curves", "ROC and calibration", figures=drawn) if drawn else None
 
 
 def _ablations(contents: Contents) -> Iterator[Section]:
-    """One table for each of the paper's methods that was run with variants: the whole first, then what each variant costs."""
+    """Tables of the variants of each method of the paper: the full method first, then each variant."""
     tables = []
     for method in dict.fromkeys(key[0] for key in contents.keys):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
         if method in PAPER and len(keys) > 1:
             chosen = contents.cell_scores[[key in keys for key in _pairs(contents.cell_scores)]]
-            (*_, table) = contents.beside(study_tables(chosen, best=label(*keys[0])))
+            (*_, table) = contents.with_published(study_tables(chosen, best=label(*keys[0])))
             tables.append(replace(table, title=f"Ablations of {method}"))
             pairs = training_table(chosen, method, [variant for _, variant in keys], "Ablations")
             tables += [pairs] if pairs is not None else []
     if tables:
-        yield Section("ablations", "Ablations", "Each row leaves out or changes one part; the first row is the whole.", tables)
+        text = "The first row is the full method; each other row leaves out or changes one part."
+        yield Section("ablations", "Ablations", text, tables)
 
 
 def _pairs(table: pd.DataFrame) -> list[Key]:
@@ -105,9 +119,9 @@ def _sweeps(contents: Contents) -> Iterator[Section]:
             drawn.append(figures.sensitivity_curves(method, scores, axes, default))
             folded.append(training_table(scores, method, variants, "Sweeps"))
     if drawn:
-        text = "What happens when one field is changed and all others stay."
-        kept = [table for table in folded if table is not None]
-        yield Section("sensitivity", "Sensitivity", text, figures=drawn, folded=kept)
+        text = "Effect of changing one field (hyper-parameter) while all others are unchanged."
+        tables = [table for table in folded if table is not None]
+        yield Section("sensitivity", "Sensitivity", text, figures=drawn, folded=tables)
 
 
 def _training(contents: Contents) -> Section | None:
@@ -117,57 +131,53 @@ def _training(contents: Contents) -> Section | None:
         if history and not record["variant"]:
             runs.setdefault(record["method"], []).append(history)
     drawn = figures.training_curves(runs)
-    text = "Training stopped, and the kept epoch was chosen, by the validation AUC of source subjects."
+    text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
     return Section("training", "Training curves", text, figures=[drawn]) if drawn else None
 
 
 def _explanations(contents: Contents) -> Iterator[Section]:
-    """A section a method: top ROIs, glass brain, edges, phenotypes, gate, maps; then how readable sites are, for all."""
-    read: list[tuple[str, Explanation]] = []
+    """A section per method with ROIs, edges, phenotypes, gate and maps; then one on site information for all methods."""
+    probed: list[tuple[str, Explanation]] = []
     for method, cells in contents.explanations().items():
-        found = mean_over(one for _, one in cells)
-        if found.about.get("readability"):
-            read.append((method, found))
+        mean = mean_over(explanation for _, explanation in cells)
+        if mean.about.get("readability"):
+            probed.append((method, mean))
         drawn: list[Figure | None] = []
-        if found.rois["score"].any():
-            drawn += [brains.top_rois(method, found.rois), brains.glass_brain(method, found.rois)]
-        drawn += [brains.gate_weights(method, found.gate), *_maps(method, cells)]
-        tables = [_scores(f"ROIs, {method}", found.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
-        tables += [_scores(f"Edges, {method}", found.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
-        tables += [_scores(f"Phenotypes, {method}", found.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
+        if mean.rois["score"].any():
+            drawn += [brains.top_rois(method, mean.rois), brains.glass_brain(method, mean.rois)]
+        drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
+        tables = [_scores(f"ROIs, {method}", mean.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
+        tables += [_scores(f"Edges, {method}", mean.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
+        tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
-        if found.about.get("agreement") is not None:
-            agreement = f"{found.about['agreement']:.2f} on average (1: the same order in all)"
-            count += f" The ROI ranks of two cells correlate by {agreement}."
-        scores = str(found.about["scores"])
-        text = f"{scores[0].upper()}{scores[1:]}. {_how_complete(found)}{count}"
-        figured, folded = [one for one in drawn if one is not None], [one for one in tables if one.rows]
-        yield Section("explained", f"What {method} rests on", text, [], figured, folded, f"Why: {method}")
-    if read:
-        yield Section(
-            "readability", "What representations tell of the site", READABILITY, [_readability(read)], link="Site readability"
-        )
+        if mean.about.get("agreement") is not None:
+            count += f" Mean rank correlation of ROI scores between cells: {mean.about['agreement']:.2f} (1: identical order)."
+        scores = str(mean.about["scores"])
+        text = f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}"
+        shown, folded = [figure for figure in drawn if figure is not None], [table for table in tables if table.rows]
+        yield Section("explained", f"Explanations: {method}", text, [], shown, folded)
+    if probed:
+        title = "Site information in the representations"
+        yield Section("readability", title, READABILITY, [_readability(title, probed)], link="Site information")
 
 
 READABILITY = (
-    "A cross-validated linear probe tries to read site and label from what the classifier sees of source subjects. A "
-    "representation of more dimensions lets a probe read more of anything, so their effective number stands beside it."
+    "Accuracy of a cross-validated linear probe that predicts site or label from the classifier's input, for source subjects. "
+    "A probe finds more of any information in more dimensions, so the table includes the effective number of dimensions."
 )
 
 
-def _how_complete(found: Explanation) -> str:
-    error = found.error()
+def _completeness(explanation: Explanation) -> str:
+    error = explanation.error()
     if error is None:
         return ""
-    relative = (
-        f"{100 * error['median_relative']:.1f} % of the decision's change (median)" if "median_relative" in error else "nothing"
-    )
-    return f"Completeness: attributions miss {relative}, at most {error['max_absolute']:.2g} logits. "
+    relative = f"median {100 * error['median_relative']:.1f} % of the decision, " if "median_relative" in error else ""
+    return f"Completeness error of the attributions: {relative}at most {error['max_absolute']:.2g} logits. "
 
 
 def _maps(method: str, cells: list[tuple[dict[str, Any], Explanation]]) -> list[Figure]:
-    """Maps of the first seed, of the first few targets."""
-    first = {record["target"]: one.map for record, one in reversed(cells) if len(one.map)}
+    """Maps of the first seed for the first few targets."""
+    first = {record["target"]: each.map for record, each in reversed(cells) if len(each.map)}
     ordered = [target for target in dict.fromkeys(record["target"] for record, _ in cells) if target in first]
     return [brains.representation_map(method, target, first[target], i) for i, target in enumerate(ordered[:MOST_MAPS])]
 
@@ -176,7 +186,7 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
     names = [name for name in columns if name in table]
     top = table[table["score"] > 0].head(MOST_ROWS)[names]
     rows = [[_cell(name, value) for name, value in row.items()] for row in top.to_dict("records")]
-    note = f"the {len(rows)} highest of {len(table)}; low and high: interval over folds and seeds"
+    note = f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds"
     return Table(title, names, rows, [[0] * len(names) for _ in rows], note)
 
 
@@ -186,21 +196,21 @@ def _cell(name: str, value: Any) -> str:
     return str(value)
 
 
-def _readability(read: list[tuple[str, Explanation]]) -> Table:
-    columns = {"site": "site read", "site_chance": "chance", "label": "label read", "label_chance": "chance of label"}
+def _readability(title: str, probed: list[tuple[str, Explanation]]) -> Table:
+    columns = {"site": "site accuracy", "site_chance": "site chance", "label": "label accuracy", "label_chance": "label chance"}
     rows = []
-    for method, found in read:
-        numbers = found.about["readability"]
-        shares = [f"{100 * numbers[name]:.1f} %" if name in numbers else "-" for name in columns]
-        rows.append([method, *shares, f"{numbers['dimensions']:.1f}" if "dimensions" in numbers else "-"])
+    for method, explanation in probed:
+        numbers = explanation.about["readability"]
+        accuracies = [f"{100 * numbers[name]:.1f} %" if name in numbers else "-" for name in columns]
+        rows.append([method, *accuracies, f"{numbers['dimensions']:.1f}" if "dimensions" in numbers else "-"])
     header = ["Method", *columns.values(), "effective dimensions"]
-    return Table("Readability", header, rows, [[0] * len(header) for _ in rows], "accuracy, mean over explained cells")
+    return Table(title, header, rows, [[0] * len(header) for _ in rows], "accuracy of linear probes, mean over explained cells")
 
 
-def _subgroups(contents: Contents, told: Answer) -> Iterator[Section]:
+def _subgroups(contents: Contents, summary: Answer) -> Iterator[Section]:
     if contents.cohort is None:
         return
-    keys = [key for key in (told.main, told.peer) if key is not None]
+    keys = [key for key in (summary.main, summary.peer) if key is not None]
     tables = [subgroup_table(contents.predictions, contents.cohort, *key) for key in keys]
     yield Section("subgroups", "Subgroups", tables=tables[:1], folded=tables[1:])
 
@@ -208,33 +218,33 @@ def _subgroups(contents: Contents, told: Answer) -> Iterator[Section]:
 def _leakage(contents: Contents) -> Section | None:
     if not contents.checks:
         return None
-    rows = [[str(one["check"]), "passed" if one["passed"] else "FAILED", str(one["detail"])] for one in contents.checks]
-    rows.append(["a method sees no label, site or id of a target", "by construction", "the interface hands over none of them"])
+    rows = [[str(row["check"]), "passed" if row["passed"] else "FAILED", str(row["detail"])] for row in contents.checks]
+    rows.append(["target labels, site names and ids hidden from methods", "by construction", "not passed by the interface"])
     header = ["Check", "Result", "Detail"]
-    table = Table("Leakage checks", header, rows, [[0] * 3 for _ in rows], "looked for in every fold before the study began")
+    table = Table("Leakage checks", header, rows, [[0] * 3 for _ in rows], "checked in every fold before the study began")
     return Section("leakage", "Leakage checks", tables=[table])
 
 
 def _checklists(contents: Contents, shared: bool) -> Section:
     tables = []
     known = known_facts(contents.folder, contents.cell_scores)
-    for one in checklists(shared_facts(known, contents) if shared else known):
+    for checklist in checklists(shared_facts(known, contents) if shared else known):
         header = ["Item", "Section", "Topic", "Answer"]
-        rows = [[row.item, row.section, row.topic, row.answer] for row in one.rows]
-        filled = sum(row.filled for row in one.rows)
-        note = f"{one.citation}. {filled} of {len(rows)} items have an answer. {one.note}".rstrip(".")
-        tables.append(Table(one.title, header, rows, [[0] * len(header) for _ in rows], note))
+        rows = [[row.item, row.section, row.topic, row.answer] for row in checklist.rows]
+        filled = sum(row.filled for row in checklist.rows)
+        note = f"{checklist.citation}. {filled} of {len(rows)} items have an answer. {checklist.note}".rstrip(".")
+        tables.append(Table(checklist.title, header, rows, [[0] * len(header) for _ in rows], note))
     return Section("checklists", "Reporting checklists", CHECKLISTS, folded=tables)
 
 
-CHECKLISTS = 'What the run knows is filled in; "authors to complete" marks the rest.'
+CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to complete".'
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
-    """How the study was run."""
+    """Settings, versions and training time of the study."""
     study, seconds = contents.study, sum(float(record.get("seconds") or 0) for record in contents.records)
     devices = (
-        f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} a cell"
+        f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
     )
     return [
         ("targets", ", ".join(dict.fromkeys(contents.predictions["target"]))),
@@ -243,7 +253,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         ("selection", "penalties, calibration and early stopping on source subjects only"),
         ("fields changed from their defaults", changed_fields(study) or "none"),
         ("decision threshold", "0.5"),
-        ("cells", f"{len(contents.records)} finished, {seconds / 60:.1f} minutes of training and prediction in all; {devices}"),
-        ("cohort content", str(study.get("cohort_hash", ""))[:16] or "not known"),
+        ("cells", f"{len(contents.records)} finished, {seconds / 60:.1f} minutes of training and prediction; {devices}"),
+        ("cohort hash", str(study.get("cohort_hash", ""))[:16] or "unknown"),
         ("versions", ", ".join(f"{name} {version}" for name, version in contents.environment.items())),
     ]

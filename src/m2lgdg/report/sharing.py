@@ -1,7 +1,7 @@
-"""`m2lgdg share`: a copy of a study folder for a repository or an archive, without what tells of the machine it ran on.
+"""`m2lgdg share`: a copy of a study folder for a repository or an archive, without paths of the machine it ran on.
 
-Tables and report can be made from the copy alone. Records of cells become one file, without the predictions that
-`predictions.csv` has anyway; paths become file names.
+Tables and report can be made from the copy alone. Records of cells become one file, without the predictions, which are in
+`predictions.csv`; paths become file names.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from m2lgdg.report.contents import RECORDS, read_contents
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.runner import explanation_path
 
-FOLDERS = re.compile(r"(?<![\w.~])(?:[A-Za-z]:\\|~?/)(?:[^\s'\"<>|:;,/\\]+[/\\])+")  # of a path that begins at a root or a home
-# A home's name may hold blanks, and its last part is who lives there, not a file.
+FOLDERS = re.compile(r"(?<![\w.~])(?:[A-Za-z]:\\|~?/)(?:[^\s'\"<>|:;,/\\]+[/\\])+")  # of a path from a root or a home folder
+# The name of a home folder may contain spaces, and its last part is a user name, not a file.
 HOME = r"(?<![\w.~])(?:/home|/Users|[A-Za-z]:\\Users)[/\\]"
 BELOW_HOME = re.compile(HOME + r"(?:[^'\"<>|:;,/\\\n]+[/\\])+")
 BARE_HOME = re.compile(HOME + r"[^\s'\"<>|:;,/\\]+(?![^'\"<>|:;,/\\\n]*[/\\])")
-TOLD = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # of a record
+COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
 
 
 def share_study(folder: str | Path, to: str | Path) -> list[Path]:
-    """Copy what tables and report need into a new folder; returns the files."""
+    """Copy the files that tables and report need into a new folder; return their paths."""
     folder, to = Path(folder), Path(to)
     contents = read_contents(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} is there already; choose another --out.")
+        raise InputError(f"{to} already exists; choose another --out.")
     study = contents.study | {"cohort": PurePath(str(contents.study.get("cohort", ""))).name}
     study["plugins"] = [PurePath(plugin).name for plugin in study.get("plugins") or []]
-    records = [{name: record[name] for name in TOLD if name in record} for record in contents.records]
+    records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
     texts = {
         "predictions.csv": (folder / "predictions.csv").read_text(encoding="utf-8"),
         "study.json": _json(study),
@@ -63,14 +63,14 @@ def _csv(rows: list[dict[str, str]]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """A text in which paths are the names of files."""
+    """Text with paths reduced to file names."""
     return FOLDERS.sub("", BELOW_HOME.sub("", BARE_HOME.sub("~", text)))
 
 
 def _without_folders(content: Any) -> Any:
-    """Plain values in which every text has the names of files, but not where they lay."""
+    """JSON content with paths reduced to file names in every string."""
     if isinstance(content, str):
         return without_folders(content)
     if isinstance(content, list):
-        return [_without_folders(one) for one in content]
-    return {key: _without_folders(one) for key, one in content.items()} if isinstance(content, dict) else content
+        return [_without_folders(value) for value in content]
+    return {key: _without_folders(value) for key, value in content.items()} if isinstance(content, dict) else content

@@ -1,7 +1,7 @@
-"""How a method does by sex, age, eye status, motion and site size, with small groups kept out of sight.
+"""Performance by sex, age, eye status, motion and site size, with small groups hidden.
 
-Made from the predictions and the cohort they are of, beside the paper's tables. Reports are shared and totals are public, so
-a group that is hidden must not come back by subtraction either.
+Made from the predictions and their cohort, for the report. Reports are shared and totals are public, so the size of a hidden
+group must not follow by subtraction either.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from m2lgdg.report.operating import confusion, over_seeds
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError
 
-LEAST = 10  # subjects of a group that is shown
-LEAST_OF_CLASS = 5  # patients and controls of a site, within the group, for its AUC to count
+LEAST = 10  # subjects; smaller groups are hidden
+LEAST_OF_CLASS = 5  # patients and controls of the group that a site needs for an AUC
 SMALL, WITHHELD = f"<{LEAST}", "withheld"
 UNKNOWN = "unknown"
-# By their lower edges, in years and in subjects.
+# By lower edge, in years and in subjects.
 AGES: dict[float, str] = {0: "under 12", 12: "12 to 17", 18: "18 to 29", 30: "30 to 49", 50: "50 and over"}
 SIZES: dict[float, str] = {0: "under 20 subjects", 20: "20 to 49 subjects", 50: "50 subjects or more"}
 THIRDS = ("lowest third", "middle third", "highest third")
@@ -32,30 +32,31 @@ Names = npt.NDArray[np.object_]
 
 
 def subgroup_table(predictions: pd.DataFrame, cohort: Cohort, method: str, variant: str = "") -> Table:
-    """One method by subgroup: AUC within target sites, averaged over those with enough of both classes; rates pooled."""
-    mine = over_seeds(predictions[(predictions["method"] == method) & (predictions["variant"] == variant)])
-    if not len(mine):
-        raise InputError(f"the study has no labelled prediction of {label(method, variant)}.")
-    lost = sorted(set(mine["subject"]) - set(cohort.subjects.tolist()))
-    if lost:
-        raise InputError(f"cohort {cohort.name} does not have subject {lost[0]} of the predictions: it is another cohort.")
-    enough = len(mine) >= LEAST
-    rows = [["all", *(_scores(mine) if enough else _hidden(SMALL))]]
-    for title, groups in _partitions(mine, cohort) if enough else ():
-        rows += _rows(mine, title, groups)
+    """Performance of one method by subgroup: mean of within-site AUCs, and pooled SEN, SPE and ACC."""
+    mean = over_seeds(predictions[(predictions["method"] == method) & (predictions["variant"] == variant)])
+    if not len(mean):
+        raise InputError(f"the study has no predictions of {label(method, variant)} for labelled subjects.")
+    missing = sorted(set(mean["subject"]) - set(cohort.subjects.tolist()))
+    if missing:
+        raise InputError(f"subject {missing[0]} of the predictions is not in cohort {cohort.name}, so it is another cohort.")
+    enough = len(mean) >= LEAST
+    rows = [["all", *(_scores(mean) if enough else _hidden(SMALL))]]
+    for title, groups in _partitions(mean, cohort) if enough else ():
+        rows += _rows(mean, title, groups)
     header = ["Subgroup", "subjects", "patients", "AUC", "AUC sites", "SEN", "SPE", "ACC"]
     note = (
-        f"probabilities averaged over seeds; AUC within each target site, mean of the sites with {LEAST_OF_CLASS} patients and "
-        f"{LEAST_OF_CLASS} controls of the subgroup; SEN, SPE, ACC pooled at {THRESHOLD:g}; groups of fewer than {LEAST} are "
-        "not shown, nor others from which their size would follow; differences between subgroups are not tested"
+        "in %; probabilities averaged over seeds; AUC: mean of within-site AUCs, over target sites with at least "
+        f"{LEAST_OF_CLASS} patients and {LEAST_OF_CLASS} controls of the subgroup; SEN, SPE, ACC: pooled at {THRESHOLD:g}; "
+        f"groups of fewer than {LEAST} subjects are hidden, as are groups that would reveal their size; differences between "
+        "subgroups are not tested"
     )
     return Table(f"Subgroups, {label(method, variant)}", header, rows, [[0] * len(header) for _ in rows], note)
 
 
-def _partitions(mine: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
-    """Ways to part the subjects: a title and the group of each, of those that the cohort knows."""
-    there = cohort.phenotypes.loc[mine["subject"].tolist()]
-    columns = {str(name).lower(): there[name] for name in there.columns}
+def _partitions(mean: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
+    """(title, group of each subject) for each phenotype of the cohort that defines subgroups, and for site size."""
+    phenotypes = cohort.phenotypes.loc[mean["subject"].tolist()]
+    columns = {str(name).lower(): phenotypes[name] for name in phenotypes.columns}
     if "sex" in columns:
         yield "sex", _coded(columns["sex"], {MALE: "male", FEMALE: "female"})
     if "age" in columns and columns["age"].dtype == np.float64:
@@ -69,35 +70,35 @@ def _partitions(mine: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names
             third, two_thirds = np.quantile(known, [1 / 3, 2 / 3]).tolist()
             yield "motion", _banded(values, dict(zip((-np.inf, third, two_thirds), THIRDS, strict=True)))
     sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
-    yield "site", _banded(np.array([sizes.get(site, np.nan) for site in mine["target"]], dtype=np.float64), SIZES)
+    yield "site", _banded(np.array([sizes.get(site, np.nan) for site in mean["target"]], dtype=np.float64), SIZES)
 
 
 def _coded(values: pd.Series, names: dict[float, str]) -> Names:
     if values.dtype == np.float64:
-        told = [UNKNOWN if np.isnan(value) else names.get(value, f"{value:g}") for value in values.tolist()]
+        groups = [UNKNOWN if np.isnan(value) else names.get(value, f"{value:g}") for value in values.tolist()]
     else:
-        told = [value or UNKNOWN for value in values.tolist()]
-    return np.array(told, dtype=object)
+        groups = [value or UNKNOWN for value in values.tolist()]
+    return np.array(groups, dtype=object)
 
 
 def _banded(values: npt.NDArray[np.float64], names: dict[float, str]) -> Names:
-    """The name of the last edge that each value reaches."""
+    """Name of the band that each value is in; `names` are by lower edge."""
     edges = np.array(list(names), dtype=np.float64)
-    place = np.searchsorted(edges, values, side="right") - 1
-    named = np.array(list(names.values()), dtype=object)[np.clip(place, 0, len(edges) - 1)]
+    band = np.searchsorted(edges, values, side="right") - 1
+    named = np.array(list(names.values()), dtype=object)[np.clip(band, 0, len(edges) - 1)]
     return np.where(np.isnan(values), UNKNOWN, named)
 
 
-def _rows(mine: pd.DataFrame, title: str, groups: Names) -> list[list[str]]:
+def _rows(mean: pd.DataFrame, title: str, groups: Names) -> list[list[str]]:
     ordered = [*AGES.values(), *SIZES.values(), *THIRDS]
     rank = {name: i for i, name in enumerate(ordered)}
     names = sorted(set(groups.tolist()), key=lambda name: (name == UNKNOWN, rank.get(name, 0), name))
-    if len(names) < 2:  # that is everyone again
+    if len(names) < 2:  # the same as all
         return []
     marks = suppressed([int((groups == name).sum()) for name in names])
     if set(marks) == {WITHHELD}:
-        return [[f"{title}: every group", *_hidden(WITHHELD)]]
-    cells = [_hidden(mark) if mark else _scores(mine[groups == name]) for name, mark in zip(names, marks, strict=True)]
+        return [[f"{title}: all groups", *_hidden(WITHHELD)]]
+    cells = [_hidden(mark) if mark else _scores(mean[groups == name]) for name, mark in zip(names, marks, strict=True)]
     return [[f"{title}: {name}", *each] for name, each in zip(names, cells, strict=True)]
 
 
@@ -106,10 +107,10 @@ def _hidden(mark: str) -> list[str]:
 
 
 def suppressed(sizes: Sequence[int]) -> list[str]:
-    """What hides each group of a partition: SMALL, WITHHELD for others that protect those, "" for groups that are shown.
+    """Mark of each group of a partition: SMALL, WITHHELD for groups that would reveal a small one, "" for groups shown.
 
-    The total is taken as public. The smallest shown groups are withheld until no hidden size follows from what is left;
-    where that never comes, all are withheld and their number must not be told.
+    The total is assumed to be public. The smallest shown groups are withheld until no hidden size can be computed; if that
+    is impossible, all are withheld and their number must not be shown.
     """
     marks = [SMALL if size < LEAST else "" for size in sizes]
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i]):
@@ -120,7 +121,7 @@ def suppressed(sizes: Sequence[int]) -> list[str]:
 
 
 def _follows(sizes: Sequence[int], marks: Sequence[str]) -> bool:
-    """Whether the size of a hidden group can have one value only, given the sum of the hidden ones and their marks."""
+    """Whether the size of a hidden group follows from the sum of the hidden groups and their marks."""
     hidden = [(size, mark) for size, mark in zip(sizes, marks, strict=True) if mark]
     total = sum(size for size, _ in hidden)
     low = [1 if mark == SMALL else LEAST for _, mark in hidden]

@@ -1,8 +1,8 @@
-"""The paper's two tables from a study's predictions, as text, Markdown, LaTeX or CSV.
+"""The paper's tables from the predictions of a study, as text, Markdown, LaTeX or CSV.
 
-First table: each target site, mean and sd over seeds. Second: macro over sites, with paired tests of the best against the
-others. Where seeds and variants were run, a third holds each variant against the whole, training by training. Made from
-scores of cells (`stats.cell_scores`); used by `m2lgdg table` and by the report.
+One table per target site (mean and sd over seeds), the macro average over sites with paired tests of the best method against
+the others, and, for studies with seeds and variants, each variant against the full method. Made from scores of cells
+(`stats.cell_scores`); used by `m2lgdg table` and by the report.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.storage import InputError
 from m2lgdg.study.stats import macro_scores, paired_tests, site_scores, training_differences
 
-FEW = 5  # sites, over which a test or an interval says more of their number than of the method
+FEW = 5  # with fewer sites, tests and intervals over sites have little power
 Format = Literal["text", "markdown", "latex", "csv"]
 PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 
@@ -28,7 +28,7 @@ PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 class Table:
     """A titled table of strings; `ranks` (row, column) is 1 for the best of a column, 2 for the second, else 0.
 
-    `target` is the site that its scores are of, or "all".
+    `target` is the site of its scores, or "all".
     """
 
     title: str
@@ -40,20 +40,20 @@ class Table:
 
     @property
     def worded(self) -> bool:
-        """Whether it is sentences rather than numbers."""
+        """Whether it has sentences rather than numbers."""
         return any(len(cell) > 60 for row in self.rows for cell in row[1:])
 
     @property
     def ranked(self) -> bool:
-        """Whether best and second are told."""
+        """Whether best and second are marked."""
         return any(any(row) for row in self.ranks)
 
 
 def study_tables(scores: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
     """A table for each target site, then the macro table, from scores of cells; `best` is tested against all others.
 
-    By default that is the highest macro AUC; among variants of one method it is the method itself, because the highest of
-    many values of a sweep is the luckiest too.
+    By default `best` has the highest macro AUC. Among variants of one method it is the method itself, because the highest of
+    many variants is also the luckiest.
     """
     sites = site_scores(scores)
     macro = macro_scores(sites)
@@ -64,14 +64,14 @@ def study_tables(scores: pd.DataFrame, best: str | None = None, metrics: tuple[s
 
 
 def training_tables(scores: pd.DataFrame) -> list[Table]:
-    """One table for each method that was run with variants and several seeds (`training_table`)."""
+    """One table for each method with variants and several seeds (`training_table`)."""
     variants_of = scores[scores["variant"] != ""].groupby("method", sort=False)["variant"].unique()
-    made = [training_table(scores, str(method), list(map(str, variants))) for method, variants in variants_of.items()]
-    return [table for table in made if table is not None]
+    tables = [training_table(scores, str(method), list(map(str, variants))) for method, variants in variants_of.items()]
+    return [table for table in tables if table is not None]
 
 
 def training_table(scores: pd.DataFrame, method: str, variants: list[str], what: str = "Variants") -> Table | None:
-    """AUC of a method minus that of each variant, with intervals over trainings; none where there is one seed, or no whole."""
+    """AUC of a method minus that of each variant, paired by site and seed; None with one seed or without the full method."""
     chosen = (scores["method"] == method) & scores["variant"].isin(["", *variants]) & (scores["metric"] == "AUC")
     areas = scores[chosen]
     if "" not in set(areas["variant"]) or areas["seed"].nunique() == 1:
@@ -81,50 +81,50 @@ def training_table(scores: pd.DataFrame, method: str, variants: list[str], what:
         mean, half = 100 * row["mean"], 100 * row["half"]
         ends = [_number(mean, "+.2f"), _number(mean - half, "+.2f"), _number(mean + half, "+.2f")]
         rows.append([row["variant"], str(row["trainings"]), *ends])
-    if not rows:  # no site and seed of which both were run
+    if not rows:  # no site and seed has both
         return None
     header = ["Variant", "trainings", "AUC difference", "low", "high"]
     note = (
-        f"{method} minus each, in pairs of one site and seed, with a 95 % t interval from the spread over seeds inside sites: "
-        "what chance in training leaves open at these sites, not corrected for the many rows"
+        f"AUC of {method} minus that of the variant, paired by site and seed; 95 % t interval from the variance over seeds "
+        "within sites, so for training randomness at these sites only; not corrected for the number of rows"
     )
-    return Table(f"{what} of {method}, training by training", header, rows, [[0] * len(header) for _ in rows], note)
+    return Table(f"{what} of {method}, paired by site and seed", header, rows, [[0] * len(header) for _ in rows], note)
 
 
 def changed_fields(study: dict[str, Any]) -> str:
-    """Which methods of a study did not run with their defaults, and what was changed; nothing where all did."""
+    """Methods of a study with fields that differ from the defaults, and these fields; empty if there are none."""
     from m2lgdg.method import make
     from m2lgdg.registry import load_methods
 
-    told = []
+    changes_of = []
     for name, fields in (study.get("method") or {}).items():
-        if name not in load_methods():  # of a plugin that is not loaded here
-            told += [f"perhaps {name} (of a plugin; its fields are in study.json)"] if fields else []
+        if name not in load_methods():  # a plugin that is not loaded here
+            changes_of += [f"possibly {name} (a plugin; its fields are in study.json)"] if fields else []
             continue
-        default = json.loads(json.dumps(make(name).fields()))  # tuples as lists, as study.json has them
+        default = json.loads(json.dumps(make(name).fields()))  # tuples become lists, as in study.json
         changed = {field: value for field, value in fields.items() if default.get(field) != value}
         for variant, changes in load_methods()[name].variants.items():
             if changed and json.loads(json.dumps({**changes})) == changed:
                 changed = {"variant": variant}
         if changed:
-            told.append(f"{name} ({_said(changed)})")
-    return "; ".join(told)
+            changes_of.append(f"{name} ({_assignments(changed)})")
+    return "; ".join(changes_of)
 
 
 def variant_fields(method: str, variant: str) -> str:
-    """What an ablation of one of the paper's methods sets; nothing for other methods, and for values of a sweep."""
+    """Fields that a variant of a method of the paper sets; empty for other methods and for sweep values."""
     from m2lgdg.registry import METHODS, PAPER
 
     known = METHODS[method].variants if method in PAPER else {}
-    return f"{variant}: {_said(known[variant]) or 'the whole'}" if variant in known else ""
+    return f"{variant}: {_assignments(known[variant]) or 'the full method'}" if variant in known else ""
 
 
-def _said(fields: Mapping[str, Any]) -> str:
+def _assignments(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{field} = {json.dumps(value)}" for field, value in fields.items())
 
 
 def label(method: str, variant: str) -> str:
-    """How a method and variant are called in a table; a plus only for what is added, since an ablation takes away."""
+    """Name of a method and variant in tables; a plus sign only for added phenotypes, because an ablation removes something."""
     if not variant:
         return method
     return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
@@ -144,15 +144,15 @@ def _best(macro: pd.DataFrame, keys: list[tuple[str, str]], name: str | None) ->
 
 
 def _site_table(scores: pd.DataFrame, keys: list[tuple[str, str]], metrics: tuple[str, ...], site: str) -> Table:
-    here = scores[scores["target"] == site].set_index(["method", "variant", "metric"])
-    values = np.array([[_lookup(here, (*key, metric), "mean") for metric in metrics] for key in keys])
+    at_site = scores[scores["target"] == site].set_index(["method", "variant", "metric"])
+    values = np.array([[_lookup(at_site, (*key, metric), "mean") for metric in metrics] for key in keys])
     rows = []
     for key in keys:
-        cells = [_shown(metric, *(_lookup(here, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
+        cells = [_shown(metric, *(_lookup(at_site, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
         rows.append([label(*key), *cells])
-    seeds = sorted(set(here["seeds"].tolist()) - {0})
-    over = f"mean ± sd over {seeds[-1]} seeds; methods without randomness have one" if seeds and seeds[-1] > 1 else "one seed"
-    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), over, site)
+    seeds = max(at_site["seeds"].tolist(), default=0)
+    note = f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
+    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), note, site)
 
 
 def _macro_table(
@@ -165,23 +165,24 @@ def _macro_table(
     for key in keys:
         cells = [_shown(metric, *(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
         difference, p = (_lookup(tests, (*key, "AUC"), name) for name in ("delta", "p_holm"))
-        against = ["", ""] if key == best else [_number(100 * difference, "+.2f"), _p_value(p)]
-        rows.append([label(*key), *cells, *against])
+        test = ["", ""] if key == best else [_number(100 * difference, "+.2f"), _p_value(p)]
+        rows.append([label(*key), *cells, *test])
     header = ["Method", *metrics, "AUC difference", "p (Holm)"]
     ranks = [[*row, 0, 0] for row in _ranks(values)]
     sites = len(set(scores["target"]))
-    note = f"mean ± sd over {sites} target sites; paired t-tests over sites of {label(*best)} against each, Holm within AUC"
+    note = f"mean ± sd over {sites} target sites; paired t-tests over sites, {label(*best)} against each other method"
+    note += ", Holm-corrected within AUC"
     if sites == 1:
-        note = "one target site, so nothing is tested"
+        note = "one target site, so no tests"
     elif sites < FEW:
-        note += f", which {sites} sites can hardly decide"
+        note += f" (little power with {sites} sites)"
     counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in keys}
     fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
     if fewer and len(set(counts.values())) == 1:
-        fewer = f"all, {min(counts.values())}"
-    note += f"; AUC over fewer sites than {sites}: {fewer}" if fewer else ""
-    told = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
-    note += f". {told}" if told else ""
+        fewer = f"all methods ({min(counts.values())})"
+    note += f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
+    variants = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
+    note += f". {variants}" if variants else ""
     return Table("Macro average over target sites", header, rows, ranks, note, "all")
 
 
@@ -209,16 +210,16 @@ def _ranks(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[li
     for column in range(values.shape[1]):
         printed = np.round(100 * values[:, column], 2)
         distinct = sorted({value for value in printed.tolist() if not np.isnan(value)}, reverse=True)
-        for place, value in enumerate(distinct[:2], start=1):
-            ranks[printed == value, column + 1] = place
+        for rank, value in enumerate(distinct[:2], start=1):
+            ranks[printed == value, column + 1] = rank
     result: list[list[int]] = ranks.tolist()
     return result
 
 
 def render(tables: list[Table], form: Format) -> str:
-    """All tables in one of the formats."""
+    """The tables in one of the formats."""
     if form != "csv" and form not in RENDER:
-        raise InputError(f"format {form} is not known; it is one of {', '.join(RENDER)}, csv.")
+        raise InputError(f"unknown format {form}; choose one of {', '.join(RENDER)}, csv.")
     if form == "csv":
         return _csv(tables)
     return "\n\n".join(RENDER[form](table) for table in tables) + "\n"
@@ -273,13 +274,13 @@ def _latex(table: Table) -> str:
 
 
 def _csv(tables: list[Table]) -> str:
-    """One row a number: table, method, metric, mean, sd; and the published value where there are some."""
+    """One row per value: table, method, metric, mean, sd, and the published value if there are any."""
     rows = []
     for table in tables:
         for cells in table.rows:
             for metric, cell in zip(table.header[1:], cells[1:], strict=True):
-                own, _, published = cell.removesuffix("]").partition(" [")
-                mean, _, sd = own.partition(" ± ")
+                value, _, published = cell.removesuffix("]").partition(" [")
+                mean, _, sd = value.partition(" ± ")
                 rows.append((table.title, cells[0], metric, "" if mean == "-" else mean, sd, published))
     frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd", "published"])
     if not frame["published"].any():

@@ -1,1 +1,1 @@
-"""Does it work at a site never seen: study files, cells, the runner and its engines, predictions, statistics, audit."""
+"""Leave-one-site-out studies: study files, cells, the runner and its engines, predictions, statistics, audit."""

@@ -1,7 +1,7 @@
-"""The leak audit: a study's cells fitted again in worlds that differ in nothing but the target, which must change nothing.
+"""Leakage audit: cells of a study are refitted with an altered target, which must not change what is learned.
 
-Stands beside `study`, whose way to fit a cell it uses. Where `leakage` looks at cohorts, this looks at what methods do with
-them, a user's own included: each world is a cohort file and a process of its own, so that no memory links them.
+It fits cells as `study.runner` does. While `data.leakage` checks cohorts, the audit checks methods, including a user's own.
+Each altered cohort ("world") has its own file and process, so that they share no memory.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from m2lgdg.method import Method, nearest
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
 from m2lgdg.study.config import Study
-from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # told with the audit, and asked for by its name
+from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
 from m2lgdg.study.runner import CellContext, check_device, checked, failure_reason, fitted_cell, study_cohort
 
 Proba = npt.NDArray[np.float64]
-MEASURED = ("peak_memory_gib",)  # facts about the machine, not about what was learned
+MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones
 REAL, NOISE, WITHHELD = "real", "noise", "withheld"
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What the audit found about one method; `reason` says why it could not be run."""
+    """Audit of one method; `reason` is why it could not be run."""
 
     method: str
     target: str
@@ -46,13 +46,13 @@ class Audited:
 
     @property
     def passed(self) -> bool:
-        """Whether the method ran and nothing of the target was found in it."""
+        """Whether the method ran and nothing of the target reached it."""
         return self.reason is None and not self.differs
 
 
 @dataclass
 class Seen:
-    """What one world shows of one cell: digests of what was learned, predictions, files of the cohort that were opened."""
+    """One cell in one world: digests of the learned state, predictions, and files of the cohort that were opened."""
 
     learned: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
@@ -69,7 +69,7 @@ def audit(
     target: str | None = None,
     seed: int | None = None,
 ) -> list[Audited]:
-    """Audit a study's methods (all by default) at one target and one seed (the study's first by default)."""
+    """Audit methods of a study (default: all) at one target and one seed (default: the first of the study)."""
     study = checked(study)
     cohort = study_cohort(study)
     wanted = list(dict.fromkeys(methods or study.methods))
@@ -82,20 +82,20 @@ def audit(
     check_device(study)
     cells = [cell for cell in make_cells(study, cohort) if not cell.variant]
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:
-        seen = {world: _live(world, cells, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
-        found = [_compare(cell, *(seen[world][i] for world in seen)) for i, cell in enumerate(cells)]
-        doubted = [i for i, one in enumerate(found) if one.differs]
-        # A method whose fits are never the same differs in every world, and that is no leak.
-        control = _live(REAL, [cells[i] for i in doubted], study, cohort, folder) if doubted else []
+        seen = {world: _run_world(world, cells, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
+        results = [_compare(cell, *(seen[world][i] for world in seen)) for i, cell in enumerate(cells)]
+        doubted = [i for i, result in enumerate(results) if result.differs]
+        # A method that is not reproducible differs in every world, and that is not a leak.
+        control = _run_world(REAL, [cells[i] for i in doubted], study, cohort, folder) if doubted else []
     for i, second in zip(doubted, control, strict=True):
         if second.learned != seen[REAL][i].learned:
-            reason = "two fits of the same source differ, so nothing can be shown; draw from the seed that fit is given"
-            found[i] = dataclasses.replace(found[i], differs=(), reason=second.reason or reason)
-    return found
+            reason = "two fits of the same source differ, so leakage cannot be tested; draw random numbers from the seed of fit"
+            results[i] = dataclasses.replace(results[i], differs=(), reason=second.reason or reason)
+    return results
 
 
 def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
-    """The cohort with a target of noise (series, phenotypes, TR, labels turned), or with its labels withheld."""
+    """Cohort whose target is noise (series, phenotypes, TR; labels flipped), or whose target labels are withheld."""
     here = np.flatnonzero(cohort.sites == site)
     labels = np.array(cohort.labels)
     if world == WITHHELD:
@@ -115,7 +115,7 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
 
 
 def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.Generator) -> pd.Series[Any]:
-    """A phenotype column with random values at some positions: numbers drawn anew, text of any subject."""
+    """Phenotype column with random values at some positions: new numbers, or the text of a random subject."""
     values = column.to_numpy(copy=True)
     if values.dtype == np.float64:
         known = values[np.isfinite(values)]
@@ -125,25 +125,25 @@ def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.
     return pd.Series(values, index=column.index, name=column.name)
 
 
-def _live(world: str, cells: list[Cell], study: Study, cohort: Cohort, folder: str) -> list[Seen]:
-    """What the cells show in a world, in a process that is new."""
+def _run_world(world: str, cells: list[Cell], study: Study, cohort: Cohort, folder: str) -> list[Seen]:
+    """Fit and predict the cells of one world in a new process."""
     from joblib.externals.loky import ProcessPoolExecutor
 
     path = other_target(cohort, cells[0].target, world).save(Path(folder) / f"{world}.cohort")
     plugins = tuple(str(Path(plugin).resolve()) for plugin in study.plugins)
-    place = CellContext(folder, str(path), cohort.inputs, cohort.allow_proxies, plugins, study.device, study.threads)
+    context = CellContext(folder, str(path), cohort.inputs, cohort.allow_proxies, plugins, study.device, study.threads)
     pool = ProcessPoolExecutor(max_workers=1)
     try:
-        seen: list[Seen] = pool.submit(_look, cells, place, os.path.realpath(study.cohort), world).result()
-    except RuntimeError as error:  # a method may take the whole process with it
-        raise InputError(f"the process of the audit was lost ({type(error).__name__}).") from None
+        seen: list[Seen] = pool.submit(_observe, cells, context, os.path.realpath(study.cohort), world).result()
+    except RuntimeError as error:  # a method may end the whole process
+        raise InputError(f"the audit's worker process died ({type(error).__name__}).") from None
     finally:
         pool.shutdown()
     return seen
 
 
-def _look(cells: list[Cell], place: CellContext, original: str, world: str) -> list[Seen]:
-    """Fit and predict each cell here, and note each opening of the study's own cohort, which no method has to do."""
+def _observe(cells: list[Cell], context: CellContext, original: str, world: str) -> list[Seen]:
+    """Fit and predict each cell in this process, and record files of the study's cohort that a method opens itself."""
     opened: list[str] = []
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -155,21 +155,21 @@ def _look(cells: list[Cell], place: CellContext, original: str, world: str) -> l
     sys.addaudithook(watch)
     seen = []
     for cell in cells:
-        one = Seen()
+        result = Seen()
         opened.clear()
         try:
-            _look_at(cell, place, world, one)
+            _observe_cell(cell, context, world, result)
         except Exception as error:  # a user's method may raise anything
-            one.reason = failure_reason(error)
-        one.opened = tuple(dict.fromkeys(opened))
-        seen.append(one)
+            result.reason = failure_reason(error)
+        result.opened = tuple(dict.fromkeys(opened))
+        seen.append(result)
     return seen
 
 
-def _look_at(cell: Cell, place: CellContext, world: str, seen: Seen) -> None:
+def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
     from m2lgdg.deep import DeepMethod
 
-    with fitted_cell(cell, place) as (fold, fitted):
+    with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
         seen.learned = digests(fitted)
         seen.proba["as it is"] = fitted.predict_proba(target)[:, 1]
@@ -182,14 +182,14 @@ def _look_at(cell: Cell, place: CellContext, world: str, seen: Seen) -> None:
         seen.proba["in another order"] = fitted.predict_proba(target.select(order))[np.argsort(order), 1]
         alone = [fitted.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
         seen.proba["one subject at a time"] = np.concatenate(alone)
-        # The rounding of single precision, which the calibration of a hardly trained network magnifies.
+        # Single-precision rounding, which the calibration of a barely trained network amplifies.
         seen.tolerance = 1e-4 if isinstance(fitted, DeepMethod) else 1e-9
-    with fitted_cell(cell, place) as (_, refitted):
+    with fitted_cell(cell, context) as (_, refitted):
         seen.again = digests(refitted)
 
 
 def digests(fitted: Method) -> dict[str, str]:
-    """All that a method learned, each array and fact by its name as a digest of every bit."""
+    """SHA-256 of every learned array and fact of a method, by name."""
     learned = {}
     for name, value in fitted.state_.items():
         array = np.ascontiguousarray(value)
@@ -205,9 +205,9 @@ def _compare(cell: Cell, real: Seen, noise: Seen, withheld: Seen) -> Audited:
     head = Audited(cell.method, cell.target, cell.seed)
     reason = real.reason or noise.reason or withheld.reason
     opened = list(dict.fromkeys([*real.opened, *noise.opened, *withheld.opened]))
-    differs = [f"the method opens {', '.join(opened[:3])}, where the target can be read"] if opened else []
+    differs = [f"the method opens {', '.join(opened[:3])}, which contains the target"] if opened else []
     if reason is not None:
-        where = "" if real.reason else " (with noise or no labels at the target only)"
+        where = "" if real.reason else " (only with noise or withheld labels at the target)"
         return dataclasses.replace(head, differs=tuple(differs), reason=f"{reason}{where}")
     fits = (
         ("a target of noise", noise.learned),

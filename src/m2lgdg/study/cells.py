@@ -1,6 +1,6 @@
-"""The cells of a study: every method, variant, target and seed, each with a key that says all that can change its result.
+"""The cells of a study: every method, variant, target and seed, each with a hash key of all that can change its result.
 
-Made from a study file and a cohort; `study` runs the cells, and a record whose key is still the same need not be run again.
+Made from a study file and a cohort, and run by `study.runner`. A stored record with the same key is not run again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.config import Study
 
 PACKAGE = Path(__file__).parents[1]
-LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # whose versions can change a prediction
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training and the target it is tested on; `fields` are all hyper-parameters, `key` says everything that matters."""
+    """One training and its target; `fields` are all hyper-parameters, `key` is the hash of everything that matters."""
 
     method: str
     variant: str
@@ -34,7 +34,7 @@ class Cell:
     seed: int
     fields: dict[str, Any]
     key: str
-    explain: int = 0  # steps of the path along which its decisions are explained; 0: they are not
+    explain: int = 0  # steps of integrated gradients; 0: not explained
 
     def __str__(self) -> str:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
@@ -54,14 +54,14 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             explained = [steps, explaining_code_version()] if steps else []
             for target in targets:
                 for seed in seeds:
-                    told = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
-                    key = hashlib.sha256(told.encode()).hexdigest()[:24]
+                    identity = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
+                    key = hashlib.sha256(identity.encode()).hexdigest()[:24]
                     cells.append(Cell(name, variant, target, seed, fields, key, steps))
     return cells
 
 
 def distinct(cells: list[Cell]) -> list[Cell]:
-    """The trainings behind the cells: a variant that changes nothing and a sweep's default value are the method itself."""
+    """Cells with distinct keys: a variant that changes nothing and a sweep's default value equal the method itself."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.key, cell)
@@ -69,19 +69,19 @@ def distinct(cells: list[Cell]) -> list[Cell]:
 
 
 def _explained(study: Study, name: str) -> int:
-    """The steps by which a method is explained, or 0: variants and sweeps never are."""
-    asked = study.explain if isinstance(study.explain, bool) else name in study.explain
-    return study.explain_steps if asked else 0
+    """Steps of a method's explanation, or 0; variants and sweeps are never explained."""
+    requested = study.explain if isinstance(study.explain, bool) else name in study.explain
+    return study.explain_steps if requested else 0
 
 
 def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The method itself, its asked-for variants, and one for each value of a sweep."""
+    """The method itself, its requested variants, and one variant per value of a sweep."""
     yield "", {}
-    have = load_methods()[name].variants
-    asked = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
-    for variant in asked:
-        if variant in have:
-            yield variant, dict(have[variant])
+    known = load_methods()[name].variants
+    requested = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
+    for variant in requested:
+        if variant in known:
+            yield variant, dict(known[variant])
     for key, values in study.sweep.get(name, {}).items():
         for value in values:
             yield f"{key}={value}", {key: value}
@@ -89,10 +89,12 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @cache
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: modules of the root, `methods/` and `fast/`, plugins, numerical libraries."""
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, plugins, versions of numerical libraries."""
     files = [*package.glob("*.py"), *(package / "methods").rglob("*.py"), *(package / "fast").rglob("*.py")]
     return _hash_of(
-        sorted(files), [Path(plugin) for plugin in plugins], [f"{one} {installed_version(one)}" for one in LIBRARIES]
+        sorted(files),
+        [Path(plugin) for plugin in plugins],
+        [f"{library} {installed_version(library)}" for library in LIBRARIES],
     )
 
 

@@ -1,6 +1,6 @@
-"""A study file: which cohort, targets, seeds and methods, which fields, variants and sweeps; TOML in, resolved JSON out.
+"""Study files: cohort, targets, seeds and methods, with their fields, variants and sweeps; TOML in, resolved JSON out.
 
-The border between what a user writes and what the runner does: everything is checked here, with the nearest valid key.
+Every value is validated here before the runner uses it, and an unknown name gets the nearest valid one as a suggestion.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 Scalar = bool | int | float | str
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every generator takes
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
 LARGEST = 2**20  # bytes of a study file
 
 
 class Study(BaseModel):
-    """What a study file may say."""
+    """Keys of a study file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,21 +33,23 @@ class Study(BaseModel):
     options: dict[str, Scalar] = Field(default={}, description="reader options, for a release folder")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
     seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
-    inputs: list[str] | None = Field(default=None, description="phenotype columns; the cohort's own by default")
+    inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
     allow_proxies: bool = False
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
-    variants: list[str] | dict[str, list[str]] = Field(default=[], description="for every method that has them, or by method")
+    variants: list[str] | dict[str, list[str]] = Field(
+        default=[], description="for every method with such a variant, or by method"
+    )
     sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
     explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
-    explain_steps: int = Field(default=64, ge=1, description="points of the path of integrated gradients")
+    explain_steps: int = Field(default=64, ge=1, description="steps of integrated gradients")
     plugins: list[str] = []
     device: str = "cpu"
-    threads: int = Field(default=1, ge=1, le=4096, description="threads of one cell; the same number gives the same bits")
-    cohort_hash: str | None = Field(default=None, description="refuse a cohort of other content")
+    threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")
+    cohort_hash: str | None = Field(default=None, description="refuse a cohort with other content")
 
 
 def read_study(path: str | Path, changes: list[str] | None = None, plugins: list[str] | None = None) -> Study:
-    """Read a study file (.toml, or the study.json of an earlier run) and apply `--set key=value` changes and more plugins."""
+    """Read a study file (.toml, or study.json of an earlier run), apply `--set key=value` changes and add plugins."""
     path = Path(path)
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
@@ -55,19 +57,19 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: {one_line(error)}.") from None
-    except (ValueError, RecursionError) as error:  # of the parsers; or of Python, for a number of very many digits
+    except (ValueError, RecursionError) as error:  # from the parsers, or from Python for a number with too many digits
         raise InputError(f"{path} is not valid {kind} ({one_line(error)[:200]}).") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} does not hold a study.")
+        raise InputError(f"{path} does not contain a study (a table of keys).")
     for change in changes or []:
         _apply(content, change)
-    if plugins and isinstance(content.get("plugins", []), list):  # else it is told below
+    if plugins and isinstance(content.get("plugins", []), list):  # otherwise check_study reports it
         content["plugins"] = [*content.get("plugins", []), *plugins]
     return check_study(content, str(path), path.parent)
 
 
 def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> Study:
-    """A study from plain values, every name in it checked; `folder` is what its paths are relative to."""
+    """Validate a study given as plain values; its paths are relative to `folder`."""
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
@@ -82,35 +84,37 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:
             if name not in study.methods:
-                but = f"{nearest(name, study.methods).rstrip('.')} (--set {section}={{}} drops it)"
-                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{but}.")
+                hint = f"{nearest(name, study.methods).rstrip('.')} (--set {section}={{}} drops it)"
+                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{hint}.")
     for name in study.explain if isinstance(study.explain, list) else []:
         if name not in study.methods:
-            but = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
-            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{but}.")
-    study = study.model_copy(update={"method": {name: _begun(name, dict(own), where) for name, own in study.method.items()}})
+            hint = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
+            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{hint}.")
+    study = study.model_copy(
+        update={"method": {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}}
+    )
     _check_fields(study, where)
     _check_variants(study, where)
     return study
 
 
 def with_only(study: Study, names: list[str]) -> Study:
-    """A checked study with these of its methods alone, and with what it says of them; the others' fields are left out."""
+    """Study with some of its methods, and the sections that concern them."""
     for name in names:
         if name not in study.methods:
             raise InputError(f"--only {name}: not one of the study's methods{nearest(name, study.methods)}")
-    kept = [name for name in study.methods if name in names]
-    have = {variant for name in kept for variant in load_methods()[name].variants}
-    listed, variants = study.explain, study.variants
+    methods = [name for name in study.methods if name in names]
+    known = {variant for name in methods for variant in load_methods()[name].variants}
+    explain, variants = study.explain, study.variants
     return study.model_copy(
         update={
-            "methods": kept,
-            "method": {name: fields for name, fields in study.method.items() if name in kept},
-            "sweep": {name: axes for name, axes in study.sweep.items() if name in kept},
-            "explain": [name for name in listed if name in kept] if isinstance(listed, list) else listed,
-            "variants": [variant for variant in variants if variant in have]
+            "methods": methods,
+            "method": {name: fields for name, fields in study.method.items() if name in methods},
+            "sweep": {name: axes for name, axes in study.sweep.items() if name in methods},
+            "explain": [name for name in explain if name in methods] if isinstance(explain, list) else explain,
+            "variants": [variant for variant in variants if variant in known]
             if isinstance(variants, list)
-            else {name: own for name, own in variants.items() if name in kept},
+            else {name: listed for name, listed in variants.items() if name in methods},
         }
     )
 
@@ -120,16 +124,16 @@ def _check_once(study: Study, where: str) -> None:
         raise InputError(f"{where}: a method or seed is listed twice.")
     lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants")}
     if isinstance(study.variants, dict):
-        lists |= {f"variants.{name}": own for name, own in study.variants.items()}
+        lists |= {f"variants.{name}": variants for name, variants in study.variants.items()}
     lists |= {f"sweep.{name}.{field}": values for name, axes in study.sweep.items() for field, values in axes.items()}
     for key, listed in lists.items():
-        for one in listed if isinstance(listed, list) else []:
-            if listed.count(one) > 1:
-                raise InputError(f"{where}, key {key}: {one} is listed twice.")
+        for value in listed if isinstance(listed, list) else []:
+            if listed.count(value) > 1:
+                raise InputError(f"{where}, key {key}: {value} is listed twice.")
 
 
-def _begun(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """[method.NAME] may begin with `variant = "..."`: that variant's fields, then the others."""
+def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Fields of [method.NAME] with `variant = "..."` replaced by that variant's fields; the other fields take precedence."""
     if "variant" not in fields:
         return fields
     try:
@@ -139,7 +143,7 @@ def _begun(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
-    """The changed fields of one method: those of a variant, then `--set field=value` changes."""
+    """Changed fields of one method: those of a variant, then `--set field=value` changes."""
     variants = find(name).variants
     if variant is not None and variant not in variants:
         raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
@@ -165,16 +169,16 @@ def _check_fields(study: Study, where: str) -> None:
 def _check_variants(study: Study, where: str) -> None:
     known = load_methods()
     if isinstance(study.variants, list):
-        have = {variant for name in study.methods for variant in known[name].variants}
+        variants = {variant for name in study.methods for variant in known[name].variants}
         for variant in study.variants:
-            if variant not in have:
-                but = f"{nearest(variant, have).rstrip('.')} (--set variants=[] drops all)"
-                raise InputError(f"{where}, key variants: no method of the study has a variant {variant}{but}.")
+            if variant not in variants:
+                hint = f"{nearest(variant, variants).rstrip('.')} (--set variants=[] drops all)"
+                raise InputError(f"{where}, key variants: no method of the study has a variant {variant}{hint}.")
         return
-    for name, variants in study.variants.items():
+    for name, listed in study.variants.items():
         if name not in study.methods:
             raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}")
-        for variant in variants:
+        for variant in listed:
             if variant not in known[name].variants:
                 raise InputError(
                     f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, known[name].variants)}"
@@ -182,15 +186,15 @@ def _check_variants(study: Study, where: str) -> None:
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
-    """`--set a.b=value`, the value in TOML ("text" may go without its quotes)."""
+    """Apply `--set a.b=value`; the value is TOML, and text needs no quotes."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set {change}: not of the form key=value.")
+        raise InputError(f"--set {change}: expected key=value.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except RecursionError:
-        raise InputError(f"--set {change[:60]}…: nested too deep.") from None
-    except ValueError:  # no TOML, or a number of very many digits
+        raise InputError(f"--set {change[:60]}…: the value is nested too deeply.") from None
+    except ValueError:  # not TOML, or a number with too many digits
         value = text
     *path, last = key.strip().split(".")
     for part in path:
@@ -202,10 +206,10 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 def _sentence(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))[:100]
+    key = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))[:100]
     if first["type"] == "extra_forbidden":
-        return f"{where}: key {place} is not known{nearest(place, list(Study.model_fields))}"
+        return f"{where}: key {key} is not known{nearest(key, list(Study.model_fields))}"
     if first["type"] == "missing":
-        return f"{where}: key {place} is missing."
+        return f"{where}: key {key} is missing."
     message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{where}, key {place}: {message} (it is {shown(first['input'])})."
+    return f"{where}, key {key}: {message} (it is {shown(first['input'])})."

@@ -1,7 +1,7 @@
-"""The folder of a study: which study it belongs to, who is writing to it now, and what lies beside the results.
+"""The study folder: which study it belongs to, which process is writing to it, and the files that describe the results.
 
-Taken by `study` for as long as it runs. A lock is held by the kernel for a process, so that it ends with the process, however
-that ends; its file only says who it is. Where the file system has no locks, studies run without.
+`study.runner` holds it while it runs. The kernel holds the lock for a process, so that it ends with the process; the lock
+file only names the process. On file systems without locks, studies run without them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from m2lgdg.study.cells import code_version, installed_version
 from m2lgdg.study.config import Study
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
-LEFT = re.compile(r"\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{8}")  # by a run that was killed while it wrote
+LEFT = re.compile(
+    r"\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{8}"
+)  # temporary files of a run that was killed while writing
 
 
 @contextlib.contextmanager
 def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, shard: tuple[int, int]) -> Iterator[None]:
-    """The folder for this study and for nobody else who would run the same cells, until the block ends."""
+    """Lock the folder for this study, against other runs of the same cells, until the block ends."""
     about = _about(out, study, cohort, cohort_path)
-    _check_folder(out, about)  # before anything is put into it
+    _check_folder(out, about)  # before anything is written
     with _one_at_a_time(out):
         _check_folder(out, about)
         _check_runs(out, shard)
@@ -41,11 +43,11 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
         handle = _opened(path)
         _lock(handle)
     try:
-        with contextlib.suppress(OSError):  # on a full disk; it is for others to read
+        with contextlib.suppress(OSError):  # a full disk; the process id is only information for other runs
             os.write(handle, str(os.getpid()).encode())
         with _one_at_a_time(out):
             _describe(out, about, study, cohort)
-            if cohort_path != Path(study.cohort):  # a release folder is converted once, for all workers to map
+            if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can map it
                 cohort.save(cohort_path)
         yield
     finally:
@@ -56,7 +58,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
 
 @contextlib.contextmanager
 def _one_at_a_time(out: Path) -> Iterator[None]:
-    """Runs that share a folder wait here for each other."""
+    """Runs that share a folder take turns in this block."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,26 +79,26 @@ def _opened(path: Path) -> int:
 
 
 def _lock(handle: int, wait: bool = False) -> bool:
-    """Lock an open file until it is closed; False where another process has it."""
+    """Lock an open file until it is closed; False if another process holds the lock."""
     try:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):  # no locks here
+    except (ImportError, OSError):  # no locks on this system
         pass
     return True
 
 
 def _check_runs(out: Path, shard: tuple[int, int]) -> None:
-    """Refuse what another run is doing; what dead ones left is removed, their half-written files where nobody writes."""
+    """Refuse cells of another run; locks of dead runs are removed, and their partial files if no other run is active."""
     alone = True
     for path in [path for path in out.iterdir() if LOCK.fullmatch(path.name)]:
         part, parts = map(int, LOCK.findall(path.name)[0])
         try:
             handle = os.open(path, os.O_RDWR)
-        except FileNotFoundError:  # it has just ended
+        except FileNotFoundError:  # that run has just ended
             continue
         try:
             if _lock(handle):
@@ -106,16 +108,16 @@ def _check_runs(out: Path, shard: tuple[int, int]) -> None:
         finally:
             os.close(handle)
         alone = False
-        if (part - shard[0]) % math.gcd(parts, shard[1]) == 0:  # some cell is in both
+        if (part - shard[0]) % math.gcd(parts, shard[1]) == 0:  # the two shards share cells
             which = f"shard {part}/{parts}, process {process}" if parts > 1 else f"process {process}"
-            raise InputError(f"{out} is being written by another run ({which}); wait for its end, or choose another --out.")
+            raise InputError(f"{out} is in use by another run ({which}); wait until it ends, or choose another --out.")
     if alone:
         for path in [path for path in out.rglob(".*") if LEFT.fullmatch(path.name)]:
             path.unlink(missing_ok=True)
 
 
 def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[str, Any]:
-    """The study with every default spelled out, as study.json has it."""
+    """Content of study.json: the study with every default spelled out."""
     resolved = study.model_dump() | {
         "cohort": os.path.relpath(cohort_path, out),
         "kind": None,
@@ -131,19 +133,19 @@ def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[s
 
 
 def _check_folder(out: Path, about: dict[str, Any]) -> None:
-    """Refuse a folder that holds another study, or something else."""
+    """Refuse a folder with another study, or with other files."""
     path = out / "study.json"
     if path.is_file():
         try:
-            there = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            raise InputError(f"{path} is damaged; choose another folder or remove it.") from None
+            raise InputError(f"{path} is damaged; choose another --out, or remove the folder.") from None
         for key in about:
-            if not isinstance(there, dict) or there.get(key) != about[key]:
-                advice = f"choose another --out (and --reuse {out} to take over the cells that both have)"
-                raise InputError(f"{out} belongs to another study, with another value of {key}; {advice}.")
+            if not isinstance(stored, dict) or stored.get(key) != about[key]:
+                advice = f"choose another --out (and add --reuse {out} to copy cells that both studies have)"
+                raise InputError(f"{out} belongs to another study (key {key} differs); {advice}.")
     elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):
-        raise InputError(f"{out} is not empty and holds no study; choose another --out.")
+        raise InputError(f"{out} is not empty and not a study folder; choose another --out.")
 
 
 def _is_ours(name: str) -> bool:
@@ -151,12 +153,12 @@ def _is_ours(name: str) -> bool:
 
 
 def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) -> None:
-    """Write what the study is beside its results; a run that was killed in here left the first of these files only."""
+    """Write the files that describe the study; after a run was killed here, those still missing."""
     if not (out / "study.json").is_file():
         write_text(out / "study.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     if not (out / "inclusion.csv").is_file():
         rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
-        rows += [(one.subject, one.site, "excluded", one.reason) for one in cohort.excluded]
+        rows += [(subject.subject, subject.site, "excluded", subject.reason) for subject in cohort.excluded]
         inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
         write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
     if not (out / "checks.json").is_file():

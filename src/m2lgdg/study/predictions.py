@@ -1,6 +1,6 @@
-"""The predictions table of a study folder: one row a subject of a cell, from which all scores, tables and figures are made.
+"""The predictions table of a study folder: one row per subject and cell, the only input of scores, tables and figures.
 
-Written by `study.collect`; read here, and refused where somebody has edited it into something whose scores would be wrong.
+Written by `study.runner.collect` and read here; a table edited so that its scores would be wrong is refused.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
 def read_predictions(out: str | Path) -> pd.DataFrame:
-    """The predictions table of a study folder."""
+    """Read the predictions table of a study folder."""
     path = Path(out) / "predictions.csv"
     text = dict.fromkeys(("method", "variant", "target", "subject"), str)
     try:
         table = pd.read_csv(path, dtype=text, keep_default_na=False)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{out} is no study folder: it has no predictions.csv.") from None
+        raise InputError(f"{out} is not a study folder (no predictions.csv).") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
     if list(table.columns) != COLUMNS:
         raise InputError(f"{path} does not have the columns {', '.join(COLUMNS)}.")
     if not len(table):
-        raise InputError(f"{path} holds no finished cell.")
+        raise InputError(f"{path} has no finished cell; run the study first.")
     return _checked(table, path)
 
 
@@ -41,9 +41,9 @@ def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
             raise InputError(f"{path}, line {wrong[0] + 2}: {name} {str(table[name].iloc[wrong[0]])[:40]!r} is not {kind}.")
     twice = np.flatnonzero(table.duplicated([*COLUMNS[:4], "subject"]))
     if len(twice):
-        raise InputError(f"{path}, line {twice[0] + 2}: a subject is in the same cell twice.")
+        raise InputError(f"{path}, line {twice[0] + 2}: a subject occurs twice in the same cell.")
     labels = table.groupby(["target", "subject"], sort=False)["label"].nunique()
     if (labels > 1).any():
         target, subject = labels.index[labels > 1][0]
-        raise InputError(f"{path}: subject {subject} at {target} has one label in a row and another in another.")
+        raise InputError(f"{path}: subject {subject} at {target} has different labels in different rows.")
     return table.astype({"seed": int, "label": int, "proba": float})

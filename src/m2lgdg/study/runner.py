@@ -1,7 +1,7 @@
 """The study runner: every cell (method x variant x target x seed) once, in any order, on any engine, resumable.
 
-A cell's record is one file written atomically under `cells/`; `predictions.csv` is put together from the records in a fixed
-order, so that it is the same bytes whatever the engine, the number of workers, or how often the run was killed.
+The record of a cell is one file, written atomically under `cells/`. `predictions.csv` is assembled from the records in a
+fixed order, so that its bytes depend neither on the engine, nor on the number of workers, nor on interruptions.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ LEARNED = (
     "validation",
     "share",
     "notes",
-)  # facts a record keeps
-LOST = "the GPU failed, and this process cannot use it any more"
+)  # facts stored in a record
+LOST = "the GPU failed and can no longer be used by this process"
 
 
 @dataclass(frozen=True)
 class CellContext:
-    """What a worker needs besides the cell; plain values, so that any engine can carry it."""
+    """What a worker needs besides the cell; plain values, so that any engine can send them."""
 
     out: str
     cohort: str
@@ -60,12 +60,12 @@ class CellContext:
 
 @dataclass
 class Summary:
-    """How a run ended."""
+    """Progress or result of a run."""
 
     total: int
     done: int = 0
     reused: int = 0
-    taken: int = 0  # of the reused ones, those from another study's folder
+    taken: int = 0  # reused cells copied from another study folder
     failed: list[tuple[str, str]] = field(default_factory=list)  # cell, reason
     seconds: float = 0.0
 
@@ -74,10 +74,10 @@ Watch = Callable[[Summary], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """The user stopped the run; the cells that were finished are in `predictions.csv`."""
+    """The user stopped the run; finished cells are in `predictions.csv`."""
 
     def __init__(self, done: int, total: int) -> None:
-        super().__init__(f"{done} of {total} cells done; run the same again to go on")
+        super().__init__(f"{done} of {total} cells done; run the same command again to continue")
 
 
 def run_study(
@@ -91,30 +91,30 @@ def run_study(
     reuse: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> Summary:
-    """Run the cells that are not there yet and put the predictions together.
+    """Run the cells that are not done yet and write predictions.csv.
 
-    `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failing cell is recorded and the
-    rest goes on, unless it took the GPU with it; running again tries it again. Cells of the folders in `reuse` are taken over
-    where they are the same, which another study with some seeds or methods more has.
+    `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failed cell is recorded and the others
+    continue, unless the GPU failed with it; the next run tries it again. Identical cells are copied from the folders in
+    `reuse`, for example from a study with fewer seeds or methods.
     """
     start = time.monotonic()
     out = Path(out)
     study = checked(study)
     engine = engine or ("dask" if scheduler else "joblib" if jobs > 1 else "serial")
     if engine not in ENGINES:
-        raise InputError(f"engine {engine} is not known; it is one of {', '.join(ENGINES)}.")
+        raise InputError(f"engine {engine} is not known; choose one of {', '.join(ENGINES)}.")
     part, parts = _shard(shard)
     for other in reuse:
         if not (Path(other) / "cells").is_dir():
-            kind = "a copy made by m2lgdg share" if (Path(other) / "records.jsonl").is_file() else "not the folder of a run"
-            raise InputError(f"{other} has no cells to reuse: it is {kind}.")
+            kind = "a copy written by m2lgdg share" if (Path(other) / "records.jsonl").is_file() else "not a study folder"
+            raise InputError(f"--reuse {other}: it has no cells, because it is {kind}.")
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    released = Path(study.cohort).is_dir()  # workers map a file: a release folder is converted once, into the study
+    released = Path(study.cohort).is_dir()  # workers map a file, so a release folder is converted once, into the study folder
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
-    mine = distinct(cells)[part - 1 :: parts]
-    place = CellContext(
+    shard_cells = distinct(cells)[part - 1 :: parts]
+    context = CellContext(
         str(out.resolve()),
         str(cohort_path.resolve()),
         cohort.inputs,
@@ -124,37 +124,37 @@ def run_study(
         study.threads,
     )
     with locked_folder(out, study, cohort, cohort_path, (part, parts)):
-        taken = sum(_take_over(out, cell, reuse) for cell in mine if not _is_done(out, cell))
-        todo = [cell for cell in mine if not _is_done(out, cell)]
-        summary = Summary(total=len(mine), reused=len(mine) - len(todo), taken=taken)
+        taken = sum(_copy_cell(out, cell, reuse) for cell in shard_cells if not _is_done(out, cell))
+        todo = [cell for cell in shard_cells if not _is_done(out, cell)]
+        summary = Summary(total=len(shard_cells), reused=len(shard_cells) - len(todo), taken=taken)
         if watch:
             watch(summary)
-        # One target after the other: methods that share what they fit on a source find it still in memory.
+        # Grouped by target: methods that cache what they fit on a source find it in memory.
         todo.sort(key=lambda cell: cell.target)
         try:
-            for cell, reason in ENGINES[engine](todo, partial(run_cell, place=place), max(jobs, 1), scheduler):
-                if reason is None or _is_done(out, cell):  # a worker may be lost after its record is there
+            for cell, reason in ENGINES[engine](todo, partial(run_cell, context=context), max(jobs, 1), scheduler):
+                if reason is None or _is_done(out, cell):  # a worker may be lost after it wrote its record
                     summary.done += 1
                 else:
                     summary.failed.append((str(cell), reason))
                     _record_loss(out, cell, reason)
-                    if reason.startswith(LOST):  # the cells after it would all fail for nothing of their own
+                    if reason.startswith(LOST):  # every later cell would fail for the same reason
                         collect(out, cells)
-                        done = f"{sum(_is_done(out, cell) for cell in mine)} of {len(mine)} cells are done"
-                        raise InputError(f"{cell}: {reason}. {done}; run the same again to go on.")
+                        done = f"{sum(_is_done(out, cell) for cell in shard_cells)} of {len(shard_cells)} cells are done"
+                        raise InputError(f"{cell}: {reason}. {done}; run the same command again to continue.")
                 summary.seconds = time.monotonic() - start
                 if watch:
                     watch(summary)
         except KeyboardInterrupt:
             collect(out, cells)
-            raise Stopped(sum(_is_done(out, cell) for cell in mine), len(mine)) from None
+            raise Stopped(sum(_is_done(out, cell) for cell in shard_cells), len(shard_cells)) from None
         collect(out, cells)
     summary.seconds = time.monotonic() - start
     return summary
 
 
-def _take_over(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
-    """Copy a cell that one of the other folders has done, with its explanation; its key says that it is the same."""
+def _copy_cell(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
+    """Copy a cell with the same key, and its explanation, from another study folder; False if none has it."""
     for other in others:
         record = read_record(other, cell) or {}
         explained = explanation_path(other, cell.key)
@@ -162,14 +162,14 @@ def _take_over(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
             continue
         if explained.is_dir():
             shutil.copytree(explained, explanation_path(out, cell.key), dirs_exist_ok=True)
-        record |= _head(cell)  # the same training may have another name here: a value of a sweep that is now the default
+        record |= _head(cell)  # the training may have another name here, such as a sweep value that is now the default
         write_text(record_path(out, cell), json.dumps(record, ensure_ascii=False) + "\n")
         return True
     return False
 
 
 def _record_loss(out: Path, cell: Cell, reason: str) -> None:
-    """The failure of a worker that could write no record itself."""
+    """Write the record of a worker that was lost before it could do so itself."""
     if read_record(out, cell) is None:
         write_text(record_path(out, cell), json.dumps(_head(cell) | {"status": "failed", "reason": reason}) + "\n")
 
@@ -182,16 +182,16 @@ def _is_done(out: Path, cell: Cell) -> bool:
     return (read_record(out, cell) or {}).get("status") == "done"
 
 
-def run_cell(cell: Cell, place: CellContext) -> str | None:
-    """Fit on source, predict the target, write the record; returns the reason of a failure, or None."""
+def run_cell(cell: Cell, context: CellContext) -> str | None:
+    """Fit on source, predict the target and write the record; returns the reason for a failure, or None."""
     start = time.monotonic()
     record = _head(cell)
     reason = None
     try:
-        with fitted_cell(cell, place) as (fold, fitted):
+        with fitted_cell(cell, context) as (fold, fitted):
             proba = fitted.predict_proba(fold.target)[:, 1]
             if cell.explain:
-                record |= _explain_cell(cell, fitted, fold, place)
+                record |= _explain_cell(cell, fitted, fold, context)
         record |= {
             "status": "done",
             "subjects": fold.target.subjects.tolist(),
@@ -199,7 +199,7 @@ def run_cell(cell: Cell, place: CellContext) -> str | None:
             "proba": proba.tolist(),
             "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
         }
-    except Exception as error:  # a user's method may raise anything; the other cells must go on
+    except Exception as error:  # a user's method may raise anything; the other cells must continue
         reason = failure_reason(error)
         if not isinstance(error, InputError):
             record["traceback"] = traceback.format_exc()
@@ -208,53 +208,53 @@ def run_cell(cell: Cell, place: CellContext) -> str | None:
     if reason is not None:
         record |= {"status": "failed", "reason": reason}
     record["seconds"] = round(time.monotonic() - start, 3)
-    write_text(record_path(place.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
+    write_text(record_path(context.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
     return reason
 
 
 @contextmanager
-def fitted_cell(cell: Cell, place: CellContext) -> Iterator[tuple[Fold, Method]]:
-    """A cell's fold and its method fitted on source; inside the block, with the cell's number of threads."""
+def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method]]:
+    """Fold of a cell, and its method fitted on source; the block runs with the cell's number of threads."""
     from threadpoolctl import threadpool_limits
 
-    load_methods(place.plugins)
-    with threadpool_limits(place.threads), _torch_threads(place.threads):
-        cohort = _load(place.cohort).with_inputs(place.inputs, allow_proxies=place.allow_proxies)
+    load_methods(context.plugins)
+    with threadpool_limits(context.threads), _torch_threads(context.threads):
+        cohort = _load(context.cohort).with_inputs(context.inputs, allow_proxies=context.allow_proxies)
         (fold,) = leave_one_site_out(cohort, [cell.target])
-        yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=place.device)
+        yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=context.device)
 
 
 def _gpu_lost() -> bool:
-    """Without importing PyTorch for it: what has not been imported has lost nothing."""
+    """Whether this process lost its GPU; PyTorch is not imported to find out."""
     devices = sys.modules.get("m2lgdg.devices")
     return devices is not None and devices.lost()
 
 
 def failure_reason(error: Exception) -> str:
-    """Why a cell failed: our own sentence, or the kind and message of what a method raised."""
+    """Reason for a failed cell: the text of an InputError, or type and message of any other exception."""
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
 
 
-def _explain_cell(cell: Cell, fitted: Method, fold: Fold, place: CellContext) -> dict[str, str]:
-    """Write the cell's explanation; what cannot be explained (a method, a site of two subjects) does not fail the cell."""
+def _explain_cell(cell: Cell, fitted: Method, fold: Fold, context: CellContext) -> dict[str, str]:
+    """Write the explanation of a cell; a method or target that cannot be explained does not fail the cell."""
     from m2lgdg.explain.attribution import explain
 
     try:
-        found = explain(fitted, fold.target, steps=cell.explain, device=place.device, source=fold.source)
+        explanation = explain(fitted, fold.target, steps=cell.explain, device=context.device, source=fold.source)
     except InputError as error:
         return {"unexplained": str(error)}
-    found.save(explanation_path(place.out, cell.key))
+    explanation.save(explanation_path(context.out, cell.key))
     return {}
 
 
 def explanation_path(out: str | Path, key: str) -> Path:
-    """Where a cell's explanation lies."""
+    """Folder of a cell's explanation."""
     return Path(out) / "explanations" / key
 
 
 @contextmanager
 def _torch_threads(count: int) -> Iterator[None]:
-    """Torch keeps a pool of its own; it is only there where a method is a network."""
+    """Limit PyTorch's own thread pool; nothing to do unless a network has imported PyTorch."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -273,12 +273,12 @@ def _load(path: str) -> Cohort:
 
 
 def record_path(out: str | Path, cell: Cell) -> Path:
-    """Where a cell's record lies."""
+    """File of a cell's record."""
     return Path(out) / "cells" / f"{cell.key}.json"
 
 
 def read_record(out: str | Path, cell: Cell) -> dict[str, Any] | None:
-    """A cell's record, or None where there is none that can be read."""
+    """Record of a cell, or None if it does not exist or cannot be read."""
     try:
         record = json.loads(record_path(out, cell).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -314,33 +314,37 @@ def collect(out: str | Path, cells: list[Cell]) -> pd.DataFrame:
 
 
 def checked(study: Study | dict[str, Any] | str | Path) -> Study:
-    """A study from its file or its plain values."""
+    """Validated study from a file, plain values or a `Study`."""
     if isinstance(study, dict):
         return check_study(study, "study")
     return study if isinstance(study, Study) else read_study(study)
 
 
 def study_cohort(study: Study) -> Cohort:
-    """The study's cohort with the study's inputs."""
+    """Cohort of a study, with the inputs of the study."""
     options: dict[str, Any] = dict(study.options)
     cohort = read(study.cohort, study.kind, **options)
     if study.cohort_hash not in (None, cohort.hash):
         raise InputError(
-            f"{study.cohort}: the content is not that of the study ({cohort.hash[:12]}, not {study.cohort_hash[:12]})."
+            f"{study.cohort} has changed since the study was run (hash {cohort.hash[:12]}, not {study.cohort_hash[:12]})."
         )
     inputs = cohort.inputs if study.inputs is None else study.inputs
     return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
 
 
 def check_device(study: Study, scheduler: str | None = None) -> None:
-    """Refuse a device that every network of the study would miss; a scheduler's workers may have what is not here."""
+    """Refuse a device that this machine does not have; a scheduler's workers may have it."""
     classes = [load_methods()[name] for name in study.methods]
-    deep, devices = (sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices"))  # of a network's own importing
+    deep, devices = (
+        sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices")
+    )  # imported only if a method is a network
     if deep and devices and not scheduler and any(issubclass(cls, deep.DeepMethod) for cls in classes):
         try:
             devices.choose_device(study.device)
         except InputError as error:
-            raise InputError(f"{str(error).rstrip('.')}; with --set device=cpu the study runs here, if slowly.") from None
+            raise InputError(
+                f"{str(error).rstrip('.')}; add --set device=cpu to run the study on the CPU, which is slower."
+            ) from None
 
 
 def _shard(text: str | None) -> tuple[int, int]:
@@ -349,5 +353,5 @@ def _shard(text: str | None) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     plain = text.isascii() and len(text) < 20 and part.isdecimal() and parts.isdecimal()
     if not (plain and 1 <= int(part) <= int(parts)):
-        raise InputError(f"--shard {text[:40]}: not of the form i/n with 1 <= i <= n.")
+        raise InputError(f"--shard {text[:40]}: expected i/n with 1 <= i <= n, such as 2/8.")
     return int(part), int(parts)

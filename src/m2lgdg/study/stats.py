@@ -1,7 +1,7 @@
-"""From predictions to the paper's two tables: per site over seeds, macro over sites, paired tests over sites with Holm.
+"""Statistics of the paper's two tables: site scores over seeds, macro average over sites, paired tests with Holm correction.
 
-Pure functions of tables: `site_scores` turns predictions into scores, the others only see scores, so that published
-scores can be put through them too.
+Pure functions of tables. `cell_scores` turns predictions into scores; the others take scores, so that they also work on
+published ones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CELL = ["method", "variant", "seed", "target"]
 
 
 def half_interval(sd: float, count: int) -> float:
-    """Half the width of the 95 % t interval of a mean over so many sites or trainings, from the sd over them."""
+    """Half the width of the 95 % t interval of a mean over `count` sites or trainings with this sd."""
     return float(student.ppf(0.975, count - 1) * sd / np.sqrt(count))
 
 
 def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
-    """One row a cell and metric (method, variant, seed, target, metric, value) from the predictions table."""
+    """Scores of a predictions table, one row per cell and metric (method, variant, seed, target, metric, value)."""
     rows = []
     for key, part in predictions.groupby(CELL, sort=False):
         values = evaluate(part["label"].to_numpy(), part["proba"].to_numpy())
@@ -34,29 +34,29 @@ def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> 
 
 
 def site_scores(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean and sd (ddof 1) over seeds by method, variant, target and metric; seeds where it is undefined do not count."""
+    """Mean and sd (ddof 1) over seeds by method, variant, target and metric; undefined scores do not count."""
     grouped = scores.groupby(["method", "variant", "target", "metric"], sort=False)["value"]
     return grouped.agg(mean="mean", sd=lambda values: values.std(ddof=1), seeds="count").reset_index()
 
 
 def macro_scores(sites: pd.DataFrame) -> pd.DataFrame:
-    """Unweighted mean over target sites of the per-site means, and its sd over sites (ddof 1)."""
+    """Unweighted mean of the site means over target sites, with its sd over sites (ddof 1)."""
     grouped = sites.groupby(["method", "variant", "metric"], sort=False)["mean"]
     table: pd.DataFrame = grouped.agg(macro="mean", sd=lambda values: values.std(ddof=1), sites="count").reset_index()
     return table.rename(columns={"macro": "mean"})
 
 
 def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tuple[str, str]] | None = None) -> pd.DataFrame:
-    """`best` against each other (method, variant), by metric: mean difference over sites, paired t, p and Holm's p.
+    """Paired t-tests of `best` against each other (method, variant), by metric: mean difference, t, p and Holm-adjusted p.
 
-    Sites on which either has no defined score are left out; the correction is over the comparisons within a metric.
+    Sites at which either score is undefined are left out; the correction is over the comparisons within a metric.
     """
     tables = {
         metric: part.pivot(index="target", columns=["method", "variant"], values="mean")
         for metric, part in sites.groupby("metric", sort=False)
     }
     rows = []
-    named = None if others is None else list(others)  # read once, asked for every metric
+    named = None if others is None else list(others)  # an iterator could be read only once
     for metric, table in tables.items():
         compared = [key for key in (table.columns if named is None else named) if key != best and key in table.columns]
         tests = [(key, *_paired(table[best], table[key])) for key in compared]
@@ -66,16 +66,17 @@ def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tu
 
 
 def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
-    """A method minus each of its variants, training by training (`cell_scores`): mean, half its 95 % t interval, trainings.
+    """A method minus each of its variants, paired by training: mean, half-width of its 95 % t interval, number of pairs.
 
-    Trainings of one site and seed are a pair; the mean is that of the sites' means. The interval comes from the spread inside
-    sites alone, one variance for all: it tells what chance in training leaves open at these sites, not what other sites would
-    say. With one pair a site, or where all are the same trainings, it is NaN. No rows where the whole was not run.
+    Trainings with the same site and seed are a pair; the mean is that of the site means. The interval uses the pooled variance
+    within sites: it covers randomness in training at these sites, not differences between sites. It is NaN with one pair per
+    site or with identical trainings. The table is empty if the method itself was not run.
     """
-    own = scores[scores["method"] == method]
-    table = own.pivot(index=["metric", "target", "seed"], columns="variant", values="value")
+    rows_of_method = scores[scores["method"] == method]
+    table = rows_of_method.pivot(index=["metric", "target", "seed"], columns="variant", values="value")
     rows = []
-    for variant in dict.fromkeys(own["variant"][own["variant"] != ""]) if "" in table else []:
+    variants = dict.fromkeys(rows_of_method["variant"][rows_of_method["variant"] != ""])
+    for variant in variants if "" in table else []:
         for metric, pairs in (table[""] - table[variant]).dropna().groupby(level="metric", sort=False):
             sites = pairs.groupby(level="target")
             means, counts, freedom = sites.mean(), sites.count(), len(pairs) - sites.ngroups
@@ -90,14 +91,14 @@ def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
 def _paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:
     both = pd.concat([first, second], axis=1).dropna().to_numpy()
     difference = both[:, 0] - both[:, 1]
-    if len(both) < 2 or np.ptp(difference) < 1e-12:  # a t of identical differences is not defined
+    if len(both) < 2 or np.ptp(difference) < 1e-12:  # t is undefined for identical differences
         return float(difference.mean()) if len(both) else np.nan, np.nan, len(both), np.nan
     test = ttest_rel(both[:, 0], both[:, 1])
     return float(difference.mean()), float(test.statistic), len(both), float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Holm's step-down adjusted p values; NaN stays NaN and does not count as a comparison."""
+    """Holm's step-down adjusted p values; NaN stays NaN and is not counted as a comparison."""
     p = np.asarray(p_values, dtype=np.float64)
     adjusted = np.full(len(p), np.nan)
     order = [i for i in np.argsort(p) if not np.isnan(p[i])]

@@ -1,6 +1,6 @@
-"""Region names, codes and MNI centroids: of the atlases we ship, as facts (no images), or of a user's own table or image.
+"""Region names, codes and MNI centroids of the included atlases (tables, no images) or of a user's table or image.
 
-Readers take ROI names from here, brain figures take centroids.
+Readers take ROI names from here, and brain figures take centroids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from m2lgdg.storage import InputError, one_line
 
 @cache
 def regions(atlas: str) -> pd.DataFrame | None:
-    """The regions of an atlas in column order (name, code, x, y, z), or None for an atlas that we do not ship."""
+    """Regions of an atlas in column order (name, code, x, y, z), or None if the atlas is not included."""
     resource = files("m2lgdg.data.atlases") / f"{atlas.lower()}.tsv"
     if not resource.is_file():
         return None
@@ -27,14 +27,14 @@ def regions(atlas: str) -> pd.DataFrame | None:
 
 @cache
 def roi_names(header: tuple[str, ...], atlas: str) -> tuple[str, ...]:
-    """The region names behind a header's codes, for an atlas that we ship; else the header's own words."""
+    """Region names for the codes of a header; codes that are not in an included atlas stay as they are."""
     known = regions(atlas)
     names = {} if known is None else dict(zip(known["code"], known["name"], strict=True))
     return tuple(names.get(code, code) for code in header)
 
 
 def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
-    """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, perhaps code) or an atlas image in ROI order."""
+    """Name, code and MNI centroid of each ROI, from a table (name, x, y, z, optionally code) or an image in ROI order."""
     path = Path(path)
     if path.name.endswith((".nii", ".nii.gz")):
         return _centroids_of_image(path, rois)
@@ -44,12 +44,15 @@ def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
     for column in ("name", "x", "y", "z"):
         if column not in table:
-            raise InputError(f"{path} has no column {column}; it needs name, x, y and z (MNI, in mm), one row a ROI.")
+            raise InputError(
+                f"{path} has no column {column}; it needs name, x, y and z (MNI coordinates in mm), one row per ROI."
+            )
     for column in ("x", "y", "z"):
         table[column] = pd.to_numeric(table[column], errors="coerce")
-    lost = [roi for roi in rois if not table.loc[table["name"] == roi, ["x", "y", "z"]].notna().all(axis=1).any()]
-    if lost:
-        raise InputError(f"{path} has no place for {len(lost)} ROI{'s' if len(lost) > 1 else ''}, the first is {lost[0]}.")
+    missing = [roi for roi in rois if not table.loc[table["name"] == roi, ["x", "y", "z"]].notna().all(axis=1).any()]
+    if missing:
+        plural = "s, the first is" if len(missing) > 1 else ","
+        raise InputError(f"{path} has no coordinates for {len(missing)} ROI{plural} {missing[0]}.")
     return table.assign(code=table.get("code", "")).drop_duplicates("name")[["name", "code", "x", "y", "z"]]
 
 
@@ -62,6 +65,6 @@ def _centroids_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
     except (OSError, ValueError, EOFError, IndexError, ImageFileError) as error:
         raise InputError(f"{path} cannot be read as an atlas ({one_line(error)}).") from None
     if len(centroids) != len(rois):
-        raise InputError(f"{path} has {len(centroids)} regions, the cohort {len(rois)} ROIs.")
+        raise InputError(f"{path} has {len(centroids)} regions, but the cohort has {len(rois)} ROIs.")
     named = pd.DataFrame({"name": list(rois), "code": [str(int(code)) for code in codes]})
     return named.assign(x=centroids[:, 0], y=centroids[:, 1], z=centroids[:, 2])

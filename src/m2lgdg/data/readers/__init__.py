@@ -1,6 +1,6 @@
-"""`read`: a release folder or a cohort file in, a `Cohort` out, the kind guessed from what lies there.
+"""`read`: load a `Cohort` from a release folder or a cohort file, whose kind is guessed from its files.
 
-Each kind is one module with `matches(path)` and `read(path, ...)`; its keyword arguments are the options a user may give.
+Each kind is one module with `matches(path)` and `read(path, ...)`, whose keyword arguments are the options of that kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.gather import OnBad, Progress
 from m2lgdg.storage import InputError
 
-# In the order of guessing: a release's own file names say more than a participants.tsv.
+# In the order in which they are tried: file names of a release are more specific than a participants.tsv.
 KINDS = {
     "abide-pcp": "m2lgdg.data.readers.abide",
     "rest-meta-mdd": "m2lgdg.data.readers.rest_meta_mdd",
@@ -32,20 +32,20 @@ def read(
     progress: Progress | None = None,
     **options: object,
 ) -> Cohort:
-    """The cohort at `path`: a file that `Cohort.save` wrote, or a folder of a kind we know.
+    """Read the cohort at `path`: a file written by `Cohort.save`, or a folder of a supported kind.
 
-    A bad subject (unreadable file, NaN, wrong columns, not listed ...) stops the reading with its place and reason, or with
-    `on_bad="exclude"` is left out and recorded in `Cohort.excluded`. The options are those of the kind's own `read`.
+    An invalid subject (unreadable file, NaN, wrong columns, not listed ...) raises an error with its place and reason; with
+    `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind.
     """
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist.")
     if kind == "cohort" or (kind is None and path.is_file()):
         if options:
-            raise InputError(f"a cohort file takes no option {next(iter(options))}; it was chosen when the file was made.")
+            raise InputError(f"a cohort file takes no option {next(iter(options))}; it was set when the file was created.")
         return Cohort.load(path)
     if kind is not None:
-        _module(kind)  # a misspelt kind is the first thing to hear of
+        _module(kind)  # report a misspelt kind before anything else
     if not path.is_dir():
         what = f"a file; a cohort of kind {kind} is a folder" if kind else "neither a file nor a folder"
         raise InputError(f"{path} is {what}.")
@@ -59,21 +59,21 @@ def read(
 
 
 def guess(path: Path) -> str:
-    """The kind of a folder."""
+    """Guess the kind of a folder."""
     if (path / "dataset.toml").is_file():
-        return "folder"  # its owner has said so
+        return "folder"  # only this kind has the file
     for kind in KINDS:
         if _module(kind).matches(path):
             return kind
     raise InputError(
-        f"{path} is of no kind we know: it has no *_rois_*.1D files (abide-pcp), no ROISignals_S*.mat files (rest-meta-mdd), "
-        "no dataset_description.json or sub-*/func (bids), and no participants.tsv (folder)."
+        f"{path} is not of a supported kind: it has no *_rois_*.1D files (abide-pcp), no ROISignals_S*.mat files "
+        "(rest-meta-mdd), no dataset_description.json or sub-*/func (bids), and no participants.tsv (folder)."
     )
 
 
 def _module(kind: str) -> ModuleType:
     if kind not in KINDS:
-        raise InputError(f"kind {kind} is not known; it is one of {', '.join(KINDS)}, cohort.")
+        raise InputError(f"kind {kind} is not known; choose one of {', '.join(KINDS)}, cohort.")
     return importlib.import_module(KINDS[kind])
 
 
@@ -82,5 +82,5 @@ def _check_options(reader: ModuleType, kind: str, options: dict[str, object]) ->
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'none'}."
+            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}."
             raise InputError(f"kind {kind} has no option {name}; {hint}")

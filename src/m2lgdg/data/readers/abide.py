@@ -1,6 +1,6 @@
-"""ABIDE I of the Preprocessed Connectomes Project: `<FILE_ID>_rois_<atlas>.1D` files and its phenotype table.
+"""Reader of ABIDE I from the Preprocessed Connectomes Project: `<FILE_ID>_rois_<atlas>.1D` files and a phenotype table.
 
-One of the readers behind `m2lgdg.read`. Files may lie flat, in pipeline/strategy folders or in a folder for each subject.
+Called by `m2lgdg.read`. The files may be in one folder, in pipeline/strategy folders or in one folder per subject.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from m2lgdg.storage import InputError
 SERIES = re.compile(r"(?P<id>.+)_rois_(?P<atlas>[A-Za-z0-9]+)\.1D$")
 PIPELINES = ("cpac", "ccs", "dparsf", "niak")
 STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal")
-# What passes for each rater: with these, 871 of the release's 1,035 remain, the subset that most papers use.
+# Ratings that pass for each rater. They keep 871 of the release's 1,035 subjects, the subset that most papers use.
 RATINGS = {"qc_rater_1": ("OK",), "qc_anat_rater_2": ("OK", "maybe"), "qc_func_rater_2": ("OK", "maybe")}
 RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
 INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
 
-# Repetition times of the scan protocols in seconds; the files do not carry them. The upper edge of the 0.01-0.1 Hz band in
-# the filtered series confirms each (tests/test_abide_real.py). CMU has two protocols, which only the FILE_ID tells apart.
+# Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band
+# in the filtered series confirms each (tests/test_abide_real.py). CMU has two protocols, which only the FILE_ID distinguishes.
 TR = {"LEUVEN": 5 / 3, "KKI": 2.5, "MAX_MUN": 3.0, "OHSU": 2.5, "OLIN": 1.5, "PITT": 1.5, "SBL": 2.2, "UCLA": 3.0}
 TR |= dict.fromkeys(("CALTECH", "CMU", "NYU", "SDSU", "STANFORD", "TRINITY", "UM", "USM", "YALE"), 2.0)
 
@@ -46,10 +46,10 @@ def read(
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
 ) -> Cohort:
-    """The subjects that have both a phenotype row and a series file.
+    """Read the subjects that have both a phenotype row and a series file.
 
-    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed where the folder holds several;
-    `quality_checked` keeps those whom the release's raters passed.
+    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed if the folder has several. `quality_checked`
+    keeps only subjects that passed all quality raters of the release.
     """
     table_path = _table_path(path)
     if table_path is None:
@@ -59,7 +59,7 @@ def read(
     without_file = table[table["FILE_ID"].isin(("", "no_filename"))]
     table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
 
-    tables.sites(table, "SITE_ID", table_path)  # which stops at a subject without
+    tables.sites(table, "SITE_ID", table_path)  # raises for a subject without a site
     atlas, strategy, files = _choose(path, atlas, strategy)
     excluded = [
         Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
@@ -78,8 +78,8 @@ def read(
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
         table = table.drop(failed.index)
 
-    found = [Found(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
-    gathered = gather(found, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
+    included = [Found(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
+    gathered = gather(included, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
     table = table.loc[[each.subject for each in gathered.found]]
     labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
     return Cohort(
@@ -107,7 +107,7 @@ def _table_path(path: Path) -> Path | None:
 
 
 def _choose(path: Path, atlas: str | None, strategy: str | None) -> tuple[str, str, dict[str, Path]]:
-    """The series files of one atlas and one strategy, by FILE_ID."""
+    """Atlas, strategy and series files by FILE_ID, for the requested or the only atlas and strategy."""
     groups: dict[tuple[str, str], dict[str, Path]] = {}
     for file in sorted(path.glob("**/*_rois_*.1D")):
         match = SERIES.match(file.name)
@@ -120,10 +120,10 @@ def _choose(path: Path, atlas: str | None, strategy: str | None) -> tuple[str, s
         raise InputError(f"{path} has no series files (<FILE_ID>_rois_<atlas>.1D).")
     wanted = [key for key in groups if atlas in (None, key[0]) and (strategy is None or f"/{key[1]}".endswith(f"/{strategy}"))]
     if len(wanted) != 1:
-        what = "none of" if not wanted else "several of"
-        have = "; ".join(f"atlas {each[0]}, strategy {each[1] or '(flat)'}" for each in sorted(wanted or groups))
-        asked = f"atlas {atlas or 'not given'}, strategy {strategy or 'not given'}"
-        raise InputError(f"{path}: {asked} fits {what} what is there: {have}.")
+        problem = "matches several of" if wanted else "matches none of"
+        available = "; ".join(f"atlas {each[0]}, strategy {each[1] or '(flat)'}" for each in sorted(wanted or groups))
+        request = f"atlas {atlas or 'not given'}, strategy {strategy or 'not given'}"
+        raise InputError(f"{path}: {request} {problem} the available series: {available}.")
     (key,) = wanted
     return key[0], key[1] or "not known", groups[key]
 

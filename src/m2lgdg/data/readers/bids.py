@@ -1,6 +1,6 @@
-"""BIDS derivatives: XCP-D `*_timeseries.tsv` tables, or preprocessed NIfTI runs cut by an atlas image.
+"""Reader of BIDS derivatives: XCP-D `*_timeseries.tsv` tables, or preprocessed NIfTI runs parcellated with an atlas image.
 
-One of the readers behind `m2lgdg.read`. participants.tsv lies in the folder or is named, since derivatives often lack it.
+Called by `m2lgdg.read`. participants.tsv is in the folder or is given separately, because derivatives often lack it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from m2lgdg.storage import InputError, one_line
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 TABLES = "**/sub-*_timeseries.tsv"
 IMAGES = "**/sub-*_desc-*_bold.nii.gz"
-ADVICE = "say which is which by the options patient and control: --patient WORD,WORD --control WORD"
+ADVICE = "give the words of each class with the options patient and control: --patient WORD,WORD --control WORD"
 BAND = (0.01, 0.1)  # Hz, as in both releases
-DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # what a cut or altered .nii.gz ends in
+DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # raised for a truncated or altered .nii.gz
 
 
 def matches(path: Path) -> bool:
@@ -48,12 +48,12 @@ def read(
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
 ) -> Cohort:
-    """The subjects of participants.tsv that have a series.
+    """Read the subjects of participants.tsv that have a series.
 
-    `atlas` picks the `_atlas-` entity. `atlas_image` (with `atlas_labels`, a table of index and name) cuts NIfTI runs
-    instead. `only` holds entities that a file name must have ("task-rest run-01"), needed where a subject has several runs.
-    `patient` and `control` are the words of the label column for each class, separated by commas, where they are not usual.
-    An ROI that is NaN throughout (too little coverage) becomes flat, and is counted as such by `check`.
+    `atlas` selects the `_atlas-` entity. `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
+    from NIfTI runs instead. `only` lists entities that a file name must have ("task-rest run-01"), needed if a subject has
+    several runs. `patient` and `control` are the words of the label column for each class, separated by commas, if they are
+    not the usual ones. An ROI that is NaN at every volume (too little coverage) becomes flat, and `check` counts it as such.
     """
     table = Path(participants) if participants else path / "participants.tsv"
     patients, controls = _words(patient), _words(control)
@@ -63,10 +63,10 @@ def read(
         atlas, files = _series_tables(path, atlas, only)
         load = _load_table
     else:
-        cut = _Cut(Path(atlas_image), Path(atlas_labels) if atlas_labels else None)
+        parcellation = _Parcellation(Path(atlas_image), Path(atlas_labels) if atlas_labels else None)
         atlas = atlas or Path(atlas_image).name.split(".")[0]
         files = _by_subject([file for file in sorted(path.glob(IMAGES)) if _has(file, only)], path)
-        load = cut.load
+        load = parcellation.load
     order = {_label(one): i for i, one in enumerate(people.subjects)}
     excluded = [
         Exclusion(one, str(people.sites[i]), "listed but no series file")
@@ -77,14 +77,14 @@ def read(
         if on_bad == "stop":
             raise InputError(f"{files[name]}: subject sub-{name} is not in {table}.")
         excluded.append(Exclusion(f"sub-{name}", "", "series file but not listed"))
-    found = [Found(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
+    included = [Found(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
     trs: dict[Path, float] = {}
 
     def load_with_tr(file: Path) -> tuple[Rois, Series]:
-        trs[file] = _repetition_time(file)  # so that a bad sidecar is trouble of its subject alone
+        trs[file] = _repetition_time(file)  # here, so that a bad sidecar file concerns its subject only
         return load(file)
 
-    gathered = gather(found, load_with_tr, table, on_bad=on_bad, progress=progress)
+    gathered = gather(included, load_with_tr, table, on_bad=on_bad, progress=progress)
     rows = [order[_label(each.subject)] for each in gathered.found]
     measured = np.array([trs[each.path] for each in gathered.found])
     return Cohort(
@@ -124,7 +124,7 @@ def _series_tables(path: Path, atlas: str | None, only: str) -> tuple[str, dict[
     if not groups:
         raise InputError(f"{path} has no series tables (sub-*_atlas-*_timeseries.tsv); for NIfTI runs give an atlas image.")
     if atlas is None and len(groups) > 1:
-        raise InputError(f"{path} has several atlases, choose one of {', '.join(sorted(groups))}.")
+        raise InputError(f"{path} has several atlases; choose one of {', '.join(sorted(groups))}.")
     name = atlas or next(iter(groups))
     if name not in groups:
         raise InputError(f"{path} has no atlas {name}; it has {', '.join(sorted(groups))}.")
@@ -133,13 +133,15 @@ def _series_tables(path: Path, atlas: str | None, only: str) -> tuple[str, dict[
 
 def _by_subject(files: list[Path], path: Path) -> dict[str, Path]:
     if not files:
-        raise InputError(f"{path} has no run with the asked entities.")
+        raise InputError(f"{path} has no run with the requested entities.")
     chosen: dict[str, Path] = {}
     for file in files:
         subject = dict(ENTITY.findall(file.name)).get("sub", "")
         if subject in chosen:
             other = chosen[subject].name
-            raise InputError(f"{file}: subject sub-{subject} has a second run, {other}; choose with only, such as 'run-01'.")
+            raise InputError(
+                f"{file}: subject sub-{subject} has a second run, {other}; select one with only, for example 'run-01'."
+            )
         chosen[subject] = file
     return chosen
 
@@ -152,27 +154,27 @@ def _load_table(file: Path) -> tuple[Rois, Series]:
 
 
 def _flatten_absent(series: Series) -> Series:
-    """ROIs without any coverage are NaN at every volume: no signal, so a flat line."""
+    """Set ROIs without coverage, which are NaN at every volume, to a flat zero signal."""
     return np.where(np.isnan(series).all(axis=0), np.float32(0), series)
 
 
 def _repetition_time(file: Path) -> float:
-    """RepetitionTime of the JSON beside a file, else that of an image's header, else NaN."""
-    for beside in (file.with_suffix(".json"), Path(str(file).replace(".nii.gz", ".json"))):
-        if beside.suffix == ".json" and beside.is_file():
+    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN."""
+    for sidecar in (file.with_suffix(".json"), Path(str(file).replace(".nii.gz", ".json"))):
+        if sidecar.suffix == ".json" and sidecar.is_file():
             try:
-                seconds = float(json.loads(beside.read_text()).get("RepetitionTime", np.nan))
+                seconds = float(json.loads(sidecar.read_text()).get("RepetitionTime", np.nan))
             except (ValueError, TypeError, AttributeError):
-                raise InputError(f"{beside} holds no readable RepetitionTime.") from None
+                raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
             if seconds <= 0 or np.isinf(seconds):
-                raise InputError(f"{beside} holds a RepetitionTime of {seconds:g} s.")
+                raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
             return seconds
     zooms: tuple[float, ...] = _nifti(file).header.get_zooms() if file.name.endswith(".nii.gz") else ()
     return float(zooms[3]) if len(zooms) == 4 and zooms[3] > 0 else np.nan
 
 
-class _Cut:
-    """Mean signal of each atlas region, denoised where fMRIPrep's confounds lie beside the run."""
+class _Parcellation:
+    """Mean signal of each atlas region, denoised if fMRIPrep's confounds are next to the run."""
 
     def __init__(self, image: Path, labels: Path | None) -> None:
         self.image = _nifti(image)
@@ -191,7 +193,7 @@ class _Cut:
                 raise InputError(f"{labels} does not name region {unnamed[0]} of {image}.")
 
     def load(self, file: Path) -> tuple[Rois, Series]:
-        """The (time, roi) series over the full label list; regions lost in resampling stay as flat columns."""
+        """(time, roi) series for the full label list; regions lost in resampling become flat columns."""
         from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
 
@@ -202,13 +204,13 @@ class _Cut:
         filters = {"high_pass": BAND[0], "low_pass": BAND[1], "t_r": tr} if tr > 0 else {}
         grid = {"target_affine": run.affine, "target_shape": run.shape[:3]}
         try:
-            # Resampled here, because the masker would warn of each region that it loses.
+            # Resampled here, because the masker would warn about each region that is lost.
             image = resample_img(self.image, **grid, interpolation="nearest", copy_header=True, force_resample=False)
             masker = NiftiLabelsMasker(image, detrend=True, standardize=None, verbose=0, **filters)
-            confounds, kept = _confounds(file)
-            signals = masker.fit_transform(run, confounds=confounds, sample_mask=kept)
+            confounds, sample_mask = _confounds(file)
+            signals = masker.fit_transform(run, confounds=confounds, sample_mask=sample_mask)
         except DAMAGED as error:
-            raise InputError(f"{file}: the regions cannot be cut ({one_line(error)}).") from None
+            raise InputError(f"{file}: the region signals cannot be extracted ({one_line(error)}).") from None
         indices = list(self.names)
         series = np.zeros((len(signals), len(indices)), dtype=np.float32)
         for column, index in enumerate(_region_indices(masker)):
@@ -217,7 +219,7 @@ class _Cut:
 
 
 def _region_indices(masker: Any) -> list[int]:
-    """The atlas value behind each column that the masker returned: it drops regions that resampling lost."""
+    """Atlas value of each column returned by the masker, which drops regions lost in resampling."""
     columns = {key: value for key, value in masker.region_ids_.items() if key != "background"}
     return [int(columns[key]) for key in sorted(columns)]
 
@@ -241,10 +243,10 @@ def _label_table(path: Path) -> dict[int, str]:
 
 
 def _confounds(file: Path) -> tuple[Any, npt.NDArray[np.int_] | None]:
-    """fMRIPrep's own confounds by nilearn's simple strategy (motion, white matter, CSF), where they lie beside the run."""
+    """fMRIPrep confounds by nilearn's simple strategy (motion, white matter, CSF), if they are next to the run."""
     if not any(file.parent.glob(file.name.split("_space-")[0].split("_desc-")[0] + "_desc-confounds_timeseries.tsv")):
         return None, None
     from nilearn.interfaces.fmriprep import load_confounds_strategy
 
-    confounds, kept = load_confounds_strategy(str(file), denoise_strategy="simple")
-    return confounds, kept
+    confounds, sample_mask = load_confounds_strategy(str(file), denoise_strategy="simple")
+    return confounds, sample_mask

@@ -1,6 +1,6 @@
-"""A lab's own folder: participants.tsv, one array file a subject, and a dataset.toml where the defaults do not fit.
+"""Reader of a lab's folder: participants.tsv, one array file per subject, and an optional dataset.toml.
 
-One of the readers behind `m2lgdg.read`. Without dataset.toml, series are looked for as <subject>.npy/.csv/.tsv/.mat/.1D/.txt.
+Called by `m2lgdg.read`. Without dataset.toml, series are expected as <subject>.npy/.csv/.tsv/.mat/.1D/.txt.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from m2lgdg.data.readers.participants import Participants, read_participants
 from m2lgdg.data.readers.tables import ALIASES, need_columns, need_distinct, read_text_table
 from m2lgdg.storage import InputError, one_line
 
-ADVICE = 'say which is which in dataset.toml: [labels] patient = ["..."], control = ["..."]'
+ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
-UNION_PART = re.compile(r"str|int|float|constrained-float|dict\[.*")  # pydantic's own, within the place of an error
+UNION_PART = re.compile(r"str|int|float|constrained-float|dict\[.*")  # inserted by pydantic into the location of an error
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -49,9 +49,9 @@ class Dataset(_Strict):
     orientation: Literal["time,roi", "roi,time"] = "time,roi"
     variable: str | None = Field(default=None, description="variable of a .mat file")
     atlas: str = ""
-    rois: str | None = Field(default=None, description="table with a name column, one row a ROI")
-    tr: Seconds | dict[str, Seconds] | None = Field(default=None, description="seconds per volume, for all or by site")
-    site: str | None = Field(default=None, description="the site, where there is no such column")
+    rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
+    tr: Seconds | dict[str, Seconds] | None = Field(default=None, description="seconds per volume, for all sites or by site")
+    site: str | None = Field(default=None, description="the site, if there is no site column")
     inputs: list[str] | None = None
     allow_proxies: bool = False
     missing: list[str | int | float] = []
@@ -60,12 +60,15 @@ class Dataset(_Strict):
 
 
 def matches(path: Path) -> bool:
-    """Whether a folder is laid out this way."""
+    """Whether a folder has this layout."""
     return (path / "participants.tsv").is_file() or (path / "dataset.toml").is_file()
 
 
 def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None) -> Cohort:
-    """The subjects of participants.tsv, each with its series; one without the other is an error unless excluded."""
+    """Read the subjects of participants.tsv with their series.
+
+    A subject without a series, or a series without a row, is an error unless `on_bad` is "exclude".
+    """
     dataset = _dataset(path / "dataset.toml")
     table = path / dataset.participants
     people = read_participants(
@@ -79,21 +82,21 @@ def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
         advice=ADVICE,
     )
     _check_inputs(people, dataset, path / "dataset.toml")
-    found, excluded = [], []
+    files, excluded = [], []
     for subject, site in zip(people.subjects, people.sites.tolist(), strict=True):
         file = _series_file(path, dataset, subject, site)
         if file is not None:
-            found.append(Found(subject, site, file))
+            files.append(Found(subject, site, file))
         elif on_bad == "stop":
-            raise InputError(f"{table}: subject {subject} has no series file{_looked_for(path, dataset, subject, site)}.")
+            raise InputError(f"{table}: subject {subject} has no series file{_expected(path, dataset, subject, site)}.")
         else:
             excluded.append(Exclusion(subject, site, "listed but no series file"))
-    for subject, file in _unlisted(path, dataset, {each.path for each in found}):
+    for subject, file in _unlisted(path, dataset, {each.path for each in files}):
         if on_bad == "stop":
             raise InputError(f"{file}: subject {subject} is not in {table}.")
         excluded.append(Exclusion(subject, "", "series file but not listed"))
     names = _roi_names(path, dataset)
-    gathered = gather(found, lambda file: _load(file, dataset, names), table, on_bad=on_bad, progress=progress)
+    gathered = gather(files, lambda file: _load(file, dataset, names), table, on_bad=on_bad, progress=progress)
     position = {subject: i for i, subject in enumerate(people.subjects)}
     rows = [position[each.subject] for each in gathered.found]
     return Cohort(
@@ -123,7 +126,7 @@ def _dataset(path: Path) -> Dataset:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML ({one_line(error)}).") from None
     except ValidationError as error:
-        first = max(error.errors(), key=lambda one: len(one["loc"]))  # where several types may stand, the one that came nearest
+        first = max(error.errors(), key=lambda one: len(one["loc"]))  # for a union of types, the deepest error
         key = ".".join(str(part) for part in first["loc"] if not UNION_PART.fullmatch(str(part)))
         known = f"; known keys: {', '.join(Dataset.model_fields)}" if first["type"] == "extra_forbidden" else ""
         raise InputError(f"{path}, key {key}: {first['msg'][0].lower()}{first['msg'][1:]}{known}.") from None
@@ -132,18 +135,18 @@ def _dataset(path: Path) -> Dataset:
         raise InputError(f"{path}, key columns.{min(unknown)}: not one of {', '.join(ALIASES)}.")
     need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
     if dataset.pattern and "{subject}" not in dataset.pattern:
-        raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not hold {{subject}}.")
+        raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not contain {{subject}}.")
     return dataset
 
 
 def _check_inputs(people: Participants, dataset: Dataset, path: Path) -> None:
-    """No input may follow from the diagnosis, under whatever name it goes here."""
+    """Refuse inputs that reveal the diagnosis, judged by the name of their column in the table."""
     for name in people.inputs:
         column = dataset.columns.get(name, name)
         if is_proxy(column) and not dataset.allow_proxies:
             raise InputError(
-                f"{path}: input {column} follows from the diagnosis, so a model would read the label from it; "
-                "leave it out, or insist with allow_proxies = true."
+                f"{path}: input {column} reveals the diagnosis, so a model could read the label from it; "
+                "leave it out, or keep it with allow_proxies = true."
             )
 
 
@@ -154,26 +157,26 @@ def _candidates(path: Path, dataset: Dataset, subject: str, site: str) -> list[P
 
 
 def _series_file(path: Path, dataset: Dataset, subject: str, site: str) -> Path | None:
-    there = [file for file in _candidates(path, dataset, subject, site) if file.is_file()]
-    if len(there) > 1:
-        raise InputError(f"{there[1]}: subject {subject} has a second series file, {there[0].name}.")
-    return there[0] if there else None
+    present = [file for file in _candidates(path, dataset, subject, site) if file.is_file()]
+    if len(present) > 1:
+        raise InputError(f"{present[1]}: subject {subject} has a second series file, {present[0].name}.")
+    return present[0] if present else None
 
 
-def _looked_for(path: Path, dataset: Dataset, subject: str, site: str) -> str:
+def _expected(path: Path, dataset: Dataset, subject: str, site: str) -> str:
     files = _candidates(path, dataset, subject, site)
-    return f" {files[0]}" if dataset.pattern else f" in {path} (looked for {subject}{{{','.join(SUFFIXES)}}})"
+    return f" {files[0]}" if dataset.pattern else f" in {path} (expected {subject}{{{','.join(SUFFIXES)}}})"
 
 
 def _unlisted(path: Path, dataset: Dataset, taken: set[Path]) -> list[tuple[str, Path]]:
-    """Files that look like a series but belong to no listed subject, with the subject in their names."""
+    """Series files of subjects that are not listed, each with the subject in its name."""
     if dataset.pattern:
         return _unlisted_by_pattern(path, dataset.pattern, taken)
-    own = {path / name for name in (dataset.participants, "dataset.toml", dataset.rois) if name}
+    tables = {path / name for name in (dataset.participants, "dataset.toml", dataset.rois) if name}
     folders = {file.parent for file in taken}
     suffixes = {file.suffix for file in taken}
     files = sorted(file for folder in folders for file in folder.iterdir() if file.suffix in suffixes and file.is_file())
-    return [(file.stem, file) for file in files if file not in {*taken, *own} and file.stem != "participants"]
+    return [(file.stem, file) for file in files if file not in {*taken, *tables} and file.stem != "participants"]
 
 
 def _unlisted_by_pattern(path: Path, pattern: str, taken: set[Path]) -> list[tuple[str, Path]]:
@@ -188,9 +191,9 @@ def _roi_names(path: Path, dataset: Dataset) -> Rois | None:
     if dataset.rois:
         table = read_text_table(path / dataset.rois, "," if dataset.rois.endswith(".csv") else "\t")
         need_columns(table, ("name",), path / dataset.rois)
-        twice = table["name"][table["name"].duplicated()]
-        if len(twice):
-            raise InputError(f"{path / dataset.rois}: ROI {twice.iloc[0]} is named twice.")
+        repeated = table["name"][table["name"].duplicated()]
+        if len(repeated):
+            raise InputError(f"{path / dataset.rois}: ROI {repeated.iloc[0]} is listed twice.")
         return tuple(table["name"])
     known = regions(dataset.atlas) if dataset.atlas else None
     return None if known is None else tuple(known["name"])
@@ -200,12 +203,12 @@ def _load(file: Path, dataset: Dataset, names: Rois | None) -> tuple[Rois, Serie
     header, series = load_array(file, dataset.variable)
     if dataset.orientation == "roi,time":
         header, series = None, np.ascontiguousarray(series.T)
-    own = tuple(header) if header is not None and len(header) == len(set(header)) == series.shape[1] else None
+    columns = tuple(header) if header is not None and len(header) == len(set(header)) == series.shape[1] else None
     if names is not None and len(names) != series.shape[1]:
-        raise InputError(f"{file}: {series.shape[1]} ROI columns where {dataset.rois or dataset.atlas} names {len(names)}.")
-    if names is not None and (own is None or set(own) != set(names)):
-        own = names
-    return own or numbered_rois(series.shape[1]), series
+        raise InputError(f"{file}: {series.shape[1]} ROI columns, but {dataset.rois or dataset.atlas} names {len(names)}.")
+    if names is not None and (columns is None or set(columns) != set(names)):
+        columns = names
+    return columns or numbered_rois(series.shape[1]), series
 
 
 def _repetition_times(people: Participants, dataset: Dataset) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -1,6 +1,6 @@
-"""Reads the series files of a release in parallel and brings them to one ROI order.
+"""Parallel reading of the series files of a release, with all series in one ROI order.
 
-Every reader ends here: it finds out who is where, `gather` reads, checks each series and says what was left out and why.
+Every reader lists subjects and files and calls `gather`, which reads and checks each series and records what it excludes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnBad = Literal["stop", "exclude"]
 
 
 class Found(NamedTuple):
-    """A subject and the file with its series."""
+    """A subject, its site and the file with its series."""
 
     subject: str
     site: str
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The readable subjects with their series in one ROI order, and those left out."""
+    """The valid subjects with their series in one ROI order, and the excluded ones."""
 
     found: list[Found]
     series: list[Series]
@@ -47,32 +47,32 @@ class Gathered(NamedTuple):
 def gather(
     found: Sequence[Found], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
 ) -> Gathered:
-    """Read all files in threads, sorted by subject; a bad one stops the reading, or is excluded with its reason.
+    """Read all files in parallel, sorted by subject; an invalid one raises an error, or is excluded with its reason.
 
-    `table` is where the subjects are listed, to be named should none of them have a file.
+    `table` is the file that lists the subjects, for the message if none of them has a series.
     """
     if on_bad not in ("stop", "exclude"):
-        raise InputError(f"on_bad is 'stop' or 'exclude', not {on_bad!r}.")
+        raise InputError(f"on_bad must be 'stop' or 'exclude', not {on_bad!r}.")
     if not found:
         raise InputError(f"{table}: no listed subject has a series file.")
     found = sorted(found)
     loaded: list[tuple[Rois, Series] | InputError] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, one in enumerate(pool.map(lambda each: _try(load, each), found), start=1):
-            if isinstance(one, InputError) and on_bad == "stop":
+        for done, result in enumerate(pool.map(lambda each: _try(load, each), found), start=1):
+            if isinstance(result, InputError) and on_bad == "stop":
                 pool.shutdown(cancel_futures=True)
-                raise one
-            loaded.append(one)
+                raise result
+            loaded.append(result)
             if progress:
                 progress(done, len(found))
     return _one_order(found, loaded, on_bad)
 
 
-def _try(load: Load, one: Found) -> tuple[Rois, Series] | InputError:
+def _try(load: Load, each: Found) -> tuple[Rois, Series] | InputError:
     try:
-        rois, series = load(one.path)
+        rois, series = load(each.path)
         defect = series_defect(series, rois)
-        return InputError(f"{one.path}: subject {one.subject}: {defect}.") if defect else (rois, series)
+        return InputError(f"{each.path}: subject {each.subject}: {defect}.") if defect else (rois, series)
     except InputError as error:
         return error
 
@@ -84,27 +84,27 @@ def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | In
     rois = orders.most_common(1)[0][0]
     result = Gathered([], [], rois, [])
     for each, one in zip(found, loaded, strict=True):
-        placed = one if isinstance(one, InputError) else _matched(each, *one, rois)
-        if isinstance(placed, InputError):
+        ordered = one if isinstance(one, InputError) else _reordered(each, *one, rois)
+        if isinstance(ordered, InputError):
             if on_bad == "stop":
-                raise placed
-            reason = str(placed).replace(f"{each.path.parent}{os.sep}", "")  # cohorts are shared, folder names are not
+                raise ordered
+            reason = str(ordered).replace(f"{each.path.parent}{os.sep}", "")  # cohorts are shared, folder names must not be
             result.excluded.append(Exclusion(each.subject, each.site, reason))
         else:
-            placed.flags.writeable = False  # so that the cohort takes it without a copy
+            ordered.flags.writeable = False  # so that the cohort takes it without a copy
             result.found.append(each)
-            result.series.append(placed)
+            result.series.append(ordered)
     return result
 
 
-def _matched(each: Found, own: Rois, series: Series, rois: Rois) -> Series | InputError:
-    """The series with its columns matched by ROI name to the order of the others."""
-    if own == rois:
+def _reordered(each: Found, columns: Rois, series: Series, rois: Rois) -> Series | InputError:
+    """The series with its columns in the ROI order of the other subjects, matched by name."""
+    if columns == rois:
         return series
     where = f"{each.path}: subject {each.subject}"
-    if len(own) != len(rois):
-        return InputError(f"{where}: {len(own)} ROI columns where the other subjects have {len(rois)}.")
-    position = {name: i for i, name in enumerate(own)}
+    if len(columns) != len(rois):
+        return InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}.")
+    position = {name: i for i, name in enumerate(columns)}
     absent = next((name for name in rois if name not in position), None)
     if absent is not None:
         return InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
@@ -112,12 +112,12 @@ def _matched(each: Found, own: Rois, series: Series, rois: Rois) -> Series | Inp
 
 
 def numbered_rois(count: int) -> Rois:
-    """Names for ROIs that no file names: 1, 2, 3 ..."""
+    """Names for ROIs without names: 1, 2, 3 ..."""
     return tuple(str(i + 1) for i in range(count))
 
 
 def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | None, npt.NDArray[Any]]:
-    """Names (None where the file has none) and the numbers of a .npy, .mat or text file; nothing that needs pickle."""
+    """Column names (None if the file has none) and numbers of a .npy, .mat or text file; pickled content is refused."""
     if path.suffix == ".mat":
         return None, load_mat(path, variable)
     try:
@@ -127,7 +127,7 @@ def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | Non
 
 
 def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, npt.NDArray[Any]]:
-    """Names and numbers of the content of a .npy or text file; of the path only the name matters."""
+    """Column names and numbers from the content of a .npy or text file; `path` serves for its suffix and messages only."""
     from m2lgdg.data.readers.text import parse_table
 
     return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
@@ -141,19 +141,19 @@ def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
         shape, _, dtype = header(file)
         if dtype.hasobject:
             raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
-        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is taken for it
-            raise InputError(f"{path} is not a readable .npy file: it claims shape {shape}, for which it is too short.")
+        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is allocated for it
+            raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
         file.seek(0)
         array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
     except InputError:
         raise
-    except Exception:  # a damaged header leads numpy into tokenizer, syntax and memory errors too
+    except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
         raise InputError(f"{path} is not a readable .npy file.") from None
     return _as_table(array, path)
 
 
 def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
-    """One 2-D variable of a MATLAB file; the only one where none is named."""
+    """2-D variable of a MATLAB file, by name or the only one."""
     from scipy.io import loadmat
 
     try:
@@ -162,7 +162,7 @@ def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
         raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except Exception as error:  # a damaged file leads scipy and zlib into errors of any type
+    except Exception as error:  # damaged files raise errors of any type in scipy and zlib
         raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
     names = [name for name in content if not name.startswith("__")]
     if variable is not None and variable not in names:
@@ -174,7 +174,7 @@ def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
 
 def _as_table(array: npt.NDArray[Any], path: Path) -> npt.NDArray[Any]:
     if array.dtype.kind not in "fiu":
-        raise InputError(f"{path} holds {array.dtype} values, not real numbers.")
+        raise InputError(f"{path} contains {array.dtype} values, not real numbers.")
     if array.ndim != 2:
         raise InputError(f"{path} has shape {array.shape}, not (time, roi).")
     with np.errstate(over="ignore"):

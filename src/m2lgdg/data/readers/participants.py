@@ -1,6 +1,6 @@
-"""A participants.tsv as BIDS and most labs have it: who, which site, which label, which phenotypes.
+"""Reader of participants.tsv, the table of subjects with site, label and phenotypes that BIDS and most labs use.
 
-Used by the `bids` and `folder` readers. Columns are found by their usual names unless named; every choice is noted.
+Shared by the `bids` and `folder` readers. Columns are found by their usual names unless they are given; notes record each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INPUTS = ("sex", "age", "education")
 
 
 class Participants(NamedTuple):
-    """One row a subject, in the file's order."""
+    """Content of participants.tsv: one entry per subject, in the order of the file."""
 
     subjects: list[str]
     sites: npt.NDArray[np.str_]
@@ -43,9 +43,9 @@ def read_participants(
     site: str | None = None,
     advice: str = "",
 ) -> Participants:
-    """Read the table; `columns` names the column of a role, `site` stands in where there is no site column.
+    """Read the table; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
 
-    `advice` tells the user of a reader how to code labels that are not known.
+    `advice` ends the message about an unknown label: how to give the words of each class to this reader.
     """
     table = tables.read_text_table(path, "," if path.suffix == ".csv" else "\t")
     roles = {role: columns.get(role) or tables.find_column(table, role) for role in tables.ALIASES}
@@ -56,9 +56,13 @@ def read_participants(
     if not len(table):
         raise InputError(f"{path} lists no subject.")
     bare = [code.lower().removesuffix(".0") for code in missing]
-    codes = (*tables.MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # a column with gaps is often written as floats
+    codes = (
+        *tables.MISSING_CODES,
+        *bare,
+        *(f"{code}.0" for code in bare),
+    )  # integers in a column with gaps are often written as floats
     notes = [f"{role} from column {name}" for role, name in roles.items() if name and role != "label"]
-    labels, note = np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: the subjects are unlabelled"
+    labels, note = np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: all subjects are unlabelled"
     if roles["label"]:
         labels, note = tables.labels(table, roles["label"], path, patient, control, codes, advice)
     named = {role: name for role, name in roles.items() if name}
@@ -68,7 +72,7 @@ def read_participants(
         if name not in phenotypes:
             raise InputError(f"{path}: input {name} is neither a column nor one of {', '.join(INPUTS)}.")
         if phenotypes[name].dtype != np.float64:
-            phenotypes[name] = tables.numeric(table, name, path, codes)  # says which subject holds text
+            phenotypes[name] = tables.numeric(table, name, path, codes)  # raises an error that names the subject
     return Participants(
         subjects=[str(one) for one in table.index],
         sites=_sites(table, roles["site"], site, path),
@@ -86,7 +90,9 @@ def _repetition_times(table: pd.DataFrame, column: str | None, path: Path, codes
     seconds = tables.numeric(table, column, path, codes)
     wrong = np.flatnonzero(seconds <= 0)
     if len(wrong):
-        raise InputError(f"{path}: subject {table.index[wrong[0]]}, column {column}: a TR of {seconds[wrong[0]]:g} s.")
+        raise InputError(
+            f"{path}: subject {table.index[wrong[0]]}, column {column}: a TR of {seconds[wrong[0]]:g} s is not positive."
+        )
     return seconds
 
 
@@ -94,7 +100,7 @@ def _sites(table: pd.DataFrame, column: str | None, site: str | None, path: Path
     if column is None:
         if site is None:
             raise InputError(f"{path} has no column for the site ({', '.join(tables.ALIASES['site'])}).")
-        return np.array([site] * len(table), dtype=np.str_)  # np.full would keep the first letter only
+        return np.array([site] * len(table), dtype=np.str_)  # np.full would keep only the first letter
     return tables.sites(table, column, path)
 
 

@@ -1,6 +1,6 @@
-"""REST-meta-MDD: `ROISignals_S<site>-<group>-<number>.mat` files and the consortium's phenotype workbook.
+"""Reader of REST-meta-MDD: `ROISignals_S<site>-<group>-<number>.mat` files and the consortium's phenotype workbook.
 
-One of the readers behind `m2lgdg.read`. A file holds the columns of several atlases side by side; the id holds site and label.
+Called by `m2lgdg.read`. A file holds the columns of several atlases side by side; the subject id encodes site and label.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from m2lgdg.storage import InputError
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
 SHEETS = {"MDD": 1, "Controls": 0}
 INPUTS = {"sex": "Sex", "age": "Age", "education": "Education (years)"}
-WIDTHS = (1568, 1833, 2233)  # columns of a file in the older, the released and the newer DPARSF
-COLUMNS = {  # first and last column, counted from 1
+WIDTHS = (1568, 1833, 2233)  # number of columns in files of the older, the released and the newer DPARSF
+COLUMNS = {  # first and last column of each atlas, from 1
     "aal": (1, 116),
     "harvard-oxford-cortical": (117, 212),
     "harvard-oxford-subcortical": (213, 228),
@@ -35,7 +35,7 @@ COLUMNS = {  # first and last column, counted from 1
 }
 PAPER_STRATEGY = "FunImgARCWF"
 LEFT_OUT = {
-    "S4": "site left out: its subjects are those of S14 again",
+    "S4": "site left out: its subjects duplicate those of S14",
     "S5": "site left out: no time courses",
     "S19": "site left out: no time courses",
 }
@@ -56,13 +56,13 @@ def read(
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
 ) -> Cohort:
-    """The subjects that have both a phenotype row and a series file, without the sites 4, 5 and 19 unless asked for.
+    """Read the subjects that have both a phenotype row and a series file; sites 4, 5 and 19 are left out by default.
 
-    `strategy` names the folder where there are several: FunImgARCWF (the paper's, and the default among several), or
-    FunImgARglobalCWF with global signal regression.
+    `strategy` selects the folder if there are several: FunImgARCWF (used by the paper, and the default), or FunImgARglobalCWF
+    with global signal regression.
     """
     if atlas not in COLUMNS:
-        raise InputError(f"atlas {atlas} is not known; REST-meta-MDD files hold {', '.join(COLUMNS)}.")
+        raise InputError(f"atlas {atlas} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
     book = _workbook(path)
     table = _phenotypes(book)
     folder, files = _files(path, strategy)
@@ -81,9 +81,9 @@ def read(
             raise InputError(f"{files[subject]}: subject {subject} is not in column ID of {book}.")
         else:
             excluded.append(Exclusion(subject, site, "series file but not listed"))
-    gone = {each.subject for each in excluded}
-    found = [Found(one, table.at[one, "site"], files[one]) for one in table.index if one not in gone]
-    gathered = gather(found, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
+    excluded_subjects = {each.subject for each in excluded}
+    included = [Found(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
+    gathered = gather(included, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
     table = table.loc[[each.subject for each in gathered.found]]
     return Cohort(
         series=gathered.series,
@@ -105,7 +105,7 @@ def _sites(names: Iterable[str]) -> set[str]:
     sites = {names} if isinstance(names, str) else set(names)
     wrong = next((site for site in sorted(sites) if not re.fullmatch(r"S\d+", site)), None)
     if wrong is not None:
-        raise InputError(f"exclude_sites: {wrong!r} is no site of REST-meta-MDD, which are named S1, S2 ...")
+        raise InputError(f"exclude_sites: {wrong!r} is not a site of REST-meta-MDD; sites are named S1, S2 ...")
     return sites
 
 
@@ -114,37 +114,39 @@ def _workbook(path: Path) -> Path:
     if not books:
         raise InputError(f"{path} has no phenotype workbook (REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx).")
     if len(books) > 1:
-        raise InputError(f"{path} has several workbooks: {', '.join(book.name for book in books)}; keep the phenotypes' alone.")
+        raise InputError(
+            f"{path} has several workbooks: {', '.join(book.name for book in books)}; keep only the phenotype workbook."
+        )
     return books[0]
 
 
 def _phenotypes(book: Path) -> pd.DataFrame:
-    """Both sheets as one table by subject: site, label, the three inputs and whatever else a sheet holds."""
-    parts = []
+    """Both sheets as one table by subject: site, label, the three inputs and all other columns."""
+    sheets = []
     for sheet, label in SHEETS.items():
         table = tables.read_sheet(book, sheet)
         tables.need_columns(table, ("ID", *INPUTS.values()), book)
         table = tables.index_by_subject(table[table["ID"] != ""], "ID", book)
-        places = [_parts(subject, book) for subject in table.index]
-        wrong = next((one for one, place in zip(table.index, places, strict=True) if place[1] != label), None)
+        parts = [_site_and_label(subject, book) for subject in table.index]
+        wrong = next((one for one, part in zip(table.index, parts, strict=True) if part[1] != label), None)
         if wrong is not None:
-            raise InputError(f"{book}, sheet {sheet}: the group in the id of subject {wrong} says otherwise.")
+            raise InputError(f"{book}, sheet {sheet}: the id of subject {wrong} has the group of the other sheet.")
         age, education = (tables.numeric(table, INPUTS[name], book) for name in ("age", "education"))
         columns: dict[str, object] = {
-            "site": [site for site, _ in places],
+            "site": [site for site, _ in parts],
             "label": label,
             "sex": tables.sex(table, INPUTS["sex"], book),
             "age": np.where(age > 0, age, np.nan),
-            "education": np.where(education >= 0, education, np.nan),  # zero years at school are valid
+            "education": np.where(education >= 0, education, np.nan),  # zero years of education are valid
         }
-        parts.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
-    both = pd.concat(parts)
+        sheets.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
+    both = pd.concat(sheets)
     if both.index.has_duplicates:
         raise InputError(f"{book}: subject {both.index[both.index.duplicated()][0]} is listed on both sheets.")
     return both
 
 
-def _parts(subject: str, where: Path) -> tuple[str, int]:
+def _site_and_label(subject: str, where: Path) -> tuple[str, int]:
     match = SUBJECT.match(subject)
     if match is None:
         raise InputError(f"{where}: id {subject!r} is not of the form S<site>-<1 or 2>-<number>.")
@@ -160,8 +162,8 @@ def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, Path]]:
     ending = strategy or (PAPER_STRATEGY if len(folders) > 1 else "")
     wanted = [folder for folder in folders if folder.name.endswith(ending)]
     if len(wanted) != 1:
-        have = ", ".join(str(folder.relative_to(path)) for folder in folders)
-        raise InputError(f"{path}: strategy {ending} fits {len(wanted) or 'none'} of the folders {have}.")
+        available = ", ".join(str(folder.relative_to(path)) for folder in folders)
+        raise InputError(f"{path}: strategy {ending} matches {len(wanted) or 'none'} of the folders {available}.")
     return wanted[0].name, folders[wanted[0]]
 
 
@@ -170,7 +172,7 @@ def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
     first, last = COLUMNS[atlas]
     width = signals.shape[1]
     if width not in WIDTHS:
-        raise InputError(f"{file}: {width} columns, where a release file has {', '.join(map(str, WIDTHS))}.")
+        raise InputError(f"{file}: {width} columns, but files of the release have {', '.join(map(str, WIDTHS))}.")
     if last > width:
         raise InputError(f"{file}: {width} columns, but atlas {atlas} needs columns {first} to {last}.")
     known = regions(atlas)

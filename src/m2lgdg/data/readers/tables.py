@@ -1,6 +1,6 @@
-"""Phenotype tables: ids as text, missing codes, numeric and text columns, sex and label codes.
+"""Phenotype tables: ids as text, missing codes, numeric and text columns, codes of sex and label.
 
-Shared by the readers. Nothing is guessed silently: what a column was taken for is returned as a note.
+Shared by the readers. No choice is silent: how a column was interpreted is returned as a note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
 SEX_WORDS = {"1": MALE, "m": MALE, "male": MALE, "2": FEMALE, "f": FEMALE, "female": FEMALE}
 PATIENT_WORDS = {"1", "patient", "patients", "case", "asd", "autism", "mdd", "depression", "adhd", "scz", "schizophrenia"}
 CONTROL_WORDS = {"0", "control", "controls", "hc", "nc", "tc", "td", "healthy", "typical", "healthy control"}
-# Columns that tell how much a subject moved, in lower case.
+# Columns with a subject's head motion, in lower case.
 MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "framewise_displacement")
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 
@@ -37,21 +37,21 @@ ALIASES = {
 
 
 def read_text_table(path: Path, separator: str) -> pd.DataFrame:
-    """A delimited table with every cell as stripped text, indexed by line, without the columns that have no name.
+    """Delimited table with every cell as stripped text, indexed by line number, without unnamed columns.
 
-    Not by pandas, which fills short rows, shifts long ones and renames a column that is there twice.
+    Not read by pandas, which fills short rows, shifts long ones and renames repeated columns.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=separator, strict=True)
-            cells_of = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({one_line(error)}).") from None
-    rows = {line: cells for line, cells in cells_of if any(cells)}
+    rows = {line: cells for line, cells in lines if any(cells)}
     if not rows:
         raise InputError(f"{path} is empty and cannot be read as a table.")
     names = rows.pop(min(rows))
@@ -63,16 +63,16 @@ def read_text_table(path: Path, separator: str) -> pd.DataFrame:
 def _check_rows(path: Path, names: list[str], rows: dict[int, list[str]]) -> None:
     for line, cells in rows.items():
         if len(cells) != len(names):
-            raise InputError(f"{path}, line {line}: {len(cells)} cells where the first line names {len(names)} columns.")
-        if any("\0" in cell for cell in cells):  # pandas does not find such a cell again
+            raise InputError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(names)} columns.")
+        if any("\0" in cell for cell in cells):  # pandas cannot look such a cell up
             raise InputError(f"{path} cannot be read as a table (line {line} has a NUL byte).")
     for name in names:
         if name and names.count(name) > 1:
-            raise InputError(f"{path}: column {name} is there twice.")
+            raise InputError(f"{path}: column {name} appears twice.")
 
 
 def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
-    """One sheet of a workbook with every cell as stripped text."""
+    """Sheet of a workbook with every cell as stripped text."""
     try:
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet not in book.sheet_names:
@@ -80,7 +80,7 @@ def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
             table = pd.read_excel(book, sheet_name=sheet, dtype=str, keep_default_na=False)
     except InputError:
         raise
-    except Exception as error:  # a damaged file leads zip, XML and openpyxl into errors of any type
+    except Exception as error:  # damaged files raise errors of any type in zip, XML and openpyxl
         raise InputError(f"{path} cannot be read as a workbook ({one_line(error)}).") from None
     return _tidy(table)
 
@@ -91,31 +91,31 @@ def _tidy(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def need_columns(table: pd.DataFrame, columns: Iterable[str], path: Path) -> None:
-    """InputError for the first of the columns that the table does not have."""
+    """Raise an InputError for the first column that the table does not have."""
     for column in columns:
         if column not in table.columns:
             raise InputError(f"{path} has no column {column}.")
 
 
 def find_column(table: pd.DataFrame, role: str) -> str | None:
-    """The table's column for a role (subject, site, label, age ...), by its usual names, upper or lower case."""
+    """Column for a role (subject, site, label, age ...), found by its usual names regardless of case."""
     lower = {str(name).lower().replace(" ", "_"): str(name) for name in reversed(table.columns)}
     return next((lower[alias] for alias in ALIASES[role] if alias in lower), None)
 
 
 def index_by_subject(table: pd.DataFrame, column: str, path: Path) -> pd.DataFrame:
-    """The table indexed by its subject column, each subject once and none without a name."""
+    """Index the table by its subject column; empty or repeated subjects are an error."""
     names = table[column]
     if (names == "").any():
         raise InputError(f"{path}, line {names.index[names == ''][0]}: column {column} is empty.")
-    twice = names[names.duplicated()]
-    if len(twice):
-        raise InputError(f"{path}: subject {twice.iloc[0]} is listed twice in column {column}.")
+    repeated = names[names.duplicated()]
+    if len(repeated):
+        raise InputError(f"{path}: subject {repeated.iloc[0]} is listed twice in column {column}.")
     return table.set_index(names.to_numpy())
 
 
 def sites(table: pd.DataFrame, column: str, path: Path) -> npt.NDArray[np.str_]:
-    """The site of each subject; a subject without one is an error."""
+    """Site of each subject; a subject without one is an error."""
     named = np.asarray(table[column], dtype=np.str_)
     empty = np.isin(np.char.lower(named), MISSING_CODES)
     if empty.any():
@@ -124,7 +124,7 @@ def sites(table: pd.DataFrame, column: str, path: Path) -> npt.NDArray[np.str_]:
 
 
 def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> npt.NDArray[np.float64]:
-    """A column as numbers with NaN where missing; text is an error that names the subject."""
+    """Column as numbers with NaN where missing; text is an error that names the subject."""
     values = np.full(len(table), np.nan)
     for i, (subject, cell) in enumerate(table[column].items()):
         if cell.lower() not in missing:
@@ -137,7 +137,7 @@ def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str]
 
 def _number(cell: str) -> float:
     if "_" in cell:
-        raise ValueError("Python takes 17_1 for 171")
+        raise ValueError("Python reads 17_1 as 171")
     return float(cell)
 
 
@@ -164,29 +164,29 @@ def labels(
     missing: Sequence[str] = MISSING_CODES,
     advice: str = "",
 ) -> tuple[npt.NDArray[np.int8], str]:
-    """Labels 1 / 0 / -1 (missing) and a note on the coding, which is the given one or, without, the usual words.
+    """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones.
 
-    `advice` ends the sentence about words that are not known: how a user of this reader says which is which.
+    `advice` ends the message about an unknown word: how to give the words of each class to this reader.
     """
     cells = table[column].str.lower().str.removesuffix(".0")
     patients, controls = _words(patient), _words(control)
-    # A word that was given for one class is none of the other's usual words.
+    # A word given for one class is no longer a usual word of the other.
     patients, controls = patients or PATIENT_WORDS - controls, controls or CONTROL_WORDS - patients
     present = sorted(word for word in set(cells) if word not in missing or word in patients | controls)
     advice = f"; {advice}" if advice else ""
     if not patient and {"1", "2"} <= set(present):
-        raise InputError(f"{path}, column {column}: labels 1 and 2 do not tell who is the patient{advice}.")
+        raise InputError(f"{path}, column {column}: labels 1 and 2 are ambiguous{advice}.")
     for word in present:
         if word not in patients | controls:
             subject = table.index[np.flatnonzero((cells == word).to_numpy())[0]]
             raise InputError(f"{path}: subject {subject}, column {column}: label {word[:40]!r} is not known{advice}.")
     coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
     used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
-    return coded, f"label from column {column}: " + ", ".join(f"{'/'.join(used[kind]) or 'nobody'} = {kind}" for kind in used)
+    return coded, f"label from column {column}: " + ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
 
 
 def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) -> None:
-    """InputError for a word that was given for both classes."""
+    """Raise an InputError for a word that was given for both classes."""
     both = _words(patient) & _words(control)
     if both:
         raise InputError(f"{where}: {min(both)} stands for both patient and control.")
@@ -197,7 +197,7 @@ def _words(given: Iterable[str]) -> set[str]:
 
 
 def other_columns(table: pd.DataFrame, skip: Iterable[str], missing: Sequence[str] = MISSING_CODES) -> dict[str, object]:
-    """The remaining columns: numbers where every present cell is one, text otherwise, without the missing codes."""
+    """The remaining columns without missing codes: numeric if every other cell is a number, else text."""
     columns: dict[str, object] = {}
     for name in table.columns:
         if name in set(skip):
@@ -215,17 +215,17 @@ def _all_numbers(cells: list[str]) -> object:
 
 
 def keep_included(cohort: Cohort, path: Path) -> Cohort:
-    """The subjects that an inclusion.csv of `check` has as included; the others it names are recorded as excluded by it."""
+    """Keep the subjects that are included in an inclusion.csv of `check`; the others are recorded as excluded by it."""
     table = read_text_table(path, ",")
     need_columns(table, ("subject", "status"), path)
-    table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # releases list scans of nobody
+    table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # some releases list scans without a subject
     table = index_by_subject(table, "subject", path)
     for subject, status in table["status"].items():
         if status not in ("included", "excluded"):
             raise InputError(f"{path}: subject {subject}, column status: {status[:40]!r} is neither included nor excluded.")
     unknown = sorted(set(table.loc[table["status"] == "included", "subject"]) - set(cohort.subjects.tolist()))
     if unknown:
-        raise InputError(f"{path}: subject {unknown[0]} is listed as included but the cohort does not have it.")
+        raise InputError(f"{path}: subject {unknown[0]} is listed as included but is not in the cohort.")
     keep = np.isin(cohort.subjects, table.loc[table["status"] == "included", "subject"])
     if not keep.any():
         raise InputError(f"{path} includes no subject.")

@@ -1,7 +1,7 @@
-"""Tables of numbers in text files: .1D, .csv, .tsv, .txt, fast, with a sentence for the first cell that is no number.
+"""Fast parser of numeric text files (.1D, .csv, .tsv, .txt) that names the first cell that is not a number.
 
-Under every reader that meets text. A small C function (`_numbers.c`) does the work where it was compiled at install, in
-parallel; elsewhere numpy does, with the same result.
+Used by every reader of text files. A small C function (`_numbers.c`) parses in parallel if it was compiled at installation;
+otherwise numpy does, with the same result.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from m2lgdg.storage import InputError
 
 BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
-NO_NUMBER = re.compile(rb"[^\t\n\r -~]")  # numpy takes some of these for white space
-MISSING = {"", "n/a", "na", "nan"}  # how BIDS, pandas and people write an absent number
+NO_NUMBER = re.compile(rb"[^\t\n\r -~]")  # numpy treats some of these as white space
+MISSING = {"", "n/a", "na", "nan"}  # codes for a missing number in BIDS, pandas and spreadsheets
 
 
 @cache
 def compiled() -> ctypes.CDLL | None:
-    """The compiled parser, or None where no C compiler was at hand when the package was installed."""
+    """The compiled parser, or None if there was no C compiler at installation."""
     path = Path(__file__).with_name("_numbers.so")
     try:
         library = ctypes.CDLL(str(path))
@@ -50,11 +50,11 @@ def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
 
 
 def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
-    """Names and numbers of a text file's content; of the path only the name matters.
+    """Column names and numbers from the content of a text file; `path` serves for its suffix and for messages only.
 
-    A header is a first line that starts with # or holds a cell that is no number; but a word beside decimals is a mistake.
-    Cells may be missing as NaN, n/a or nothing (between tabs or commas only). Anything else that is no number, or a ragged
-    row, is an error with its place.
+    The first line is a header if it starts with # or has a cell that is not a number; a line that mixes words and decimals is
+    an error. Cells may be missing, written as NaN, n/a or nothing (between tabs or commas only). Any other cell that is not a
+    number, or a row of another length, is an error that names its place.
     """
     if b"\0" in text:
         raise InputError(f"{path} is not a text file.")
@@ -88,12 +88,12 @@ def _cells(line: bytes, separator: bytes) -> list[str]:
 
 
 def _names(path: Path, cells: list[str], separator: bytes) -> list[str]:
-    """The names of a header, be it "a b", "#a #b" or, as numpy.savetxt writes it, "# a b"."""
+    """Column names of a header in the form "a b", "#a #b" or, as written by numpy.savetxt, "# a b"."""
     if separator == b" " and cells[0] == "#":
         cells = cells[1:]
     names = [cell.lstrip("#").strip() for cell in cells]
     if "" in names:
-        raise InputError(f"{path}, column {names.index('') + 1}: the header does not name it; leave out a row index.")
+        raise InputError(f"{path}, column {names.index('') + 1} has no name in the header; remove it if it is a row index.")
     return names
 
 
@@ -104,16 +104,16 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return "_" not in cell  # Python takes 17_1 for 171
+    return "_" not in cell  # Python reads 17_1 as 171
 
 
 def _numbers(path: Path, text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32]:
-    """The numbers of text from byte `start` on (after blank lines and the header)."""
+    """Numbers of a text from byte `start` on (after blank lines and the header)."""
     table = _compiled_numbers(text, start, separator) if compiled() else _numpy_numbers(text[start:], separator)
     if table is None:
         table = _numbers_by_cell(path, text[start:], separator, first_line=1 + text.count(b"\n", 0, start))
     if table.size == 0:
-        raise InputError(f"{path} holds no numbers.")
+        raise InputError(f"{path} contains no numbers.")
     return table
 
 
@@ -128,7 +128,7 @@ def _compiled_numbers(text: bytes, start: int, separator: bytes) -> npt.NDArray[
     count = library.read_numbers(address, separator, out.ctypes.data, len(out), ctypes.byref(columns))
     if count < 0:
         return None
-    out.resize(count, refcheck=False)  # gives the unused end back without a copy
+    out.resize(count, refcheck=False)  # frees the unused end without a copy
     return out.reshape(-1, max(columns.value, 1))
 
 
@@ -147,7 +147,7 @@ def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | N
 
 
 def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> npt.NDArray[np.float32]:
-    """The slow way, taken when the fast one met something odd: missing cells become NaN, the rest is named."""
+    """Slow fallback for text that the fast parser rejects: missing cells become NaN, others raise an error that names them."""
     rows: list[list[float]] = []
     padding = b" \r" if separator == b"\t" else None  # a line of tabs is a row of missing cells, one of spaces is blank
     for number, line in enumerate(text.split(b"\n"), start=first_line):
@@ -158,7 +158,7 @@ def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int)
             if not _is_number(cell):
                 raise InputError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a number.")
         if rows and len(cells) != len(rows[0]):
-            raise InputError(f"{path}, line {number}: {len(cells)} columns where the lines before have {len(rows[0])}.")
+            raise InputError(f"{path}, line {number}: {len(cells)} columns, but earlier lines have {len(rows[0])}.")
         rows.append([np.nan if cell.lower() in MISSING else float(cell) for cell in cells])
     with np.errstate(over="ignore"):
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0).astype(np.float32)

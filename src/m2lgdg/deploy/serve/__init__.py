@@ -1,1 +1,1 @@
-"""A local page on which one subject meets one model: what is uploaded, what is answered, and the web around it."""
+"""Local web page for one subject and one model: upload, answer, web application and server."""

@@ -1,6 +1,6 @@
-"""The web around one model: a form, an answer, and a guard that lets nobody else's page or machine in.
+"""The web application of one model: a form, its answer, and a guard against other pages and other machines.
 
-`m2lgdg serve` runs it. Everything stays in memory: no file, no log of what was sent, one computation at a time.
+`m2lgdg serve` runs it. Everything stays in memory: no file and no log of what was sent, and one computation at a time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subj
 from m2lgdg.method import Method
 from m2lgdg.storage import InputError, one_line
 
-ENVELOPE = 2**16  # bytes of a form beside its file
+ENVELOPE = 2**16  # bytes of a form without its file
 LONGEST_FIELD = 200
-AT_ONCE = 4  # requests that are read, computed or waiting: each may hold a file in memory
+AT_ONCE = 4  # requests being read, computed or waiting; each may hold a file in memory
 PATIENCE = 60.0  # seconds for a form to arrive
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MEGABYTES = LARGEST // 2**20
-TOO_LARGE = f"The file is larger than the {MEGABYTES} MB that are taken."
+TOO_LARGE = f"The file is larger than the limit of {MEGABYTES} MB."
 
 
 class Refused(Exception):
-    """A form that cannot be answered: a sentence for the page, and the status that goes with it."""
+    """A form that cannot be answered, with a sentence for the page and an HTTP status."""
 
     def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
@@ -46,16 +46,16 @@ class Refused(Exception):
 
 
 class _InMemory(MultiPartParser):
-    spool_max_size = 2 * LARGEST  # starlette would put a file above 1 MB on disk
+    spool_max_size = 2 * LARGEST  # by default, starlette writes files above 1 MB to disk
 
     def close(self) -> None:
-        """Let go of every file; starlette does so only where parsing fails."""
+        """Close every file; starlette does so only if parsing fails."""
         for file in self._files_to_close_on_error:
             file.close()
 
 
 class Desk:
-    """Shows the form and answers it, with one fitted method."""
+    """Form and answers of one fitted method."""
 
     def __init__(self, fitted: Method, patience: float = PATIENCE) -> None:
         self.fitted, self.patience = fitted, patience
@@ -68,9 +68,9 @@ class Desk:
         return self._respond({}, status=200)
 
     async def reply(self, request: Request) -> Response:
-        """The form with an answer, or with a sentence that says why there is none."""
+        """The form with an answer, or with the reason why there is none."""
         if self.inside >= AT_ONCE:
-            return self._respond({}, "Others are being answered; try again in a moment.", status=503)
+            return self._respond({}, "The server is busy; try again in a moment.", status=503)
         self.inside += 1
         try:
             return await self._reply(request)
@@ -82,16 +82,16 @@ class Desk:
         try:
             name, content, words = await self._form(request)
             async with self.turn:
-                found = await anyio.to_thread.run_sync(self._compute, name, content, words, abandon_on_cancel=True)
-            return self._respond(words, found=found, status=200)
+                result = await anyio.to_thread.run_sync(self._compute, name, content, words, abandon_on_cancel=True)
+            return self._respond(words, result=result, status=200)
         except Refused as error:
             return self._respond(words, error.sentence, status=error.status)
         except InputError as error:
             return self._respond(words, f"{one_line(error)}.", status=422)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
-        except Exception as error:  # its message or traceback may hold what was uploaded, so only its kind is told
-            return self._respond(words, f"This could not be computed ({type(error).__name__}).", status=500)
+            return Response(status_code=400)  # the client has gone
+        except Exception as error:  # the message may contain uploaded data, so only the type is shown
+            return self._respond(words, f"The prediction failed ({type(error).__name__}).", status=500)
 
     def _compute(self, name: str, content: bytes, words: Mapping[str, str]) -> Answer:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
@@ -127,54 +127,54 @@ class Desk:
             elif (key in ("tr", "explain") or key in self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             else:
-                raise Refused(f"The form has a part {key[:40]!r} that does not belong there.")
+                raise Refused(f"The form has an unexpected part {key[:40]!r}.")
         if file is None or not (file.filename or file.size):
-            raise Refused("Choose a file with the ROI series first.", 422)
+            raise Refused("Choose a file with ROI series first.", 422)
         if (file.size or 0) > LARGEST:
             raise Refused(TOO_LARGE, 413)
         return file, words
 
-    def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, found: Answer | None = None) -> Response:
+    def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, result: Answer | None = None) -> Response:
         facts = self.fitted.facts_
         sites = facts.get("source", {}).get("sites", {})
-        asked = [(field, field_of(name), words.get(field, "")) for field, name in self.names.items()]
+        phenotypes = [(field, field_of(name), words.get(field, "")) for field, name in self.names.items()]
         text = self.page.render(
             method=self.fitted.name,
             subjects=sum(sum(site.values()) for site in sites.values()),
             sites=len(sites),
             rois=len(facts["rois"]),
             atlas=facts["atlas"],
-            asked=[*asked, ("tr", TR, words.get("tr", ""))],
+            fields=[*phenotypes, ("tr", TR, words.get("tr", ""))],
             suffixes=SUFFIXES,
             explain=not words or "explain" in words,
             network=isinstance(self.fitted, DeepMethod),
             largest=LARGEST,
             megabytes=MEGABYTES,
             sentence=sentence,
-            found=found,
+            result=result,
             drawn=Markup,
         )
         return HTMLResponse(text, status, {"Content-Security-Policy": self.policy})
 
 
 async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, given up as soon as it is too long, whatever was declared."""
+    """Chunks of the body, refused as soon as they exceed the limit, whatever length was declared."""
     size = 0
-    async for piece in request.stream():
-        size += len(piece)
+    async for chunk in request.stream():
+        size += len(chunk)
         if size > LARGEST + ENVELOPE:
             raise Refused(TOO_LARGE, 413)
-        yield piece
+        yield chunk
 
 
 class Guard:
-    """Before the desk: only this machine, only this page; and headers that let nothing in, out or be kept."""
+    """Middleware: accepts requests of this machine and this page only, and adds security headers to every response."""
 
     HEADERS: tuple[tuple[bytes, bytes], ...] = (
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
         (b"x-frame-options", b"DENY"),
-        (b"referrer-policy", b"same-origin"),  # without any, a browser would send `Origin: null` with our own form
+        (b"referrer-policy", b"same-origin"),  # with no referrer, browsers would send `Origin: null` with our own form
         (b"cross-origin-opener-policy", b"same-origin"),
         (b"cross-origin-resource-policy", b"same-origin"),
         (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
@@ -185,14 +185,14 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it unread."""
+        """Forward a request, or refuse it without reading its body."""
         if scope["type"] != "http":
             raise RuntimeError("only HTTP is served")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                held = {name for name, _ in message["headers"]}
-                policy = [] if b"content-security-policy" in held else [(b"content-security-policy", self.POLICY)]
+                names = {name for name, _ in message["headers"]}
+                policy = [] if b"content-security-policy" in names else [(b"content-security-policy", self.POLICY)]
                 message = {**message, "headers": [*message["headers"], *self.HEADERS, *policy]}
             await send(message)
 
@@ -202,11 +202,11 @@ class Guard:
 
 def _refused(method: str, headers: Headers) -> Response | None:
     hosts = headers.getlist("host")
-    if len(hosts) != 1 or _without_port(hosts[0]) not in HOSTS:  # another name that leads here is a rebinding attack
-        return PlainTextResponse("This page answers to 127.0.0.1 and localhost only.\n", 421)
+    if len(hosts) != 1 or _without_port(hosts[0]) not in HOSTS:  # any other host name is a DNS rebinding attack
+        return PlainTextResponse("This page is served at 127.0.0.1 and localhost only.\n", 421)
     origin, site = headers.get("origin", f"http://{hosts[0]}"), headers.get("sec-fetch-site", "none")
     if method not in ("GET", "HEAD") and (origin != f"http://{hosts[0]}" or site not in ("same-origin", "none")):
-        return PlainTextResponse("A form of another page is not answered.\n", 403)
+        return PlainTextResponse("Forms of other pages are refused.\n", 403)
     return None
 
 
@@ -216,7 +216,7 @@ def _without_port(host: str) -> str:
 
 
 def _page() -> tuple[Any, str]:
-    """The template with its style and script inside, and the policy that lets the browser use these and nothing else."""
+    """Template with inline style and script, and the content security policy that allows only these."""
     here, report = files("m2lgdg.deploy.serve"), files("m2lgdg.report")
     style = (report / "page.css").read_text(encoding="utf-8") + (here / "page.css").read_text(encoding="utf-8")
     script = (here / "page.js").read_text(encoding="utf-8")
@@ -231,7 +231,7 @@ def _page() -> tuple[Any, str]:
 
 
 def make_app(fitted: Method, patience: float = PATIENCE) -> ASGIApp:
-    """The page of a fitted method, as an ASGI application."""
+    """ASGI application of a fitted method."""
     desk = Desk(fitted, patience)
     routes = [Route("/", desk.show, methods=["GET"]), Route("/", desk.reply, methods=["POST"])]
     return Guard(Starlette(routes=routes))

@@ -1,4 +1,4 @@
-// The page works without this script: it only says sooner what the server would say, and that an answer is on its way.
+// The page works without this script, which only reports a too large file early and shows that a prediction is running.
 "use strict";
 const form = document.querySelector("form");
 const file = form.querySelector("input[type=file]");

@@ -1,4 +1,4 @@
-"""Runs the page on a loopback address until Ctrl-C; uvicorn does the talking, without any log."""
+"""Server of the page: uvicorn on a loopback address, without logs, until Ctrl-C. Called by `m2lgdg serve`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ CONNECTIONS = 32
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on a loopback address of this machine; any other host, and a port that is taken, is refused."""
+    """Socket on a loopback address; any other host and a port in use are refused."""
     if host not in LOOPBACK:
-        raise InputError(f"--host {host} is refused: the page is for this machine only, so it is 127.0.0.1, localhost or ::1.")
+        raise InputError(f"--host {host} is refused: the page is for this machine only; use 127.0.0.1, localhost or ::1.")
     try:
         import python_multipart  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise InputError("a page needs the extra serve: pip install 'm2lgdg[serve]'.") from None
-    made = socket.socket(LOOPBACK[host], socket.SOCK_STREAM)
+        raise InputError("the page needs an extra; install it with: pip install 'm2lgdg[serve]'.") from None
+    server = socket.socket(LOOPBACK[host], socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(("127.0.0.1" if host == "localhost" else host, port))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1" if host == "localhost" else host, port))
     except (OSError, OverflowError) as error:
-        made.close()
-        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "it is 0 to 65535"
-        raise InputError(f"--port {port} on {host} cannot be used: {why}.") from None
-    return made
+        server.close()
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "a port is 0 to 65535"
+        raise InputError(f"--port {port} on {host} cannot be used ({reason}); choose another.") from None
+    return server
 
 
 def run(fitted: Method, on: socket.socket, opened: Callable[[str], None]) -> None:
@@ -44,8 +44,8 @@ def run(fitted: Method, on: socket.socket, opened: Callable[[str], None]) -> Non
         make_app(fitted), http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
         server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2,
     )  # fmt: skip
-    on.listen()  # so that whoever reads the address can ask at once
+    on.listen()  # before the address is printed, so that requests are accepted at once
     host, port = on.getsockname()[:2]
     opened(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended well
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after a clean shutdown
         uvicorn.Server(config).run(sockets=[on])

@@ -1,6 +1,6 @@
-"""One subject from a form: the bytes of a series file and a few words become a `Cohort` of one, or a sentence.
+"""Parsing of an upload: the bytes of a series file and the form's fields become a `Cohort` of one subject.
 
-Stands between the web and the model. The readers' parsers do the work on bytes in memory; no file is opened here.
+Called by the web application before the model. The readers' parsers work on bytes in memory, and no file is opened.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy")
 LARGEST = 20 * 2**20  # bytes of a file: 20 minutes of 1000 ROIs as text
 MOST_VOLUMES, MOST_NUMBERS = 20_000, 5_000_000
 REFUSED = {
-    ".mat": "a damaged MATLAB file can crash its reader; save the numbers as .npy or .csv",
-    ".npz": "archives are not opened here; save one array as .npy",
+    ".mat": "damaged MATLAB files can crash their reader; save the series as .npy or .csv",
+    ".npz": "archives are not supported; save the array as .npy",
 }
 
 
 class Field(NamedTuple):
-    """A number that the form asks for, with what it may be."""
+    """A number in the form, with its limits."""
 
     label: str
     unit: str
     low: float
     high: float
-    choices: tuple[tuple[str, str], ...] = ()  # value and word, where it is a code
+    choices: tuple[tuple[str, str], ...] = ()  # value and label of a categorical field
 
 
 TR = Field("TR", "seconds", 0.05, 30.0)
@@ -51,17 +51,17 @@ PHENOTYPES = {
 
 
 def field_of(name: str) -> Field:
-    """How a phenotype is asked for; of one that only a lab knows, as any number in that lab's unit."""
+    """Form field of a phenotype; an unknown phenotype accepts any number."""
     return PHENOTYPES.get(name) or Field(name, "as in the training data", -1e6, 1e6)
 
 
 def number(field: Field, text: str) -> float:
-    """What was typed into a field; NaN where nothing was."""
+    """Number typed into a field; NaN if it is empty."""
     text = text.strip()
     if not text:
         return math.nan
     try:
-        value = float(text) if "_" not in text else math.nan  # Python takes 17_1 for 171
+        value = float(text) if "_" not in text else math.nan  # Python reads 17_1 as 171
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -71,19 +71,21 @@ def number(field: Field, text: str) -> float:
         raise InputError(f"{field.label}: {text[:40]} is not {words}.")
     if not field.low <= value <= field.high:
         allowed = f"{field.low:g} to {field.high:g}" + f" {field.unit}" * bool(field.unit)
-        raise InputError(f"{field.label}: {value:g} is not in {allowed}; leave it empty where it is not known.")
+        raise InputError(
+            f"{field.label}: {value:g} is not in the range {allowed}; leave the field empty if the value is not known."
+        )
     return value
 
 
 def plain_name(given: str) -> str:
-    """The last part of a file name in printable letters, for sentences; it never becomes a path that is opened."""
+    """Last part of a file name in printable characters, for messages; it is never opened as a path."""
     last = given.replace("\\", "/").rsplit("/", 1)[-1]
     shown = "".join(letter for letter in last if letter.isprintable()).strip()
     return shown if len(shown) <= 60 else f"{shown[:40]}…{shown[-18:]}"
 
 
 def one_subject(fitted: Method, file_name: str, content: bytes, phenotypes: Mapping[str, str], tr: str) -> Cohort:
-    """The cohort of one that a model is asked about; its subject is called after the file."""
+    """Cohort of one subject, named after the file."""
     name = plain_name(file_name)
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
@@ -114,23 +116,23 @@ def _series(
     header, series = parse_array(path, content)
     wanted, columns = tuple(fitted.facts_["rois"]), series.shape[1]
     if len(series) > MOST_VOLUMES:
-        raise InputError(f"{name} has {len(series)} volumes, more than the {MOST_VOLUMES} that are taken.")
+        raise InputError(f"{name} has {len(series)} volumes; the limit is {MOST_VOLUMES}.")
     if header is not None and len(header) != columns:
         raise InputError(f"{name}: the header names {len(header)} ROIs but the lines have {columns} columns.")
     if columns != len(wanted):
-        turned = "; it seems to have a row for each ROI, so transpose it" if len(series) == len(wanted) else ""
+        turned = "; it seems to have one row per ROI, so transpose it" if len(series) == len(wanted) else ""
         trained = f"the model was trained on {len(wanted)} ROIs ({fitted.facts_['atlas'] or 'atlas not named'})"
         raise InputError(f"{name} has {columns} columns, {trained}{turned}.")
-    # A file without names, or a model without, is taken by position.
-    own = wanted if header is None or wanted == numbered_rois(columns) else roi_names(tuple(header), fitted.facts_["atlas"])
-    defect = series_defect(series, own)
+    # Without ROI names in the file or in the model, columns are matched by position.
+    rois = wanted if header is None or wanted == numbered_rois(columns) else roi_names(tuple(header), fitted.facts_["atlas"])
+    defect = series_defect(series, rois)
     if defect:
         raise InputError(f"{name}: {defect}.")
-    return own, series
+    return rois, series
 
 
 def _bounded(name: str, text: bytes) -> None:
-    """Refuse a text with more than a scan can have, before the readers take memory and time for each cell."""
+    """Refuse text with more cells than a scan can have, before the readers spend memory and time on it."""
     if text.count(b"\n") > MOST_VOLUMES:
         raise InputError(f"{name} has more than {MOST_VOLUMES} lines.")
     blank = np.frombuffer(text, dtype=np.uint8) <= ord(" ")
@@ -140,10 +142,10 @@ def _bounded(name: str, text: bytes) -> None:
 
 
 def _known_kind(name: str) -> Path:
-    """The name as a path with the suffix as the readers spell it; never opened."""
+    """Name as a path, with its suffix as the readers spell it; never opened."""
     given = Path(name or "-")
-    suffix = next((one for one in SUFFIXES if one.lower() == given.suffix.lower()), None)
+    suffix = next((known for known in SUFFIXES if known.lower() == given.suffix.lower()), None)
     if suffix is None:
-        why = REFUSED.get(given.suffix.lower(), f"a series is a file of {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-        raise InputError(f"{name or 'the file'} is not read: {why}.")
+        reason = REFUSED.get(given.suffix.lower(), f"a series file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise InputError(f"{name or 'the file'} cannot be read: {reason}.")
     return given.with_suffix(suffix)

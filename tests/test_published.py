@@ -9,8 +9,8 @@ import pytest
 from m2lgdg import InputError
 from m2lgdg.cli import main
 from m2lgdg.registry import PAPER
-from m2lgdg.report.beside import read_published, stand_beside
 from m2lgdg.report.page import write_report
+from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import render, study_tables, variant_fields
 from m2lgdg.study.stats import cell_scores, paired_tests
 
@@ -35,7 +35,7 @@ def published(tmp_path):
 
 
 def test_values_stand_where_they_belong(predictions, published):
-    tables = stand_beside(study_tables(cell_scores(predictions)), read_published(published, predictions))
+    tables = with_published(study_tables(cell_scores(predictions)), read_published(published, predictions))
     cells = {}
     for table in tables:
         for row in table.rows:
@@ -45,7 +45,7 @@ def test_values_stand_where_they_belong(predictions, published):
     assert cells["Target A", "m2lgdg", "ACC"] == "100.00"
     assert cells["Macro average over target sites", "m2lgdg: C4", "AUC"] == "100.00 ± 0.00 [69.48]"
     assert sum("[" in cell for cell in cells.values()) == 2
-    assert ["in brackets: paper.csv" in table.note for table in tables] == [False, True, True]
+    assert ["in brackets: published values (paper.csv)" in table.note for table in tables] == [False, True, True]
     sheet = render(tables, "csv").splitlines()
     assert sheet[0] == "table,method,metric,mean,sd,published"
     assert "Target B,m2lgdg,ACC,75.00,,61.50" in sheet
@@ -62,8 +62,8 @@ def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch,
     write_report(tmp_path, published=published)
     assert "100.00 ± 0.00 [69.48]" in (tmp_path / "tables" / "Ablations-of-m2lgdg.csv").read_text()
     told = (tmp_path / "tables" / "Ablations-of-m2lgdg.md").read_text().splitlines()[-1]
-    assert "Holm within AUC" in told
-    assert "2 sites can hardly decide. C4: the whole" in told
+    assert "Holm-corrected within AUC" in told
+    assert "(little power with 2 sites). C4: the full method" in told
     assert variant_fields("m2lgdg", "M1") == "M1: imaging = false, contrastive_weight = 0.0"
     assert variant_fields("m2lgdg", "M9") == variant_fields("fc-svm", "phenotypes") == ""
     assert "75.00 [61.50]" in (tmp_path / "report.html").read_text()
@@ -74,8 +74,8 @@ def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch,
     [
         ("method,site,metric,value\n", "columns method, target, metric, value"),
         ("method,target,metric,value\nm2lgdg,B,ACC,high\n", "line 2: 'high' is not a number"),
-        ("method,target,metric,value\nm2lgdg,B,ACC,1\nm2lgdg,B,ACC,2\n", "line 3: ACC of m2lgdg at B is there twice"),
-        ("method,target,metric,value\nm2lgdg,C,ACC,1\n", "no value of a method and target of this study"),
+        ("method,target,metric,value\nm2lgdg,B,ACC,1\nm2lgdg,B,ACC,2\n", "line 3: ACC of m2lgdg at B is given twice"),
+        ("method,target,metric,value\nm2lgdg,C,ACC,1\n", "no value for a method and target of this study"),
     ],
 )
 def test_mistakes_are_named(predictions, tmp_path, text, words):

@@ -1,6 +1,6 @@
-"""Published values in brackets beside a study's own: `m2lgdg table DIR --beside paper.csv`, and the same on the page.
+"""Published values in brackets after those of a study: `m2lgdg table DIR --beside paper.csv`, and `m2lgdg report`.
 
-The file has a row a number: method as our tables call it, target site or "all" for the macro table, metric, value in percent.
+The file has one row per value: method as named in our tables, target site or "all" for the macro table, metric, value in %.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COLUMNS = ["method", "target", "metric", "value"]
 
 @dataclass(frozen=True)
 class Published:
-    """(method, target, metric) -> value, and the name of the file."""
+    """Published values by (method, target, metric), and the name of their file."""
 
     name: str
     values: dict[tuple[str, str, str], float]
 
 
 def read_published(path: str | Path, predictions: pd.DataFrame) -> Published:
-    """Read a file of published values, some of which must be of the methods and targets of these predictions."""
+    """Read a file of published values; at least one must be for a method and target of the predictions."""
     path = Path(path)
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -35,7 +35,7 @@ def read_published(path: str | Path, predictions: pd.DataFrame) -> Published:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
     if list(table.columns) != COLUMNS:
-        raise InputError(f"{path} does not have the columns {', '.join(COLUMNS)}.")
+        raise InputError(f"{path} must have the columns {', '.join(COLUMNS)}.")
     values: dict[tuple[str, str, str], float] = {}
     for row, (method, target, metric, text) in enumerate(table.itertuples(index=False), start=2):
         try:
@@ -45,24 +45,26 @@ def read_published(path: str | Path, predictions: pd.DataFrame) -> Published:
         if not math.isfinite(value):
             raise InputError(f"{path}, line {row}: {text!r} is not a number.")
         if (method, target, metric) in values:
-            raise InputError(f"{path}, line {row}: {metric} of {method} at {target} is there twice.")
+            raise InputError(f"{path}, line {row}: {metric} of {method} at {target} is given twice.")
         values[method, target, metric] = value
     methods = set(map(label, predictions["method"], predictions["variant"]))
     targets = {*predictions["target"], "all"}
     if not any(method in methods and target in targets for method, target, _ in values):
-        raise InputError(f"{path} has no value of a method and target of this study.")
+        raise InputError(f"{path} has no value for a method and target of this study.")
     return Published(path.name, values)
 
 
-def stand_beside(tables: list[Table], published: Published) -> list[Table]:
-    """The tables with a published value in brackets after each number that has one."""
+def with_published(tables: list[Table], published: Published) -> list[Table]:
+    """The tables, with published values in brackets after the study's own."""
     return [_with_values(table, published) for table in tables]
 
 
 def _with_values(table: Table, published: Published) -> Table:
     values = [[published.values.get((row[0], table.target, metric)) for metric in table.header] for row in table.rows]
     rows = [
-        [cell if value is None else f"{cell} [{value:.2f}]" for cell, value in zip(row, own, strict=True)]
-        for row, own in zip(table.rows, values, strict=True)
+        [cell if value is None else f"{cell} [{value:.2f}]" for cell, value in zip(row, numbers, strict=True)]
+        for row, numbers in zip(table.rows, values, strict=True)
     ]
-    return table if rows == table.rows else replace(table, rows=rows, note=f"{table.note}; in brackets: {published.name}")
+    if rows == table.rows:
+        return table
+    return replace(table, rows=rows, note=f"{table.note}; in brackets: published values ({published.name})")

@@ -1,8 +1,8 @@
-"""Is what leave-one-site-out inside source promises kept at a site that nobody saw? Sets, calibration and intervals by site.
+"""Does new-site calibration hold at sites that took no part in it? Conformal sets, calibration and intervals by site.
 
-Usage: python benchmarks/promise.py COHORT [--method fc-logistic] [--targets USM] [--coverage 0.9] [--scores FILE.npz]; prints a
-JSON line a site, then one over all. A model without two sites serves each of them as the target of the other, so that 18 sites
-cost 171 fits, not 324; --scores keeps their scores in a file, from which a stopped run goes on.
+Usage: python benchmarks/new_site.py COHORT [--method fc-logistic] [--targets USM] [--coverage 0.9]
+[--scores FILE.npz]; prints a JSON line for each site, then one over all. A model without two sites serves each of them as the
+target of the other, so that 18 sites cost 171 fits, not 324; --scores keeps them in a file, so that a stopped run continues.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def wanted(names, targets):
     return [(one,) for one in targets] + sorted(pairs)
 
 
-def promised(cohort, scores, target):
-    """The promise of the model without the target, as `fit(promise=True)` makes it of that source."""
+def calibration_without(cohort, scores, target):
+    """New-site calibration of the model without the target, as `fit(new_site_calibration=True)` makes it of that source."""
     source, proba = cohort.sites != target, np.full(len(cohort), np.nan)
     for site in set(cohort.sites[source].tolist()):
         here = cohort.sites == site
@@ -100,7 +100,7 @@ def main():
     scores = collect(cohort, options.method, {"phenotypes": not options.no_phenotypes}, targets, options.scores)
     rows = []
     for target in targets:
-        new_site, here = promised(cohort, scores, target), cohort.sites == target
+        new_site, here = calibration_without(cohort, scores, target), cohort.sites == target
         found = kept(new_site, scores[target][here], cohort.labels[here], options.coverage)
         said = new_site.expected(options.coverage)._asdict() | {
             "brier": new_site.whole.brier,
@@ -112,7 +112,8 @@ def main():
             "offset_sd": new_site.offset_sd,
         }
         rows.append((int(here.sum()), found, said))
-        print(json.dumps({"site": target, "subjects": rows[-1][0], "found": plain(found), "promised": plain(said)}), flush=True)
+        line = {"site": target, "subjects": rows[-1][0], "observed": plain(found), "expected": plain(said)}
+        print(json.dumps(line), flush=True)
     sizes = [size for size, *_ in rows]
     held, said = [one["in_set"] for _, one, _ in rows], [one["reached"] for *_, one in rows]
     decided = [one["right_of"] for _, one, _ in rows]
@@ -122,11 +123,11 @@ def main():
         "in_set_sites_mean": np.mean(held),
         "in_set_sites_median": np.median(held),
         "in_set_sites_lowest": min(held),
-        "promised_in_set": np.average(said, weights=sizes),
+        "expected_in_set": np.average(said, weights=sizes),
         "one_class": sum(decided) / sum(sizes),
-        "promised_one_class": np.average([one["decided"] for *_, one in rows], weights=sizes),
+        "expected_one_class": np.average([one["decided"] for *_, one in rows], weights=sizes),
         "right": sum(found["right"] * found["right_of"] for _, found, _ in rows if found["right_of"]) / max(sum(decided), 1),
-        "promised_right": np.average([one["right"] for *_, one in rows], weights=sizes),
+        "expected_right": np.average([one["right"] for *_, one in rows], weights=sizes),
         "brier": np.average([found["brier"] for _, found, _ in rows], weights=sizes),
         "brier_before": np.average([found["brier_before"] for _, found, _ in rows], weights=sizes),
         "sites_whose_share_of_patients_is_inside": int(sum(inside)),

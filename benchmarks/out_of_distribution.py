@@ -1,6 +1,6 @@
 """Which subjects of a site that is held out would a model flag as unlike its source? Shares by site, on a cohort of yours.
 
-Usage: python benchmarks/shift.py COHORT [--targets OHSU SBL]; prints a JSON line a site, then one over all.
+Usage: python benchmarks/out_of_distribution.py COHORT [--targets OHSU SBL]; prints a JSON line a site, then one over all.
 """
 
 import argparse
