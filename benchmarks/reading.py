@@ -13,7 +13,7 @@ import numpy as np
 
 import m2lgdg
 from m2lgdg.data.readers.abide import _load
-from m2lgdg.data.readers.gather import Found, gather
+from m2lgdg.data.readers.gather import SeriesFile, gather
 from m2lgdg.data.readers.text import compiled
 
 
@@ -29,7 +29,7 @@ def seconds(work, repeats=3):
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["M2LGDG_ABIDE"])
     files = sorted(folder.glob("**/*_rois_aal.1D"))
-    found = [Found(file.stem, "", file) for file in files]
+    found = [SeriesFile(file.stem, "", file) for file in files]
     for file in files:  # both sides read from the page cache
         file.read_bytes()
     ours = seconds(lambda: gather(found, lambda file: _load(file, "aal"), folder, on_bad="exclude"))

@@ -77,9 +77,9 @@ def test_a_gpu_is_lost_where_it_does_nothing_any_more(monkeypatch, error, gone):
         return torch.zeros(*size)
 
     monkeypatch.setattr(torch, "ones", ones)
-    assert not devices.lost()
+    assert not devices.cuda_failed()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert devices.lost() == gone
+    assert devices.cuda_failed() == gone
 
 
 class Graph:

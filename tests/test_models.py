@@ -137,7 +137,7 @@ def test_calibrate_writes_a_model_that_predict_uses(command):
     code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
     assert code == 0
     assert "calibrated on 12 subjects; do not evaluate the model on them" in text
-    assert "calibration to a site" in Path("own/card.md").read_text()
+    assert "local calibration" in Path("own/card.md").read_text()
     assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
     table, own = pd.read_csv("p.csv"), Method.load("own")
     np.testing.assert_allclose(table["proba"], own.predict_proba(Cohort.load("new.cohort"))[:, 1], atol=1e-12)
@@ -220,7 +220,7 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
     changes = ["--variant", "small", "--set", "epochs=2", "--set", "warmup=1"]
     code, text, _ = command("fit", "few.cohort", "--method", "erm", *changes, "--out", "model", "--device", "cpu")
     assert code == 0
-    assert "best 2: training AUC" in text
+    assert "best epoch 2 with training AUC" in text
     assert "Note: No source subject was held out for validation" in text
 
 

@@ -347,7 +347,7 @@ class Fatal(Method):
         mark = Path(self.marks) / "fallen"
         if not mark.exists():
             mark.touch()
-            sys.modules["m2lgdg.devices"] = SimpleNamespace(lost=lambda: True)
+            sys.modules["m2lgdg.devices"] = SimpleNamespace(cuda_failed=lambda: True)
         if isinstance(sys.modules.get("m2lgdg.devices"), SimpleNamespace):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.state_["bias"] = np.array([0.5])

@@ -29,7 +29,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def lost() -> bool:
+def cuda_failed() -> bool:
     """Whether CUDA is unusable in this process, as after an out-of-bounds access: every later call fails, too."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False

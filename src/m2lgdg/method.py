@@ -139,7 +139,7 @@ class Method:
         masked = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
-        with self.doubted():
+        with self.checking_weights():
             positive = np.asarray(self.score(masked), dtype=np.float64)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             kind = InputError if self._folder else ValueError  # bad input if loaded from a folder, else a bug in the method
@@ -176,7 +176,7 @@ class Method:
         return completed.with_inputs(inputs, allow_proxies=True).unlabelled()
 
     @contextlib.contextmanager
-    def doubted(self) -> Iterator[None]:
+    def checking_weights(self) -> Iterator[None]:
         """Context for code that uses weights: turns the errors of a loaded model into one InputError.
 
         A folder can pass its hash check and still hold arrays with wrong names or shapes.

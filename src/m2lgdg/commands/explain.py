@@ -39,7 +39,7 @@ def explain(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
-    with terminal.progress(f"explaining {fitted.name}") as progress, fitted.doubted():
+    with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
         explanation = explain_model(fitted, cohort, steps=steps, device=device, progress=progress)
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)

@@ -31,7 +31,7 @@ def methods(
     others = [name for name in known if name not in PAPER and name not in peers]
     groups = {
         "The paper's method and the methods it is compared with": PAPER,
-        "Simple baselines": peers,
+        "Simple peers": peers,
         "Other methods": others,
     }
     for title, names in groups.items():

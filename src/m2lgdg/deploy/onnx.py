@@ -116,7 +116,7 @@ def export_onnx(fitted: Method, path: str | Path) -> Path:
     graph_class(fitted)
     for needed in ("onnx", "onnxscript", "onnxruntime"):
         _need(needed)
-    with fitted.doubted():
+    with fitted.checking_weights():
         subjects = _synthetic(fitted)
         expected = fitted.predict_proba(subjects)[:, 1]
         inputs = prepared(fitted, subjects)

@@ -69,7 +69,7 @@ def write_parts(parts: list[Part], folder: str | Path) -> Path:
 def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
     """Sections of the card of a model folder."""
     fitted = Method.load(model)
-    with fitted.doubted():
+    with fitted.checking_weights():
         decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
     weak = [] if fitted.new_site_ is None else weak_sites(fitted.new_site_)

@@ -227,7 +227,7 @@ def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method
 def _gpu_lost() -> bool:
     """Whether this process lost its GPU; PyTorch is not imported to find out."""
     devices = sys.modules.get("m2lgdg.devices")
-    return devices is not None and devices.lost()
+    return devices is not None and devices.cuda_failed()
 
 
 def failure_reason(error: Exception) -> str:

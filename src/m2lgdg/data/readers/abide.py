@@ -14,7 +14,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, numbered_rois
 from m2lgdg.data.readers.text import read_table
 from m2lgdg.storage import InputError
 
@@ -78,9 +78,9 @@ def read(
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
         table = table.drop(failed.index)
 
-    included = [Found(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
+    included = [SeriesFile(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
     gathered = gather(included, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
-    table = table.loc[[each.subject for each in gathered.found]]
+    table = table.loc[[each.subject for each in gathered.files]]
     labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
     return Cohort(
         series=gathered.series,

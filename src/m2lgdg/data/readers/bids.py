@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, Exclusion
-from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather
 from m2lgdg.data.readers.participants import read_participants
 from m2lgdg.data.readers.tables import need_columns, need_distinct, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
@@ -77,7 +77,7 @@ def read(
         if on_bad == "stop":
             raise InputError(f"{files[name]}: subject sub-{name} is not in {table}.")
         excluded.append(Exclusion(f"sub-{name}", "", "series file but not listed"))
-    included = [Found(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
+    included = [SeriesFile(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
     trs: dict[Path, float] = {}
 
     def load_with_tr(file: Path) -> tuple[Rois, Series]:
@@ -85,11 +85,11 @@ def read(
         return load(file)
 
     gathered = gather(included, load_with_tr, table, on_bad=on_bad, progress=progress)
-    rows = [order[_label(each.subject)] for each in gathered.found]
-    measured = np.array([trs[each.path] for each in gathered.found])
+    rows = [order[_label(each.subject)] for each in gathered.files]
+    measured = np.array([trs[each.path] for each in gathered.files])
     return Cohort(
         series=gathered.series,
-        subjects=np.array([each.subject for each in gathered.found]),
+        subjects=np.array([each.subject for each in gathered.files]),
         sites=people.sites[rows],
         labels=people.labels[rows],
         rois=gathered.rois,

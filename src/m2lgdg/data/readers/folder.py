@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from m2lgdg.cohort import Cohort, Exclusion, is_proxy
 from m2lgdg.data.atlases import regions
-from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather, load_array, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, load_array, numbered_rois
 from m2lgdg.data.readers.participants import Participants, read_participants
 from m2lgdg.data.readers.tables import ALIASES, need_columns, need_distinct, read_text_table
 from m2lgdg.storage import InputError, one_line
@@ -86,7 +86,7 @@ def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
     for subject, site in zip(people.subjects, people.sites.tolist(), strict=True):
         file = _series_file(path, dataset, subject, site)
         if file is not None:
-            files.append(Found(subject, site, file))
+            files.append(SeriesFile(subject, site, file))
         elif on_bad == "stop":
             raise InputError(f"{table}: subject {subject} has no series file{_expected(path, dataset, subject, site)}.")
         else:
@@ -98,10 +98,10 @@ def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
     names = _roi_names(path, dataset)
     gathered = gather(files, lambda file: _load(file, dataset, names), table, on_bad=on_bad, progress=progress)
     position = {subject: i for i, subject in enumerate(people.subjects)}
-    rows = [position[each.subject] for each in gathered.found]
+    rows = [position[each.subject] for each in gathered.files]
     return Cohort(
         series=gathered.series,
-        subjects=np.array([each.subject for each in gathered.found]),
+        subjects=np.array([each.subject for each in gathered.files]),
         sites=people.sites[rows],
         labels=people.labels[rows],
         rois=gathered.rois,

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 OnBad = Literal["stop", "exclude"]
 
 
-class Found(NamedTuple):
+class SeriesFile(NamedTuple):
     """A subject, its site and the file with its series."""
 
     subject: str
@@ -38,14 +38,14 @@ class Found(NamedTuple):
 class Gathered(NamedTuple):
     """The valid subjects with their series in one ROI order, and the excluded ones."""
 
-    found: list[Found]
+    files: list[SeriesFile]
     series: list[Series]
     rois: Rois
     excluded: list[Exclusion]
 
 
 def gather(
-    found: Sequence[Found], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
+    files: Sequence[SeriesFile], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
 ) -> Gathered:
     """Read all files in parallel, sorted by subject; an invalid one raises an error, or is excluded with its reason.
 
@@ -53,22 +53,22 @@ def gather(
     """
     if on_bad not in ("stop", "exclude"):
         raise InputError(f"on_bad must be 'stop' or 'exclude', not {on_bad!r}.")
-    if not found:
+    if not files:
         raise InputError(f"{table}: no listed subject has a series file.")
-    found = sorted(found)
+    files = sorted(files)
     loaded: list[tuple[Rois, Series] | InputError] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, result in enumerate(pool.map(lambda each: _try(load, each), found), start=1):
+        for done, result in enumerate(pool.map(lambda each: _try(load, each), files), start=1):
             if isinstance(result, InputError) and on_bad == "stop":
                 pool.shutdown(cancel_futures=True)
                 raise result
             loaded.append(result)
             if progress:
-                progress(done, len(found))
-    return _one_order(found, loaded, on_bad)
+                progress(done, len(files))
+    return _one_order(files, loaded, on_bad)
 
 
-def _try(load: Load, each: Found) -> tuple[Rois, Series] | InputError:
+def _try(load: Load, each: SeriesFile) -> tuple[Rois, Series] | InputError:
     try:
         rois, series = load(each.path)
         defect = series_defect(series, rois)
@@ -77,13 +77,13 @@ def _try(load: Load, each: Found) -> tuple[Rois, Series] | InputError:
         return error
 
 
-def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | InputError], on_bad: OnBad) -> Gathered:
+def _one_order(files: Sequence[SeriesFile], loaded: Sequence[tuple[Rois, Series] | InputError], on_bad: OnBad) -> Gathered:
     orders = Counter(one[0] for one in loaded if not isinstance(one, InputError))
     if not orders:
         raise next(one for one in loaded if isinstance(one, InputError))
     rois = orders.most_common(1)[0][0]
     result = Gathered([], [], rois, [])
-    for each, one in zip(found, loaded, strict=True):
+    for each, one in zip(files, loaded, strict=True):
         ordered = one if isinstance(one, InputError) else _reordered(each, *one, rois)
         if isinstance(ordered, InputError):
             if on_bad == "stop":
@@ -92,12 +92,12 @@ def _one_order(found: Sequence[Found], loaded: Sequence[tuple[Rois, Series] | In
             result.excluded.append(Exclusion(each.subject, each.site, reason))
         else:
             ordered.flags.writeable = False  # so that the cohort takes it without a copy
-            result.found.append(each)
+            result.files.append(each)
             result.series.append(ordered)
     return result
 
 
-def _reordered(each: Found, columns: Rois, series: Series, rois: Rois) -> Series | InputError:
+def _reordered(each: SeriesFile, columns: Rois, series: Series, rois: Rois) -> Series | InputError:
     """The series with its columns in the ROI order of the other subjects, matched by name."""
     if columns == rois:
         return series

@@ -15,7 +15,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import regions
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import Found, OnBad, Progress, Rois, Series, gather, load_mat, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, load_mat, numbered_rois
 from m2lgdg.storage import InputError
 
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
@@ -82,9 +82,9 @@ def read(
         else:
             excluded.append(Exclusion(subject, site, "series file but not listed"))
     excluded_subjects = {each.subject for each in excluded}
-    included = [Found(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
+    included = [SeriesFile(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
     gathered = gather(included, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
-    table = table.loc[[each.subject for each in gathered.found]]
+    table = table.loc[[each.subject for each in gathered.files]]
     return Cohort(
         series=gathered.series,
         subjects=table.index.to_numpy(),
