@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from m2lgdg.study import cells
-from m2lgdg.study.cells import PACKAGE, code_version, explaining_code_version
+from m2lgdg.study.cells import PACKAGE, code_version, explaining_code_version, package_code
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -19,7 +19,7 @@ def copy(tmp_path_factory):
 
 
 def versions(package, plugins=()):
-    code_version.cache_clear()
+    package_code.cache_clear()
     explaining_code_version.cache_clear()
     return code_version(tuple(plugins), package), explaining_code_version(package)
 
@@ -70,7 +70,7 @@ def test_another_version_of_a_numerical_library_is_another_key(library, monkeypa
 @pytest.fixture(autouse=True)
 def forget():
     yield
-    code_version.cache_clear()
+    package_code.cache_clear()
     explaining_code_version.cache_clear()
 
 

@@ -18,6 +18,7 @@ CHECKS = (
     "no near-duplicate scan on both sides",
     "no label proxy among the inputs",
     "source labels known",
+    "no two site names are one site",
 )
 
 
@@ -37,7 +38,9 @@ def copied(cohort, into, series):
 def test_a_clean_cohort_passes_everything(tiny):
     result = leakage_checks(tiny)
     assert tuple(one["check"] for one in result) == CHECKS
-    assert all(one["passed"] is True and one["detail"].startswith("4 targets checked: ") for one in result)
+    assert all(one["passed"] is True for one in result)
+    assert all(one["detail"].startswith("4 targets checked: ") for one in result[:6])
+    assert result[6]["detail"].startswith("4 site names checked: ")
     assert "(inputs: sex, age, education)" in result[4]["detail"]
     assert json.loads(json.dumps(result)) == result
     assert leakage_checks(tiny, ["east"])[0]["detail"].startswith("1 target checked: ")

@@ -116,7 +116,7 @@ def test_nothing_of_this_machine_is_in_the_cohort(name, tmp_path):
 
 def test_wrong_calls_say_what_would_be_right(tmp_path):
     folder, _ = made("npy", tmp_path)
-    with pytest.raises(InputError, match=r"kind folder has no option atlas; available: none\."):
+    with pytest.raises(InputError, match=r"kind folder has no option atlas; available: join_runs\."):
         read(folder, atlas="aal")
     with pytest.raises(InputError, match=r"kind abide-pcp has no option stratgy; did you mean strategy\?"):
         read(folder, "abide-pcp", stratgy="x")

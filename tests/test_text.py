@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import InputError
@@ -102,6 +102,7 @@ def file(tmp_path_factory):
 @given(table=tables())
 def test_any_table_reads_as_float_does(way, file, table):
     suffix, cells, header, content = table
+    assume(header or sorted(cells[0]) not in [[str(first + i) for i in range(len(cells[0]))] for first in (0, 1)])
     names, numbers = text.read_table(file(suffix, content))
     assert names == (None if header is None else [name.lstrip("#") for name in header])
     assert_same_bits(numbers, by_hand(cells))

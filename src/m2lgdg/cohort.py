@@ -25,12 +25,15 @@ FORMAT = "m2lgdg-cohort-1"
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
 
-# Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness.
+# Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
+# must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
 PROXY = re.compile(
-    r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|^aq(_|$)|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|"
-    r"episode|illness|comorbid|onset|severity|phq|bdi|madrs|panss|ymrs",
+    r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
+    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|"
+    r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?)(ii|sr|total|score|sum)?(?![a-z])",
     re.IGNORECASE,
 )
+CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
 
 
 class Exclusion(NamedTuple):
@@ -314,7 +317,7 @@ class Cohort:
 
 def is_proxy(column: str) -> bool:
     """Whether a phenotype column reveals the diagnosis (a label proxy), judged by its name."""
-    return PROXY.search(column) is not None
+    return any(PROXY.search(text) is not None for text in (column, CAMEL.sub("_", column)))
 
 
 def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:

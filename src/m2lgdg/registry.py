@@ -1,18 +1,23 @@
 """The registry: all methods by name, from the package and from plugin files.
 
 The decorator `method` registers classes here; studies, commands and reports look them up. A file of `methods/` is imported
-only when one of its methods is requested, so that a linear model does not wait for PyTorch.
+only when one of its methods is requested, so that a linear model does not wait for PyTorch. A plugin is loaded by its content:
+an edited file is loaded again, also in a process that lives on.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +34,25 @@ PAPER = (  # the paper's method and those it is compared with, in the order of i
 )
 
 
+@dataclass
+class Plugin:
+    """A plugin file as it was loaded: its module, its content hash, and the methods that it registered."""
+
+    path: str
+    module: str
+    hash: str
+    methods: dict[str, type[Method]] = field(default_factory=dict)
+
+
 class Registry(MutableMapping[str, "type[Method]"]):
     """Mapping from method names to classes; looking up a method imports its file."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, type[Method]] = {}
+        self._plugins: dict[str, Plugin] = {}  # module -> plugin, earlier versions of a file included
+        self._current: dict[str, Plugin] = {}  # path -> its version that was loaded last
+        self._wanted: tuple[str, ...] = ()  # modules of the plugins that are loaded together
+        self._lock = threading.RLock()
 
     @functools.cached_property
     def _declared(self) -> dict[str, tuple[str, str]]:
@@ -67,9 +86,78 @@ class Registry(MutableMapping[str, "type[Method]"]):
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)
-        if owner != cls.__module__:
-            raise InputError(f"method {name} is already registered by {owner}.")
+        plugin = self._plugins.get(cls.__module__)
+        replaces = plugin is not None and owner in self._plugins and owner not in self._wanted
+        if owner != cls.__module__ and not replaces:
+            raise InputError(f"method {name} is already registered by {self._file(owner)}.")
         self._loaded[name] = cls
+        if plugin is not None:
+            plugin.methods[name] = cls
+
+    def _file(self, module: str) -> str:
+        return self._plugins[module].path if module in self._plugins else module
+
+    def plugin_of(self, name: str) -> str | None:
+        """Real path of the plugin that registered a method; None for all other methods."""
+        plugin = self._plugins.get(self._loaded[name].__module__) if name in self._loaded else None
+        return plugin.path if plugin else None
+
+    def plugin_hash(self, path: str | Path) -> str:
+        """SHA-256 of a plugin as it was loaded last, or of the file if this process has not loaded it."""
+        plugin = self._current.get(os.path.realpath(path))
+        return plugin.hash if plugin else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    def load_plugins(self, paths: tuple[str, ...]) -> None:
+        """Load plugin files as they are now. Their methods replace those of earlier versions and of other plugins."""
+        with self._lock:
+            loaded, current, outer = dict(self._loaded), dict(self._current), self._wanted
+            try:
+                for path in dict.fromkeys(paths):
+                    self._load_plugin(Path(path))
+            except BaseException:  # all plugins or none; methods of the package that a plugin imported stay
+                package = {name: cls for name, cls in self._loaded.items() if cls.__module__ == self.modules.get(name)}
+                self._loaded, self._current = package | loaded, current
+                raise
+            finally:
+                self._wanted = outer
+
+    def _load_plugin(self, path: Path) -> None:
+        if path.suffix != ".py" or not path.is_file():
+            raise InputError(f"plugin {path} is not a Python file.")
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read plugin {path}: {error.strerror}.") from None
+        real, digest = os.path.realpath(path), hashlib.sha256(source).hexdigest()
+        where = hashlib.sha256(os.fsencode(real)).hexdigest()[:8]  # a plugin may read files next to it
+        module = f"m2lgdg_plugin_{path.stem}_{digest[:16]}_{where}"
+        if module in self._wanted:
+            return
+        if real in self._current:  # the new version may not define all methods of the last one
+            last = self._current[real].module
+            self._loaded = {name: cls for name, cls in self._loaded.items() if cls.__module__ != last}
+        self._wanted += (module,)
+        if module in self._plugins:
+            for name, cls in self._plugins[module].methods.items():
+                self[name] = cls
+        else:
+            self._import(path, source, Plugin(real, module, digest))
+        self._current[real] = self._plugins[module]
+
+    def _import(self, path: Path, source: bytes, plugin: Plugin) -> None:
+        """Run the source that was hashed; Python's own import could take bytecode of an earlier version."""
+        spec = importlib.util.spec_from_file_location(plugin.module, path.absolute())
+        assert spec is not None  # because of the suffix
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[plugin.module] = module
+        self._plugins[plugin.module] = plugin
+        try:
+            exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
+        except BaseException as error:  # a plugin may raise anything, or exit
+            del sys.modules[plugin.module], self._plugins[plugin.module]
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise InputError(f"plugin {path} cannot be imported ({type(error).__name__}: {one_line(error)}).") from None
 
     def __delitem__(self, name: str) -> None:
         del self._loaded[name]
@@ -88,23 +176,7 @@ METHODS = Registry()
 
 
 def load_methods(plugins: tuple[str, ...] = ()) -> Registry:
-    """Import the given plugin files and return the registry."""
-    for plugin in plugins:
-        _load_plugin(Path(plugin))
+    """Load the given plugin files as they are now, and return the registry."""
+    if plugins:
+        METHODS.load_plugins(plugins)
     return METHODS
-
-
-def _load_plugin(path: Path) -> None:
-    name = f"m2lgdg_plugin_{path.stem}"
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise InputError(f"plugin {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise InputError(f"plugin {path} cannot be imported ({type(error).__name__}: {one_line(error)}).") from None

@@ -28,14 +28,15 @@ def audit(
 ) -> None:
     """Test for leakage: replace a target site by noise or withhold its labels, and compare fitted weights and predictions.
 
+    The target is also fitted after other targets in one process, and files that a method uses are reported.
     A second table shows how well phenotypes, head motion, missing values and the site classify without brain data.
     Exit code 0: all methods passed, 1: a method leaks, 2: the audit or a method could not be run.
     """
     from rich.markup import escape
     from rich.table import Table
 
+    from m2lgdg.study.audit import LIMITS, no_brain_scores
     from m2lgdg.study.audit import audit as audit_study
-    from m2lgdg.study.audit import no_brain_scores
     from m2lgdg.study.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
@@ -49,6 +50,7 @@ def audit(
         passed = "yes" if result.passed else "no" if result.differs else "not run"
         table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
     terminal.out.print(table)
+    terminal.out.print(LIMITS, highlight=False, soft_wrap=True)
     with terminal.err.status("fitting baselines without brain data", spinner="line"):
         terminal.out.print(_baseline_table(no_brain_scores(resolved, target=results[0].target)))
     leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)

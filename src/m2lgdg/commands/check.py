@@ -58,6 +58,7 @@ def check(
     site: reading.Site = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
+    join_runs: reading.JoinRuns = False,
     new_site: Annotated[
         bool, typer.Option("--new-site", help="The cohort is only to be predicted, so that a single site is enough.")
     ] = False,

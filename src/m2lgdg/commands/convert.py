@@ -28,12 +28,14 @@ def convert(
     site: reading.Site = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
+    join_runs: reading.JoinRuns = False,
     half: Annotated[
         bool, typer.Option("--float16", help="Store series in half precision: half the size, 0.05 % error.")
     ] = False,
     drop_bad: Annotated[
         bool, typer.Option("--drop-bad", help="Exclude defective subjects instead of stopping at the first.")
     ] = False,
+    merge_sites: reading.MergeSites = False,
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
     ] = None,
@@ -42,10 +44,14 @@ def convert(
     from rich.markup import escape
 
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
+    if drop_bad:
+        cohort = reading.without_empty_scans(cohort)
     if keep is not None:
         from m2lgdg.data.readers.tables import keep_included
 
         cohort = keep_included(cohort, keep)
+    if merge_sites:
+        cohort = reading.merge_sites(cohort)
     written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6

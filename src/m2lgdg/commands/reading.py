@@ -36,10 +36,17 @@ Only = Annotated[str | None, typer.Option(help="bids: entities that a run must h
 Site = Annotated[str | None, typer.Option(help="bids: site name, if participants.tsv has no site column.")]
 Patient = Annotated[str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")]
 Control = Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")]
+JoinRuns = Annotated[
+    bool,
+    typer.Option("--join-runs", help="bids, folder: join the runs of a subject, each z-scored per ROI, instead of stopping."),
+]
+MergeSites = Annotated[
+    bool, typer.Option("--merge-sites", help="Merge sites whose names differ only by case, spaces or Unicode form.")
+]
 
 READER_OPTIONS = (
     *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
-    *("participants", "atlas_image", "atlas_labels", "only", "site", "patient", "control"),
+    *("participants", "atlas_image", "atlas_labels", "only", "site", "patient", "control", "join_runs"),
 )
 
 
@@ -61,6 +68,30 @@ def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: On
             flag = "--all-sites" if name == "exclude_sites" else f"--{name.replace('_', '-')}"
             text = text.replace(f" no option {name};", f" no option {flag};")
         raise InputError(text) from None
+
+
+def without_empty_scans(cohort: Cohort) -> Cohort:
+    """Cohort without numerically empty scans, which are listed as excluded."""
+    import numpy as np
+
+    from m2lgdg.cohort import Exclusion
+    from m2lgdg.data.check import empty_scans
+
+    empty = empty_scans(cohort)
+    reasons = [Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), "numerically empty scan") for i in empty]
+    kept = cohort.select(np.setdiff1d(np.arange(len(cohort)), empty))
+    return kept._changed(excluded=(*cohort.excluded, *reasons))
+
+
+def merge_sites(cohort: Cohort) -> Cohort:
+    """Cohort with one name for sites whose names are alike; prints which were merged."""
+    from m2lgdg.data.site_names import alike, merged
+
+    groups = alike(cohort.sites.tolist() + [one.site for one in cohort.excluded])
+    changed = merged(cohort, groups)
+    for sentence in changed.notes[len(cohort.notes) :] or ("No two site names are alike; nothing was merged.",):
+        terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    return changed
 
 
 def file_name(cohort: Cohort) -> str:

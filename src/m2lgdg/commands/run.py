@@ -45,7 +45,7 @@ def watched(jobs: int) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _report_run(summary: Summary, folder: Path) -> None:
+def _report_run(summary: Summary, folder: Path, leaks: list[str]) -> None:
     from rich.markup import escape
 
     counts = [(summary.reused - summary.taken, "from an earlier run"), (summary.taken, "copied from --reuse")]
@@ -58,6 +58,8 @@ def _report_run(summary: Summary, folder: Path) -> None:
         cells = [cell for cell, other in summary.failed if other == reason]
         more = f" (and {len(cells) - 1} more)" if len(cells) > 1 else ""
         terminal.err.print(f"failed: {cells[0]}{more}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for sentence in leaks:
+        terminal.err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
     terminal.out.print(f"Wrote {escape(str(folder / 'predictions.csv'))}.", soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg table {escape(str(folder))}   or   m2lgdg report {escape(str(folder))}", soft_wrap=True)
 
@@ -82,8 +84,10 @@ def run(
 ) -> None:
     """Run a leave-one-site-out study: every method at every target site. Stop it at any time, and run it again to continue.
 
-    Exit code 0: all cells are done, 1: some failed, 2: the study cannot be run, 130: stopped (Ctrl-C, SIGTERM).
+    Exit code 0: all cells are done, 1: some failed, or a leakage check failed, 2: the study cannot be run, 130: stopped
+    (Ctrl-C, SIGTERM).
     """
+    from m2lgdg.study.checks import failed_checks
     from m2lgdg.study.config import read_study, with_only
     from m2lgdg.study.runner import run_study
 
@@ -104,5 +108,6 @@ def run(
     if reuse and not summary.taken and summary.done + len(summary.failed):
         reason = "none has the same data, fields, seed, device, threads, explanations and code"
         terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
-    _report_run(summary, to)
-    raise typer.Exit(1 if summary.failed else 0)
+    leaks = failed_checks(to)
+    _report_run(summary, to, leaks)
+    raise typer.Exit(1 if summary.failed or leaks else 0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
-from m2lgdg.data.duplicates import find_duplicates
+from m2lgdg.data.duplicates import Pair, find_duplicates
+from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 
 Level = Literal["unusable", "finding", "note"]
 SHORT = 100  # volumes
 TINY = 10  # subjects at a site
 BAD = "bad files"
 MANY_FLAT = 0.1  # fraction of a subject's ROIs
+EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohort
+LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
+SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of one subject
 EXPECTED = ("site left out", "failed by", "no scan in")  # exclusions that the user requested or the release documents
 
 
@@ -56,19 +61,63 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         *([] if new_site else _protocol(cohort)),
         *([] if new_site else _tiny(cohort)),
         *_exclusions(cohort),
+        *_empty(cohort, flat),
         *_duplicates(cohort),
         *_flat(cohort, flat),
         *_short(cohort),
         *_swapped(cohort),
+        *_repetition_times(cohort),
         *_units(cohort, flat),
+        *_implausible(cohort),
         *_missing(cohort),
         *_proxies(cohort),
+        *_unnamed(cohort),
         Finding("note", f"Inputs of the methods: {', '.join(cohort.inputs) or 'none'}."),
-        *(Finding("note", note) for note in cohort.notes),
+        *_notes(cohort),
     ]
     order: dict[Level, int] = {"unusable": 0, "finding": 1, "note": 2}
     findings.sort(key=lambda finding: order[finding.level])
     return Check(_site_table(cohort, flat), tuple(findings), _inclusion(cohort, findings))
+
+
+def empty_scans(cohort: Cohort) -> list[int]:
+    """Positions of subjects whose scan is numerically empty: its sd is below a millionth of the median of the cohort.
+
+    Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
+    a site are so small, its units differ instead, which is another finding. To leave such subjects out:
+    `cohort.select(np.setdiff1d(np.arange(len(cohort)), empty_scans(cohort)))`.
+    """
+    return _empty_positions(cohort, _spreads(cohort))
+
+
+def _spreads(cohort: Cohort, flat: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
+    """Median sd over the ROIs of each subject that are not flat; 0 if all are."""
+    wide = np.float64  # squares of small or large float32 values are out of range
+    spread = []
+    for i, one in enumerate(cohort.series):
+        still = (one == one[0]).all(axis=0) if flat is None else flat[i]
+        spread.append(np.median(one.std(axis=0, dtype=wide)[~still]) if not still.all() else 0.0)
+    return np.array(spread)
+
+
+def _empty_positions(cohort: Cohort, spread: npt.NDArray[np.float64]) -> list[int]:
+    if not len(spread):
+        return []
+    low = np.flatnonzero(spread < EMPTY * np.median(spread)).tolist()
+    at_site = [spread[cohort.sites == cohort.sites[i]] for i in low]
+    return [i for i, here in zip(low, at_site, strict=True) if len(here) == 1 or spread[i] < EMPTY * here.max()]
+
+
+def _empty(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
+    spread = _spreads(cohort, flat)
+    middle = float(np.median(spread)) if len(spread) else 0.0
+    for i in _empty_positions(cohort, spread):
+        subject = str(cohort.subjects[i])
+        text = (
+            f"{subject} ({cohort.sites[i]}) is an unusable subject: its scan is numerically empty (standard deviation "
+            f"{spread[i]:.1g}, in the cohort {middle:.1g}); leave it out with `m2lgdg convert --drop-bad`."
+        )
+        yield Finding("finding", text, (subject,))
 
 
 def _site_table(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> pd.DataFrame:
@@ -179,14 +228,20 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
         first, second = (f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in (pair.first, pair.second))
         across = cohort.sites[pair.first] != cohort.sites[pair.second]
         leak = "would be in both source and target" if across else "could be in both training and validation data"
-        copy = (
-            "have identical series"
-            if pair.exact
-            else f"appear to be the same scan (their series correlate at {pair.correlation:.3f})"
-        )
         conflict = "" if cohort.labels[pair.first] == cohort.labels[pair.second] else ", with different labels"
         subjects = (str(cohort.subjects[pair.first]), str(cohort.subjects[pair.second]))
-        yield Finding("finding", f"{first} and {second} {copy}{conflict}: the scan {leak}.", subjects)
+        yield Finding("finding", f"{first} and {second} {_copy(pair)}{conflict}: the scan {leak}.", subjects)
+
+
+def _copy(pair: Pair) -> str:
+    if pair.exact:
+        return "have identical series"
+    how = {
+        "reversed": "their series correlate at {:.3f} if one is reversed in time",
+        "resampled": "their series correlate at {:.3f} if one is resampled in time",
+        "fc": "their FC correlates at {:.3f}, more than that of two people does",
+    }.get(pair.how, "their series correlate at {:.3f}")
+    return f"appear to be the same scan ({how.format(pair.correlation)})"
 
 
 def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
@@ -217,15 +272,79 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
 
 
 def _swapped(cohort: Cohort) -> Iterator[Finding]:
-    if (cohort.lengths < len(cohort.rois)).all():
-        text = f"Every scan has fewer volumes ({_span(cohort.lengths.tolist())}) than ROIs ({len(cohort.rois)})"
+    """Series that may be transposed. ROIs that have names, or scans of several lengths, speak against it."""
+    if not len(cohort) or not (cohort.lengths < len(cohort.rois)).all():
+        return
+    text = f"Every scan has fewer volumes ({_span(cohort.lengths.tolist())}) than ROIs ({len(cohort.rois)})"
+    if len(set(cohort.lengths.tolist())) == 1 and _are_numbers(cohort) and not cohort.atlas and len(cohort) > 1:
+        advice = 'If the time and ROI axes are swapped, write orientation = "roi,time" into dataset.toml; else name the atlas'
+        yield Finding("finding", f"{text}, the same number in all, and no ROI has a name. {advice}.")
+    else:
         yield Finding("note", f"{text}. Are the time and ROI axes swapped?")
+
+
+def _are_numbers(cohort: Cohort) -> bool:
+    return all(name.isdigit() for name in cohort.rois)
+
+
+def _unnamed(cohort: Cohort) -> Iterator[Finding]:
+    if _are_numbers(cohort):
+        text = (
+            f"The {len(cohort.rois)} ROIs have only numbers ({cohort.rois[0]} to {cohort.rois[-1]}), so that another atlas "
+            "with as many ROIs cannot be told apart"
+        )
+        advice = "name them by a header, or in dataset.toml by rois or atlas, before a model is applied to other data"
+        yield Finding("note", f"{text}; {advice}.")
+
+
+def _repetition_times(cohort: Cohort) -> Iterator[Finding]:
+    unknown = np.isnan(cohort.tr)
+    if unknown.any():
+        count = f"{unknown.sum()} of {counted(len(cohort), 'subject')}"
+        sites = sorted(set(cohort.sites[unknown].tolist()), key=natural_key)
+        where = "" if unknown.all() else f" ({', '.join(sites[:6])}{' ...' if len(sites) > 6 else ''})"
+        advice = "give it in a column tr, in dataset.toml (tr = 2.0), in a JSON sidecar, or with --tr"
+        yield Finding("finding", f"The TR of {count} is not known{where}; {advice}.", tuple(cohort.subjects[unknown].tolist()))
+    slow = cohort.tr > SLOWEST
+    if slow.any():
+        i = int(slow.argmax())
+        text = f"{counted(int(slow.sum()), 'subject')} {'has' if slow.sum() == 1 else 'have'} a TR above {SLOWEST:g} s"
+        example = f"{cohort.subjects[i]}: {cohort.tr[i]:g} s"
+        yield Finding("finding", f"{text} ({example}), which looks like milliseconds.", tuple(cohort.subjects[slow].tolist()))
+    for site in cohort.site_names:
+        here = np.round(cohort.tr[(cohort.sites == site) & ~unknown], 3)
+        values, counts = np.unique(here, return_counts=True)
+        if len(values) > 1:
+            listed = ", ".join(f"{value:g} s {count}" for value, count in zip(values, counts, strict=True))
+            yield Finding(
+                "finding", f"{site} has scans with {len(values)} TRs ({listed}); they may be two protocols or an error."
+            )
+
+
+def _implausible(cohort: Cohort) -> Iterator[Finding]:
+    """Values of inputs that no person has; readers set such ages to missing, cohort files may still have them."""
+    for column in cohort.inputs:
+        values = cohort.phenotypes[column].to_numpy()
+        low, high = (0.0, OLDEST) if column == "age" else (-LARGEST_INPUT, LARGEST_INPUT)
+        for i in np.flatnonzero((values < low) | (values > high)):
+            subject = str(cohort.subjects[i])
+            yield Finding("finding", f"Subject {subject}, column {column}: {values[i]:g} is not plausible.", (subject,))
+
+
+def _notes(cohort: Cohort) -> Iterator[Finding]:
+    """Notes of the reader; those on implausible values are findings about their subject."""
+    for note in cohort.notes:
+        if note.startswith(IMPLAUSIBLE):
+            match = SUBJECT.search(note)
+            text = note.removeprefix(IMPLAUSIBLE)
+            yield Finding("finding", f"{text[0].upper()}{text[1:]}.", (match[1],) if match else ())
+        else:
+            yield Finding("note", note)
 
 
 def _units(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
     """Sites whose signal is on another scale, for example in percent where others are in raw units."""
-    wide = np.float64  # squares of small or large float32 values are out of range
-    spread = np.array([np.median(one.std(axis=0, dtype=wide)[~still]) for one, still in zip(cohort.series, flat, strict=True)])
+    spread = _spreads(cohort, flat)
     typical = {site: float(np.median(spread[cohort.sites == site])) for site in cohort.site_names}
     middle = float(np.median(list(typical.values())))
     for site, value in typical.items():

@@ -15,9 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, is_proxy
-from m2lgdg.data.check import counted
+from m2lgdg.data.check import TINY, _separates, counted
 from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
+from m2lgdg.data.site_names import alike, shown
+from m2lgdg.metrics import auc
 from m2lgdg.splits import Fold, leave_one_site_out
+
+SEPARATION = 0.45  # distance of a within-site AUC from 0.5 above which an input reveals the label
 
 
 def leakage_checks(cohort: Cohort, targets: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -45,11 +49,18 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         (
             "no label proxy among the inputs",
             _proxies,
-            f"no input has the name of a label proxy (inputs: {inputs})",
+            f"no input has the name of a label proxy or separates patients from controls (inputs: {inputs})",
         ),
         ("source labels known", _unlabelled, "every source subject is labelled as patient or control"),
     ]
-    return [_result(name, [(fold.site, problem(fold)) for fold in folds], fine) for name, problem, fine in checks]
+    results = [_result(name, [(fold.site, problem(fold)) for fold in folds], fine) for name, problem, fine in checks]
+    return [*results, _site_names(cohort)]
+
+
+def failure_sentences(checks: Iterable[dict[str, Any]]) -> list[str]:
+    """One sentence for each failed check, for the end of a run and the top of tables and reports."""
+    failed = [check for check in checks if not check.get("passed", True)]
+    return [f"Leakage check failed: {check['check']}. {check['detail']}" for check in failed]
 
 
 def _result(check: str, problems: list[tuple[str, str]], fine: str) -> dict[str, Any]:
@@ -100,9 +111,61 @@ def _scans(sites: Counter[str]) -> str:
 
 
 def _proxies(fold: Fold) -> str:
-    proxies = [column for column in fold.source.inputs if is_proxy(column)]
-    verb = "reveals" if len(proxies) == 1 else "reveal"
-    return f"{', '.join(proxies)} {verb} the diagnosis (allow_proxies is set)" if proxies else ""
+    """Inputs of source that reveal the label, by their name or by their values."""
+    named = [column for column in fold.source.inputs if is_proxy(column)]
+    separating = [column for column in fold.source.inputs if column not in named and _reveals_label(fold.source, column)]
+    sentences = []
+    if named:
+        sentences.append(f"{_listed(named, 'reveals', 'reveal')} the diagnosis (allow_proxies is set)")
+    if separating:
+        kept_out = f"leave {'it' if len(separating) == 1 else 'them'} out of the inputs"
+        sentences.append(
+            f"{_listed(separating, 'separates', 'separate')} patients from controls almost perfectly, as a label proxy does "
+            f"({kept_out})"
+        )
+    return ", and ".join(sentences)
+
+
+def _listed(columns: list[str], one: str, several: str) -> str:
+    """Column names with the verb that agrees with their number."""
+    return f"{', '.join(columns)} {one if len(columns) == 1 else several}"
+
+
+def _reveals_label(source: Cohort, column: str) -> bool:
+    """Whether an input ranks patients against controls almost perfectly, over all subjects or within sites.
+
+    Within sites only subjects of the same site are compared, because a scale may have other units elsewhere.
+    """
+    if _separates(source, column):
+        return True
+    values = source.phenotypes[column].to_numpy()
+    known = np.isfinite(values)
+    ranked = pairs = 0.0
+    patients = controls = 0
+    for site in source.site_names:
+        here = known & (source.sites == site)
+        n_patients, n_controls = (int((source.labels[here] == label).sum()) for label in (1, 0))
+        if n_patients and n_controls:
+            ranked += auc(source.labels[here], values[here]) * n_patients * n_controls
+            pairs += n_patients * n_controls
+            patients, controls = patients + n_patients, controls + n_controls
+    return min(patients, controls) >= TINY and abs(ranked / pairs - 0.5) > SEPARATION
+
+
+def _site_names(cohort: Cohort) -> dict[str, Any]:
+    """Check that no site has two names; over the whole cohort, since each name would be a target of its own."""
+    check = "no two site names are one site"
+    counts = Counter(cohort.sites.tolist())
+    groups = alike(counts)
+    if not groups:
+        fine = "no two differ only by case, spaces or Unicode form"
+        return {"check": check, "passed": True, "detail": f"{counted(len(counts), 'site name')} checked: {fine}."}
+    listed = "; ".join(
+        " and ".join(f"{shown(name)} ({counted(counts[name], 'subject')})" for name in group) for group in groups
+    )
+    problem = "differ only by case, spaces or Unicode form, so a site would be trained on when it is the target"
+    advice = "merge the names with m2lgdg convert PATH OUT --merge-sites"
+    return {"check": check, "passed": False, "detail": f"{listed} {problem}; {advice}."}
 
 
 def _unlabelled(fold: Fold) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
@@ -99,8 +100,7 @@ def _cohort(contents: Contents) -> str:
 
 
 def _warnings(contents: Contents) -> list[str]:
-    failed = [check for check in contents.checks if not check.get("passed", True)]
-    sentences = [f"Leakage check failed: {check['check']}. {check['detail']}" for check in failed]
+    sentences = failure_sentences(contents.checks)
     missing = contents.missing()
     if missing:
         sentences.append(f"Not run yet: {', '.join(missing)}. Repeat m2lgdg run to continue.")

@@ -1,7 +1,8 @@
 """Leakage audit: cells of a study are refitted with an altered target, which must not change what is learned.
 
 It fits cells as `study.runner` does. While `data.leakage` checks cohorts, the audit checks methods, including a user's own.
-Each altered cohort ("world") has its own file and process, so that they share no memory.
+Each altered cohort ("world") has its own file and process, so that they share no memory. In one more process other targets are
+fitted first, because a study fits many targets in one process.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,25 @@ import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.method import Method, nearest
+from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
 from m2lgdg.study.config import Study
+from m2lgdg.study.kept import kept_outside
 from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
 from m2lgdg.study.runner import CellContext, check_device, checked, failure_reason, fitted_cell, study_cohort
+from m2lgdg.study.watch import Used, Watch
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones
-REAL, NOISE, WITHHELD = "real", "noise", "withheld"
+REAL, NOISE, WITHHELD, AFTER = "real", "noise", "withheld", "after others"
+OTHERS = 2  # cells of other targets that are fitted before the audited one
+NO_OTHERS = "no other target has both classes in its source, so it cannot be tested whether another target leaks"
+LIMITS = (
+    "The audit cannot see files that another process or compiled code opens (except the cohort of the study, on Linux), data "
+    "that a method takes from memory (gc) and that change neither weights nor predictions nor kept values, or a method that "
+    "recognises the audit."
+)
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,14 @@ class Audited:
 
 @dataclass
 class Seen:
-    """One cell in one world: digests of the learned state, predictions, and files of the cohort that were opened."""
+    """One cell in one world: digests of what was learned and of what is kept elsewhere, predictions, and files used."""
 
     learned: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
+    kept: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
     proba: dict[str, Proba] = field(default_factory=dict)  # how the target was given -> its probabilities
     tolerance: float = 0.0
-    opened: tuple[str, ...] = ()
+    used: Used = field(default_factory=Used)
     reason: str | None = None
 
 
@@ -77,21 +88,50 @@ def audit(
         if name not in study.methods:
             raise InputError(f"{name} is not one of the study's methods{nearest(name, study.methods)}")
     target = target or (study.targets or cohort.site_names)[0]
+    others = _other_targets(cohort, target, study.targets or [])
     seeds = study.seeds[:1] if seed is None else [seed]
     study = study.model_copy(update={"methods": wanted, "targets": [target], "seeds": seeds, "explain": False})
     check_device(study)
     cells = [cell for cell in make_cells(study, cohort) if not cell.variant]
+    alone = [[cell] for cell in cells]
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:
-        seen = {world: _run_world(world, cells, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
-        results = [_compare(cell, *(seen[world][i] for world in seen)) for i, cell in enumerate(cells)]
-        checking_weights = [i for i, result in enumerate(results) if result.differs]
+        seen = {world: _run_world(world, alone, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
+        sequences = [_after_others(cell, others) for cell in cells]
+        seen[AFTER] = _run_world(AFTER, sequences, study, cohort, folder) if others else [Seen(reason=NO_OTHERS) for _ in cells]
+        _forget_unstable(seen, lambda: _run_world(WITHHELD, alone, study, cohort, folder))
+        results = [_compare(cell, {world: seen[world][i] for world in seen}) for i, cell in enumerate(cells)]
+        leaking = [i for i, result in enumerate(results) if result.differs]
         # A method that is not reproducible differs in every world, and that is not a leak.
-        control = _run_world(REAL, [cells[i] for i in checking_weights], study, cohort, folder) if checking_weights else []
-    for i, second in zip(checking_weights, control, strict=True):
+        control = _run_world(REAL, [alone[i] for i in leaking], study, cohort, folder) if leaking else []
+    for i, second in zip(leaking, control, strict=True):
         if second.learned != seen[REAL][i].learned:
             reason = "two fits of the same source differ, so leakage cannot be tested; draw random numbers from the seed of fit"
             results[i] = dataclasses.replace(results[i], differs=(), reason=second.reason or reason)
     return results
+
+
+def _other_targets(cohort: Cohort, target: str, preferred: Iterable[str]) -> list[str]:
+    """Up to `OTHERS` sites to fit before the audited target, the study's own first; source must have both classes."""
+    sites = [site for site in dict.fromkeys([*preferred, *cohort.site_names]) if site != target]
+    return [site for site in sites if {0, 1} <= set(cohort.labels[cohort.sites != site].tolist())][:OTHERS]
+
+
+def _after_others(cell: Cell, others: list[str]) -> list[Cell]:
+    """Cells of other targets, then the cell itself; a cohort with one other target has it with two seeds."""
+    first = [dataclasses.replace(cell, target=site) for site in others]
+    if len(first) == 1:
+        first.append(dataclasses.replace(first[0], seed=cell.seed + 1))
+    return [*first, cell]
+
+
+def _forget_unstable(seen: dict[str, list[Seen]], repeat: Callable[[], list[Seen]]) -> None:
+    """Where worlds differ in what is kept, drop names that also differ between two runs of one world, such as a timer."""
+    if all(noise.kept == withheld.kept for noise, withheld in zip(seen[NOISE], seen[WITHHELD], strict=True)):
+        return
+    for first, second, noise in zip(seen[WITHHELD], repeat(), seen[NOISE], strict=True):
+        for name in {name for name in first.kept | second.kept if first.kept.get(name) != second.kept.get(name)}:
+            first.kept.pop(name, None)
+            noise.kept.pop(name, None)
 
 
 def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
@@ -101,7 +141,7 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
     if world == WITHHELD:
         labels[here] = UNKNOWN
         return dataclasses.replace(cohort, labels=labels)
-    if world == REAL:
+    if world in (REAL, AFTER):
         return cohort
     draw = np.random.default_rng(9)
     labels[here] = np.where(labels[here] == UNKNOWN, draw.integers(0, 2, len(here)), 1 - labels[here])
@@ -125,16 +165,16 @@ def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.
     return pd.Series(values, index=column.index, name=column.name)
 
 
-def _run_world(world: str, cells: list[Cell], study: Study, cohort: Cohort, folder: str) -> list[Seen]:
-    """Fit and predict the cells of one world in a new process."""
+def _run_world(world: str, sequences: list[list[Cell]], study: Study, cohort: Cohort, folder: str) -> list[Seen]:
+    """Fit and predict sequences of cells of one world in a new process; the last cell of each is observed."""
     from joblib.externals.loky import ProcessPoolExecutor
 
-    path = other_target(cohort, cells[0].target, world).save(Path(folder) / f"{world}.cohort")
+    path = other_target(cohort, sequences[0][-1].target, world).save(Path(folder) / f"{world}.cohort")
     plugins = tuple(str(Path(plugin).resolve()) for plugin in study.plugins)
     context = CellContext(folder, str(path), cohort.inputs, cohort.allow_proxies, plugins, study.device, study.threads)
     pool = ProcessPoolExecutor(max_workers=1)
     try:
-        seen: list[Seen] = pool.submit(_observe, cells, context, os.path.realpath(study.cohort), world).result()
+        seen: list[Seen] = pool.submit(_observe, sequences, context, os.path.realpath(study.cohort), world).result()
     except RuntimeError as error:  # a method may end the whole process
         raise InputError(f"the audit's worker process died ({type(error).__name__}).") from None
     finally:
@@ -142,36 +182,42 @@ def _run_world(world: str, cells: list[Cell], study: Study, cohort: Cohort, fold
     return seen
 
 
-def _observe(cells: list[Cell], context: CellContext, original: str, world: str) -> list[Seen]:
-    """Fit and predict each cell in this process, and record files of the study's cohort that a method opens itself."""
-    opened: list[str] = []
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | bytes):
-            path = os.path.realpath(os.fsdecode(arguments[0]))
-            if (path == original or path.startswith(original + os.sep)) and not path.endswith((".py", ".pyc")):
-                opened.append(os.path.relpath(path, os.path.dirname(original)))
-
-    sys.addaudithook(watch)
+def _observe(sequences: list[list[Cell]], context: CellContext, original: str, world: str) -> list[Seen]:
+    """Fit and predict each cell in this process, and record the files and processes that a method uses itself."""
+    load_methods(context.plugins)  # what a plugin reads when it is imported is a part of it
+    watch = Watch(original, context.cohort)
     seen = []
-    for cell in cells:
+    for *others, cell in sequences:
         result = Seen()
-        opened.clear()
         try:
-            _observe_cell(cell, context, world, result)
-        except Exception as error:  # a user's method may raise anything
+            with watch.watching() as result.used:
+                for other in others:
+                    _run_before(other, context)
+                _observe_cell(cell, context, world, result)
+        except (Exception, SystemExit) as error:  # a user's method may raise anything, or exit
             result.reason = failure_reason(error)
-        result.opened = tuple(dict.fromkeys(opened))
         seen.append(result)
     return seen
+
+
+def _run_before(cell: Cell, context: CellContext) -> None:
+    """Fit and predict a cell of another target, as a study does in the same process."""
+    try:
+        with fitted_cell(cell, context) as (fold, fitted):
+            fitted.predict_proba(fold.target)
+    except (Exception, SystemExit) as error:  # a user's method may raise anything, or exit
+        raise InputError(f"target {cell.target}, which is fitted first: {failure_reason(error)}") from error
 
 
 def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
     from m2lgdg.deep import DeepMethod
 
+    cls = load_methods()[cell.method]
+    before = kept_outside(cls)
     with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
         seen.learned = digests(fitted)
+        seen.kept = {name: value for name, value in kept_outside(cls, fitted).items() if before.get(name) != value}
         seen.proba["as it is"] = fitted.predict_proba(target)[:, 1]
         if world != REAL:
             return
@@ -180,12 +226,14 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         relabelled = dataclasses.replace(target, labels=draw.permutation(1 - np.maximum(target.labels, 0)))
         seen.proba["with other labels"] = fitted.predict_proba(relabelled)[:, 1]
         seen.proba["in another order"] = fitted.predict_proba(target.select(order))[np.argsort(order), 1]
-        alone = [fitted.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
-        seen.proba["one subject at a time"] = np.concatenate(alone)
         # Single-precision rounding, which the calibration of a barely trained network amplifies.
         seen.tolerance = 1e-4 if isinstance(fitted, DeepMethod) else 1e-9
     with fitted_cell(cell, context) as (_, refitted):
         seen.again = digests(refitted)
+        # The second fit has not seen the whole target yet, and cannot have kept its statistics in an attribute.
+        fresh = refitted if seen.again == seen.learned else fitted
+        alone = [fresh.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
+        seen.proba["one subject at a time"] = np.concatenate(alone)
 
 
 def digests(fitted: Method) -> dict[str, str]:
@@ -201,22 +249,27 @@ def digests(fitted: Method) -> dict[str, str]:
     return learned
 
 
-def _compare(cell: Cell, real: Seen, noise: Seen, withheld: Seen) -> Audited:
+def _compare(cell: Cell, seen: dict[str, Seen]) -> Audited:
     head = Audited(cell.method, cell.target, cell.seed)
-    reason = real.reason or noise.reason or withheld.reason
-    opened = list(dict.fromkeys([*real.opened, *noise.opened, *withheld.opened]))
-    differs = [f"the method opens {', '.join(opened[:3])}, which contains the target"] if opened else []
-    if reason is not None:
-        where = "" if real.reason else " (only with noise or withheld labels at the target)"
-        return dataclasses.replace(head, differs=tuple(differs), reason=f"{reason}{where}")
+    differs = _files_used([one.used for one in seen.values()])
+    for world, one in seen.items():
+        if one.reason is not None:
+            where = " (only with noise or withheld labels at the target)" if world in (NOISE, WITHHELD) else ""
+            return dataclasses.replace(head, differs=tuple(differs), reason=f"{one.reason}{where}")
+    real, noise, withheld, after = (seen[world] for world in (REAL, NOISE, WITHHELD, AFTER))
     fits = (
         ("a target of noise", noise.learned),
         ("a target without labels", withheld.learned),
         ("fitting again after the target was predicted", real.again),
+        ("fitting other targets first in the same process", after.learned),
     )
     differs += [f"{how} changes {_named(real.learned, other)}" for how, other in fits if other != real.learned]
+    if noise.kept != withheld.kept:
+        differs.append(f"a target of noise changes {_named(withheld.kept, noise.kept)}, kept outside of state_ and facts_")
     base = real.proba["as it is"]
     exact = {"with labels withheld": withheld.proba["as it is"], "with other labels": real.proba["with other labels"]}
+    if after.learned == real.learned:
+        exact["after other targets in the same process"] = after.proba["as it is"]
     near = {how: real.proba[how] for how in ("in another order", "one subject at a time")}
     for tolerance, given in ((0.0, exact), (real.tolerance, near)):
         for how, proba in given.items():
@@ -226,6 +279,29 @@ def _compare(cell: Cell, real: Seen, noise: Seen, withheld: Seen) -> Audited:
     return dataclasses.replace(head, differs=tuple(differs))
 
 
+def _files_used(used: list[Used]) -> list[str]:
+    """Sentences about files and processes that a method used in any world."""
+    cohort, unseen, files, processes = (
+        list(dict.fromkeys(name for one in used for name in getattr(one, kind)))
+        for kind in ("cohort", "unseen", "files", "processes")
+    )
+    sentences = []
+    if cohort:
+        sentences.append(f"the method opens {_first(cohort)}, which contains the target")
+    elif unseen:
+        how = "by compiled code or another process"
+        sentences.append(f"{_first(unseen)}, which contains the target, is opened while the method runs, {how}")
+    if files:
+        sentences.append(f"the method uses {_first(files)}, where data of one target can reach another")
+    if processes:
+        sentences.append(f"the method starts {_first(processes)}, whose files the audit cannot see")
+    return sentences
+
+
 def _named(first: dict[str, str], second: dict[str, str]) -> str:
-    names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+    return _first(sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)))
+
+
+def _first(names: list[str]) -> str:
+    """The first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

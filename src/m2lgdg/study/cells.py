@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,10 @@ LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can ch
 
 @dataclass(frozen=True)
 class Cell:
-    """One training and its target; `fields` are all hyper-parameters, `key` is the hash of everything that matters."""
+    """One training and its target; `fields` are all hyper-parameters, `key` is the hash of everything that matters.
+
+    `code` is the part of the key that stands for code and libraries: the process that runs the cell must have the same.
+    """
 
     method: str
     variant: str
@@ -35,6 +38,7 @@ class Cell:
     fields: dict[str, Any]
     key: str
     explain: int = 0  # steps of integrated gradients; 0: not explained
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
@@ -43,8 +47,9 @@ class Cell:
 def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
     """All cells of a study, in the order of `predictions.csv`."""
     targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
-    classes = load_methods(tuple(study.plugins))
-    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(tuple(study.plugins))]
+    plugins = tuple(study.plugins)
+    classes = load_methods(plugins)
+    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(plugins)]
     cells = []
     for name in study.methods:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
@@ -56,7 +61,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
                 for seed in seeds:
                     identity = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
                     key = hashlib.sha256(identity.encode()).hexdigest()[:24]
-                    cells.append(Cell(name, variant, target, seed, fields, key, steps))
+                    cells.append(Cell(name, variant, target, seed, fields, key, steps, cell_code(plugins, steps)))
     return cells
 
 
@@ -87,21 +92,32 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{key}={value}", {key: value}
 
 
-@cache
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, plugins, versions of numerical libraries."""
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, plugins, versions of numerical libraries.
+
+    Plugins count as they are loaded in this process, the package as it was when this was first called.
+    """
+    files, versions = package_code(package)
+    loaded = [(Path(plugin).name, load_methods().plugin_hash(plugin)) for plugin in plugins]
+    return _digest([*files, *loaded, *versions])
+
+
+@cache
+def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
+    """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
     files = [*package.glob("*.py"), *(package / "methods").rglob("*.py"), *(package / "fast").rglob("*.py")]
-    return _hash_of(
-        sorted(files),
-        [Path(plugin) for plugin in plugins],
-        [f"{library} {installed_version(library)}" for library in LIBRARIES],
-    )
+    return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
 
 
 @cache
 def explaining_code_version(package: Path = PACKAGE) -> str:
     """Hash of the code that makes explanations."""
-    return _hash_of(sorted((package / "explain").rglob("*.py")))
+    return _digest(_hashes((package / "explain").rglob("*.py")))
+
+
+def cell_code(plugins: tuple[str, ...], explain: int) -> str:
+    """Hash of the code that runs a cell in this process, and of the code that explains it if it is explained."""
+    return code_version(plugins) + (f"-{explaining_code_version()}" if explain else "")
 
 
 def installed_version(library: str) -> str:
@@ -112,7 +128,9 @@ def installed_version(library: str) -> str:
         return "not installed"
 
 
-def _hash_of(files: list[Path], plugins: Sequence[Path] = (), versions: Sequence[str] = ()) -> str:
-    parts = [(file.name, file.read_bytes()) for file in (*files, *plugins)]
-    content = json.dumps([*((name, hashlib.sha256(text).hexdigest()) for name, text in parts), *versions])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+def _hashes(files: Iterable[Path]) -> list[tuple[str, str]]:
+    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(files)]
+
+
+def _digest(parts: Sequence[tuple[str, str] | str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ Every value is validated here before the runner uses it, and an unknown name get
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +81,9 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     for name in study.methods:
         if name not in known:
             raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
+        plugin = known.plugin_of(name)
+        if plugin not in (None, *map(os.path.realpath, plugins)):  # loaded for another study of this process
+            raise InputError(f"{where}, key methods: method {name} is defined in {plugin}; add this file to the key plugins.")
     _check_once(study, where)
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:

@@ -1,55 +1,101 @@
 """Engines that run cells: serially, in local processes (joblib), or on a Dask cluster, with identical results.
 
-An engine takes items and a function, and yields (item, result) to the study runner in the order in which they finish.
+An engine takes items and a function, and yields (item, result) to the study runner in the order in which they finish. An error
+that the function raises ends the run, and so does closing the generator.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent import futures
 from typing import Any, Literal, TypeVar
 
 from m2lgdg.storage import InputError, one_line
 
 Engine = Literal["serial", "joblib", "dask"]
 Item = TypeVar("Item")
+Results = Generator[tuple[Item, str | None], None, None]
 Work = Callable[[Any], str | None]  # returns the reason for a failure, or None
+WORKER_LOST = (
+    "worker lost: its process was killed, perhaps for lack of memory; run the same command again, with fewer --jobs if it "
+    "happens again"
+)
 
 
-def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Results[Item]:
     """Run the items one after another in this process."""
     for item in items:
         yield item, work(item)
 
 
-def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
-    """Run in `jobs` local processes. If one is killed the others end too, and unfinished items are reported as lost."""
-    from joblib import Parallel, delayed
-
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered", initializer=_ignore_interrupts)
-    unfinished = dict(enumerate(items))
+def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Results[Item]:
+    """Run in `jobs` local processes. If one is killed its item is reported as lost, and a new process takes its place."""
+    workers, waiting = _Workers(work, jobs), iter(items)
     try:
-        for position, result in pool(delayed(_numbered)(work, i, item) for i, item in enumerate(items)):
-            yield unfinished.pop(position), result
-    except BrokenExecutor:
-        reason = (
-            "worker lost: a process was killed, perhaps for lack of memory; run the same command again, with fewer --jobs if "
-            "it happens again"
-        )
-        yield from ((item, reason) for item in unfinished.values())
+        for i, item in enumerate(itertools.islice(waiting, jobs)):
+            workers.submit(i, item)
+        while workers.running:
+            for future in futures.wait(workers.running, return_when=futures.FIRST_COMPLETED).done:
+                i, item = workers.running.pop(future)
+                for following in itertools.islice(waiting, 1):
+                    workers.submit(i, following)
+                lost = isinstance(future.exception(), futures.BrokenExecutor)
+                yield item, WORKER_LOST if lost else future.result()
+    finally:
+        workers.close()
 
 
-def _ignore_interrupts() -> None:
+class _Workers:
+    """Pools of one process each, so that a lost process takes nothing but its own item with it."""
+
+    def __init__(self, work: Work, jobs: int) -> None:
+        self.work, self.environment = work, _worker_environment(jobs)
+        self.pools: dict[int, Any] = {}
+        self.running: dict[futures.Future[str | None], tuple[int, Any]] = {}  # pool and item
+
+    def submit(self, i: int, item: Any) -> None:
+        """Run an item in the i-th process, which is started if there is none or the last one was lost."""
+        try:
+            future = self.pools[i].submit(self.work, item)
+        except (KeyError, futures.BrokenExecutor):
+            from joblib.externals.loky import ProcessPoolExecutor
+
+            self.pools[i] = ProcessPoolExecutor(max_workers=1, initializer=_prepare_worker, env=self.environment)
+            future = self.pools[i].submit(self.work, item)
+        self.running[future] = (i, item)
+
+    def close(self) -> None:
+        """End all processes, those that run an item by force."""
+        for future in self.running:  # loky fails in a thread of its own if a pool is killed before it has taken its item
+            while not (future.running() or future.done()):
+                time.sleep(0.001)
+        for pool in self.pools.values():
+            pool.shutdown(kill_workers=bool(self.running))
+
+
+def _worker_environment(jobs: int) -> dict[str, str]:
+    """Threads of numerical libraries in a worker: a fair part of the cores, unless the user has set another number."""
+    from joblib import cpu_count
+
+    threads = str(max(cpu_count() // jobs, 1))
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    return {name: os.environ.get(name, threads) for name in (*names, "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS")}
+
+
+def _prepare_worker() -> None:
     """Ctrl-C reaches every process of a terminal; the parent ends this one, so that it prints no traceback."""
+    from joblib.externals.loky import process_executor
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize  # PyTorch and a cohort that were loaded are not a leak
 
 
-def _numbered(work: Work, position: int, item: Any) -> tuple[int, str | None]:
-    return position, work(item)
-
-
-def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Iterator[tuple[Item, str | None]]:
+def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Results[Item]:
     """Run on the cluster at a scheduler's address, or on a temporary cluster of `jobs` local worker processes.
 
     The workers must see the study folder and the cohort file under the same paths.
@@ -69,12 +115,14 @@ def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) ->
     try:
         waiting = {client.submit(work, item, pure=False): item for item in items}
         for future in api.as_completed(list(waiting)):
-            lost = future.exception()  # the work itself never raises, so this is a lost worker
-            yield waiting[future], f"worker lost: {one_line(lost)}" if lost else future.result()
+            raised = future.exception()
+            if isinstance(raised, InputError):  # it ends the run, such as a full disk
+                raise raised
+            yield waiting[future], f"worker lost: {one_line(raised)}" if raised else future.result()
     finally:
         client.close()
         if cluster is not None:
             cluster.close()
 
 
-ENGINES: dict[str, Callable[..., Iterator[tuple[Any, str | None]]]] = {"serial": serial, "joblib": processes, "dask": dask}
+ENGINES: dict[str, Callable[..., Results[Any]]] = {"serial": serial, "joblib": processes, "dask": dask}

@@ -36,7 +36,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
     """Lock the folder for this study, against other runs of the same cells, until the block ends."""
     about = _about(out, study, cohort, cohort_path)
     _check_folder(out, about)  # before anything is written
-    with _one_at_a_time(out):
+    with one_at_a_time(out):
         _check_folder(out, about)
         _check_runs(out, shard)
         path = out / ".lock-{}-of-{}".format(*shard)
@@ -45,7 +45,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
     try:
         with contextlib.suppress(OSError):  # a full disk; the process id is only information for other runs
             os.write(handle, str(os.getpid()).encode())
-        with _one_at_a_time(out):
+        with one_at_a_time(out):
             _describe(out, about, study, cohort)
             if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can map it
                 cohort.save(cohort_path)
@@ -57,7 +57,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
 
 
 @contextlib.contextmanager
-def _one_at_a_time(out: Path) -> Iterator[None]:
+def one_at_a_time(out: Path) -> Iterator[None]:
     """Runs that share a folder take turns in this block."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
     if path.is_file():
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{path} is damaged; choose another --out, or remove the folder.") from None
         for key in about:
             if not isinstance(stored, dict) or stored.get(key) != about[key]:
@@ -164,8 +164,18 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
     if not (out / "checks.json").is_file():
         checks = leakage_checks(cohort, study.targets)
         write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
-    if not (out / "environment.json").is_file():
-        write_text(out / "environment.json", json.dumps(_environment(study), indent=1) + "\n")
+    environment = _environment(study)
+    if _stored_code(out / "environment.json") != environment["code"]:  # cells of other code are not in the predictions
+        write_text(out / "environment.json", json.dumps(environment, indent=1) + "\n")
+
+
+def _stored_code(path: Path) -> object:
+    """Code version of an environment.json; None if there is none."""
+    try:
+        environment = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return environment.get("code") if isinstance(environment, dict) else None
 
 
 def _environment(study: Study) -> dict[str, str]:

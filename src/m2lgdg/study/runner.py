@@ -1,24 +1,23 @@
 """The study runner: every cell (method x variant x target x seed) once, in any order, on any engine, resumable.
 
-The record of a cell is one file, written atomically under `cells/`. `predictions.csv` is assembled from the records in a
-fixed order, so that its bytes depend neither on the engine, nor on the number of workers, nor on interruptions.
+The record of a cell is one file, written atomically under `cells/` by the process that ran it (`study.records`). That process
+has the cohort and the code of the cell's key, or the run ends.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
@@ -26,11 +25,13 @@ from m2lgdg.method import Method, make
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
-from m2lgdg.study.cells import Cell, distinct, make_cells
+from m2lgdg.study.cells import LIBRARIES, Cell, cell_code, distinct, make_cells
 from m2lgdg.study.config import Study, check_study, read_study
 from m2lgdg.study.engines import ENGINES, Engine
 from m2lgdg.study.folder import locked_folder
-from m2lgdg.study.predictions import COLUMNS
+from m2lgdg.study.loaded import cohort_in_memory
+from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
+from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
 
 LEARNED = (
     "penalties",
@@ -42,6 +43,7 @@ LEARNED = (
     "share",
     "notes",
 )  # facts stored in a record
+_LOADING = threading.Lock()
 LOST = "the GPU failed and can no longer be used by this process"
 
 
@@ -56,6 +58,7 @@ class CellContext:
     plugins: tuple[str, ...]
     device: str
     threads: int
+    cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
 
 
 @dataclass
@@ -71,6 +74,17 @@ class Summary:
 
 
 Watch = Callable[[Summary], None]
+
+
+class RunEnds(InputError):
+    """Reason why no further cell can be run, and what to do. The cell at hand has no record unless it was written before."""
+
+    def __init__(self, reason: str, advice: str = "run the same command again to continue") -> None:
+        super().__init__(reason, advice)
+        self.reason, self.advice = reason, advice
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.advice}."
 
 
 class Stopped(KeyboardInterrupt):
@@ -94,8 +108,8 @@ def run_study(
     """Run the cells that are not done yet and write predictions.csv.
 
     `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failed cell is recorded and the others
-    continue, unless the GPU failed with it; the next run tries it again. Identical cells are copied from the folders in
-    `reuse`, for example from a study with fewer seeds or methods.
+    continue, unless the GPU failed with it; the next run tries it again. The run ends if the cohort or a plugin is changed
+    meanwhile. Identical cells are copied from the folders in `reuse`, for example from a study with fewer seeds or methods.
     """
     start = time.monotonic()
     out = Path(out)
@@ -111,7 +125,7 @@ def run_study(
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    released = Path(study.cohort).is_dir()  # workers map a file, so a release folder is converted once, into the study folder
+    released = Path(study.cohort).is_dir()  # workers read a file, so a release folder is converted once, into the study folder
     cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
     shard_cells = distinct(cells)[part - 1 :: parts]
     context = CellContext(
@@ -119,96 +133,86 @@ def run_study(
         str(cohort_path.resolve()),
         cohort.inputs,
         cohort.allow_proxies,
-        tuple(study.plugins),
+        tuple(str(Path(plugin).absolute()) for plugin in study.plugins),
         study.device,
         study.threads,
+        cohort.hash,
     )
+    records = Records.of(out, cohort)
     with locked_folder(out, study, cohort, cohort_path, (part, parts)):
-        taken = sum(_copy_cell(out, cell, reuse) for cell in shard_cells if not _is_done(out, cell))
-        todo = [cell for cell in shard_cells if not _is_done(out, cell)]
+        taken = sum(records.copy(cell, reuse) for cell in shard_cells if not records.done(cell))
+        todo = [cell for cell in shard_cells if not records.done(cell)]
         summary = Summary(total=len(shard_cells), reused=len(shard_cells) - len(todo), taken=taken)
         if watch:
             watch(summary)
         # Grouped by target: methods that cache what they fit on a source find it in memory.
         todo.sort(key=lambda cell: cell.target)
         try:
-            for cell, reason in ENGINES[engine](todo, partial(run_cell, context=context), max(jobs, 1), scheduler):
-                if reason is None or _is_done(out, cell):  # a worker may be lost after it wrote its record
-                    summary.done += 1
-                else:
-                    summary.failed.append((str(cell), reason))
-                    _record_loss(out, cell, reason)
-                    if reason.startswith(LOST):  # every later cell would fail for the same reason
-                        collect(out, cells)
-                        done = f"{sum(_is_done(out, cell) for cell in shard_cells)} of {len(shard_cells)} cells are done"
-                        raise InputError(f"{cell}: {reason}. {done}; run the same command again to continue.")
-                summary.seconds = time.monotonic() - start
-                if watch:
-                    watch(summary)
+            with closing(ENGINES[engine](todo, partial(run_cell, context=context), max(jobs, 1), scheduler)) as results:
+                for cell, reason in results:
+                    _count(summary, records, cell, reason)
+                    summary.seconds = time.monotonic() - start
+                    if watch:
+                        watch(summary)
+        except RunEnds as error:
+            records.collect(cells)
+            done = f"{sum(map(records.done, shard_cells))} of {len(shard_cells)} cells are done"
+            raise InputError(f"{error.reason}. {done}; {error.advice}.") from None
         except KeyboardInterrupt:
-            collect(out, cells)
-            raise Stopped(sum(_is_done(out, cell) for cell in shard_cells), len(shard_cells)) from None
-        collect(out, cells)
+            records.collect(cells)
+            raise Stopped(sum(map(records.done, shard_cells)), len(shard_cells)) from None
+        records.collect(cells)
     summary.seconds = time.monotonic() - start
     return summary
 
 
-def _copy_cell(out: Path, cell: Cell, others: Sequence[str | Path]) -> bool:
-    """Copy a cell with the same key, and its explanation, from another study folder; False if none has it."""
-    for other in others:
-        record = read_record(other, cell) or {}
-        explained = explanation_path(other, cell.key)
-        if record.get("status") != "done" or (cell.explain and "unexplained" not in record and not explained.is_dir()):
-            continue
-        if explained.is_dir():
-            shutil.copytree(explained, explanation_path(out, cell.key), dirs_exist_ok=True)
-        record |= _head(cell)  # the training may have another name here, such as a sweep value that is now the default
-        write_text(record_path(out, cell), json.dumps(record, ensure_ascii=False) + "\n")
-        return True
-    return False
-
-
-def _record_loss(out: Path, cell: Cell, reason: str) -> None:
-    """Write the record of a worker that was lost before it could do so itself."""
-    if read_record(out, cell) is None:
-        write_text(record_path(out, cell), json.dumps(_head(cell) | {"status": "failed", "reason": reason}) + "\n")
-
-
-def _head(cell: Cell) -> dict[str, Any]:
-    return {name: value for name, value in asdict(cell).items() if name not in ("fields", "explain")}
-
-
-def _is_done(out: Path, cell: Cell) -> bool:
-    return (read_record(out, cell) or {}).get("status") == "done"
+def _count(summary: Summary, records: Records, cell: Cell, reason: str | None) -> None:
+    """Add a cell that has ended to the summary; a lost GPU ends the run."""
+    if reason is None or records.done(cell):  # a worker may be lost after it wrote its record
+        summary.done += 1
+        return
+    summary.failed.append((str(cell), reason))
+    records.lost(cell, reason)
+    if reason.startswith(LOST):  # every later cell would fail for the same reason
+        raise RunEnds(f"{cell}: {reason}")
 
 
 def run_cell(cell: Cell, context: CellContext) -> str | None:
     """Fit on source, predict the target and write the record; returns the reason for a failure, or None."""
     start = time.monotonic()
-    record = _head(cell)
+    record = head(cell)
     reason = None
     try:
         with fitted_cell(cell, context) as (fold, fitted):
-            proba = fitted.predict_proba(fold.target)[:, 1]
+            proba = np.asarray(fitted.predict_proba(fold.target)[:, 1], dtype=np.float64).tolist()
+            if not are_probabilities(proba, len(fold.target)):
+                raise ValueError(f"method {cell.method} did not give one probability between 0 and 1 for each subject")
             if cell.explain:
                 record |= _explain_cell(cell, fitted, fold, context)
         record |= {
             "status": "done",
             "subjects": fold.target.subjects.tolist(),
             "labels": fold.target.labels.tolist(),
-            "proba": proba.tolist(),
-            "learned": {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_},
+            "proba": proba,
+            "learned": {
+                name: plain(fitted.facts_[name], f"method {cell.method}: fact {name}")
+                for name in LEARNED
+                if name in fitted.facts_
+            },
         }
-    except Exception as error:  # a user's method may raise anything; the other cells must continue
+        text = encoded(record | {"seconds": round(time.monotonic() - start, 3)})
+    except (RunEnds, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's method may raise anything, or exit; the other cells must continue
         reason = failure_reason(error)
+        failed: dict[str, Any] = head(cell)
         if not isinstance(error, InputError):
-            record["traceback"] = traceback.format_exc()
+            failed["traceback"] = traceback.format_exc()
             if _gpu_lost():
                 reason = f"{LOST} ({reason})"
-    if reason is not None:
-        record |= {"status": "failed", "reason": reason}
-    record["seconds"] = round(time.monotonic() - start, 3)
-    write_text(record_path(context.out, cell), json.dumps(record, ensure_ascii=False) + "\n")
+        failed |= {"status": "failed", "reason": reason, "seconds": round(time.monotonic() - start, 3)}
+        text = encoded(failed)
+    write_text(record_path(context.out, cell.key), text)
     return reason
 
 
@@ -217,11 +221,41 @@ def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method
     """Fold of a cell, and its method fitted on source; the block runs with the cell's number of threads."""
     from threadpoolctl import threadpool_limits
 
-    load_methods(context.plugins)
+    with _LOADING:  # cells of two studies may run in threads of one worker
+        method = _cell_method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
+        cohort = _cell_cohort(context)
     with threadpool_limits(context.threads), _torch_threads(context.threads):
-        cohort = _load(context.cohort).with_inputs(context.inputs, allow_proxies=context.allow_proxies)
         (fold,) = leave_one_site_out(cohort, [cell.target])
-        yield fold, make(cell.method, **cell.fields).fit(fold.source, seed=cell.seed, device=context.device)
+        yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
+
+
+def _cell_method(cell: Cell, context: CellContext) -> Method:
+    """The method of a cell, from the code in the cell's key."""
+    try:
+        load_methods(context.plugins)
+        changed = cell_code(context.plugins, cell.explain) != cell.code
+    except (InputError, OSError) as error:
+        raise RunEnds(f"{cell} was not run: {one_line(error)}") from None
+    if changed:
+        parts = f"m2lgdg, a plugin, or the version of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}"
+        raise RunEnds(
+            f"{cell} was not run: the code has changed since the study began, or a worker has other code ({parts})",
+            "restart the workers of a cluster with the code of this machine, and run the same command again",
+        )
+    return make(cell.method, **cell.fields)
+
+
+def _cell_cohort(context: CellContext) -> Cohort:
+    """The cohort of a cell; the run ends if it is not that of the study."""
+    try:
+        return cohort_in_memory(context.cohort, context.inputs, context.allow_proxies, context.cohort_hash)
+    except InputError as error:
+        if context.cohort_hash is None:
+            raise
+        raise RunEnds(
+            f"the cohort has changed since the study began: {one_line(error)}",
+            "restore the file and run the same command again, or choose another --out for the changed cohort",
+        ) from None
 
 
 def _gpu_lost() -> bool:
@@ -230,7 +264,7 @@ def _gpu_lost() -> bool:
     return devices is not None and devices.cuda_failed()
 
 
-def failure_reason(error: Exception) -> str:
+def failure_reason(error: BaseException) -> str:
     """Reason for a failed cell: the text of an InputError, or type and message of any other exception."""
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
 
@@ -245,11 +279,6 @@ def _explain_cell(cell: Cell, fitted: Method, fold: Fold, context: CellContext) 
         return {"unexplained": str(error)}
     explanation.save(explanation_path(context.out, cell.key))
     return {}
-
-
-def explanation_path(out: str | Path, key: str) -> Path:
-    """Folder of a cell's explanation."""
-    return Path(out) / "explanations" / key
 
 
 @contextmanager
@@ -267,52 +296,6 @@ def _torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@cache
-def _load(path: str) -> Cohort:
-    return Cohort.load(path)
-
-
-def record_path(out: str | Path, cell: Cell) -> Path:
-    """File of a cell's record."""
-    return Path(out) / "cells" / f"{cell.key}.json"
-
-
-def read_record(out: str | Path, cell: Cell) -> dict[str, Any] | None:
-    """Record of a cell, or None if it does not exist or cannot be read."""
-    try:
-        record = json.loads(record_path(out, cell).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(record, dict) or record.get("key") != cell.key:
-        return None
-    needed = {"done": {"subjects", "labels", "proba"}, "failed": {"reason"}}.get(str(record.get("status")))
-    return record if needed is not None and needed <= set(record) else None
-
-
-def collect(out: str | Path, cells: list[Cell]) -> pd.DataFrame:
-    """Write predictions.csv from the finished cells and failures.csv from the failed ones."""
-    rows, failures = [], []
-    for cell in cells:
-        record = read_record(out, cell)
-        head = (cell.method, cell.variant, cell.seed, cell.target)
-        if record is None:
-            continue
-        if record["status"] == "done":
-            triples = zip(record["subjects"], record["labels"], record["proba"], strict=True)
-            rows += [(*head, subject, label, proba) for subject, label, proba in triples]
-        else:
-            failures.append((*head, record["reason"]))
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    write_text(Path(out) / "predictions.csv", table.to_csv(index=False, lineterminator="\n"))
-    failed = Path(out) / "failures.csv"
-    if failures:
-        failed_table = pd.DataFrame(failures, columns=[*COLUMNS[:4], "reason"])
-        write_text(failed, failed_table.to_csv(index=False, lineterminator="\n"))
-    else:
-        failed.unlink(missing_ok=True)
-    return table
-
-
 def checked(study: Study | dict[str, Any] | str | Path) -> Study:
     """Validated study from a file, plain values or a `Study`."""
     if isinstance(study, dict):
@@ -323,13 +306,14 @@ def checked(study: Study | dict[str, Any] | str | Path) -> Study:
 def study_cohort(study: Study) -> Cohort:
     """Cohort of a study, with the inputs of the study."""
     options: dict[str, Any] = dict(study.options)
-    cohort = read(study.cohort, study.kind, **options)
-    if study.cohort_hash not in (None, cohort.hash):
+    content = read(study.cohort, study.kind, **options)
+    inputs = content.inputs if study.inputs is None else study.inputs
+    cohort = content.with_inputs(inputs, allow_proxies=study.allow_proxies or content.allow_proxies)
+    if study.cohort_hash not in (None, content.hash, cohort.hash):  # study.json has the hash with the inputs of the study
         raise InputError(
-            f"{study.cohort} has changed since the study was run (hash {cohort.hash[:12]}, not {study.cohort_hash[:12]})."
+            f"{study.cohort} has changed since the study was run (hash {content.hash[:12]}, not {study.cohort_hash[:12]})."
         )
-    inputs = cohort.inputs if study.inputs is None else study.inputs
-    return cohort.with_inputs(inputs, allow_proxies=study.allow_proxies or cohort.allow_proxies)
+    return cohort
 
 
 def check_device(study: Study, scheduler: str | None = None) -> None:

@@ -5,14 +5,19 @@ Readers take ROI names from here, and brain figures take centroids.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, one_line, read_bytes
+
+LARGEST = 64 << 20  # bytes of a table of ROIs
 
 
 @cache
@@ -38,9 +43,12 @@ def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
     path = Path(path)
     if path.name.endswith((".nii", ".nii.gz")):
         return _centroids_of_image(path, rois)
+    if not path.exists():
+        raise InputError(f"{path} cannot be read (it does not exist).")
+    content = io.BytesIO(read_bytes(path, LARGEST))
     try:
-        table = pd.read_csv(path, sep="," if path.suffix == ".csv" else "\t", dtype={"name": str, "code": str})
-    except (OSError, ValueError) as error:
+        table = pd.read_csv(content, sep="," if path.suffix == ".csv" else "\t", dtype={"name": str, "code": str})
+    except ValueError as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
     for column in ("name", "x", "y", "z"):
         if column not in table:
@@ -57,11 +65,17 @@ def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:
 
 
 def _centroids_of_image(path: Path, rois: Sequence[str]) -> pd.DataFrame:
+    import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nilearn.plotting import find_parcellation_cut_coords
 
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot read {path}: it is not a regular file.")
     try:
-        centroids, codes = find_parcellation_cut_coords(str(path), return_label_names=True)
+        image: Any = nibabel.load(path)
+        if not np.isfinite(image.affine).all():
+            raise ValueError("its affine is not finite")
+        centroids, codes = find_parcellation_cut_coords(image, return_label_names=True)
     except (OSError, ValueError, EOFError, IndexError, ImageFileError) as error:
         raise InputError(f"{path} cannot be read as an atlas ({one_line(error)}).") from None
     if len(centroids) != len(rois):

@@ -82,19 +82,20 @@ def read(
     gathered = gather(included, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
     table = table.loc[[each.subject for each in gathered.files]]
     labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
+    phenotypes, implausible = _phenotypes(table, table_path)
     return Cohort(
         series=gathered.series,
         subjects=table.index.to_numpy(),
         sites=table["SITE_ID"].to_numpy(),
         labels=labels,
         rois=gathered.rois,
-        phenotypes=_phenotypes(table, table_path),
+        phenotypes=phenotypes,
         inputs=tuple(INPUTS),
         tr=np.array([_repetition_time(one, site) for one, site in table["SITE_ID"].items()]),
         atlas=atlas,
         name="abide",
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}, strategy {strategy}", note, "TR from the sites' scan protocols"),
+        notes=(f"atlas {atlas}, strategy {strategy}", note, "TR from the sites' scan protocols", *implausible),
     )
 
 
@@ -141,12 +142,14 @@ def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
     return roi_names(tuple(header), atlas), series
 
 
-def _phenotypes(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path)}
+def _phenotypes(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Phenotypes, and notes on implausible values."""
+    age, notes = tables.ages(table, INPUTS["age"], path)
+    columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path), "age": age}
     for name, column in INPUTS.items():
-        if name != "sex":
+        if name not in columns:
             values = tables.numeric(table, column, path)
             columns[name] = np.where(values > 0, values, np.nan)
     unnamed = [name for name in table.columns if name.startswith("Unnamed")]
     columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, "X", "subject", "FILE_ID", "SITE_ID"})
-    return pd.DataFrame(columns, index=table.index)
+    return pd.DataFrame(columns, index=table.index), notes

@@ -14,17 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort, Exclusion
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather
+from m2lgdg.cohort import Cohort, Exclusion, natural_key
+from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, gather, joined, need_regular
 from m2lgdg.data.readers.participants import read_participants
-from m2lgdg.data.readers.tables import need_columns, need_distinct, numeric, read_text_table
+from m2lgdg.data.readers.tables import need_columns, need_distinct, need_seconds, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, one_line, read_bytes
 
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 TABLES = "**/sub-*_timeseries.tsv"
 IMAGES = "**/sub-*_desc-*_bold.nii.gz"
 ADVICE = "give the words of each class with the options patient and control: --patient WORD,WORD --control WORD"
+# How to name the column of a role that was not found, by role.
+COLUMNS = {role: f"rename the right one to {role}" for role in ("subject", "label")}
+COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site NAME)"
+RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
+TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
+LARGEST_SIDECAR = 16 << 20  # bytes
+LARGEST_IMAGE = 32 << 30
 BAND = (0.01, 0.1)  # Hz, as in both releases
 DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # raised for a truncated or altered .nii.gz
 
@@ -45,6 +52,7 @@ def read(
     site: str | None = None,
     patient: str = "",
     control: str = "",
+    join_runs: bool = False,
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
 ) -> Cohort:
@@ -52,21 +60,24 @@ def read(
 
     `atlas` selects the `_atlas-` entity. `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
     from NIfTI runs instead. `only` lists entities that a file name must have ("task-rest run-01"), needed if a subject has
-    several runs. `patient` and `control` are the words of the label column for each class, separated by commas, if they are
-    not the usual ones. An ROI that is NaN at every volume (too little coverage) becomes flat, and `check` counts it as such.
+    several runs, unless `join_runs` puts them one after the other in the order of their names: each run of every subject, also
+    of one with a single run, is z-scored per ROI first, and all runs of a subject must have one TR. `patient` and `control`
+    are the words of the label column for each class, separated by commas, if they are not the usual ones. An ROI that is NaN
+    at every volume (too little coverage) becomes flat, and `check` counts it as such.
     """
     table = Path(participants) if participants else path / "participants.tsv"
     patients, controls = _words(patient), _words(control)
     need_distinct(patients, controls, "options patient and control")
-    people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE)
+    people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE, where=COLUMNS, same=_label)
+    load: Load = _load_table
     if atlas_image is None:
-        atlas, files = _series_tables(path, atlas, only)
-        load = _load_table
+        atlas, runs = _series_tables(path, atlas, only, join_runs)
     else:
         parcellation = _Parcellation(Path(atlas_image), Path(atlas_labels) if atlas_labels else None)
         atlas = atlas or Path(atlas_image).name.split(".")[0]
-        files = _by_subject([file for file in sorted(path.glob(IMAGES)) if _has(file, only)], path)
+        runs = _by_subject([file for file in sorted(path.glob(IMAGES)) if _has(file, only)], path, join_runs)
         load = parcellation.load
+    files = {name: each[0] for name, each in runs.items()}
     order = {_label(one): i for i, one in enumerate(people.subjects)}
     excluded = [
         Exclusion(one, str(people.sites[i]), "listed but no series file")
@@ -81,8 +92,9 @@ def read(
     trs: dict[Path, float] = {}
 
     def load_with_tr(file: Path) -> tuple[Rois, Series]:
-        trs[file] = _repetition_time(file)  # here, so that a bad sidecar file concerns its subject only
-        return load(file)
+        together = runs[dict(ENTITY.findall(file.name))["sub"]]
+        trs[file] = _one_repetition_time(together)  # here, so that a bad sidecar file concerns its subject only
+        return joined(together, load) if join_runs else load(file)
 
     gathered = gather(included, load_with_tr, table, on_bad=on_bad, progress=progress)
     rows = [order[_label(each.subject)] for each in gathered.files]
@@ -99,7 +111,7 @@ def read(
         atlas=atlas,
         name=path.resolve().name,
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}", *people.notes),
+        notes=(f"atlas {atlas}", *people.notes, *((JOINED,) if join_runs else ())),
     )
 
 
@@ -115,7 +127,7 @@ def _has(file: Path, only: str) -> bool:
     return all(f"_{part}_" in f"_{file.name}" for part in only.split())
 
 
-def _series_tables(path: Path, atlas: str | None, only: str) -> tuple[str, dict[str, Path]]:
+def _series_tables(path: Path, atlas: str | None, only: str, join_runs: bool) -> tuple[str, dict[str, list[Path]]]:
     groups: dict[str, list[Path]] = {}
     for file in sorted(path.glob(TABLES)):
         entities = dict(ENTITY.findall(file.name))
@@ -128,22 +140,39 @@ def _series_tables(path: Path, atlas: str | None, only: str) -> tuple[str, dict[
     name = atlas or next(iter(groups))
     if name not in groups:
         raise InputError(f"{path} has no atlas {name}; it has {', '.join(sorted(groups))}.")
-    return name, _by_subject([file for file in groups[name] if _has(file, only)], path)
+    return name, _by_subject([file for file in groups[name] if _has(file, only)], path, join_runs)
 
 
-def _by_subject(files: list[Path], path: Path) -> dict[str, Path]:
+def _by_subject(files: list[Path], path: Path, join_runs: bool) -> dict[str, list[Path]]:
+    """Runs of each subject in natural order; without `join_runs`, a second run is an error."""
     if not files:
         raise InputError(f"{path} has no run with the requested entities.")
-    chosen: dict[str, Path] = {}
-    for file in files:
-        subject = dict(ENTITY.findall(file.name)).get("sub", "")
-        if subject in chosen:
-            other = chosen[subject].name
+    chosen: dict[str, list[Path]] = {}
+    for file in sorted(files, key=lambda one: natural_key(one.name)):
+        entities = dict(ENTITY.findall(file.name))
+        runs = chosen.setdefault(entities.get("sub", ""), [])
+        if runs and not join_runs:
             raise InputError(
-                f"{file}: subject sub-{subject} has a second run, {other}; select one with only, for example 'run-01'."
+                f"{file}: subject sub-{entities.get('sub', '')} has a second run, {runs[0].name}; select one with only, "
+                "for example 'run-01', or join them with join_runs (--join-runs)."
             )
-        chosen[subject] = file
+        if runs:
+            _need_same_kind(file, entities, runs[0])
+        runs.append(file)
     return chosen
+
+
+def _need_same_kind(file: Path, entities: dict[str, str], other: Path) -> None:
+    """Refuse to join what are no runs of one kind, such as one run in two spaces or runs of two tasks."""
+    first = dict(ENTITY.findall(other.name))
+    names = (set(first) | set(entities)) - RUN_ENTITIES
+    differing = sorted(name for name in names if first.get(name) != entities.get(name))
+    if differing:
+        example = f"{differing[0]}-{first.get(differing[0]) or entities[differing[0]]}"
+        raise InputError(
+            f"{file}: subject sub-{entities['sub']} has runs that differ in {', '.join(differing)} ({other.name}) and are not "
+            f"joined; select those to join with only, for example '{example}'."
+        )
 
 
 def _load_table(file: Path) -> tuple[Rois, Series]:
@@ -159,18 +188,42 @@ def _flatten_absent(series: Series) -> Series:
 
 
 def _repetition_time(file: Path) -> float:
-    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN."""
+    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN; in seconds.
+
+    A header states its unit of time; one without a unit is taken as seconds.
+    """
     for sidecar in (file.with_suffix(".json"), Path(str(file).replace(".nii.gz", ".json"))):
         if sidecar.suffix == ".json" and sidecar.is_file():
             try:
-                seconds = float(json.loads(sidecar.read_text()).get("RepetitionTime", np.nan))
-            except (ValueError, TypeError, AttributeError):
+                content = json.loads(read_bytes(sidecar, LARGEST_SIDECAR))
+                seconds = float(content.get("RepetitionTime", np.nan))
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                 raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
             if seconds <= 0 or np.isinf(seconds):
                 raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
-            return seconds
-    zooms: tuple[float, ...] = _nifti(file).header.get_zooms() if file.name.endswith(".nii.gz") else ()
-    return float(zooms[3]) if len(zooms) == 4 and zooms[3] > 0 else np.nan
+            return need_seconds(seconds, f"{sidecar}, RepetitionTime")
+    if not file.name.endswith(".nii.gz"):
+        return np.nan
+    header = _nifti(file).header
+    zooms: tuple[float, ...] = header.get_zooms()
+    try:
+        unit = TIME_UNITS.get(header.get_xyzt_units()[1], np.nan)  # NaN for hertz and other units that are no time
+    except KeyError:
+        raise InputError(f"{file}, header: its unit of time has an unknown code; write the TR into a JSON sidecar.") from None
+    seconds = float(zooms[3]) * unit if len(zooms) == 4 and zooms[3] > 0 else np.nan
+    return need_seconds(seconds, f"{file}, header")
+
+
+def _one_repetition_time(runs: list[Path]) -> float:
+    """Repetition time that all runs of a subject have."""
+    first, *others = (_repetition_time(run) for run in runs)
+    for run, other in zip(runs[1:], others, strict=True):
+        if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
+            raise InputError(
+                f"{run}: a TR of {other:g} s, but {runs[0].name} has {first:g} s, so the runs cannot be joined; "
+                "select one with only, for example 'run-01'."
+            )
+    return first
 
 
 class _Parcellation:
@@ -227,10 +280,15 @@ def _region_indices(masker: Any) -> list[int]:
 def _nifti(path: Path) -> Any:
     import nibabel
 
+    need_regular(path, LARGEST_IMAGE)
     try:
-        return nibabel.load(path)
-    except (*DAMAGED, nibabel.filebasedimages.ImageFileError) as error:
+        image: Any = nibabel.load(path)
+        affine = np.asarray(image.affine, dtype=np.float64)
+    except (*DAMAGED, AttributeError, nibabel.filebasedimages.ImageFileError) as error:
         raise InputError(f"{path} is not a readable image ({one_line(error)}).") from None
+    if affine.shape != (4, 4) or not np.isfinite(affine).all() or np.linalg.matrix_rank(affine) < 4:
+        raise InputError(f"{path} has an affine that is singular or not finite, so its voxels have no place in space.")
+    return image
 
 
 def _label_table(path: Path) -> dict[int, str]:

@@ -1,6 +1,7 @@
 """Reader of a lab's folder: participants.tsv, one array file per subject, and an optional dataset.toml.
 
-Called by `m2lgdg.read`. Without dataset.toml, series are expected as <subject>.npy/.csv/.tsv/.mat/.1D/.txt.
+Called by `m2lgdg.read`. Without dataset.toml, series are expected as <subject>.npy/.csv/.tsv/.mat/.1D/.txt, and runs to be
+joined as <subject>_run-<number>.npy (...).
 """
 
 from __future__ import annotations
@@ -8,19 +9,35 @@ from __future__ import annotations
 import glob
 import re
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.cohort import Cohort, Exclusion, is_proxy
-from m2lgdg.data.atlases import regions
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, load_array, numbered_rois
+from m2lgdg.cohort import Cohort, Exclusion, is_proxy, natural_key
+from m2lgdg.data.atlases import regions, roi_names
+from m2lgdg.data.readers.gather import (
+    JOINED,
+    TRANSPOSE,
+    OnBad,
+    Progress,
+    Rois,
+    Series,
+    SeriesFile,
+    gather,
+    joined,
+    load_array,
+    numbered_rois,
+)
 from m2lgdg.data.readers.participants import Participants, read_participants
-from m2lgdg.data.readers.tables import ALIASES, need_columns, need_distinct, read_text_table
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.data.readers.tables import ALIASES, LARGEST_TABLE, need_columns, need_distinct, need_seconds, read_text_table
+from m2lgdg.storage import InputError, one_line, read_bytes
 
+RUN = "[A-Za-z0-9]+"  # the name of a run
+PARTS = ("", "series/", "timeseries/")
 ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
 UNION_PART = re.compile(r"str|int|float|constrained-float|dict\[.*")  # inserted by pydantic into the location of an error
@@ -44,8 +61,9 @@ class Dataset(_Strict):
     name: str | None = None
     participants: str = "participants.tsv"
     pattern: str | None = Field(
-        default=None, description="path of a series with {subject} and {site}, such as 'ts/{subject}_aal.csv'"
+        default=None, description="path of a series with {subject}, {site} and {run}, such as 'ts/{subject}_aal.csv'"
     )
+    join_runs: bool = Field(default=False, description="join the runs of a subject, each z-scored per ROI")
     orientation: Literal["time,roi", "roi,time"] = "time,roi"
     variable: str | None = Field(default=None, description="variable of a .mat file")
     atlas: str = ""
@@ -64,12 +82,14 @@ def matches(path: Path) -> bool:
     return (path / "participants.tsv").is_file() or (path / "dataset.toml").is_file()
 
 
-def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None) -> Cohort:
+def read(path: Path, *, join_runs: bool = False, on_bad: OnBad = "stop", progress: Progress | None = None) -> Cohort:
     """Read the subjects of participants.tsv with their series.
 
-    A subject without a series, or a series without a row, is an error unless `on_bad` is "exclude".
+    A subject without a series, or a series without a row, is an error unless `on_bad` is "exclude". `join_runs` (also a key of
+    dataset.toml) puts the runs of a subject one after the other, in the order of their names; each run of every subject, also
+    of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by position.
     """
-    dataset = _dataset(path / "dataset.toml")
+    dataset = _dataset(path / "dataset.toml", join_runs)
     table = path / dataset.participants
     people = read_participants(
         table,
@@ -83,20 +103,28 @@ def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
     )
     _check_inputs(people, dataset, path / "dataset.toml")
     files, excluded = [], []
+    runs: dict[Path, list[Path]] = {}
     for subject, site in zip(people.subjects, people.sites.tolist(), strict=True):
-        file = _series_file(path, dataset, subject, site)
-        if file is not None:
-            files.append(SeriesFile(subject, site, file))
+        series_files = _series_files(path, dataset, subject, site)
+        if series_files:
+            runs[series_files[0]] = series_files
+            files.append(SeriesFile(subject, site, series_files[0]))
         elif on_bad == "stop":
             raise InputError(f"{table}: subject {subject} has no series file{_expected(path, dataset, subject, site)}.")
         else:
             excluded.append(Exclusion(subject, site, "listed but no series file"))
-    for subject, file in _unlisted(path, dataset, {each.path for each in files}):
+    for subject, file in _unlisted(path, dataset, {file for each in runs.values() for file in each}):
         if on_bad == "stop":
             raise InputError(f"{file}: subject {subject} is not in {table}.")
         excluded.append(Exclusion(subject, "", "series file but not listed"))
-    names = _roi_names(path, dataset)
-    gathered = gather(files, lambda file: _load(file, dataset, names), table, on_bad=on_bad, progress=progress)
+    naming = _Naming(path / "dataset.toml", _roi_names(path, dataset))
+
+    def load(file: Path) -> tuple[Rois, Series]:
+        if dataset.join_runs:
+            return joined(runs[file], lambda run: _load(run, dataset, naming))
+        return _load(file, dataset, naming)
+
+    gathered = gather(files, load, table, on_bad=on_bad, progress=progress, rename=naming)
     position = {subject: i for i, subject in enumerate(people.subjects)}
     rows = [position[each.subject] for each in gathered.files]
     return Cohort(
@@ -111,18 +139,66 @@ def read(path: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
         atlas=dataset.atlas,
         name=dataset.name or path.resolve().name,
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=people.notes,
+        notes=(*people.notes, *naming.notes, *((JOINED,) if dataset.join_runs else ())),
         allow_proxies=dataset.allow_proxies,
     )
 
 
-def _dataset(path: Path) -> Dataset:
-    if not path.exists():
-        return Dataset()
+class _Naming:
+    """Names of `rois` or of the atlas for files whose columns are named otherwise: by the position in their usual order.
+
+    Without such names, columns whose own names are repeated are numbered in the same way.
+    """
+
+    def __init__(self, path: Path, names: Rois | None) -> None:
+        self.path = path
+        self.names = names
+        self.repeated: set[Rois] = set()
+        self.notes: list[str] = []
+
+    def __call__(self, orders: Counter[Rois]) -> Mapping[Rois, Rois]:
+        numbers = numbered_rois(len(next(iter(orders), ())))
+        rois = self.names or numbers
+        by_number = dict(zip(numbers, rois, strict=False))
+        names = {order: by_number for order in orders if set(order) == set(numbers)}
+        foreign = Counter({one: n for one, n in orders.items() if self._is_foreign(one) and one not in names})
+        if foreign:
+            usual = self._usual(foreign)
+            names |= {order: dict(zip(usual, rois, strict=False)) for order in foreign if set(order) == set(usual)}
+            self.notes.append(
+                f"ROIs named by position: column {usual[0]} of the files is {rois[0]}, column {usual[-1]} is {rois[-1]}"
+            )
+        return {order: tuple(name.get(column, column) for column in order) for order, name in names.items()}
+
+    def _is_foreign(self, order: Rois) -> bool:
+        return set(order) != set(self.names) if self.names is not None else order in self.repeated
+
+    def _usual(self, foreign: Counter[Rois]) -> Rois:
+        """The order of most files, which must be more than half of those with the same columns."""
+        usual, count = foreign.most_common(1)[0]
+        same = [order for order in foreign if set(order) == set(usual)]
+        if len(same) > 1 and 2 * count <= sum(foreign[order] for order in same):
+            problem = "are in several orders, none of which most files have, and are not named as its ROIs"
+            raise InputError(
+                f"{self.path}: the columns of the series files ({usual[0]} ...) {problem}; "
+                "give the ROIs the names of the columns, in a table: rois = ..."
+            )
+        return usual
+
+
+def _dataset(path: Path, join_runs: bool) -> Dataset:
+    dataset = _parsed(path) if path.exists() else Dataset()
+    dataset = dataset.model_copy(update={"join_runs": dataset.join_runs or join_runs})
+    if dataset.pattern and "{run}" in dataset.pattern and not dataset.join_runs:
+        raise InputError(f"{path}, key pattern: {{run}} needs join_runs = true, which joins the runs of a subject.")
+    return dataset
+
+
+def _parsed(path: Path) -> Dataset:
     try:
-        dataset = Dataset.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+        dataset = Dataset.model_validate(tomllib.loads(read_bytes(path, LARGEST_TABLE).decode("utf-8")))
+    except RecursionError:
+        raise InputError(f"{path} is not valid TOML (it is nested too deeply).") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML ({one_line(error)}).") from None
     except ValidationError as error:
@@ -136,6 +212,11 @@ def _dataset(path: Path) -> Dataset:
     need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
     if dataset.pattern and "{subject}" not in dataset.pattern:
         raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not contain {{subject}}.")
+    if dataset.pattern and Path(dataset.pattern).is_absolute():
+        raise InputError(f"{path}, key pattern: {dataset.pattern!r} is absolute; write it relative to {path.parent}.")
+    by_site = dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]
+    for site, seconds in by_site:
+        need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")
     return dataset
 
 
@@ -153,14 +234,28 @@ def _check_inputs(people: Participants, dataset: Dataset, path: Path) -> None:
 def _candidates(path: Path, dataset: Dataset, subject: str, site: str) -> list[Path]:
     if dataset.pattern:
         return [path / dataset.pattern.replace("{subject}", subject).replace("{site}", site)]
-    return [path / part / f"{subject}{suffix}" for part in ("", "series", "timeseries") for suffix in SUFFIXES]
+    return [path / part / f"{subject}{suffix}" for part in PARTS for suffix in SUFFIXES]
 
 
-def _series_file(path: Path, dataset: Dataset, subject: str, site: str) -> Path | None:
+def _series_files(path: Path, dataset: Dataset, subject: str, site: str) -> list[Path]:
+    """The series file of a subject, or its runs in the order of their names; none: the subject has no series."""
     present = [file for file in _candidates(path, dataset, subject, site) if file.is_file()]
     if len(present) > 1:
         raise InputError(f"{present[1]}: subject {subject} has a second series file, {present[0].name}.")
-    return present[0] if present else None
+    if not dataset.join_runs:
+        return present
+    patterns = (
+        [dataset.pattern] if dataset.pattern else [f"{part}{{subject}}_run-{{run}}{end}" for part in PARTS for end in SUFFIXES]
+    )
+    runs = set(present)
+    for one in patterns:
+        full = one.replace("{subject}", subject).replace("{site}", site)
+        if Path(full).is_absolute():  # a subject that is a path
+            continue
+        name = re.compile(re.escape(full).replace(r"\{run\}", RUN))
+        files = path.glob(glob.escape(full).replace("{run}", "*"))
+        runs |= {file for file in files if name.fullmatch(file.relative_to(path).as_posix()) and file.is_file()}
+    return sorted(runs, key=lambda file: natural_key(file.as_posix()))
 
 
 def _expected(path: Path, dataset: Dataset, subject: str, site: str) -> str:
@@ -176,12 +271,15 @@ def _unlisted(path: Path, dataset: Dataset, taken: set[Path]) -> list[tuple[str,
     folders = {file.parent for file in taken}
     suffixes = {file.suffix for file in taken}
     files = sorted(file for folder in folders for file in folder.iterdir() if file.suffix in suffixes and file.is_file())
-    return [(file.stem, file) for file in files if file not in {*taken, *tables} and file.stem != "participants"]
+    run = rf"_run-{RUN}$" if dataset.join_runs else r"$^"
+    return [
+        (re.sub(run, "", file.stem), file) for file in files if file not in {*taken, *tables} and file.stem != "participants"
+    ]
 
 
 def _unlisted_by_pattern(path: Path, pattern: str, taken: set[Path]) -> list[tuple[str, Path]]:
-    wild = glob.escape(pattern).replace("{subject}", "*").replace("{site}", "*")
-    name = re.escape(pattern).replace(r"\{subject\}", "(?P<subject>.+)", 1).replace(r"\{site\}", ".+")
+    wild = glob.escape(pattern).replace("{subject}", "*").replace("{site}", "*").replace("{run}", "*")
+    name = re.escape(pattern).replace(r"\{subject\}", "(?P<subject>.+)", 1).replace(r"\{site\}", ".+").replace(r"\{run\}", RUN)
     name = name.replace(r"\{subject\}", "(?P=subject)")
     files = ((re.fullmatch(name, file.relative_to(path).as_posix()), file) for file in sorted(path.glob(wild)))
     return [(match["subject"], file) for match, file in files if match and file not in taken and file.is_file()]
@@ -199,16 +297,38 @@ def _roi_names(path: Path, dataset: Dataset) -> Rois | None:
     return None if known is None else tuple(known["name"])
 
 
-def _load(file: Path, dataset: Dataset, names: Rois | None) -> tuple[Rois, Series]:
+def _load(file: Path, dataset: Dataset, naming: _Naming) -> tuple[Rois, Series]:
     header, series = load_array(file, dataset.variable)
+    names = naming.names
     if dataset.orientation == "roi,time":
         header, series = None, np.ascontiguousarray(series.T)
-    columns = tuple(header) if header is not None and len(header) == len(set(header)) == series.shape[1] else None
-    if names is not None and len(names) != series.shape[1]:
-        raise InputError(f"{file}: {series.shape[1]} ROI columns, but {dataset.rois or dataset.atlas} names {len(names)}.")
-    if names is not None and (columns is None or set(columns) != set(names)):
-        columns = names
-    return columns or numbered_rois(series.shape[1]), series
+    width = series.shape[1]
+    if header is not None and len(header) != width:
+        raise InputError(
+            f"{file}: the header names {len(header)} columns but the lines have {width}; remove the first column if it is a "
+            "row index, or name every column."
+        )
+    if names is not None and len(names) != width:
+        turned = f"; its {len(series)} rows are as many, so {TRANSPOSE}" if len(series) == len(names) else ""
+        raise InputError(f"{file}: {width} ROI columns, but {dataset.rois or dataset.atlas} names {len(names)}{turned}.")
+    if header is not None:
+        columns = _unique(header)
+        if columns == tuple(header) and not dataset.rois:
+            columns = roi_names(columns, dataset.atlas)  # codes of an included atlas
+        elif columns != tuple(header):
+            naming.repeated.add(columns)
+        return columns, series
+    return names or numbered_rois(width), series
+
+
+def _unique(header: list[str]) -> Rois:
+    """Column names, with the number of its occurrence added to each that is repeated, so that other orders are noticed."""
+    total, seen = Counter(header), Counter[str]()
+    names = []
+    for name in header:
+        seen[name] += 1
+        names.append(f"{name} ({seen[name]})" if total[name] > 1 else name)
+    return tuple(names)
 
 
 def _repetition_times(people: Participants, dataset: Dataset) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -1,6 +1,7 @@
 """Parallel reading of the series files of a release, with all series in one ROI order.
 
 Every reader lists subjects and files and calls `gather`, which reads and checks each series and records what it excludes.
+Columns that are named are matched by name, columns without names by position.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,13 +20,22 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Exclusion, series_defect
-from m2lgdg.storage import InputError
+from m2lgdg.data.readers.text import LARGEST, need_no_index, parse_table
+from m2lgdg.storage import InputError, read_bytes
 
 Rois = tuple[str, ...]
 Series = npt.NDArray[np.float32]
 Load = Callable[[Path], tuple[Rois, Series]]
 Progress = Callable[[int, int], None]
+Rename = Callable[[Counter[Rois]], Mapping[Rois, Rois]]
 OnBad = Literal["stop", "exclude"]
+
+
+JOINED = "runs joined: each run of every subject was z-scored per ROI, then put one after the other"
+TRANSPOSE = 'transpose the files, or write orientation = "roi,time" into dataset.toml if all are so'
+LARGEST_VARIABLE = 512 << 20  # bytes of a variable of a .mat file
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+NUMBERS = ("double", "single", "logical", *INTEGERS)  # classes of MATLAB
 
 
 class SeriesFile(NamedTuple):
@@ -45,11 +56,19 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    files: Sequence[SeriesFile], load: Load, table: Path, *, on_bad: OnBad = "stop", progress: Progress | None = None
+    files: Sequence[SeriesFile],
+    load: Load,
+    table: Path,
+    *,
+    on_bad: OnBad = "stop",
+    progress: Progress | None = None,
+    rename: Rename | None = None,
 ) -> Gathered:
     """Read all files in parallel, sorted by subject; an invalid one raises an error, or is excluded with its reason.
 
-    `table` is the file that lists the subjects, for the message if none of them has a series.
+    `table` is the file that lists the subjects, for the message if none of them has a series. `rename` maps the column names
+    of the files to those of the ROIs, given those of all files with their number of occurrences; names that it leaves out
+    stay as they are.
     """
     if on_bad not in ("stop", "exclude"):
         raise InputError(f"on_bad must be 'stop' or 'exclude', not {on_bad!r}.")
@@ -65,6 +84,9 @@ def gather(
             loaded.append(result)
             if progress:
                 progress(done, len(files))
+    if rename is not None:
+        names = rename(Counter(one[0] for one in loaded if not isinstance(one, InputError)))
+        loaded = [one if isinstance(one, InputError) else (names.get(one[0], one[0]), one[1]) for one in loaded]
     return _one_order(files, loaded, on_bad)
 
 
@@ -83,8 +105,11 @@ def _one_order(files: Sequence[SeriesFile], loaded: Sequence[tuple[Rois, Series]
         raise next(one for one in loaded if isinstance(one, InputError))
     rois = orders.most_common(1)[0][0]
     result = Gathered([], [], rois, [])
+    shapes = {one[1].shape for one in loaded if not isinstance(one, InputError)}
+    # Subjects differ in their number of volumes, never in that of ROIs.
+    swapped = len({rows for rows, _ in shapes}) == 1 < len({columns for _, columns in shapes})
     for each, one in zip(files, loaded, strict=True):
-        ordered = one if isinstance(one, InputError) else _reordered(each, *one, rois)
+        ordered = one if isinstance(one, InputError) else _reordered(each, *one, rois, swapped)
         if isinstance(ordered, InputError):
             if on_bad == "stop":
                 raise ordered
@@ -97,18 +122,59 @@ def _one_order(files: Sequence[SeriesFile], loaded: Sequence[tuple[Rois, Series]
     return result
 
 
-def _reordered(each: SeriesFile, columns: Rois, series: Series, rois: Rois) -> Series | InputError:
+def _reordered(each: SeriesFile, columns: Rois, series: Series, rois: Rois, swapped: bool) -> Series | InputError:
     """The series with its columns in the ROI order of the other subjects, matched by name."""
     if columns == rois:
         return series
     where = f"{each.path}: subject {each.subject}"
     if len(columns) != len(rois):
-        return InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}.")
+        hint = ""
+        if swapped and len(series) > 1:
+            hint = f"; all files have {len(series)} rows and the columns differ, so the time and ROI axes seem to be swapped"
+        elif len(series) == len(rois):
+            hint = "; its rows are as many as these, so its time and ROI axes seem to be swapped"
+        hint += f" ({TRANSPOSE})" if hint else ""
+        return InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}{hint}.")
     position = {name: i for i, name in enumerate(columns)}
     absent = next((name for name in rois if name not in position), None)
     if absent is not None:
         return InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
     return np.ascontiguousarray(series[:, [position[name] for name in rois]])
+
+
+def joined(runs: Sequence[Path], load: Load) -> tuple[Rois, Series]:
+    """The runs of a subject one after the other, each with mean 0 and standard deviation 1 per ROI; a flat ROI stays 0.
+
+    Without z-scoring, the different means and scales of the runs would be steps of the signal, which correlate all ROIs.
+    """
+    first: Rois = ()
+    parts = []
+    for run in runs:
+        rois, series = load(run)
+        defect = series_defect(series, rois)
+        if defect:
+            raise InputError(f"{run}: {defect}.")
+        first = first or rois
+        if set(rois) != set(first):
+            raise InputError(f"{run}: its ROIs are not those of {runs[0].name}, so the runs cannot be joined.")
+        position = {name: i for i, name in enumerate(rois)}
+        wide = series[:, [position[name] for name in first]].astype(np.float64)
+        spread = wide.std(axis=0)
+        flat = np.ptp(wide, axis=0) == 0
+        parts.append(np.where(flat, 0, (wide - wide.mean(axis=0)) / np.where(flat, 1, spread)))
+    return first, np.concatenate(parts).astype(np.float32)
+
+
+def need_regular(path: Path, most: int) -> None:
+    """Refuse a device, a pipe or a file above `most` bytes, for libraries that open a file themselves."""
+    try:
+        status = path.stat()
+    except OSError:
+        return  # the library tells why it cannot open the file
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise InputError(f"cannot read {path}: it is not a regular file.")
+    if status.st_size > most:
+        raise InputError(f"{path} has {status.st_size} bytes, more than the limit of {most}.")
 
 
 def numbered_rois(count: int) -> Rois:
@@ -120,16 +186,11 @@ def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | Non
     """Column names (None if the file has none) and numbers of a .npy, .mat or text file; pickled content is refused."""
     if path.suffix == ".mat":
         return None, load_mat(path, variable)
-    try:
-        return parse_array(path, path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
+    return parse_array(path, read_bytes(path, LARGEST))
 
 
 def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, npt.NDArray[Any]]:
     """Column names and numbers from the content of a .npy or text file; `path` serves for its suffix and messages only."""
-    from m2lgdg.data.readers.text import parse_table
-
     return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
 
 
@@ -154,22 +215,39 @@ def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
 
 def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
     """2-D variable of a MATLAB file, by name or the only one."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
+    content = io.BytesIO(read_bytes(path, LARGEST))
     try:
-        content = loadmat(path, variable_names=None if variable is None else [variable])
+        name = _variable(path, whosmat(content), variable)
+        content.seek(0)
+        array = np.asarray(loadmat(content, variable_names=[name])[name])
+    except InputError:
+        raise
     except NotImplementedError:
         raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
     except Exception as error:  # damaged files raise errors of any type in scipy and zlib
         raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
-    names = [name for name in content if not name.startswith("__")]
-    if variable is not None and variable not in names:
-        raise InputError(f"{path} has no variable {variable}.")
-    if variable is None and len(names) != 1:
-        raise InputError(f"{path} has {len(names)} variables ({', '.join(names)}); name one in dataset.toml: variable = ...")
-    return _as_table(np.asarray(content[variable or names[0]]), path)
+    return _as_table(array, path)
+
+
+def _variable(path: Path, variables: Sequence[tuple[str, tuple[int, ...], str]], wanted: str | None) -> str:
+    """Name of the variable to read, checked before memory is allocated for it."""
+    known = {name: (shape, kind) for name, shape, kind in variables if not name.startswith("__")}
+    if wanted is not None and wanted not in known:
+        raise InputError(f"{path} has no variable {wanted}.")
+    if wanted is None and len(known) != 1:
+        raise InputError(f"{path} has {len(known)} variables ({', '.join(known)}); name one in dataset.toml: variable = ...")
+    name = wanted or next(iter(known))
+    shape, kind = known[name]
+    if kind == "unknown":
+        raise ValueError("no class of MATLAB has this number")
+    if kind not in NUMBERS:
+        raise InputError(f"{path}: variable {name} contains {kind} values, not real numbers.")
+    size = 8 * math.prod(shape)
+    if size > LARGEST_VARIABLE:
+        raise InputError(f"{path}: variable {name} would take {size} bytes, more than the limit of {LARGEST_VARIABLE}.")
+    return name
 
 
 def _as_table(array: npt.NDArray[Any], path: Path) -> npt.NDArray[Any]:
@@ -178,4 +256,6 @@ def _as_table(array: npt.NDArray[Any], path: Path) -> npt.NDArray[Any]:
     if array.ndim != 2:
         raise InputError(f"{path} has shape {array.shape}, not (time, roi).")
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32)
+        table = np.ascontiguousarray(array, dtype=np.float32)
+    need_no_index(path, table)
+    return table

@@ -5,7 +5,7 @@ Shared by the `bids` and `folder` readers. Columns are found by their usual name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from m2lgdg.data.readers import tables
 from m2lgdg.storage import InputError
 
 INPUTS = ("sex", "age", "education")
+# How to name the column of a role, by role.
+NAMED = {role: f'name the right one in dataset.toml: [columns] {role} = "..."' for role in ("subject", "site", "label")}
 
 
 class Participants(NamedTuple):
@@ -42,17 +44,20 @@ def read_participants(
     inputs: Sequence[str] | None = None,
     site: str | None = None,
     advice: str = "",
+    where: Mapping[str, str] = NAMED,
+    same: Callable[[str], str] = str,
 ) -> Participants:
     """Read the table; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
 
-    `advice` ends the message about an unknown label: how to give the words of each class to this reader.
+    `advice` ends the message about an unknown label: how to give the words of each class to this reader; `where` that about the
+    column of a role that was not found. Names with the same text by `same` are one subject.
     """
     table = tables.read_text_table(path, "," if path.suffix == ".csv" else "\t")
     roles = {role: columns.get(role) or tables.find_column(table, role) for role in tables.ALIASES}
     tables.need_columns(table, [name for name in roles.values() if name], path)
     if roles["subject"] is None:
-        raise InputError(f"{path} has no column for the subject ({', '.join(tables.ALIASES['subject'])}).")
-    table = tables.index_by_subject(table, roles["subject"], path)
+        raise InputError(_not_found(path, table, "subject", where))
+    table = tables.index_by_subject(table, roles["subject"], path, same)
     if not len(table):
         raise InputError(f"{path} lists no subject.")
     bare = [code.lower().removesuffix(".0") for code in missing]
@@ -62,11 +67,13 @@ def read_participants(
         *(f"{code}.0" for code in bare),
     )  # integers in a column with gaps are often written as floats
     notes = [f"{role} from column {name}" for role, name in roles.items() if name and role != "label"]
-    labels, note = np.full(len(table), UNKNOWN, dtype=np.int8), "no label column: all subjects are unlabelled"
+    labels = np.full(len(table), UNKNOWN, dtype=np.int8)
+    notes_on_labels = ["no label column: all subjects are unlabelled", f"{tables.present_columns(table)}; {where['label']}"]
     if roles["label"]:
         labels, note = tables.labels(table, roles["label"], path, patient, control, codes, advice)
+        notes_on_labels = [note]
     named = {role: name for role, name in roles.items() if name}
-    phenotypes = _phenotypes(table, named, path, codes)
+    phenotypes, implausible = _phenotypes(table, named, path, codes)
     chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
     for name in chosen:
         if name not in phenotypes:
@@ -75,12 +82,12 @@ def read_participants(
             phenotypes[name] = tables.numeric(table, name, path, codes)  # raises an error that names the subject
     return Participants(
         subjects=[str(one) for one in table.index],
-        sites=_sites(table, roles["site"], site, path),
+        sites=_sites(table, roles["site"], site, path, where),
         labels=labels,
         tr=_repetition_times(table, roles["tr"], path, codes),
         phenotypes=phenotypes,
         inputs=tuple(chosen),
-        notes=(*notes, note),
+        notes=(*notes, *notes_on_labels, *implausible),
     )
 
 
@@ -93,26 +100,38 @@ def _repetition_times(table: pd.DataFrame, column: str | None, path: Path, codes
         raise InputError(
             f"{path}: subject {table.index[wrong[0]]}, column {column}: a TR of {seconds[wrong[0]]:g} s is not positive."
         )
+    for subject, one in zip(table.index, seconds, strict=True):
+        tables.need_seconds(one, f"{path}: subject {subject}, column {column}")
     return seconds
 
 
-def _sites(table: pd.DataFrame, column: str | None, site: str | None, path: Path) -> npt.NDArray[np.str_]:
+def _not_found(path: Path, table: pd.DataFrame, role: str, where: Mapping[str, str]) -> str:
+    usual = ", ".join(tables.ALIASES[role])
+    return f"{path} has no column for the {role} ({usual}); {tables.present_columns(table)}; {where[role]}."
+
+
+def _sites(
+    table: pd.DataFrame, column: str | None, site: str | None, path: Path, where: Mapping[str, str]
+) -> npt.NDArray[np.str_]:
     if column is None:
         if site is None:
-            raise InputError(f"{path} has no column for the site ({', '.join(tables.ALIASES['site'])}).")
+            raise InputError(_not_found(path, table, "site", where))
         return np.array([site] * len(table), dtype=np.str_)  # np.full would keep only the first letter
     return tables.sites(table, column, path)
 
 
-def _phenotypes(table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]) -> pd.DataFrame:
+def _phenotypes(
+    table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Phenotypes, and notes on implausible values."""
     columns: dict[str, object] = {}
+    notes: list[str] = []
     if "sex" in roles:
         columns["sex"] = tables.sex(table, roles["sex"], path, codes)
     if "age" in roles:
-        age = tables.numeric(table, roles["age"], path, codes)
-        columns["age"] = np.where(age > 0, age, np.nan)
+        columns["age"], notes = tables.ages(table, roles["age"], path, codes)
     if "education" in roles:
         education = tables.numeric(table, roles["education"], path, codes)
         columns["education"] = np.where(education >= 0, education, np.nan)
     columns |= tables.other_columns(table, {*roles.values(), *columns}, codes)
-    return pd.DataFrame(columns, index=table.index)
+    return pd.DataFrame(columns, index=table.index), notes

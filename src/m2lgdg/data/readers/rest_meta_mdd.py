@@ -64,7 +64,9 @@ def read(
     if atlas not in COLUMNS:
         raise InputError(f"atlas {atlas} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
     book = _workbook(path)
-    table = _phenotypes(book)
+    if tr is not None:
+        tables.need_seconds(tr, "option tr")
+    table, implausible = _phenotypes(book)
     folder, files = _files(path, strategy)
     left_out = _sites(exclude_sites)
     excluded = []
@@ -97,7 +99,7 @@ def read(
         atlas=atlas,
         name="rest-meta-mdd",
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}, folder {folder}", "site and label from the id: group 1 = patient, 2 = control"),
+        notes=(f"atlas {atlas}, folder {folder}", "site and label from the id: group 1 = patient, 2 = control", *implausible),
     )
 
 
@@ -120,9 +122,9 @@ def _workbook(path: Path) -> Path:
     return books[0]
 
 
-def _phenotypes(book: Path) -> pd.DataFrame:
-    """Both sheets as one table by subject: site, label, the three inputs and all other columns."""
-    sheets = []
+def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Both sheets as one table by subject (site, label, the three inputs and all other columns), and notes on odd values."""
+    sheets, notes = [], []
     for sheet, label in SHEETS.items():
         table = tables.read_sheet(book, sheet)
         tables.need_columns(table, ("ID", *INPUTS.values()), book)
@@ -131,19 +133,21 @@ def _phenotypes(book: Path) -> pd.DataFrame:
         wrong = next((one for one, part in zip(table.index, parts, strict=True) if part[1] != label), None)
         if wrong is not None:
             raise InputError(f"{book}, sheet {sheet}: the id of subject {wrong} has the group of the other sheet.")
-        age, education = (tables.numeric(table, INPUTS[name], book) for name in ("age", "education"))
+        age, implausible = tables.ages(table, INPUTS["age"], book)
+        education = tables.numeric(table, INPUTS["education"], book)
+        notes += implausible
         columns: dict[str, object] = {
             "site": [site for site, _ in parts],
             "label": label,
             "sex": tables.sex(table, INPUTS["sex"], book),
-            "age": np.where(age > 0, age, np.nan),
+            "age": age,
             "education": np.where(education >= 0, education, np.nan),  # zero years of education are valid
         }
         sheets.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
     both = pd.concat(sheets)
     if both.index.has_duplicates:
         raise InputError(f"{book}: subject {both.index[both.index.duplicated()][0]} is listed on both sheets.")
-    return both
+    return both, notes
 
 
 def _site_and_label(subject: str, where: Path) -> tuple[str, int]:

@@ -6,16 +6,20 @@ Shared by the readers. No choice is silent: how a column was interpreted is retu
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort, Exclusion
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, one_line, read_bytes
 
 MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
 SEX_WORDS = {"1": MALE, "m": MALE, "male": MALE, "2": FEMALE, "f": FEMALE, "female": FEMALE}
@@ -23,6 +27,12 @@ PATIENT_WORDS = {"1", "patient", "patients", "case", "asd", "autism", "mdd", "de
 CONTROL_WORDS = {"0", "control", "controls", "hc", "nc", "tc", "td", "healthy", "typical", "healthy control"}
 # Columns with a subject's head motion, in lower case.
 MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "framewise_displacement")
+MOST_NAMES = 12  # columns that a message lists
+LARGEST_TABLE = 256 << 20  # bytes, also of a workbook without compression
+MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and last cell
+SLOWEST = 20.0  # seconds; a longer TR is in milliseconds
+OLDEST = 120.0  # years
+IMPLAUSIBLE = "implausible value: "  # starts a note that `check` reports as a finding
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 
 ALIASES = {
@@ -41,14 +51,10 @@ def read_text_table(path: Path, separator: str) -> pd.DataFrame:
 
     Not read by pandas, which fills short rows, shifts long ones and renames repeated columns.
     """
+    content = read_bytes(path, LARGEST_TABLE)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), delimiter=separator, strict=True)
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({one_line(error)}).") from None
     rows = {line: cells for line, cells in lines if any(cells)}
@@ -66,23 +72,41 @@ def _check_rows(path: Path, names: list[str], rows: dict[int, list[str]]) -> Non
             raise InputError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(names)} columns.")
         if any("\0" in cell for cell in cells):  # pandas cannot look such a cell up
             raise InputError(f"{path} cannot be read as a table (line {line} has a NUL byte).")
-    for name in names:
-        if name and names.count(name) > 1:
-            raise InputError(f"{path}: column {name} appears twice.")
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise InputError(f"{path}: column {name} appears {'twice' if count == 2 else f'{count} times'}.")
 
 
 def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
     """Sheet of a workbook with every cell as stripped text."""
+    content = io.BytesIO(read_bytes(path, LARGEST_TABLE))
     try:
-        with pd.ExcelFile(path, engine="openpyxl") as book:
+        with zipfile.ZipFile(content) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+        if size > LARGEST_TABLE:
+            raise InputError(f"{path} has {size} bytes without compression, more than the limit of {LARGEST_TABLE}.")
+        with pd.ExcelFile(content, engine="openpyxl") as book:
             if sheet not in book.sheet_names:
                 raise InputError(f"{path} has no sheet {sheet} (it has {', '.join(map(str, book.sheet_names))}).")
+            _need_small(book.book[sheet], path)
             table = pd.read_excel(book, sheet_name=sheet, dtype=str, keep_default_na=False)
     except InputError:
         raise
     except Exception as error:  # damaged files raise errors of any type in zip, XML and openpyxl
         raise InputError(f"{path} cannot be read as a workbook ({one_line(error)}).") from None
     return _tidy(table)
+
+
+def _need_small(sheet: Any, path: Path) -> None:
+    """Refuse a sheet with a cell far from the others: pandas would fill everything between with empty cells."""
+    sheet.reset_dimensions()  # as written in the file, where any number may stand
+    height = width = 0
+    for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
+        filled = [column for column, value in enumerate(row, start=1) if value is not None]
+        if filled:
+            height, width = number, max(width, filled[-1])
+        if height * width > MOST_CELLS:
+            raise InputError(f"{path}, sheet {sheet.title} has more than {MOST_CELLS} cells; delete what is outside the table.")
 
 
 def _tidy(table: pd.DataFrame) -> pd.DataFrame:
@@ -94,7 +118,14 @@ def need_columns(table: pd.DataFrame, columns: Iterable[str], path: Path) -> Non
     """Raise an InputError for the first column that the table does not have."""
     for column in columns:
         if column not in table.columns:
-            raise InputError(f"{path} has no column {column}.")
+            raise InputError(f"{path} has no column {column}; {present_columns(table)}.")
+
+
+def present_columns(table: pd.DataFrame) -> str:
+    """The columns of a table, twelve at most, as part of a sentence."""
+    names = [str(name) for name in table.columns]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"its columns are {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def find_column(table: pd.DataFrame, role: str) -> str | None:
@@ -103,14 +134,25 @@ def find_column(table: pd.DataFrame, role: str) -> str | None:
     return next((lower[alias] for alias in ALIASES[role] if alias in lower), None)
 
 
-def index_by_subject(table: pd.DataFrame, column: str, path: Path) -> pd.DataFrame:
-    """Index the table by its subject column; empty or repeated subjects are an error."""
+def index_by_subject(table: pd.DataFrame, column: str, path: Path, same: Callable[[str], str] = str) -> pd.DataFrame:
+    """Index the table by its subject column; empty or repeated subjects are an error.
+
+    Two names are the same subject if `same` gives the same text for both (sub-01 and 01 in BIDS).
+    """
     names = table[column]
     if (names == "").any():
         raise InputError(f"{path}, line {names.index[names == ''][0]}: column {column} is empty.")
     repeated = names[names.duplicated()]
     if len(repeated):
         raise InputError(f"{path}: subject {repeated.iloc[0]} is listed twice in column {column}.")
+    lines: dict[str, int] = {}
+    for line, name in names.items():
+        first = lines.setdefault(same(name), line)
+        if first != line:
+            raise InputError(
+                f"{path}, lines {first} and {line}, column {column}: {names[first]} and {name} are the same subject; "
+                "remove one of the two rows."
+            )
     return table.set_index(names.to_numpy())
 
 
@@ -133,6 +175,30 @@ def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str]
             except ValueError:
                 raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is not a number.") from None
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def ages(
+    table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES
+) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Age in years, NaN where missing or 0, and a note on each age below 0 or above 120, which is set to missing."""
+    values = numeric(table, column, path, missing)
+    wrong = np.flatnonzero((values < 0) | (values > OLDEST))
+    notes = [
+        f"{IMPLAUSIBLE}subject {table.index[i]}, column {column}: age {values[i]:g} is not between 0 and {OLDEST:g} years; "
+        "it was set to missing"
+        for i in wrong
+    ]
+    return np.where((values > 0) & (values <= OLDEST), values, np.nan), notes
+
+
+def need_seconds(seconds: float, where: str) -> float:
+    """A repetition time; one above 20 s is refused, because it is in milliseconds."""
+    if seconds > SLOWEST:
+        raise InputError(
+            f"{where}: a TR of {seconds:g} s is above {SLOWEST:g} s and looks like milliseconds; "
+            f"give it in seconds ({seconds / 1000:g})."
+        )
+    return seconds
 
 
 def _number(cell: str) -> float:

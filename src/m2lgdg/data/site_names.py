@@ -1,0 +1,67 @@
+"""Site names that differ in spelling only: by case, surrounding or repeated spaces, or Unicode form.
+
+`leakage` reports them, because a site under two names would be trained on when it is the target. `m2lgdg convert
+--merge-sites` merges them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from m2lgdg.cohort import Cohort, natural_key
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Groups of two or more names that are the same up to case, spaces and Unicode form, in natural order."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(set(names), key=natural_key):
+        groups.setdefault(_key(name), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def merged(cohort: Cohort, groups: Sequence[Sequence[str]]) -> Cohort:
+    """Copy of the cohort with one name for each group: its most frequent spelling, in NFC and without superfluous spaces.
+
+    Excluded subjects are renamed too. A note records what was merged.
+    """
+    counts = Counter(cohort.sites.tolist())
+    names = {spelling: common_spelling(group, counts) for group in groups for spelling in group}
+    notes = [sentence for group in groups for sentence in _merges(group, counts)]
+    return dataclasses.replace(
+        cohort,
+        sites=np.array([names.get(site, site) for site in cohort.sites.tolist()], dtype=np.str_),
+        excluded=tuple(one._replace(site=names.get(one.site, one.site)) for one in cohort.excluded),
+        notes=(*cohort.notes, *notes),
+    )
+
+
+def common_spelling(group: Sequence[str], counts: Counter[str]) -> str:
+    """Name of a merged site: the spelling with the most subjects, the first of the group if several have as many."""
+    return " ".join(unicodedata.normalize("NFC", max(group, key=lambda name: counts[name])).split())
+
+
+def shown(name: str) -> str:
+    """Name as it can be told from a name alike: as Python writes it in ASCII, if spaces or Unicode form are unusual."""
+    return name if name == " ".join(unicodedata.normalize("NFC", name).split()) else ascii(name)
+
+
+def _merges(group: Sequence[str], counts: Counter[str]) -> list[str]:
+    """One sentence for each spelling that a merge replaces."""
+    name = common_spelling(group, counts)
+    return [
+        f"Site {shown(other)} ({counts[other]} subject{'s' * (counts[other] != 1)}) was merged into {name}: "
+        "the names differ only by case, spaces or Unicode form."
+        for other in group
+        if other != name
+    ]
+
+
+def _key(name: str) -> str:
+    """Canonical caseless form of a name (Unicode standard, D145), with single spaces."""
+    folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+    return " ".join(folded.split())

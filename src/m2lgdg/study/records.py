@@ -1,0 +1,179 @@
+"""Records of cells: one file each under `cells/`, trusted only if it fits the cohort, and the tables assembled from them.
+
+`study.runner` writes and reads them. `predictions.csv` has a fixed order, so that its bytes depend neither on the engine, nor
+on the number of workers, nor on interruptions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.storage import InputError, write_text
+from m2lgdg.study.cells import Cell
+from m2lgdg.study.folder import one_at_a_time
+from m2lgdg.study.loaded import in_order
+from m2lgdg.study.predictions import COLUMNS
+
+DEEPEST = 50  # levels of lists and tables in a fact
+HIDDEN = ("fields", "explain", "code")  # of a cell: not in its record
+
+
+def record_path(out: str | Path, key: str) -> Path:
+    """File of a cell's record."""
+    return Path(out) / "cells" / f"{key}.json"
+
+
+def explanation_path(out: str | Path, key: str) -> Path:
+    """Folder of a cell's explanation."""
+    return Path(out) / "explanations" / key
+
+
+def head(cell: Cell) -> dict[str, Any]:
+    """First part of a record: which cell it is."""
+    return {name: value for name, value in asdict(cell).items() if name not in HIDDEN}
+
+
+def write_record(out: str | Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a cell."""
+    write_text(record_path(out, record["key"]), encoded(record))
+
+
+def encoded(record: Mapping[str, Any]) -> str:
+    """Text of a record; an error if JSON cannot hold it."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A fact as JSON can hold it: NumPy scalars and arrays as numbers and lists, tuples as lists, names as text.
+
+    A number that is not finite is left out of a table and is null in a list. Anything else is refused.
+    """
+    if depth > DEEPEST:
+        raise InputError(f"{where} is nested more than {DEEPEST} levels deep, so it cannot be stored.")
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        entries = {str(name): plain(entry, where, depth + 1) for name, entry in value.items()}
+        return {name: entries[str(name)] for name, entry in value.items() if entry is None or entries[str(name)] is not None}
+    if isinstance(value, list | tuple):
+        return [plain(entry, where, depth + 1) for entry in value]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
+        return plain(value.tolist(), where, depth + 1)
+    raise InputError(
+        f"{where} holds a value of type {type(value).__name__}, which cannot be stored; use numbers, text or lists."
+    )
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of a study folder. One that does not fit the targets of the cohort counts as missing."""
+
+    out: Path
+    targets: Mapping[str, tuple[list[str], list[int]]]  # subjects and labels of each site, sorted by subject
+
+    @classmethod
+    def of(cls, out: Path, cohort: Cohort) -> Records:
+        """Records of a study of this cohort."""
+        ordered = in_order(cohort)
+        masks = {site: ordered.sites == site for site in ordered.site_names}
+        return cls(out, {site: (ordered.subjects[m].tolist(), ordered.labels[m].tolist()) for site, m in masks.items()})
+
+    def read(self, cell: Cell, out: str | Path | None = None) -> dict[str, Any] | None:
+        """Record of a cell, or None if it does not exist, cannot be read, or does not fit the cohort."""
+        try:
+            record = json.loads(record_path(out or self.out, cell.key).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(record, dict) or record.get("key") != cell.key:
+            return None
+        if record.get("status") == "failed":
+            return record if isinstance(record.get("reason"), str) else None
+        return record if record.get("status") == "done" and self._fits(record, cell) else None
+
+    def _fits(self, record: dict[str, Any], cell: Cell) -> bool:
+        subjects, labels = self.targets[cell.target]
+        if record.get("target") != cell.target or record.get("subjects") != subjects:
+            return False
+        return same_labels(record.get("labels"), labels) and are_probabilities(record.get("proba"), len(subjects))
+
+    def done(self, cell: Cell) -> bool:
+        """Whether a cell has a record of a finished training."""
+        return (self.read(cell) or {}).get("status") == "done"
+
+    def copy(self, cell: Cell, others: Sequence[str | Path]) -> bool:
+        """Copy a cell with the same key, and its explanation, from another study folder; False if none has it."""
+        for other in others:
+            record = self.read(cell, other) or {}
+            explained = explanation_path(other, cell.key)
+            if record.get("status") != "done" or (cell.explain and "unexplained" not in record and not explained.is_dir()):
+                continue
+            try:
+                record = plain(record, "record")
+            except InputError:  # nested too deeply: not written by a run
+                continue
+            if explained.is_dir():
+                shutil.copytree(explained, explanation_path(self.out, cell.key), dirs_exist_ok=True)
+            # The training may have another name here, such as a sweep value that is now the default.
+            write_record(self.out, record | head(cell))
+            return True
+        return False
+
+    def lost(self, cell: Cell, reason: str) -> None:
+        """Write the record of a worker that was lost before it could do so itself."""
+        if self.read(cell) is None:
+            write_record(self.out, head(cell) | {"status": "failed", "reason": reason})
+
+    def collect(self, cells: Sequence[Cell]) -> pd.DataFrame:
+        """Write predictions.csv from the finished cells and failures.csv from the failed ones.
+
+        Runs that share the folder take turns, so that the last of them writes the table of all records.
+        """
+        with one_at_a_time(self.out):
+            table, failures = self._tables(cells)
+            write_text(self.out / "predictions.csv", table.to_csv(index=False, lineterminator="\n"))
+            failed = self.out / "failures.csv"
+            if len(failures):
+                write_text(failed, failures.to_csv(index=False, lineterminator="\n"))
+            else:
+                failed.unlink(missing_ok=True)
+        return table
+
+    def _tables(self, cells: Sequence[Cell]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        rows, failures = [], []
+        for cell in cells:
+            record = self.read(cell)
+            if record is None:
+                continue
+            named = (cell.method, cell.variant, cell.seed, cell.target)
+            if record["status"] == "done":
+                triples = zip(record["subjects"], record["labels"], record["proba"], strict=True)
+                rows += [(*named, subject, label, proba) for subject, label, proba in triples]
+            else:
+                failures.append((*named, record["reason"]))
+        return pd.DataFrame(rows, columns=COLUMNS), pd.DataFrame(failures, columns=[*COLUMNS[:4], "reason"])
+
+
+def same_labels(labels: object, expected: list[int]) -> bool:
+    """Whether labels read from a file are those of the cohort; 1.0 and true are not 1."""
+    return isinstance(labels, list) and labels == expected and all(type(label) is int for label in labels)
+
+
+def are_probabilities(proba: object, count: int) -> bool:
+    """Whether values are one probability for each of `count` subjects."""
+    return (
+        isinstance(proba, list)
+        and len(proba) == count
+        and all(type(value) in (int, float) and 0 <= value <= 1 for value in proba)
+    )

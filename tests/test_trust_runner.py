@@ -1,0 +1,521 @@
+"""A result is stored only under the hash of the very data and code that made it, and one bad cell harms no other."""
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import m2lgdg.study.folder
+from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, read, run_study
+from m2lgdg.registry import load_methods
+from m2lgdg.study import runner
+from m2lgdg.study.cells import make_cells
+from m2lgdg.study.config import check_study
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.records import Records
+
+CONSTANT = """
+import numpy as np
+from m2lgdg.method import Method, method
+
+@method("{name}")
+class Constant(Method):
+    def learn(self, source, *, seed, device, progress):
+        self.state_["value"] = np.array([{value}])
+
+    def score(self, target):
+        return np.full(len(target), self.state_["value"][0])
+"""
+
+ACTS = '''
+import os, shutil, signal, sys
+from pathlib import Path
+import numpy as np
+from m2lgdg.method import Method, method
+
+class Unusual(BaseException):
+    pass
+
+@method("acts")
+class Acts(Method):
+    """Does something where one site is the target, and predicts one half."""
+    what: str = ""
+    target: str = "east"
+
+    def learn(self, source, *, seed, device, progress):
+        self.state_["value"] = np.array([0.5])
+        if self.target not in source.site_names:
+            exec(self.what, globals() | {"self": self, "source": source})
+
+    def score(self, target):
+        return np.full(len(target), self.state_["value"][0])
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
+    (tmp_path / "acts.py").write_text(ACTS)
+    return tmp_path
+
+
+def study(folder, *methods, **changes):
+    return {"cohort": str(folder / "tiny.cohort"), "methods": list(methods), "seeds": [0]} | changes
+
+
+def acting(folder, what, *others, **changes):
+    settings = {"plugins": [str(folder / "acts.py")], "method": {"acts": {"what": what}}} | changes
+    return study(folder, "acts", *others, **settings)
+
+
+def content(out):
+    return (Path(out) / "predictions.csv").read_bytes()
+
+
+def records(out):
+    return {path.name: json.loads(path.read_text()) for path in (Path(out) / "cells").iterdir()}
+
+
+def replaced(path, cohort, how):
+    """Another cohort under the same path: by renaming a new file, or in place."""
+    if how == "renamed":
+        cohort.save(path)
+    else:
+        cohort.save(path.parent / "other.cohort")
+        path.write_bytes((path.parent / "other.cohort").read_bytes())
+
+
+# 1: the cohort
+
+
+@pytest.mark.parametrize("how", ["renamed", "in place"])
+def test_a_second_study_of_one_process_sees_the_cohort_that_is_there(folder, how):
+    plain = study(folder, "fc-logistic", targets=["east"])
+    run_study(plain, folder / "old")
+    other = make_cohort("tiny", seed=2)
+    replaced(folder / "tiny.cohort", other, how)
+    run_study(plain, folder / "new")
+    (fold,) = leave_one_site_out(other, ["east"])
+    proba = make("fc-logistic").fit(fold.source).predict_proba(fold.target)[:, 1]
+    np.testing.assert_array_equal([row["proba"] for row in records(folder / "new").values()], [proba])
+    assert json.loads((folder / "new" / "study.json").read_text())["cohort_hash"] == other.hash
+    assert not np.allclose(read_predictions(folder / "old")["proba"], read_predictions(folder / "new")["proba"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [("serial", "renamed"), ("serial", "in place"), ("joblib", "renamed"), ("joblib", "in place"), ("dask", "in place")],
+)
+def test_a_cohort_replaced_while_a_study_runs_ends_it(folder, engine, how):
+    plain = study(folder, "fc-logistic", "prior", "fc-svm")
+    run_study(plain, folder / "quiet")
+    quiet, path = records(folder / "quiet"), folder / "tiny.cohort"
+    shutil.copy(path, folder / "kept")
+
+    def watch(summary):
+        if summary.done == 1:
+            replaced(path, make_cohort("tiny", seed=2), how)
+
+    with pytest.raises(InputError) as ended:
+        run_study(plain, folder / "out", engine=engine, jobs=2, watch=watch)
+    done = records(folder / "out")
+    begin, _, end = str(ended.value).partition(". ")
+    hashes = [make_cohort("tiny", seed=seed).hash[:12] for seed in (2, 1)]
+    different = f"the cohort has changed since the study began: {path} has the hash {hashes[0]}, not {hashes[1]}"
+    halfway = f"the cohort has changed since the study began: {path} is damaged"  # read while it is being overwritten
+    assert begin == different or (how == "in place" and begin.startswith(halfway))
+    assert end == (
+        f"{len(done)} of 12 cells are done; restore the file and run the same command again, or choose another --out for the "
+        "changed cohort."
+    )
+    assert 1 <= len(done) < 12
+    assert all(record["proba"] == quiet[name]["proba"] for name, record in done.items())  # of the first cohort
+    assert len(read_predictions(folder / "out").drop_duplicates(["method", "target"])) == len(done)
+    with pytest.raises(InputError, match="belongs to another study"):
+        run_study(plain, folder / "out")
+    shutil.copy(folder / "kept", path)
+    assert run_study(plain, folder / "out").reused == len(done)
+    assert content(folder / "out") == content(folder / "quiet")
+
+
+@pytest.mark.parametrize(("what", "words"), [("", "does not exist"), ("path.write_bytes(content[:99])", "is damaged")])
+def test_a_cohort_that_cannot_be_read_any_more_ends_the_run(folder, what, words, typed):
+    """By the first cell of a plugin, so that the command itself shows what happens."""
+    gone = f"path = Path({str(folder / 'tiny.cohort')!r}); content = path.read_bytes(); path.unlink(); {what}"
+    (folder / "study.json").write_text(json.dumps(acting(folder, gone, "fc-logistic")))
+    code, _, errors = typed("run", folder / "study.json", "--out", folder / "out")
+    sentence = " ".join(errors.split())
+    assert code == 2 and "Traceback" not in errors
+    assert sentence.startswith("m2lgdg: the cohort has changed since the study began") and words in sentence
+    assert [(record["method"], record["status"]) for record in records(folder / "out").values()] == [("acts", "done")]
+
+
+def test_bytes_altered_in_place_reach_no_cell(folder):
+    """The header of the file is as it was, but the cells use what was compared with the hash."""
+    path = folder / "tiny.cohort"
+    alter = f"path = Path({str(path)!r}); b = path.read_bytes(); "
+    alter += "path.write_bytes(b[:-41000] + b[-21000:-1000] + b[-41000:-21000] + b[-1000:])"  # series of two subjects
+    settings = acting(folder, alter, "fc-logistic")
+    assert run_study(settings, folder / "out").failed == []
+    with pytest.raises(InputError, match="was altered after it was written"):
+        run_study(settings, folder / "again")
+    found = read_predictions(folder / "out").query("method == 'fc-logistic'")
+    for fold in leave_one_site_out(make_cohort("tiny", seed=1)):
+        proba = make("fc-logistic").fit(fold.source).predict_proba(fold.target)[:, 1]
+        np.testing.assert_allclose(found[found["target"] == fold.site]["proba"], proba, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_method_cannot_write_to_the_cohort_of_the_next_cell(folder, dtype):
+    make_cohort("tiny", seed=1).save(folder / "tiny.cohort", dtype)
+    what = "source.series[0].flags.writeable = True"
+    summary = run_study(acting(folder, what, "fc-logistic"), folder / "out")
+    assert summary.failed == [("acts, target east, seed 0", "ValueError: cannot set WRITEABLE flag to True of this array")]
+    run_study(study(folder, "fc-logistic"), folder / "quiet")
+    assert read_predictions(folder / "out").query("method == 'fc-logistic'").proba.tolist() == (
+        read_predictions(folder / "quiet").proba.tolist()
+    )
+
+
+def test_a_study_with_its_own_inputs_can_be_repeated(folder):
+    run_study(study(folder, "phenotype-logistic", inputs=["age"]), folder / "out")
+    run_study(folder / "out" / "study.json", folder / "again")
+    assert content(folder / "again") == content(folder / "out")
+    whole = study(folder, "phenotype-logistic", inputs=["age"], cohort_hash=read(folder / "tiny.cohort").hash)
+    assert run_study(whole, folder / "whole").done == 4  # a user knows the hash of the file
+    with pytest.raises(InputError, match="has changed since the study was run"):
+        run_study(whole | {"cohort_hash": "0" * 64}, folder / "none")
+
+
+# 2: plugins
+
+
+def constant(path, value, name="constant"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(CONSTANT.format(name=name, value=value))
+    return str(path)
+
+
+def predicted(folder, out, plugin, **how):
+    summary = run_study(study(folder, "constant", plugins=[plugin], targets=["east"]), folder / out, **how)
+    assert summary.failed == []
+    (value,) = read_predictions(folder / out)["proba"].unique()
+    return value
+
+
+def test_an_edited_plugin_is_loaded_again(folder):
+    """Written in the same second with the same size, so that Python's own cache would not notice; and back again."""
+    for i, value in enumerate([0.25, 0.75, 0.25]):
+        assert predicted(folder, f"out{i}", constant(folder / "mine.py", value)) == value
+    keys = [set(records(folder / f"out{i}")) for i in range(3)]
+    assert keys[0] == keys[2] != keys[1]
+    constant(folder / "mine.py", 0.5, "renamed")
+    with pytest.raises(InputError, match="method constant is not known"):
+        predicted(folder, "none", str(folder / "mine.py"))
+
+
+def test_two_plugins_of_one_name_are_both_loaded(folder):
+    first = constant(folder / "a" / "mine.py", 0.25, "constant-a")
+    second = constant(folder / "b" / "mine.py", 0.75, "constant-b")
+    run_study(study(folder, "constant-a", "constant-b", plugins=[first, second, first]), folder / "out")
+    assert read_predictions(folder / "out").groupby("method")["proba"].unique().map(list).to_dict() == {
+        "constant-a": [0.25],
+        "constant-b": [0.75],
+    }
+    again = constant(folder / "b" / "mine.py", 0.5, "constant-a")
+    with pytest.raises(InputError, match=r"method constant-a is already registered by .*a.mine\.py"):
+        load_methods((first, again))
+    assert METHODS["constant-a"]().fit(make_cohort("tiny")).state_["value"] == 0.25  # all or none
+    load_methods((again,))
+    assert METHODS["constant-a"]().fit(make_cohort("tiny")).state_["value"] == 0.5
+    with pytest.raises(InputError, match=r"method prior is already registered by m2lgdg\.methods\."):
+        load_methods((constant(folder / "prior.py", 0.5, "prior"),))
+
+
+def test_a_method_of_a_plugin_that_is_not_listed_is_refused(folder):
+    """Its code would not be part of the key."""
+    plugin = constant(folder / "mine.py", 0.25)
+    predicted(folder, "out", plugin)
+    with pytest.raises(InputError, match=r"method constant is defined in .*mine\.py; add this file to the key plugins"):
+        run_study(study(folder, "constant"), folder / "none")
+    with pytest.raises(InputError, match=r"mine\.py cannot be imported \(GeneratorExit"):
+        Path(plugin).write_text("raise GeneratorExit")
+        load_methods((plugin,))
+
+
+@pytest.mark.parametrize("engine", ["serial", "joblib"])
+def test_a_plugin_edited_while_a_study_runs_ends_it(folder, engine):
+    plugin = constant(folder / "mine.py", 0.25)
+    settings = study(folder, "constant", "prior", plugins=[plugin])
+
+    def watch(summary):
+        if summary.done == 1:
+            constant(folder / "mine.py", 0.75)
+
+    with pytest.raises(InputError, match=r"was not run: the code has changed since the study began.*\d of 8 cells are done"):
+        run_study(settings, folder / "out", engine=engine, jobs=2, watch=watch)
+    old = records(folder / "out").values()
+    assert {value for record in old if record["method"] == "constant" for value in record["proba"]} <= {0.25}
+    run_study(settings, folder / "out")
+    assert set(read_predictions(folder / "out").query("method == 'constant'")["proba"]) == {0.75}
+
+
+def test_a_worker_with_other_code_writes_no_record(folder):
+    checked = check_study(study(folder, "prior"), "study")
+    cohort = read(folder / "tiny.cohort")
+    cell = make_cells(checked, cohort)[0]
+    context = runner.CellContext(str(folder / "out"), checked.cohort, cohort.inputs, False, (), "cpu", 1, cohort.hash)
+    with pytest.raises(runner.RunEnds, match="or a worker has other code"):
+        runner.run_cell(replace(cell, code="other"), context)
+    assert not (folder / "out").exists()
+    assert runner.run_cell(cell, context) is None
+    (record,) = records(folder / "out").values()
+    assert "code" not in record
+
+
+def test_a_cluster_that_lives_on_sees_new_data_and_new_code(folder, monkeypatch):
+    """And a plugin whose path is relative to the working folder, which is not that of the workers."""
+    from dask.distributed import LocalCluster
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0") as cluster:
+        monkeypatch.chdir(folder)
+        for i, value in enumerate([0.25, 0.75]):
+            make_cohort("tiny", seed=i).save(folder / "tiny.cohort")
+            constant(folder / "mine.py", value)
+            settings = study(folder, "constant", "fc-logistic", plugins=["mine.py"], targets=["east"])
+            assert run_study(settings, folder / f"cluster{i}", scheduler=cluster.scheduler_address).failed == []
+            run_study(settings, folder / f"here{i}")
+            assert content(folder / f"cluster{i}") == content(folder / f"here{i}")
+            assert set(read_predictions(folder / f"here{i}").query("method == 'constant'")["proba"]) == {value}
+
+
+# 3: the key
+
+
+def test_the_order_of_subjects_and_columns_changes_nothing(folder):
+    cohort = make_cohort("tiny", seed=1)
+    order = np.random.default_rng(0).permutation(len(cohort))
+    shuffled = cohort.select(order)
+    replace(shuffled, phenotypes=shuffled.phenotypes[["age", "education", "sex"]]).save(folder / "shuffled.cohort")
+    small = {"method": {"mm-gtunets": {"epochs": 2, "warmup": 1}}, "targets": ["east"]}
+    plain = study(folder, "mm-gtunets", "fc-logistic", **small)
+    run_study(plain, folder / "out")
+    run_study(plain | {"cohort": str(folder / "shuffled.cohort")}, folder / "other")
+    assert content(folder / "out") == content(folder / "other")
+    assert set(records(folder / "out")) == set(records(folder / "other"))
+    assert read_predictions(folder / "out")["subject"].tolist()[:10] == sorted(cohort.select(sites=["east"]).subjects.tolist())
+
+
+def test_the_environment_is_that_of_the_predictions(folder):
+    run_study(study(folder, "prior"), folder / "out")
+    path = folder / "out" / "environment.json"
+    before = path.read_text()
+    path.write_text(before.replace(json.loads(before)["code"], "older").replace(json.loads(before)["numpy"], "0.1"))
+    run_study(study(folder, "prior"), folder / "out")
+    assert path.read_text() == before
+
+
+# 4: shards
+
+
+def test_two_shards_that_end_at_once_leave_the_whole_table(folder, monkeypatch):
+    """The first has read the records, the second then ends and waits for its turn, and only then the first writes."""
+    plain = study(folder, "prior")
+    run_study(plain, folder / "whole")
+    read_by_first, second_waits, real = threading.Event(), threading.Event(), Records._tables
+    lock, second = m2lgdg.study.folder._lock, threading.Thread(target=lambda: ends())
+
+    def ends():
+        run_study(plain, folder / "out", shard="2/2", watch=lambda state: state.done == 1 and read_by_first.wait())
+        second_waits.set()
+
+    def locked(handle, wait=False):
+        if threading.current_thread() is second and read_by_first.is_set():
+            second_waits.set()
+        return lock(handle, wait)
+
+    def slowly(self, cells):
+        tables = real(self, cells)
+        if threading.current_thread() is not second:
+            read_by_first.set()
+            second_waits.wait()
+        return tables
+
+    monkeypatch.setattr(Records, "_tables", slowly)
+    monkeypatch.setattr(m2lgdg.study.folder, "_lock", locked)
+    run_study(plain, folder / "out", shard="1/2", watch=lambda state: state.done == 0 and second.start())
+    second.join()
+    assert content(folder / "out") == content(folder / "whole")
+
+
+# 5: records, facts and failures
+
+
+def flipped(record):
+    record["labels"] = [1 - label for label in record["labels"]]
+
+
+def shorter(record):
+    for name in ("subjects", "labels", "proba"):
+        record[name] = record[name][1:]
+
+
+def reordered(record):
+    for name in ("subjects", "labels", "proba"):
+        record[name] = record[name][::-1]
+
+
+def with_proba(*values):
+    def change(record):
+        record["proba"] = [*record["proba"][: len(record["proba"]) - len(values)], *values]
+
+    return change
+
+
+def of(name, value):
+    return lambda record: record.__setitem__(name, value(record[name]))
+
+
+BAD = {
+    "flipped labels": flipped,
+    "one label": of("labels", lambda labels: [1 - labels[0], *labels[1:]]),
+    "labels as floats": of("labels", lambda labels: [float(label) for label in labels]),
+    "labels as truth": of("labels", lambda labels: [bool(label) for label in labels]),
+    "a subject less": shorter,
+    "other order": reordered,
+    "other subjects": of("subjects", lambda subjects: [f"{subject}x" for subject in subjects]),
+    "no subjects": of("subjects", lambda _: None),
+    "wrong length": of("proba", lambda proba: proba[1:]),
+    "longer": of("proba", lambda proba: [*proba, 0.5]),
+    "null": of("proba", lambda _: None),
+    "a null": with_proba(None),
+    "above one": with_proba(1.5),
+    "below zero": with_proba(-0.1),
+    "not a number": with_proba(float("nan")),
+    "infinite": with_proba(float("inf")),
+    "text": with_proba("0.5"),
+    "truth": with_proba(True),
+    "a list": with_proba([0.5]),
+    "an object": of("proba", dict.fromkeys),
+    "another target": of("target", lambda _: "west"),
+    "a reason that is no text": lambda record: record.update(status="failed", reason={"a": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
+    run_study(study(folder, "phenotype-logistic", targets=["east", "north"]), folder / "out")
+    return folder
+
+
+@pytest.mark.parametrize("change", [*BAD.values(), "deep", "bytes"], ids=[*BAD, "deep JSON", "not UTF-8"])
+def test_a_record_that_does_not_fit_the_cohort_is_run_again(finished, change, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished / "out", out)
+    plain = study(finished, "phenotype-logistic", targets=["east", "north"])
+    name, record = next((name, record) for name, record in records(out).items() if record["target"] == "east")
+    path = out / "cells" / name
+    if change == "deep":
+        path.write_text(f'{{"key": "{record["key"]}", "status": "done", "proba": {"[" * 100_000}')
+    elif change == "bytes":
+        path.write_bytes(path.read_bytes().replace(b"east", b"\xffast"))
+    else:
+        change(record)
+        path.write_text(json.dumps(record))
+    taken = run_study(plain, tmp_path / "new", reuse=[out])
+    assert (taken.taken, taken.done) == (1, 1)  # the other one
+    shutil.rmtree(finished / "again", ignore_errors=True)
+    shutil.copytree(out, finished / "again")
+    summary = run_study(plain, finished / "again")
+    assert (summary.reused, summary.done, summary.failed) == (1, 1, [])
+    for folder in (tmp_path / "new", finished / "again"):
+        assert content(folder) == content(finished / "out")
+
+
+FACTS = """
+self.facts_ |= {
+    "penalties": np.array([1.5, np.nan]), "parameters": np.int64(7), "share": {"fc": np.float32(0.25), 2: float("nan")},
+    "history": ({"ce": np.float64(0.5), "val_auc": np.nan},), "notes": np.array(["a"]), "validation": np.bool_(True),
+}
+"""
+
+
+def test_facts_of_numpy_are_stored_as_plain_values(folder):
+    assert run_study(acting(folder, FACTS, targets=["east"]), folder / "out").failed == []
+    (path,) = (folder / "out" / "cells").iterdir()
+    (record,) = records(folder / "out").values()
+    assert record["learned"] == {
+        "penalties": [1.5, None],
+        "history": [{"ce": 0.5}],
+        "parameters": 7,
+        "validation": True,
+        "share": {"fc": 0.25},
+        "notes": ["a"],
+    }
+    assert "NaN" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("self.facts_['notes'] = {1, 2}", "fact notes holds a value of type set, which cannot be stored; use numbers, text"),
+        ("self.facts_['share'] = [object()]", "fact share holds a value of type object, which cannot be stored"),
+        ("self.facts_['penalties'] = np.array([1j])", "fact penalties holds a value of type ndarray"),
+        ("notes = []; notes.append(notes); self.facts_['notes'] = notes", "fact notes is nested more than 50 levels deep"),
+        ("self.facts_['parameters'] = 10 ** 5000", "ValueError: Exceeds the limit"),
+        ("self.facts_ = None", "TypeError"),
+        (
+            "self.predict_proba = lambda target: np.full((len(target), 2), np.nan)",
+            "did not give one probability between 0 and 1",
+        ),
+        ("self.predict_proba = lambda target: np.full((2, 2), 0.5)", "did not give one probability between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_stored_fails_one_cell(folder, what, words):
+    summary = run_study(acting(folder, what, "prior"), folder / "out")
+    ((cell, reason),) = summary.failed
+    assert (cell, summary.done) == ("acts, target east, seed 0", 7)
+    assert words in reason
+    assert pd.read_csv(folder / "out" / "failures.csv")["reason"].tolist() == [reason]
+    again = run_study(acting(folder, what, "prior"), folder / "out")
+    assert (again.reused, len(again.failed)) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("sys.exit(0)", "SystemExit: 0"), ("raise Unusual('odd')", "Unusual: odd"), ("raise GeneratorExit", "GeneratorExit: ")],
+)
+def test_a_plugin_that_exits_is_one_failed_cell(folder, what, reason, typed):
+    (folder / "study.json").write_text(json.dumps(acting(folder, what, "prior")))
+    code, text, errors = typed("run", folder / "study.json", "--out", folder / "out")
+    assert code == 1
+    assert "7 of 8 cells done" in text and f"failed: acts, target east, seed 0: {reason}" in errors
+    assert len(read_predictions(folder / "out").drop_duplicates(["method", "target"])) == 7
+
+
+@pytest.mark.parametrize("what", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
+def test_a_killed_worker_loses_its_own_cell_only(folder, what, typed):
+    """Twice: at two targets, every time that they are run."""
+    both = f"""
+if not {{"east", "west"}} <= set(source.site_names):
+    {what}
+"""
+    settings = acting(folder, both, "prior", "fc-logistic")
+    settings["method"]["acts"]["target"] = "none of these"
+    (folder / "study.json").write_text(json.dumps(settings))
+    code, text, errors = typed("run", folder / "study.json", "--out", folder / "out", "--jobs", "2")
+    assert code == 1 and "Traceback" not in errors and "memory leak" not in errors
+    assert "10 of 12 cells done" in text
+    failures = pd.read_csv(folder / "out" / "failures.csv")
+    assert failures[["method", "target"]].to_numpy().tolist() == [["acts", "east"], ["acts", "west"]]
+    assert all(reason.startswith("worker lost: its process was killed") for reason in failures["reason"])
+    run_study(study(folder, "prior", "fc-logistic"), folder / "quiet")
+    others = read_predictions(folder / "out").query("method != 'acts'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(others, read_predictions(folder / "quiet"), check_exact=True)
