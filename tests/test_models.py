@@ -275,7 +275,7 @@ def test_the_training_sites_themselves_are_told(command):
         code, text, _ = command(*arguments)
         assert code == 0
         assert note in text
-    assert "they are of 3 sites" in text
+    assert "the subjects are from 3 sites" in text
     for arguments in (
         ("predict", "model", "new.cohort", "--out", "p.csv"),
         ("calibrate", "model", "new.cohort", "--out", "other"),

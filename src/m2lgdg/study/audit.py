@@ -84,10 +84,10 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:
         seen = {world: _run_world(world, cells, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
         results = [_compare(cell, *(seen[world][i] for world in seen)) for i, cell in enumerate(cells)]
-        checking_weights = [i for i, result in enumerate(results) if result.differs]
+        suspects = [i for i, result in enumerate(results) if result.differs]
         # A method that is not reproducible differs in every world, and that is not a leak.
-        control = _run_world(REAL, [cells[i] for i in checking_weights], study, cohort, folder) if checking_weights else []
-    for i, second in zip(checking_weights, control, strict=True):
+        control = _run_world(REAL, [cells[i] for i in suspects], study, cohort, folder) if suspects else []
+    for i, second in zip(suspects, control, strict=True):
         if second.learned != seen[REAL][i].learned:
             reason = "two fits of the same source differ, so leakage cannot be tested; draw random numbers from the seed of fit"
             results[i] = dataclasses.replace(results[i], differs=(), reason=second.reason or reason)
