@@ -109,6 +109,9 @@ def test_forms_have_the_same_names_and_go_back():
     assert sum(type(one) is not type(other) for one, other in zip(plain.modules(), fast.modules(), strict=True)) == 6
     assert [type(one) for one in plain_form(fast).modules()] == [type(one) for one in plain.modules()]
     assert type(M2LGDG(**SIZES).build(shape())) is fast_m2lgdg.Network
+    once = [type(one) for one in fast_form(fast).modules()]
+    assert [type(one) for one in fast_form(fast).modules()] == once  # a fast form stays what it is
+    assert [type(one) for one in plain_form(fast).modules()] == [type(one) for one in plain.modules()]
 
 
 @pytest.mark.parametrize("module", [fast_m2lgdg, fast_ufa_net])

@@ -266,7 +266,7 @@ def test_bad_input_ends_in_one_sentence(command, arguments, words):
 def test_the_training_sites_themselves_are_told(command):
     """Else a careless user takes a model's own subjects for a new site, and what it says of them for the truth."""
     command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
-    note = "trained on sites of these names: east, north, south. For subjects it was trained on"
+    note = "trained on sites of these names: east, north, south. Predictions for training subjects are optimistic"
     for arguments in (
         ("predict", "model", "known.cohort", "--out", "p.csv"),
         ("calibrate", "model", "known.cohort", "--out", "own"),
@@ -274,7 +274,7 @@ def test_the_training_sites_themselves_are_told(command):
         code, text, _ = command(*arguments)
         assert code == 0
         assert note in text
-    assert "they are of 3 sites" in text
+    assert "the subjects are from 3 sites" in text
     for arguments in (
         ("predict", "model", "new.cohort", "--out", "p.csv"),
         ("calibrate", "model", "new.cohort", "--out", "other"),

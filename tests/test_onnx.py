@@ -156,12 +156,12 @@ def make_whole_with(cohort, phenotypes):
 
 def test_what_cannot_be_exported_is_a_sentence(fold, tmp_path, monkeypatch):
     fitted = make("fc-logistic").fit(fold.source)
-    with pytest.raises(InputError, match=r"model\.pb: an ONNX file ends in \.onnx"):
+    with pytest.raises(InputError, match=r"model\.pb: the name of an ONNX file must end in \.onnx"):
         export_onnx(fitted, tmp_path / "model.pb")
-    with pytest.raises(InputError, match="method fc-logistic is not fitted yet, there is nothing to export"):
+    with pytest.raises(InputError, match="method fc-logistic is not fitted; fit it before exporting"):
         export_onnx(make("fc-logistic"), tmp_path / "model.onnx")
     monkeypatch.setattr("m2lgdg.deploy.onnx.run_onnx", lambda content, inputs: np.full(3, 0.123))
-    with pytest.raises(InputError, match=r"gives other probabilities \(.* apart\): not written"):
+    with pytest.raises(InputError, match=r"was not written: its probabilities differ by .*\."):
         export_onnx(fitted, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from m2lgdg.commands import options, terminal
+from m2lgdg.registry import METHODS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +54,7 @@ def fit(
         str | None,
         typer.Option(
             "--method",
-            help="Method (default: the one marked in `m2lgdg methods`, with phenotypes if the cohort has any).",
+            help=f"Method; see `m2lgdg methods` (default: {METHODS.default}, with phenotypes if the cohort has any).",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +84,7 @@ def fit(
 
     from m2lgdg.data.readers import read
     from m2lgdg.method import make
-    from m2lgdg.registry import METHODS, load_methods
+    from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError
     from m2lgdg.study.config import method_fields

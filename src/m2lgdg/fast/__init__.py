@@ -48,8 +48,10 @@ def _fast_class(plain: type[nn.Module]) -> type[nn.Module]:
         module = f"m2lgdg.fast.{name}"
         if package != "m2lgdg.methods" or importlib.util.find_spec(module) is None:
             continue
-        fast: type[nn.Module] | None = importlib.import_module(module).FORMS.get(base)
+        fast: type[nn.Module] | None = getattr(importlib.import_module(module), "FORMS", {}).get(base)
         if fast is not None:
+            if issubclass(plain, fast):  # it is one already
+                return plain
             return fast if base is plain else type(plain.__name__, (fast, plain), {})
     return plain
 
