@@ -47,7 +47,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
             os.write(handle, str(os.getpid()).encode())
         with one_at_a_time(out):
             _describe(out, about, study, cohort)
-            if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can map it
+            if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can read it
                 cohort.save(cohort_path)
         yield
     finally:

@@ -1,6 +1,6 @@
 """The predictions table of a study folder: one row per subject and cell, the only input of scores, tables and figures.
 
-Written by `study.runner.collect` and read here; a table edited so that its scores would be wrong is refused.
+Written by `study.records` and read here; a table edited so that its scores would be wrong is refused.
 """
 
 from __future__ import annotations
