@@ -394,3 +394,18 @@ def test_the_record_that_the_predictions_are_of_counts_whatever_its_date(predict
             os.utime(path, (clock + i * (1 if clock == 1000 else -1),) * 2)
         (folder / "cells" / "torn.json").write_text("{")
         assert [record["key"] for record in read_contents(folder).records] == ["own"]
+
+
+def test_scores_of_cells_are_computed_once_for_a_report(predictions, tmp_path, monkeypatch):
+    from m2lgdg.report import checklists, contents
+
+    calls = []
+
+    def counted(table, *metrics):
+        calls.append(len(table))
+        return cell_scores(table, *metrics)
+
+    for module in (checklists, contents):
+        monkeypatch.setattr(module, "cell_scores", counted)
+    write_report(study_of(predictions, tmp_path / "study"))
+    assert calls == [len(predictions)]
