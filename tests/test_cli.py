@@ -148,7 +148,7 @@ def test_run_table_methods_and_failures(command, tmp_path):
         (("run", "study.toml", "--out", "out", "--shard", "²/3"), "--shard ²/3: expected i/n"),
         (("run", "study.toml", "--out", "out", "--shard", f"1/{'9' * 5000}"), "expected i/n"),
         (("run", "study.toml", "--out", "out", "--set", "plugins=5", "--plugin", "p.py"), "key plugins: input should be"),
-        (("run", "study.toml", "--out", "out", "--only", "priors"), "--only priors: not one of the study's methods"),
+        (("run", "study.toml", "--out", "out", "--method", "priors"), "--method priors: not one of the study's methods"),
         (("run", "study.toml", "--out", "out", "--shard", "x"), "--shard x: expected i/n"),
         (("run", "study.toml", "--out", "study.toml"), "study.toml"),
         (("run", "study.toml", "--out", "out", "--set", "inputs=['height']"), "input height is not a phenotype column"),

@@ -90,7 +90,7 @@ def test_only_some_methods_keep_what_the_study_says_of_them(tmp_path):
     assert with_only(by_method, ["prior"]).variants == {}
     assert with_only(by_method, ["fc-logistic"]).variants == {"fc-logistic": ["phenotypes"]}
     assert with_only(by_method, ["prior"]).explain is True
-    with pytest.raises(InputError, match=r"--only fc-logistics: .*; did you mean fc-logistic\?"):
+    with pytest.raises(InputError, match=r"--method fc-logistics: .*; did you mean fc-logistic\?"):
         with_only(whole, ["prior", "fc-logistics"])
 
 

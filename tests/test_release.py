@@ -67,7 +67,7 @@ def test_three_commands_from_the_download_to_the_tables(cohort, checkout, monkey
 
 def test_the_linear_peers_without_a_gpu_as_printed(checkout, monkeypatch, capsys):
     monkeypatch.chdir(checkout)
-    changes = shlex.split(re.search(r"add `(--only .*?)`", TEXT, re.DOTALL)[1])
+    changes = shlex.split(re.search(r"add `(--method .*?)`", TEXT, re.DOTALL)[1])
     said(monkeypatch, capsys, *COMMANDS[0][1:-1], "linear.cohort")
     short = ["--set", "cohort=../linear.cohort", "--out", "linear"]
     assert "20 of 20 cells done" in said(monkeypatch, capsys, "run", "studies/rest-meta-mdd.toml", *changes, *short)

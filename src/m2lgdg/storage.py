@@ -1,4 +1,4 @@
-"""Atomic writing of files, tensors stored without pickle, and `InputError`, the error for invalid user input.
+"""Atomic writing of files and folders, tensors stored without pickle, and `InputError`, the error for invalid user input.
 
 The lowest layer of the package: cohorts, models, predictions and reports are written and read through it.
 """
@@ -10,17 +10,28 @@ import hashlib
 import io
 import json
 import os
+import re
+import shutil
+import socket
 import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: files are written without locks, and nothing is taken for abandoned
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # commands that only print a sentence do not wait for numpy
     import numpy.typing as npt
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+MARK = ".m2lgdg-"  # in the names of temporary files and folders: .NAME.m2lgdg-MACHINE-RANDOM
+TEMPORARY = re.compile(r"\..*" + re.escape(MARK) + r"[0-9a-f]{6}-[a-z0-9_]{8}")
 
 
 class InputError(Exception):
@@ -39,20 +50,121 @@ def writing(path: str | Path) -> Iterator[Path]:
     try:
         if path.exists() and not path.is_file():  # replacing a device such as /dev/null would harm the whole machine
             raise OSError(0, "it is a folder" if path.is_dir() else "it is not a regular file")
-        with _folder_for(path):
-            handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-            os.close(handle)
-            part = Path(name)
-            try:
-                yield part
-                os.chmod(part, 0o666 & ~_umask())  # mkstemp creates files that only their owner can read
-                with part.open("rb+") as file:
-                    os.fsync(file.fileno())
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
+        with _folder_for(path), _temporary(path.parent, path.name, folder=False) as part:
+            yield part
+            os.chmod(part, 0o666 & ~_umask())  # temporary files are created so that only their owner can read them
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Context with a temporary folder that becomes `path` if the block succeeds; if it fails, `path` is as it was.
+
+    A folder that is not empty is refused. A full disk or a kill thus leaves nothing that stands in the way of the next try.
+    """
+    path = Path(path)
+    need_unused(path)
+    part = path
+    try:
+        if path.is_dir():  # it may be the working folder or a mounted disk, so its content is moved into it at the end
+            with _temporary(path, "new", folder=True) as part:
+                yield part
+                for file in list(part.iterdir()):
+                    file.rename(path / file.name)
+        else:
+            with _folder_for(path), _temporary(path.parent, path.name, folder=True) as part:
+                yield part
+                os.chmod(part, 0o777 & ~_umask())
+                part.rename(path)
+    except InputError as error:  # it names a file of the temporary folder, which is gone
+        raise InputError(str(error).replace(str(part), str(path))) from None
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+
+
+def need_unused(path: str | Path) -> None:
+    """Refuse a folder that is not empty, before hours of reading and training."""
+    path = Path(path)
+    if path.is_dir():
+        remove_abandoned(path)
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is not empty; choose another --out." if path.is_dir() else f"{path} is not a folder.")
+
+
+def remove_abandoned(folder: str | Path) -> None:
+    """Remove the temporary files and folders in a folder whose process was killed while it wrote them.
+
+    A process locks what it writes, so what can be locked is abandoned. On file systems whose locks do not reach other
+    machines, only names with the mark of this machine are safe to remove; without locks, nothing is removed.
+    """
+    if fcntl is None:
+        return
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(".") and TEMPORARY.fullmatch(name)]
+    except OSError:
+        return
+    for path in [Path(folder) / name for name in names if f"{MARK}{_machine()}-" in name]:
+        with contextlib.suppress(OSError):  # locked by a living process, or already removed by another
+            handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
+def _temporary(parent: Path, name: str, *, folder: bool) -> Iterator[Path]:
+    """New temporary file or folder in `parent`, locked for this process; if it is still there at the end, it is removed."""
+    remove_abandoned(parent)
+    while True:
+        prefix = f".{name[:50]}{MARK}{_machine()}-"
+        if folder:
+            part = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            handle = os.open(part, os.O_RDONLY) if fcntl else None
+        else:
+            handle, path = tempfile.mkstemp(prefix=prefix, dir=parent)
+            part = Path(path)
+            if fcntl is None:  # Windows does not replace a file that is open
+                os.close(handle)
+                handle = None
+        if _locked(handle, part):
+            break
+    try:
+        yield part
+    finally:
+        _remove(part)
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked(handle: int | None, part: Path) -> bool:
+    """Lock an open temporary file; False if another process took it for abandoned before it was locked."""
+    if handle is None or fcntl is None:
+        return True
+    with contextlib.suppress(OSError):  # no locks on this file system
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    if part.exists():
+        return True
+    os.close(handle)
+    return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@cache
+def _machine() -> str:
+    """Mark of this machine in the names of temporary files."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 @contextlib.contextmanager

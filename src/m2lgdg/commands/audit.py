@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from m2lgdg.study.no_brain import NoBrainScore
 
 
-@terminal.app.command()
+@terminal.app.command(context_settings=options.former(target="site"))
 def audit(
+    context: typer.Context,
     study: options.StudyFile,
     method: Annotated[
         list[str] | None, typer.Option(help="Method of the study to audit (default: all); may be repeated.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Target site to hold out (default: the first of the study).")] = None,
+    site: Annotated[str | None, typer.Option(help="Target site to hold out (default: the first of the study).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fits (default: the first of the study).")] = None,
     changes: options.Changes = None,
     plugin: options.Plugin = None,
@@ -40,8 +41,8 @@ def audit(
     from m2lgdg.study.config import read_study
 
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
-    with terminal.stoppable(), terminal.err.status("fitting each method with the real and the altered target", spinner="line"):
-        results = audit_study(resolved, methods=method, target=target, seed=seed)
+    with terminal.progress("fitting each method with the real and with altered targets") as progress:
+        results = audit_study(resolved, methods=method, target=site, seed=seed, progress=progress)
     table = Table(title=f"Leakage audit of {escape(resolved.name)}, target {escape(results[0].target)}", title_justify="left")
     for column in ("method", "passed", "differences"):
         table.add_column(column, overflow="fold")
@@ -51,14 +52,15 @@ def audit(
         table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
     terminal.out.print(table)
     terminal.out.print(LIMITS, highlight=False, soft_wrap=True)
-    with terminal.err.status("fitting baselines without brain data", spinner="line"):
-        terminal.out.print(_baseline_table(no_brain_scores(resolved, target=results[0].target)))
+    with terminal.progress("fitting baselines without brain data"):
+        scores = no_brain_scores(resolved, target=results[0].target)
+    terminal.out.print(_baseline_table(scores))
     leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)
     terminal.out.print("Nothing was written.")
-    following = f"m2lgdg run {escape(str(study))} --out DIR"
     if leaks or failed:
-        following = f"correct the methods that did not pass, then m2lgdg audit {escape(str(study))}"
-    terminal.out.print(f"Next: {following}", highlight=False, soft_wrap=True)
+        terminal.out.print("Correct the methods that did not pass, then audit the study again.")
+    else:
+        suggestions.print_next(context, "run", study, "--out", suggestions.free(f"{study.stem}-results"))
     raise typer.Exit(1 if leaks else 2 if failed else 0)
 
 

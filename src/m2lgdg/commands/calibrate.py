@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
-from m2lgdg.commands.fit import refuse_used
+from m2lgdg.commands import options, suggestions, terminal
 from m2lgdg.commands.predict import warn_of_training_sites
 
 
 @terminal.app.command()
 def calibrate(
+    context: typer.Context,
     model: options.Model,
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)],
+    site: options.Site = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
@@ -28,16 +29,17 @@ def calibrate(
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
+    from m2lgdg.storage import need_unused, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
-    refuse_used(to)
+    need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:
-        cohort = read(path, progress=progress)
+        cohort = options.with_sites(read(path, progress=progress), site)
     before = fitted.threshold
     result = calibrate_model(fitted, cohort)
-    fitted.save(to)
-    write_card(to)
+    with new_folder(to) as part:
+        write_card(fitted.save(part))
     terminal.out.print(
         f"Slope {result.slope:.2f} (was 1), offset {result.offset:+.2f} (was 0), threshold {result.threshold:.2f} "
         f"(was {before:.2g})."
@@ -50,6 +52,7 @@ def calibrate(
         f"Wrote {escape(str(to))}: calibrated on {count} subjects; do not evaluate the model on them.", soft_wrap=True
     )
     if len(cohort.site_names) > 1:
-        terminal.out.print(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one site at a time.")
+        terminal.out.print(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one of them with --site.")
     warn_of_training_sites(fitted, cohort)
-    terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} OTHER_SUBJECTS --out predictions.csv", soft_wrap=True)
+    others = suggestions.Fill("OTHER_SUBJECTS")
+    suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])

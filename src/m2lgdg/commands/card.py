@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 
 @terminal.app.command()
 def card(
+    context: typer.Context,
     model: options.Model,
     study: Annotated[
         Path | None, typer.Option(help="Study folder with the same method, for its performance at left-out sites.")
@@ -33,7 +34,6 @@ def card(
     for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):
         if sentence == OTHER_COHORT or sentence.endswith(OTHERWISE):
             terminal.out.print(f"Note: {escape(sentence)}", soft_wrap=True)
-    following = f"open {escape(str(folder / 'card.html'))} in a browser"
     if study is None:
-        following = f"m2lgdg card {escape(str(model))} --study DIR   to add the performance at left-out sites of a study"
-    terminal.out.print(f"Next: {following}", highlight=False, soft_wrap=True)
+        terminal.out.print("The performance at left-out sites of a study can be added to the card.")
+        suggestions.print_next(context, "card", model, "--study", suggestions.Fill("STUDY_FOLDER"))

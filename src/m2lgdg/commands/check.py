@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import reading, terminal
+from m2lgdg.commands import options, reading, suggestions, terminal
 
 if TYPE_CHECKING:
+    from m2lgdg.cohort import Cohort
     from m2lgdg.data.check import Check
 
 
@@ -55,7 +56,8 @@ def check(
     atlas_image: reading.AtlasImage = None,
     atlas_labels: reading.AtlasLabels = None,
     only: reading.Only = None,
-    site: reading.Site = None,
+    site: options.Site = None,
+    site_name: reading.SiteName = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
     join_runs: reading.JoinRuns = False,
@@ -83,14 +85,22 @@ def check(
         f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
         soft_wrap=True,
     )
-    if result.exit_code < 2 and path.is_dir():
-        drop = " --drop-bad" if any(subject.reason.endswith(".") for subject in cohort.excluded) else ""
-        terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {reading.file_name(cohort)}.cohort{drop}", soft_wrap=True)
-    if result.exit_code < 2 and path.is_file():
-        following = (
-            "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or run a study (docs/studies.md)"
-        )
-        terminal.out.print(f"Next: m2lgdg {following.format(escape(str(path)))}", soft_wrap=True, highlight=False)
     if result.exit_code == 2:
         terminal.out.print("Correct what is marked unusable, then run the check again.")
+    else:
+        corrections = _corrections(cohort, path, kind)
+        if path.is_dir() or corrections:
+            file = suggestions.free(f"{reading.file_name(cohort)}.cohort")
+            suggestions.print_next(context, "convert", path, file, *corrections)
+        else:
+            reading.suggest_for_file(context, cohort, path)
     raise typer.Exit(result.exit_code)
+
+
+def _corrections(cohort: Cohort, path: Path, kind: str | None) -> list[str]:
+    """Options of `m2lgdg convert` that correct what was found; without --drop-bad, it stops at a defective subject."""
+    from m2lgdg.data.check import empty_scans
+    from m2lgdg.data.readers import stops_reading
+
+    defective = path.is_dir() and stops_reading(path, kind, cohort.excluded)
+    return ["--drop-bad"] if defective or empty_scans(cohort) else []

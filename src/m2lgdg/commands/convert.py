@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import reading, terminal
+from m2lgdg.commands import options, reading, terminal
 
 
 @terminal.app.command()
@@ -25,7 +25,8 @@ def convert(
     atlas_image: reading.AtlasImage = None,
     atlas_labels: reading.AtlasLabels = None,
     only: reading.Only = None,
-    site: reading.Site = None,
+    site: options.Site = None,
+    site_name: reading.SiteName = None,
     patient: reading.Patient = None,
     control: reading.Control = None,
     join_runs: reading.JoinRuns = False,
@@ -39,10 +40,12 @@ def convert(
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
     ] = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
 
+    options.refuse_existing(to, overwrite)
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
     if drop_bad:
         cohort = reading.without_empty_scans(cohort)
@@ -56,4 +59,4 @@ def convert(
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
-    terminal.out.print(f"Next: m2lgdg check {escape(str(to))}", soft_wrap=True)
+    reading.suggest_for_file(context, cohort, to, without=["--site"])

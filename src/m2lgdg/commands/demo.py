@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 from m2lgdg.commands.check import show_check, write_check
 from m2lgdg.commands.run import watched
 from m2lgdg.commands.table import print_changes
@@ -26,6 +26,7 @@ variant = "small"    # small enough for a laptop; without this line, the size of
 
 @terminal.app.command()
 def demo(
+    context: typer.Context,
     to: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),
     preset: Annotated[str, typer.Option(help="Size of the cohort: tiny, demo or rest-meta-mdd.")] = "demo",
     seed: Annotated[int, typer.Option(help="Seed of the synthetic cohort.")] = 0,
@@ -56,13 +57,12 @@ def demo(
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
     typer.echo(render(study_tables(cell_scores(read_predictions(to / "results")))[-1:], "text"), nl=False)
     print_changes(to / "results")
-    page = write_report(to / "results")
+    with terminal.progress("writing the report"):
+        page = write_report(to / "results")
     terminal.out.print(
         f"\n{summary.total} trainings in {summary.seconds:.0f} s. Wrote {path}, {to / 'check'}, {study} and {page}.",
         soft_wrap=True,
     )
-    terminal.out.print(
-        f"Next: open {page}, print all tables (m2lgdg table {to / 'results'}), or check your own data (m2lgdg check FOLDER)",
-        soft_wrap=True,
-    )
+    terminal.out.print(f"Open {page} in a browser. To check your own data: m2lgdg check FOLDER", soft_wrap=True)
+    suggestions.print_next(context, "table", to / "results")
     raise typer.Exit(1 if summary.failed else 0)

@@ -66,5 +66,6 @@ def explain(
         )
     written = "tables of ROIs, edges, phenotypes and gate weights, a map of subjects, and explanation.json"
     terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
-    following = "set `explain = true` in a study file to explain every fold; the report of the study shows the mean."
-    terminal.out.print(f"Next: {following}", soft_wrap=True)
+    terminal.out.print(
+        "To explain every fold of a study, set `explain = true` in its file; the report shows the mean.", soft_wrap=True
+    )

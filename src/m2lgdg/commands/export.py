@@ -29,26 +29,28 @@ def export(
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
     from rich.markup import escape
 
-    from m2lgdg.commands.fit import refuse_used
     from m2lgdg.deploy.onnx import export_onnx
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model
     from m2lgdg.report.card import write_card
+    from m2lgdg.storage import need_unused, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
     if share:
         fitted = shared_model(fitted)
     if share and to.suffix != ".onnx":
-        refuse_used(to)
-        write_card(fitted.save(to))
+        need_unused(to)
+        with new_folder(to) as part:
+            write_card(fitted.save(part))
         terminal.out.print(f"Wrote {escape(str(to))}: a model folder for sharing, with its card.", soft_wrap=True)
-        terminal.out.print(f"Next: read {escape(str(to / 'card.md'))} before you share the folder.", soft_wrap=True)
+        terminal.out.print(f"Read {escape(str(to / 'card.md'))} before you share the folder.", soft_wrap=True)
         return
-    written = export_onnx(fitted, to)
+    with terminal.progress(f"exporting {fitted.name}"):
+        written = export_onnx(fitted, to)
     preparation = written.with_suffix(".json").name
     terminal.out.print(f"Wrote {escape(str(written))}, and {escape(preparation)} on how to prepare its inputs.", soft_wrap=True)
     note = "onnxruntime reproduced the model's probabilities on synthetic subjects. Research use; not a diagnostic device."
     terminal.out.print(note, soft_wrap=True)
-    terminal.out.print(f"Next: prepare inputs as described in {escape(preparation)}, and run the graph.", soft_wrap=True)
+    terminal.out.print(f"Prepare the inputs of the graph as described in {escape(preparation)}.", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 from m2lgdg.registry import METHODS
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from m2lgdg.cohort import Cohort
     from m2lgdg.method import Method
 
@@ -24,30 +20,21 @@ if TYPE_CHECKING:
 @contextmanager
 def _epochs() -> Iterator[Any]:
     """Progress of training: epoch, losses by name and validation AUC, then the refits of new-site calibration."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    with terminal.progress("fitting") as show:
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
-    shown = Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal)
-    with terminal.stoppable(), shown as bar:
-        task = bar.add_task("fitting", total=None, values="")
-
-        def show(epoch: int, epochs: int, **values: float) -> None:
+        def show_epoch(epoch: int, epochs: int, **values: float) -> None:
             text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-            stage = "epoch" if values else "new-site calibration"
-            bar.update(task, completed=epoch, total=epochs, description=stage, values=text)
+            show(epoch, epochs, text, "epochs" if values else "refits for new-site calibration")
 
-        yield show
-
-
-FORMER_OPTIONS = {  # spellings until version 0.1, still accepted
-    "promise": "new-site-calibration",
-    "no-promise": "no-new-site-calibration",
-    "promise-folds": "calibration-folds",
-}
+        yield show_epoch
 
 
-@terminal.app.command(context_settings={"token_normalize_func": lambda option: FORMER_OPTIONS.get(option, option)})
+FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_calibration", promise_folds="calibration_folds")
+
+
+@terminal.app.command(context_settings=FORMER)
 def fit(
+    context: typer.Context,
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)],
     method_name: Annotated[
@@ -65,6 +52,7 @@ def fit(
     inputs: Annotated[
         str | None, typer.Option(help="Phenotype columns, comma-separated; 'none' for none (default: those of the cohort).")
     ] = None,
+    site: options.Site = None,
     without: Annotated[list[str] | None, typer.Option(help="Site to leave out of training; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     device: options.Device = "auto",
@@ -86,19 +74,20 @@ def fit(
     from m2lgdg.method import make
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
-    from m2lgdg.storage import InputError
+    from m2lgdg.storage import InputError, need_unused, new_folder
     from m2lgdg.study.config import method_fields
 
     load_methods(tuple(map(str, plugin or [])))
     name = method_name or METHODS.default
     fields = method_fields(name, variant, changes or [])
     method = make(name, **fields)
-    refuse_used(to)
+    need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
-    source = cohort.select((cohort.labels >= 0) & ~of_sites(cohort, without or []))
+    left_out = options.of_sites(cohort, without or [])
+    source = cohort.select((cohort.labels >= 0) & ~left_out & (options.of_sites(cohort, site) if site else True))
     if not len(source):
         raise InputError(f"cohort {cohort.name} has no labelled subjects to train on.")
     if not method_name and not variant and cohort.inputs:
@@ -114,7 +103,8 @@ def fit(
             new_site_calibration=calibrated,
             calibration_folds=calibration_folds,
         )
-    method.save(to)
+    with new_folder(to) as part:
+        write_card(method.save(part))
     facts = method.facts_
     if "history" in facts:
         best = facts["history"][facts["best_epoch"] - 1]
@@ -126,34 +116,12 @@ def fit(
         terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
     count = sum(sum(site.values()) for site in facts["source"]["sites"].values())
     sites = len(facts["source"]["sites"])
-    write_card(to)
     subjects = f"{count} subjects from {sites} site{'' if sites == 1 else 's'}"
     terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {subjects}, with its model card.", soft_wrap=True)
-    words = ["m2lgdg", "predict", str(to), str(path) if without else "NEW_SITE"]
-    words += [word for site in dict.fromkeys(without or []) for word in ("--only", site)] + ["--out", "predictions.csv"]
-    words += [word for file in plugin or [] for word in ("--plugin", str(file))]
-    terminal.out.print(f"Next: {escape(shlex.join(words))}", soft_wrap=True)
-
-
-def of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:
-    """(subject,) mask of the subjects of these sites; an unknown site is refused."""
-    import numpy as np
-
-    from m2lgdg.method import nearest
-    from m2lgdg.storage import InputError
-
-    for site in sites:
-        if site not in cohort.site_names:
-            raise InputError(f"{site} is not a site of cohort {cohort.name}{nearest(site, cohort.site_names)}")
-    return np.isin(cohort.sites, sites)
-
-
-def refuse_used(to: Path) -> None:
-    """Refuse a folder that is not empty, before hours of reading and training."""
-    from m2lgdg.storage import InputError
-
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} is not empty; choose another --out.")
+    held_out = [word for name in dict.fromkeys(without or []) for word in ("--site", name)]
+    subjects_to_predict = path if without else suggestions.Fill("NEW_SITE")
+    words = (to, subjects_to_predict, *held_out, "--out", suggestions.free("predictions.csv"))
+    suggestions.print_next(context, "predict", *words, without=["--site"])
 
 
 def _with_calibration(method: Method, source: Cohort, requested: bool | None, folds: int | None) -> bool:

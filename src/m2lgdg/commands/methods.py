@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.method import Method
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 @terminal.app.command()
 def methods(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,
     plugin: options.Plugin = None,
 ) -> None:
@@ -26,6 +27,8 @@ def methods(
     known = load_methods(tuple(map(str, plugin or [])))
     if name is not None:
         _describe(name, find(name))
+        cohort, model = suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
+        suggestions.print_next(context, "fit", cohort, "--method", name, "--out", model)
         return
     peers = known.with_role(*SIMPLE)
     others = [name for name in known if name not in PAPER and name not in peers]
@@ -43,7 +46,8 @@ def methods(
             terminal.out.print(f"  [bold]{escape(method)}[/]  {summary}", soft_wrap=True)
             if cls.reference:
                 terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
-    terminal.out.print("Next: m2lgdg methods NAME   for the fields and variants of a method")
+    terminal.out.print("With the name of a method, the command prints its fields and variants.")
+    suggestions.print_next(context, "methods", known.default)
 
 
 def _describe(name: str, cls: type[Method]) -> None:
@@ -72,4 +76,3 @@ def _describe(name: str, cls: type[Method]) -> None:
             terminal.out.print(f"  {escape(key)}: {escape(text)}", soft_wrap=True)
     if cls.unused:
         terminal.out.print(f"\nfields without effect here: {escape(', '.join(cls.unused))}", soft_wrap=True)
-    terminal.out.print(f"\nNext: m2lgdg fit COHORT --method {escape(name)} --out MODEL", highlight=False, soft_wrap=True)

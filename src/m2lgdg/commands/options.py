@@ -1,11 +1,21 @@
-"""Arguments that several commands share, so that a name has the same meaning everywhere."""
+"""Arguments that several commands share, so that a name has the same meaning everywhere.
+
+`Site` selects sites in every command that reads a cohort or a study. Earlier names of options are accepted through `former`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from m2lgdg.cohort import Cohort as LoadedCohort
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Study folder written by `m2lgdg run`.", show_default=False)]
 StudyFile = Annotated[
@@ -28,3 +38,44 @@ Rois = Annotated[
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change a key of the study file, such as --set seeds=[0,1]; may be repeated.")
 ]
+Site = Annotated[
+    list[str] | None,
+    typer.Option("--site", help="Site of the cohort to use (default: all); may be repeated.", show_default=False),
+]
+TargetSite = Annotated[
+    list[str] | None,
+    typer.Option("--site", help="Target site of the study to use (default: all); may be repeated.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
+
+
+def former(**names: str) -> dict[str, Any]:
+    """Settings of a command that still accepts earlier names of options, given as former name = present name."""
+    present = {old.replace("_", "-"): new.replace("_", "-") for old, new in names.items()}
+    return {"token_normalize_func": lambda option: present.get(option, option)}
+
+
+def refuse_existing(to: Path, overwrite: bool) -> None:
+    """Refuse to replace a file unless --overwrite was given, before anything is read."""
+    from m2lgdg.storage import InputError
+
+    if to.is_file() and not overwrite:
+        raise InputError(f"{to} already exists; add --overwrite to replace it, or choose another name.")
+
+
+def of_sites(cohort: LoadedCohort, sites: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """(subject,) mask of the subjects of these sites; an unknown site is refused."""
+    import numpy as np
+
+    from m2lgdg.method import nearest
+    from m2lgdg.storage import InputError
+
+    for site in sites:
+        if site not in cohort.site_names:
+            raise InputError(f"{site} is not a site of cohort {cohort.name}{nearest(site, cohort.site_names)}")
+    return np.isin(cohort.sites, sites)
+
+
+def with_sites(cohort: LoadedCohort, sites: Sequence[str] | None) -> LoadedCohort:
+    """Cohort with the subjects of the sites given by --site; without the option, the cohort itself."""
+    return cohort.select(of_sites(cohort, sites)) if sites else cohort

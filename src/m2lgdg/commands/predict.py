@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
-from m2lgdg.commands.fit import of_sites
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
 MOST_SITES = 5  # up to this many sites are compared with source one by one
 
 
-@terminal.app.command()
+@terminal.app.command(context_settings=options.former(only="site"))
 def predict(
+    context: typer.Context,
     model: options.Model,
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Table to write (.csv).", show_default=False)],
-    only: Annotated[
-        list[str] | None, typer.Option(help="Site of the cohort to predict (default: all); may be repeated.")
-    ] = None,
+    site: options.Site = None,
+    overwrite: options.Overwrite = False,
     share: Annotated[
         bool, typer.Option("--share", help="Replace subject ids by salted hashes, and sort the rows by them.")
     ] = False,
@@ -53,15 +51,14 @@ def predict(
     from m2lgdg.registry import load_methods
     from m2lgdg.storage import write_text
 
+    options.refuse_existing(to, overwrite)
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
     if abstain and coverage is None:
         coverage = 0.9
     new_site = None if coverage is None else _calibration_for(fitted, coverage)
     with terminal.progress(f"reading {path.name}") as progress:
-        cohort = read(path, progress=progress)
-    if only:
-        cohort = cohort.select(of_sites(cohort, only))
+        cohort = options.with_sites(read(path, progress=progress), site)
     proba = fitted.predict_proba(cohort)[:, 1]
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
@@ -88,11 +85,17 @@ def predict(
     terminal.out.print(
         "Research use; not a diagnostic device. Calibration may be poor at a site the model has never seen.", soft_wrap=True
     )
-    if only:  # explain takes whole cohorts
-        terminal.out.print("Read the column flags before you use the decisions.")
-        return
-    following = shlex.join(["m2lgdg", "explain", str(model), str(path)])
-    terminal.out.print(f"Next: {escape(following)} --out DIR   for the most important ROIs", highlight=False, soft_wrap=True)
+    terminal.out.print("Read the column flags before you use the decisions.")
+    if _can_be_explained(fitted, cohort):
+        suggestions.print_next(context, "explain", model, path, "--out", suggestions.free(f"{to.stem}-explained"))
+
+
+def _can_be_explained(fitted: Method, cohort: Cohort) -> bool:
+    """Whether `m2lgdg explain` scores the ROIs of this model on these subjects: networks, and linear methods with patterns."""
+    from m2lgdg.deep import DeepMethod
+    from m2lgdg.methods.linear import Linear
+
+    return isinstance(fitted, DeepMethod) or (isinstance(fitted, Linear) and len(cohort) >= 3)
 
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:

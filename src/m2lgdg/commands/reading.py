@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
@@ -33,7 +34,7 @@ Participants = Annotated[Path | None, typer.Option(help="bids: path of participa
 AtlasImage = Annotated[Path | None, typer.Option(help="bids: atlas image used to extract ROI series from NIfTI runs.")]
 AtlasLabels = Annotated[Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")]
 Only = Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")]
-Site = Annotated[str | None, typer.Option(help="bids: site name, if participants.tsv has no site column.")]
+SiteName = Annotated[str | None, typer.Option(help="bids: name of the site, if participants.tsv has no site column.")]
 Patient = Annotated[str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")]
 Control = Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")]
 JoinRuns = Annotated[
@@ -46,28 +47,51 @@ MergeSites = Annotated[
 
 READER_OPTIONS = (
     *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
-    *("participants", "atlas_image", "atlas_labels", "only", "site", "patient", "control", "join_runs"),
+    *("participants", "atlas_image", "atlas_labels", "only", "site_name", "patient", "control", "join_runs"),
 )
+READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
 
 
 def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: OnBad) -> Cohort:
-    """Read a cohort with the READER_OPTIONS that were given."""
+    """Read a cohort with the READER_OPTIONS that were given, and keep the sites of --site."""
     from m2lgdg.data.readers import read
     from m2lgdg.storage import InputError
 
     given = {name: context.params[name] for name in READER_OPTIONS}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "") and value is not False}
-    if options.pop("all_sites", False):
-        options["exclude_sites"] = ()
+    given = {name: value for name, value in given.items() if value not in (None, "") and value is not False}
+    named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:
-            return read(path, kind, on_bad=on_bad, progress=progress, **options)
+            cohort = read(path, kind, on_bad=on_bad, progress=progress, **named)
     except InputError as error:
         text = str(error)
-        for name in options:  # name the option as on the command line
-            flag = "--all-sites" if name == "exclude_sites" else f"--{name.replace('_', '-')}"
-            text = text.replace(f" no option {name};", f" no option {flag};")
+        for name in given:  # name the option as on the command line
+            text = text.replace(f" no option {READER_NAMES.get(name, name)};", f" no option --{name.replace('_', '-')};")
         raise InputError(text) from None
+    return _with_sites(cohort, context.params["site"])
+
+
+def _with_sites(cohort: Cohort, sites: Sequence[str] | None) -> Cohort:
+    """Cohort with the subjects of some sites; those of other sites are listed as excluded."""
+    from m2lgdg.cohort import Exclusion
+
+    if not sites:
+        return cohort
+    kept = options.of_sites(cohort, sites)
+    pairs = zip(cohort.subjects[~kept].tolist(), cohort.sites[~kept].tolist(), strict=True)
+    others = [Exclusion(subject, site, "site not selected") for subject, site in pairs]
+    return cohort.select(kept)._changed(excluded=tuple(sorted([*cohort.excluded, *others])))
+
+
+def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without: Sequence[str] = ()) -> None:
+    """Suggest what to do with a cohort file: fit a model if it has labelled patients and controls, otherwise predict it."""
+    if {0, 1} <= set(cohort.labels.tolist()) and not context.params.get("new_site"):
+        model = suggestions.free(f"{file_name(cohort)}-model")
+        terminal.out.print("A study compares methods at left-out sites (docs/studies.md); `m2lgdg fit` trains one model.")
+        suggestions.print_next(context, "fit", file, "--out", model, without=without)
+    else:
+        table = suggestions.free("predictions.csv")
+        suggestions.print_next(context, "predict", suggestions.Fill("MODEL"), file, "--out", table, without=without)
 
 
 def without_empty_scans(cohort: Cohort) -> Cohort:

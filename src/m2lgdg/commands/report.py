@@ -30,8 +30,9 @@ def report(
     if to is not None and not share:
         raise InputError("--out needs --share; without --share, the report is written to the study folder.")
     shared = (to or folder / "share") if share else None
-    page = write_report(folder, three_d=three_d, centroids=rois, published=beside, share=shared)
+    with terminal.progress("writing the report"):
+        page = write_report(folder, three_d=three_d, centroids=rois, published=beside, share=shared)
     terminal.out.print(f"Wrote {escape(str(page))}, and the folders tables/ and figures/ next to it.", soft_wrap=True)
     if shared is not None:
         terminal.out.print(f"All of {escape(str(shared))} can be shared; it still contains the names of sites and methods.")
-    terminal.out.print("Next: open the report in a browser; it needs no network.")
+    terminal.out.print("Open the report in a browser; it needs no network.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.study.runner import Summary
@@ -19,30 +19,25 @@ if TYPE_CHECKING:
 @contextmanager
 def watched(jobs: int) -> Iterator[Any]:
     """Progress bar of cells and time left; Ctrl-C and SIGTERM end with a message on how to continue."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from m2lgdg.study.runner import Stopped
 
-    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise worker processes would outlive this one
+    try:
+        with terminal.shown("cells") as show:
 
-        def watch(summary: Summary) -> None:
-            finished = summary.reused + summary.done + len(summary.failed)
-            ran = summary.done + len(summary.failed)
-            rest = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left unknown"
-            text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {rest}"
-            bar.update(task, completed=finished, total=summary.total, description=text)
+            def watch(summary: Summary) -> None:
+                finished = summary.reused + summary.done + len(summary.failed)
+                ran = summary.done + len(summary.failed)
+                rest = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left unknown"
+                text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {rest}"
+                show(finished, summary.total, text)
 
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise worker processes would outlive this one
-        try:
             yield watch
-        except Stopped as stopped:
-            bar.stop()
-            terminal.err.print(f"Stopped: {stopped}.", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(130) from None
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    except Stopped as stopped:
+        terminal.err.print(f"Stopped: {stopped}.", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report_run(summary: Summary, folder: Path, leaks: list[str]) -> None:
@@ -61,11 +56,11 @@ def _report_run(summary: Summary, folder: Path, leaks: list[str]) -> None:
     for sentence in leaks:
         terminal.err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
     terminal.out.print(f"Wrote {escape(str(folder / 'predictions.csv'))}.", soft_wrap=True)
-    terminal.out.print(f"Next: m2lgdg table {escape(str(folder))}   or   m2lgdg report {escape(str(folder))}", soft_wrap=True)
 
 
-@terminal.app.command()
+@terminal.app.command(context_settings=options.former(only="method"))
 def run(
+    context: typer.Context,
     study: options.StudyFile,
     to: Annotated[Path, typer.Option("--out", help="Study folder to write; run again to continue.", show_default=False)],
     jobs: options.Jobs = 1,
@@ -76,7 +71,10 @@ def run(
     scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.")] = None,
     shard: Annotated[str | None, typer.Option(help="Run only every n-th cell, as i/n such as 2/8, for job arrays.")] = None,
     changes: options.Changes = None,
-    only: Annotated[list[str] | None, typer.Option(help="Run only this method of the study; may be repeated.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Method of the study to run (default: all); may be repeated.")
+    ] = None,
+    site: options.TargetSite = None,
     plugin: options.Plugin = None,
     reuse: Annotated[
         list[Path] | None, typer.Option(help="Copy identical cells from another study folder; may be repeated.")
@@ -93,7 +91,7 @@ def run(
 
     # Plugins on the command line are relative to the working folder, those in the study file to that file.
     resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
-    resolved = with_only(resolved, only) if only else resolved
+    resolved = with_only(resolved, method, site)
     with watched(jobs) as watch:
         summary = run_study(
             resolved,
@@ -110,4 +108,6 @@ def run(
         terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
     leaks = failed_checks(to)
     _report_run(summary, to, leaks)
+    if summary.reused + summary.done:
+        suggestions.print_next(context, "table", to, without=["--site"])
     raise typer.Exit(1 if summary.failed or leaks else 0)

@@ -32,7 +32,7 @@ def serve(
 
     def opened(address: str) -> None:
         terminal.out.print(
-            f"Serving {escape(str(model))} on this machine only; stop with Ctrl-C. Next: open {address} in a browser.",
+            f"Serving {escape(str(model))} on this machine only; stop with Ctrl-C. Open {address} in a browser.",
             soft_wrap=True,
         )
         terminal.out.print("Uploads are not stored. Research use; not a diagnostic device.")

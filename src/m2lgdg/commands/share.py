@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 
 @terminal.app.command()
 def share(
+    context: typer.Context,
     folder: options.Folder,
     to: Annotated[Path, typer.Option("--out", help="New folder to write.", show_default=False)],
 ) -> None:
@@ -19,9 +20,11 @@ def share(
     from rich.markup import escape
 
     from m2lgdg.report.sharing import share_study
+    from m2lgdg.storage import new_folder
 
-    files = share_study(folder, to)
-    size = sum(file.stat().st_size for file in files) / 1e6
+    with new_folder(to) as part:
+        files = share_study(folder, part)
+        size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)
     terminal.out.print("It contains subject ids: share it only if the terms of the data allow it.", soft_wrap=True)
-    terminal.out.print(f"Next: m2lgdg report {escape(str(to))}   or   m2lgdg table {escape(str(to))}", soft_wrap=True)
+    suggestions.print_next(context, "report", to)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import options, suggestions, terminal
 
 
 @terminal.app.command()
 def table(
+    context: typer.Context,
     folder: options.Folder,
     form: Annotated[str, typer.Option("--format", help="Format: text, markdown, latex or csv.")] = "text",
     best: Annotated[
@@ -19,20 +20,19 @@ def table(
         typer.Option(help="Method to test against the others (default: highest AUC; among variants, the method itself)."),
     ] = None,
     beside: options.Beside = None,
+    site: options.TargetSite = None,
 ) -> None:
     """Print the tables of a study: scores at each target site, then the macro average over sites with paired tests.
 
     If variants were run with several seeds, a last table compares each with the full method, paired by training.
     """
-    from rich.markup import escape
-
     from m2lgdg.report.text import table as text_of_tables
 
-    typer.echo(text_of_tables(folder, form, best=best, published=beside), nl=False)  # type: ignore[arg-type]
+    typer.echo(text_of_tables(folder, form, best=best, published=beside, sites=site), nl=False)  # type: ignore[arg-type]
     if form in ("text", "markdown"):
         print_changes(folder)
-        following = f"Next: m2lgdg report {escape(str(folder))}"  # not a part of the tables, so not on standard output
-        terminal.err.print(following, highlight=False, soft_wrap=True)
+        # Not a part of the tables, so not on standard output. A report has all sites.
+        suggestions.print_next(context, "report", folder, without=["--site"], error_stream=True)
 
 
 def print_changes(folder: Path) -> None:

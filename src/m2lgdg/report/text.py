@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from m2lgdg.method import nearest
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, render, study_tables, training_tables
+from m2lgdg.storage import InputError
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores
 
 
-def table(folder: str | Path, form: Format = "text", *, best: str | None = None, published: str | Path | None = None) -> str:
+def table(
+    folder: str | Path,
+    form: Format = "text",
+    *,
+    best: str | None = None,
+    published: str | Path | None = None,
+    sites: Sequence[str] | None = None,
+) -> str:
     """Scores at each target site, the macro average with paired tests, and variants paired by site and seed.
 
     `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC.
     `published` is a table (method, target, metric, value) of values to show in brackets.
+    `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
     """
     predictions = read_predictions(folder)
     scores = cell_scores(predictions)
     tables = study_tables(scores, best) + training_tables(scores)
     if published is not None:
         tables = with_published(tables, read_published(published, predictions))
+    if sites:
+        targets = predictions["target"].unique().tolist()
+        for site in sites:
+            if site not in targets:
+                raise InputError(f"--site {site}: not a target of {folder}{nearest(site, targets)}")
+        tables = [table for table in tables if table.target in sites]
     return render(tables, form)

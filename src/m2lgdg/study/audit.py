@@ -79,8 +79,12 @@ def audit(
     methods: Iterable[str] | None = None,
     target: str | None = None,
     seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Audited]:
-    """Audit methods of a study (default: all) at one target and one seed (default: the first of the study)."""
+    """Audit methods of a study (default: all) at one target and one seed (default: the first of the study).
+
+    `progress` is called with the number of worlds that are done, and their number.
+    """
     study = checked(study)
     cohort = study_cohort(study)
     wanted = list(dict.fromkeys(methods or study.methods))
@@ -95,9 +99,15 @@ def audit(
     cells = [cell for cell in make_cells(study, cohort) if not cell.variant]
     alone = [[cell] for cell in cells]
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:
-        seen = {world: _run_world(world, alone, study, cohort, folder) for world in (REAL, NOISE, WITHHELD)}
-        sequences = [_after_others(cell, others) for cell in cells]
-        seen[AFTER] = _run_world(AFTER, sequences, study, cohort, folder) if others else [Seen(reason=NO_OTHERS) for _ in cells]
+        sequences = dict.fromkeys((REAL, NOISE, WITHHELD), alone) | {AFTER: [_after_others(cell, others) for cell in cells]}
+        seen: dict[str, list[Seen]] = {}
+        for world, cells_of_world in sequences.items():
+            if progress:
+                progress(len(seen), len(sequences))
+            if world == AFTER and not others:
+                seen[world] = [Seen(reason=NO_OTHERS) for _ in cells]
+            else:
+                seen[world] = _run_world(world, cells_of_world, study, cohort, folder)
         _forget_unstable(seen, lambda: _run_world(WITHHELD, alone, study, cohort, folder))
         results = [_compare(cell, {world: seen[world][i] for world in seen}) for i, cell in enumerate(cells)]
         leaking = [i for i, result in enumerate(results) if result.differs]

@@ -102,11 +102,18 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     return study
 
 
-def with_only(study: Study, names: list[str]) -> Study:
-    """Study with some of its methods, and the sections that concern them."""
+def with_only(study: Study, names: list[str] | None, sites: list[str] | None = None) -> Study:
+    """Study with some of its methods and the sections that concern them, and with some of its target sites."""
+    if sites:
+        for site in sites:
+            if study.targets is not None and site not in study.targets:
+                raise InputError(f"--site {site}: not one of the study's targets{nearest(site, study.targets)}")
+        study = study.model_copy(update={"targets": list(dict.fromkeys(sites))})
+    if not names:
+        return study
     for name in names:
         if name not in study.methods:
-            raise InputError(f"--only {name}: not one of the study's methods{nearest(name, study.methods)}")
+            raise InputError(f"--method {name}: not one of the study's methods{nearest(name, study.methods)}")
     methods = [name for name in study.methods if name in names]
     known = {variant for name in methods for variant in load_methods()[name].variants}
     explain, variants = study.explain, study.variants

@@ -21,14 +21,13 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.method import make
 from m2lgdg.splits import leave_one_site_out
-from m2lgdg.storage import InputError, write_text
+from m2lgdg.storage import TEMPORARY, InputError, write_text
 from m2lgdg.study.cells import code_version, installed_version
 from m2lgdg.study.config import Study
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
-LEFT = re.compile(
-    r"\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{8}"
-)  # temporary files of a run that was killed while writing
+# Temporary files of a run that was killed while writing; the second form is that of version 0.1 and earlier.
+LEFT = re.compile(rf"{TEMPORARY.pattern}|\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{{8}}")
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.readers.gather import OnBad, Progress
 from m2lgdg.storage import InputError
 
@@ -56,6 +57,15 @@ def read(
     _check_options(reader, kind, options)
     cohort: Cohort = reader.read(path, on_bad=on_bad, progress=progress, **options)
     return cohort
+
+
+def stops_reading(path: Path, kind: str | None, excluded: Iterable[Exclusion]) -> bool:
+    """Whether some of the subjects excluded from a folder would end its reading with `on_bad="stop"`."""
+    # An own folder must be complete. A release or BIDS derivatives may have been downloaded in part.
+    reasons = {"series file but not listed"}
+    if (kind or guess(path)) == "folder":
+        reasons.add("listed but no series file")
+    return any(each.reason.endswith(".") or each.reason in reasons for each in excluded)
 
 
 def guess(path: Path) -> str:

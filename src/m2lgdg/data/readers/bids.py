@@ -27,7 +27,7 @@ IMAGES = "**/sub-*_desc-*_bold.nii.gz"
 ADVICE = "give the words of each class with the options patient and control: --patient WORD,WORD --control WORD"
 # How to name the column of a role that was not found, by role.
 COLUMNS = {role: f"rename the right one to {role}" for role in ("subject", "label")}
-COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site NAME)"
+COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site-name NAME)"
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
 LARGEST_SIDECAR = 16 << 20  # bytes

@@ -61,6 +61,7 @@ class Desk:
         self.fitted, self.patience = fitted, patience
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
         self.inside, self.turn = 0, anyio.Lock()
+        self.reading: dict[anyio.CancelScope, None] = {}  # forms that are arriving, the one that is idle for longest first
         self.page, self.policy = _page()
 
     async def show(self, request: Request) -> Response:
@@ -69,13 +70,22 @@ class Desk:
 
     async def reply(self, request: Request) -> Response:
         """The form with an answer, or with the reason why there is none."""
-        if self.inside >= AT_ONCE:
+        if self.inside >= AT_ONCE and not self._give_up_slowest():
             return self._respond({}, "The server is busy; try again in a moment.", status=503)
         self.inside += 1
         try:
             return await self._reply(request)
         finally:
             self.inside -= 1
+
+    def _give_up_slowest(self) -> bool:
+        """Give up the form that has been idle for longest, in favour of a new one; False if none is arriving."""
+        if not self.reading:
+            return False
+        slowest = next(iter(self.reading))
+        del self.reading[slowest]
+        slowest.cancel()
+        return True
 
     async def _reply(self, request: Request) -> Response:
         words: dict[str, str] = {}
@@ -104,19 +114,36 @@ class Desk:
         declared = request.headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > LARGEST + ENVELOPE:
             raise Refused(TOO_LARGE, 413)
+        scope = anyio.CancelScope(deadline=anyio.current_time() + self.patience)
         parser = _InMemory(
-            request.headers, _bounded(request), max_files=1, max_fields=len(self.names) + 2, max_part_size=LONGEST_FIELD
+            request.headers,
+            self._chunks(request, scope),
+            max_files=1,
+            max_fields=len(self.names) + 2,
+            max_part_size=LONGEST_FIELD,
         )
+        self.reading[scope] = None
         try:
-            with anyio.fail_after(self.patience):
+            with scope:
                 file, words = self._parts(await parser.parse())
                 return file.filename or "", await file.read(), words
-        except TimeoutError:
-            raise Refused("The upload took too long.", 408) from None
+            raise Refused("The upload took too long.", 408)
         except MultiPartException as error:
             raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
         finally:
+            self.reading.pop(scope, None)
             parser.close()
+
+    async def _chunks(self, request: Request, scope: anyio.CancelScope) -> AsyncGenerator[bytes, None]:
+        """Chunks of the body, refused as soon as they exceed the limit, whatever length was declared."""
+        size = 0
+        async for chunk in request.stream():
+            if scope in self.reading:
+                self.reading[scope] = self.reading.pop(scope)  # to the end: active last
+            size += len(chunk)
+            if size > LARGEST + ENVELOPE:
+                raise Refused(TOO_LARGE, 413)
+            yield chunk
 
     def _parts(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
         words: dict[str, str] = {}
@@ -155,16 +182,6 @@ class Desk:
             drawn=Markup,
         )
         return HTMLResponse(text, status, {"Content-Security-Policy": self.policy})
-
-
-async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
-    """Chunks of the body, refused as soon as they exceed the limit, whatever length was declared."""
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > LARGEST + ENVELOPE:
-            raise Refused(TOO_LARGE, 413)
-        yield chunk
 
 
 class Guard:

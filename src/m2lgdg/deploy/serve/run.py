@@ -10,7 +10,6 @@ from m2lgdg.method import Method
 from m2lgdg.storage import InputError
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
-CONNECTIONS = 32
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -39,10 +38,11 @@ def run(fitted: Method, on: socket.socket, opened: Callable[[str], None]) -> Non
     import uvicorn
 
     from m2lgdg.deploy.serve.app import make_app
+    from m2lgdg.deploy.serve.connections import Connection
 
     config = uvicorn.Config(
-        make_app(fitted), http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
-        server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2,
+        make_app(fitted), http=Connection, ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=2,
     )  # fmt: skip
     on.listen()  # before the address is printed, so that requests are accepted at once
     host, port = on.getsockname()[:2]

@@ -1,0 +1,88 @@
+"""The last line of a command: what to type next, with the paths and options that were given.
+
+Every command calls `print_next`. A line that starts with `Next:` can be pasted as it is; a line with a part that only the user
+knows names that part instead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from m2lgdg.commands import terminal
+
+NEVER = ("--out", "--overwrite", "--format")  # they concern what one command writes
+SELECTING = ("--site", "--only")  # a command that cannot keep the selection is not suggested
+
+
+class Fill(str):
+    """Part of a command that the user has to fill in, in capitals."""
+
+
+def free(path: str | Path) -> Path:
+    """The path, or the first of NAME-2, NAME-3 ... that does not exist yet, so that a suggestion overwrites nothing."""
+    path = Path(path)
+    name, count = path, 1
+    while name.exists():
+        count += 1
+        name = path.with_name(f"{path.stem}-{count}{path.suffix}")
+    return name
+
+
+def print_next(
+    context: typer.Context,
+    command: str,
+    *words: str | Path,
+    without: Sequence[str] = (),
+    error_stream: bool = False,
+) -> None:
+    """Print the command to type next: its words, and the options of the present command that it takes too, except `without`.
+
+    Nothing is printed if the present command selected sites or runs and the next one cannot.
+    """
+    line = next_line(context, command, *words, without=without)
+    if line is not None:
+        console = terminal.err if error_stream else terminal.out
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def next_line(context: typer.Context, command: str, *words: str | Path, without: Sequence[str] = ()) -> str | None:
+    """The line that `print_next` prints, or None."""
+    takes = {name for option in _options(context.find_root().command.commands[command]) for name in option.opts}  # type: ignore[attr-defined]
+    own = {name for name in words if isinstance(name, str)}
+    carried: list[str] = []
+    for option in _options(context.command):
+        flag, given = option.opts[0], context.get_parameter_source(option.name)
+        if getattr(given, "name", "") != "COMMANDLINE" or flag in (*NEVER, *without) or flag in own:
+            continue
+        if flag in takes:
+            carried += _typed(option, context.params[option.name])
+        elif flag in SELECTING:
+            return None
+    text = " ".join(_quoted(word) for word in ("m2lgdg", command, *words, *carried))
+    missing = [word for word in words if isinstance(word, Fill)]
+    return f"Next: {text}" if not missing else f"Then, with your own {' and '.join(missing)}: {text}"
+
+
+def _options(command: Any) -> list[Any]:
+    return [parameter for parameter in command.params if parameter.param_type_name == "option"]
+
+
+def _typed(option: Any, value: Any) -> Iterator[str]:
+    """The words of an option as typed on the command line."""
+    if isinstance(value, bool):
+        yield option.opts[0] if value else option.secondary_opts[0]
+        return
+    for each in dict.fromkeys(value) if isinstance(value, list | tuple) else [value]:
+        yield from (option.opts[0], str(each))
+
+
+def _quoted(word: str | Path) -> str:
+    """The word quoted for a shell; a path that starts with a dash is written with its folder, so that it is not an option."""
+    if isinstance(word, Path) and str(word).startswith("-"):
+        word = f"./{word}"
+    return shlex.quote(str(word))
