@@ -445,7 +445,7 @@ MDD = [
         "a .mat of complex numbers",
         "mdd",
         b.variables(MDD_3, ROISignals=SIGNALS * 1j),
-        ("S1-1-0003.mat", "complex128"),
+        ("S1-1-0003.mat", "complex"),
         "S1-1-0003",
     ),
     Case("a .mat of cells", "mdd", b.variables(MDD_3, ROISignals={"a": 1}), ("S1-1-0003.mat", "real numbers"), "S1-1-0003"),

@@ -47,17 +47,29 @@ def one_line(error: BaseException) -> str:
 def writing(path: str | Path) -> Iterator[Path]:
     """Context with a temporary path that replaces `path` if the block succeeds and is deleted if it fails."""
     path = Path(path)
+    with _staged(path) as part:
+        yield part
+        _make_safe(part)
+        os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _staged(path: Path) -> Iterator[Path]:
+    """Context with a temporary file next to `path`, which is deleted at the end unless it was moved."""
     try:
         if path.exists() and not path.is_file():  # replacing a device such as /dev/null would harm the whole machine
             raise OSError(0, "it is a folder" if path.is_dir() else "it is not a regular file")
         with _folder_for(path), _temporary(path.parent, path.name, folder=False) as part:
             yield part
-            os.chmod(part, 0o666 & ~_umask())  # temporary files are created so that only their owner can read them
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(part, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+
+
+def _make_safe(part: Path) -> None:
+    """Give a temporary file, which only its owner can read, the usual permissions, and wait until the disk has it."""
+    os.chmod(part, 0o666 & ~_umask())
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -195,12 +207,17 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     return Path(path)
 
 
-def write_texts(folder: str | Path, texts: Mapping[str, str]) -> Path:
-    """Write several text files of a folder by name; none is replaced before all are written."""
+def write_texts(folder: str | Path, texts: Mapping[str, str | bytes]) -> Path:
+    """Write several files of a folder by name; none is replaced before all are safely on the disk."""
     with contextlib.ExitStack() as stack:
+        parts = {}
         for name, text in texts.items():
-            part = stack.enter_context(writing(Path(folder) / name))
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path = Path(folder) / name
+            parts[path] = stack.enter_context(_staged(path))
+            parts[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
+            _make_safe(parts[path])
+        for path, part in parts.items():
+            os.replace(part, path)
     return Path(folder)
 
 
@@ -244,7 +261,8 @@ def file_hash(path: str | Path, most: int) -> str:
 def read_bytes(path: str | Path, most: int) -> bytes:
     """Content of a file; files above `most` bytes are refused."""
     with _open_regular(path, most) as file:
-        return file.read(most)
+        # Not file.read(most), which allocates `most` bytes; a little more than the size, in case the file grows.
+        return file.read(min(most, os.fstat(file.fileno()).st_size + 2**16))
 
 
 @contextlib.contextmanager

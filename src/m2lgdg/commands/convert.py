@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, reading, terminal
+from m2lgdg.commands import options, reading, suggestions, terminal
 
 
 @terminal.app.command()
@@ -59,4 +59,4 @@ def convert(
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
-    reading.suggest_for_file(context, cohort, to, without=["--site"])
+    reading.suggest_for_file(context, cohort, to, without=suggestions.SELECTING)

@@ -29,7 +29,7 @@ from m2lgdg.fast import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
-from m2lgdg.storage import InputError, one_line, writing
+from m2lgdg.storage import InputError, one_line, write_texts
 
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
@@ -126,9 +126,7 @@ def export_onnx(fitted: Method, path: str | Path) -> Path:
     if not error <= TOLERANCE:
         raise InputError(f"the ONNX graph of method {fitted.name} was not written: its probabilities differ by {error:.1e}.")
     description = json.dumps(described(fitted, inputs), indent=1, ensure_ascii=False, allow_nan=False)
-    with writing(path) as graph, writing(path.with_suffix(".json")) as about:  # both or none
-        graph.write_bytes(content)
-        about.write_text(description + "\n", encoding="utf-8")
+    write_texts(path.parent, {path.name: content, path.with_suffix(".json").name: description + "\n"})  # both or none
     return path
 
 

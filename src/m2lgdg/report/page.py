@@ -20,7 +20,7 @@ from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, sections
 from m2lgdg.report.tables import Format, Table, label, render
-from m2lgdg.storage import InputError, write_bytes, write_text, write_texts
+from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
 SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
@@ -69,6 +69,7 @@ def _new_folder(path: str | Path) -> Path:
     to = Path(path)
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder.")
+    remove_abandoned(to)
     if to.is_dir() and any(path.name not in SHARED for path in to.iterdir()):
         raise InputError(f"{to} has files other than a shared report; choose an empty folder with --out.")
     return to

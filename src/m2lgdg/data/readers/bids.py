@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, Exclusion, natural_key
-from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, gather, joined, need_regular
+from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, gather, joined
+from m2lgdg.data.readers.images import DAMAGED, load_image, need_whole
 from m2lgdg.data.readers.participants import read_participants
 from m2lgdg.data.readers.tables import need_columns, need_distinct, need_seconds, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
@@ -31,9 +31,7 @@ COLUMNS["site"] = "rename the right one to site, or name one site for all with t
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
 LARGEST_SIDECAR = 16 << 20  # bytes
-LARGEST_IMAGE = 32 << 30
 BAND = (0.01, 0.1)  # Hz, as in both releases
-DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # raised for a truncated or altered .nii.gz
 
 
 def matches(path: Path) -> bool:
@@ -204,7 +202,7 @@ def _repetition_time(file: Path) -> float:
             return need_seconds(seconds, f"{sidecar}, RepetitionTime")
     if not file.name.endswith(".nii.gz"):
         return np.nan
-    header = _nifti(file).header
+    header = load_image(file).header
     zooms: tuple[float, ...] = header.get_zooms()
     try:
         unit = TIME_UNITS.get(header.get_xyzt_units()[1], np.nan)  # NaN for hertz and other units that are no time
@@ -230,7 +228,8 @@ class _Parcellation:
     """Mean signal of each atlas region, denoised if fMRIPrep's confounds are next to the run."""
 
     def __init__(self, image: Path, labels: Path | None) -> None:
-        self.image = _nifti(image)
+        self.image = load_image(image)
+        need_whole(image, self.image)
         if self.image.ndim < 3 or self.image.shape[3:] not in ((), (1,)):
             raise InputError(f"{image} has shape {self.image.shape}, not the 3 dimensions of an atlas (x, y, z).")
         try:
@@ -250,7 +249,8 @@ class _Parcellation:
         from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
 
-        run = _nifti(file)
+        run = load_image(file)
+        need_whole(file, run)
         if run.ndim != 4:
             raise InputError(f"{file} has shape {run.shape}, not (x, y, z, time).")
         tr = _repetition_time(file)
@@ -275,20 +275,6 @@ def _region_indices(masker: Any) -> list[int]:
     """Atlas value of each column returned by the masker, which drops regions lost in resampling."""
     columns = {key: value for key, value in masker.region_ids_.items() if key != "background"}
     return [int(columns[key]) for key in sorted(columns)]
-
-
-def _nifti(path: Path) -> Any:
-    import nibabel
-
-    need_regular(path, LARGEST_IMAGE)
-    try:
-        image: Any = nibabel.load(path)
-        affine = np.asarray(image.affine, dtype=np.float64)
-    except (*DAMAGED, AttributeError, nibabel.filebasedimages.ImageFileError) as error:
-        raise InputError(f"{path} is not a readable image ({one_line(error)}).") from None
-    if affine.shape != (4, 4) or not np.isfinite(affine).all() or np.linalg.matrix_rank(affine) < 4:
-        raise InputError(f"{path} has an affine that is singular or not finite, so its voxels have no place in space.")
-    return image
 
 
 def _label_table(path: Path) -> dict[int, str]:
