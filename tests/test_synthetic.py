@@ -1,5 +1,7 @@
 """The synthetic cohort: sizes, determinism, and that what is said to be planted is there and nothing else is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,19 @@ def test_demo_has_the_aal_regions_and_differing_sites():
     assert all(len(each) == 1 for each in lengths.values())
     assert len(set(demo.lengths.tolist())) > 3
     assert set(demo.tr.tolist()) <= {1.5, 2.0, 2.5, 3.0}
+
+
+def test_the_cohort_of_the_demo_is_neither_trivial_nor_hopeless():
+    from m2lgdg import evaluate, leave_one_site_out, make
+
+    mild, demo = PRESETS["mild"], PRESETS["demo"]
+    assert replace(mild, roi_effect=3.0, edge_effect=1.0) == demo
+    auc = []
+    for fold in leave_one_site_out(make_cohort("mild")):
+        proba = make("fc-logistic").fit(fold.source).predict_proba(fold.target)[:, 1]
+        auc.append(evaluate(fold.target.labels, proba)["AUC"])
+    assert 0.70 < np.mean(auc) < 0.90
+    assert max(auc) - min(auc) > 0.1
 
 
 def test_planted_edges_and_rois_differ_and_others_do_not(strong):

@@ -28,7 +28,7 @@ variant = "small"    # small enough for a laptop; without this line, the size of
 def demo(
     context: typer.Context,
     to: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),
-    preset: Annotated[str, typer.Option(help="Size of the cohort: tiny, demo or rest-meta-mdd.")] = "demo",
+    preset: Annotated[str, typer.Option(help="Cohort: tiny, mild, demo (a strong effect) or rest-meta-mdd.")] = "mild",
     seed: Annotated[int, typer.Option(help="Seed of the synthetic cohort.")] = 0,
     jobs: options.Jobs = 2,
 ) -> None:

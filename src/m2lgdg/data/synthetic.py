@@ -73,12 +73,18 @@ PRESETS = {
         roi_effect=3.0,
         edge_effect=1.0,
     ),
+    "mild": Recipe(  # of the demo: linear methods reach an AUC of 70 to 90 in percent, and sites differ
+        sizes={"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35},
+        n_disease_rois=48,
+        roi_effect=0.7,
+        edge_effect=0.65,
+    ),
     "rest-meta-mdd": Recipe(sizes=REST_SITES, patient_share=(0.44, 0.63), lengths=(140, 240), trs=(2.0, 2.5, 3.0)),
 }
 
 
 def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any) -> Cohort:
-    """Make a synthetic cohort from a preset (tiny, demo, rest-meta-mdd) or recipe, with any recipe field changed."""
+    """Make a synthetic cohort from a preset (tiny, mild, demo, rest-meta-mdd) or recipe, with any recipe field changed."""
     recipe = _recipe(preset, changes)
     world, *subject_seeds = np.random.SeedSequence(seed).spawn(1 + sum(recipe.sizes.values()))
     rng = np.random.default_rng(world)
