@@ -17,7 +17,7 @@ import pytest
 from m2lgdg import InputError, make_cohort, run_study
 
 METHODS = ["prior", "phenotype-logistic"]  # quick ones
-FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "environment.json")
+FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohort.json", "environment.json")
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def convert(
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
 
-    from m2lgdg.data.findings import data_line, with_checks
+    from m2lgdg.data.findings import check_command, data_line, with_checks
 
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
     if drop_bad:
@@ -68,7 +68,6 @@ def convert(
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
-    line = data_line(cohort.findings or (), to)
-    if line:
+    if line := data_line(cohort.findings or (), check_command(to)):
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg check {escape(str(to))}", soft_wrap=True)

@@ -140,9 +140,10 @@ def fit(
 
 def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
     """Print one line on the findings about the subjects that were used, if there are any."""
-    from m2lgdg.data.findings import data_line, with_checks
+    from m2lgdg.data.findings import check_command, data_line, with_checks
 
-    if line := data_line(with_checks(cohort).findings or (), path, new_site=new_site):
+    command = check_command(path, new_site=new_site)
+    if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

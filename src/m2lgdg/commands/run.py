@@ -13,6 +13,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 if TYPE_CHECKING:
+    from m2lgdg.study.config import Study
     from m2lgdg.study.runner import Summary
 
 
@@ -66,6 +67,13 @@ def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> 
     terminal.out.print(f"Next: m2lgdg table {escape(str(folder))}   or   m2lgdg report {escape(str(folder))}", soft_wrap=True)
 
 
+def _check_command(study: Study, folder: Path) -> str:
+    """Command that lists the findings about the cohort; a release folder was read with options, so its converted file."""
+    from m2lgdg.data.findings import check_command
+
+    return check_command(folder / "cohort.cohort" if Path(study.cohort).is_dir() else study.cohort)
+
+
 @terminal.app.command()
 def run(
     study: options.StudyFile,
@@ -111,5 +119,5 @@ def run(
         reason = "none has the same data, fields, seed, device, threads, explanations and code"
         terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
     leaks = failed_checks(to)
-    _report_run(summary, to, leaks, cohort_line(to))
+    _report_run(summary, to, leaks, cohort_line(to, _check_command(resolved, to)))
     raise typer.Exit(1 if summary.failed or leaks else 0)

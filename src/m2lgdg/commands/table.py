@@ -45,7 +45,7 @@ def print_changes(folder: Path) -> None:
 
     for sentence in failed_checks(folder):
         typer.echo(f"\n{sentence}")
-    if line := cohort_line(folder):
+    if line := cohort_line(folder, "m2lgdg report"):
         typer.echo(f"\n{line}")
     changed = changed_fields(read_json(folder / "study.json", {}))
     if changed:

@@ -26,7 +26,8 @@ MANY_FLAT = 0.1  # fraction of a subject's ROIs
 EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohort
 LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
 SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of one subject
-EXPECTED = ("site left out", "failed by", "no scan in", "duplicate")  # requested by the user or documented by the release
+# Exclusions that the user requested or the release documents
+EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate")
 TRAINING = ("leave-one-site-out", "small site")  # kinds of findings that do not matter where subjects are only predicted
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 

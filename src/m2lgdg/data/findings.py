@@ -45,18 +45,23 @@ def summary(findings: Sequence[Finding]) -> str:
     others = len(findings) - len(pairs)
     parts = []
     if pairs:
-        labels = f" ({counted(conflicts, 'pair')} with different labels)" if conflicts else ""
+        labels = f" ({conflicts} of them with different labels)" if conflicts else ""
+        labels = " but different labels" if conflicts == len(pairs) else labels
         parts.append(f"{counted(len(pairs), 'pair')} of subjects with the same scan{labels}")
     if others:
         parts.append(counted(others, "other finding" if pairs else "finding"))
     return " and ".join(parts)
 
 
-def data_line(findings: Sequence[Finding], cohort: str | Path, *, new_site: bool = False) -> str:
+def data_line(findings: Iterable[Finding], command: str, *, new_site: bool = False) -> str:
     """One line on the problems of a cohort, with the command that lists them; empty if there are none."""
     words = summary(problems(findings, new_site=new_site))
-    command = shlex.join(["m2lgdg", "check", str(cohort), *(["--new-site"] if new_site else [])])
     return f"Data: {words}; {command} lists them." if words else ""
+
+
+def check_command(cohort: str | Path, *, new_site: bool = False) -> str:
+    """The command that lists the findings about a cohort file or folder."""
+    return shlex.join(["m2lgdg", "check", str(cohort), *(["--new-site"] if new_site else [])])
 
 
 def anonymous_sentences(stored: Iterable[Mapping[str, str]]) -> list[str]:

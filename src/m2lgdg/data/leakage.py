@@ -55,8 +55,8 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         ("source labels known", _unlabelled, "every source subject is labelled as patient or control"),
     ]
     results = [_result(name, [(fold.site, problem(fold)) for fold in folds], fine) for name, problem, fine in checks]
-    for result, copies in ((results[2], same), (results[3], near)):
-        remark = _one_side(cohort, folds, copies)
+    for result, copies, scans in ((results[2], same, "identical scans"), (results[3], near, "near-duplicate scans")):
+        remark = _one_side(cohort, folds, copies, scans)
         if remark:
             result |= {"remark": remark, "detail": f"{result['detail']} {remark}"}
     return [*results, _site_names(cohort)]
@@ -109,7 +109,7 @@ def _near(fold: Fold, pairs: list[tuple[str, str]]) -> str:
     return _scans(Counter(source[one] for one in sorted(copies)))
 
 
-def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]]) -> str:
+def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]], scans: str) -> str:
     """Sentence about copies that are always on the same side: no leak from target to source, but a scan that counts twice."""
     site_of = dict(zip(cohort.subjects.tolist(), cohort.sites.tolist(), strict=True))
     targets = {fold.site for fold in folds}
@@ -118,7 +118,8 @@ def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]
         return ""
     where = Counter(" and ".join(sorted({site_of[one] for one in pair})) for pair in inside)
     listed = ", ".join(f"{count} at {sites}" for sites, count in sorted(where.items()))
-    return f"But {counted(len(inside), 'pair')} of copies on the same side ({listed}; `m2lgdg check` lists them)."
+    verb = "is" if len(inside) == 1 else "are"
+    return f"But {counted(len(inside), 'pair')} of {scans} {verb} on the same side ({listed}; `m2lgdg check` lists them)."
 
 
 def _scans(sites: Counter[str]) -> str:

@@ -18,12 +18,11 @@ from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import FEW, label
+from m2lgdg.study.checks import NOT_CHECKED
 from m2lgdg.study.stats import half_interval
 
 MOST_FINDINGS = 5  # of the box on the data that are not collapsed
-NOT_CHECKED = "this study has no record of the findings about its cohort. m2lgdg check COHORT lists them."
-INCLUDED = "The subjects concerned are part of all results below."
-DROP = " m2lgdg convert --drop-duplicates leaves duplicate scans out of a cohort."
+DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def data_box(contents: Contents) -> Data | None:
     ]
     cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) <= MOST_FINDINGS else len(listed[0][:MOST_FINDINGS])
     sentences = [*listed[0], *listed[1]]
-    return Data(f"{summary(findings)}. {INCLUDED}{DROP if first else ''}", sentences[:cut], sentences[cut:])
+    return Data(f"{summary(findings)}.{DROP if first else ''}", sentences[:cut], sentences[cut:])
 
 
 def _answer(contents: Contents) -> Answer:

@@ -7,8 +7,6 @@ report has them at its top.
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.storage import InputError
 
 COHORT = "cohort.json"
+NOT_CHECKED = "this study has no record of the findings about its cohort; m2lgdg check COHORT lists them."
 DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -57,26 +56,10 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         raise _damaged(path, "facts about a cohort") from None
 
 
-def cohort_line(folder: str | Path) -> str:
-    """One line on the findings about the cohort of a study, with the command that lists them; empty if there are none."""
+def cohort_line(folder: str | Path, command: str) -> str:
+    """One line on the findings about the cohort of a study; `command` lists them. Empty if there are none."""
     findings = read_cohort_facts(folder).findings
-    return not_checked(folder) if findings is None else data_line(findings, _cohort_file(folder))
-
-
-def not_checked(folder: str | Path) -> str:
-    """Sentence for a study that was run before findings were stored."""
-    command = shlex.join(["m2lgdg", "check", _cohort_file(folder)])
-    return f"Data: this study has no record of the findings about its cohort; {command} lists them."
-
-
-def _cohort_file(folder: str | Path) -> str:
-    """Path of the cohort file of a study as a user would type it; COHORT if it is not there."""
-    try:
-        study = _content(Path(folder) / "study.json")
-        path = os.path.normpath(Path(folder) / study["cohort"])
-    except DAMAGED:
-        return "COHORT"
-    return path if os.path.isfile(path) else "COHORT"
+    return f"Data: {NOT_CHECKED}" if findings is None else data_line(findings, command)
 
 
 def _content(path: Path) -> Any:
