@@ -81,8 +81,8 @@ def test_a_gain_of_the_whole_scan_does_not_matter(split, factor):
 def test_the_card_says_whether_units_matter(split, tmp_path):
     source, _ = split
     for name, uses in ((ADAPTIVE, True), ("fc-logistic", False)):
-        about = card(make(name).fit(source).save(tmp_path / name))
-        units = dict(next(part for part in about.parts if part.title == "Inputs").facts)["units"]
+        parts = card(make(name).fit(source).save(tmp_path / name))
+        units = dict(next(part for part in parts if part.title == "Inputs").facts)["units"]
         assert ("amplitude" in units) == uses
 
 
