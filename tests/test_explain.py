@@ -504,7 +504,7 @@ def test_the_command_writes_tables_and_says_the_top(command, fold, fitted):
     assert "Completeness: attributions miss" in text
     assert "This is a large error" not in text
     assert "Wrote why" in text
-    assert "Next: " in text
+    assert "`explain = true`" in text
     about = json.loads(Path("why/explanation.json").read_text())
     assert (about["steps"], about["cohort"]) == (8, fold.target.hash)
     assert about["baseline"].startswith("zero: ")

@@ -41,7 +41,7 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
     held, *others = known.site_names
     code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model", "--without", held)
     assert code == 0 and "from 2 sites" in text
-    assert f"predict model known.cohort --only {held} --out predictions.csv" in text
+    assert f"predict model known.cohort --site {held} --out predictions.csv" in text
     assert set(Method.load("model").facts_["source"]["sites"]) == set(others)
     code, text, _ = command("predict", "model", "known.cohort", "--only", held, "--out", "p.csv")
     assert code == 0 and "the model was trained on" not in text
@@ -69,7 +69,7 @@ def test_several_new_sites_are_compared_with_source_one_by_one(command):
         assert len(wanted) > 1 and [line.strip() for line in text[at + 1 : at + 1 + len(wanted)]] == wanted
     many = make_cohort("tiny", sizes={f"s{i}": 8 for i in range(6)})
     many.save("many.cohort")
-    text = command("predict", "model", "many.cohort", "--out", "p.csv")[1]
+    text = command("predict", "model", "many.cohort", "--out", "many.csv")[1]
     assert f"All 6 sites pooled:\n    {distribution.compare(many)[0]}" in text
     one = command("predict", "model", "new.cohort", "--out", "p.csv")[1]
     assert f"\n  {distribution.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
@@ -184,7 +184,7 @@ def test_fit_with_a_plugin_says_what_works_next(command):
     try:
         code, text, _ = command("fit", "known.cohort", "--method", "half-a", *options)
         assert code == 0
-        told = text.split("Next: m2lgdg ")[1].split()
+        told = text.split("Then, with your own NEW_SITE: m2lgdg ")[1].split()
         assert " ".join(told) == "predict model NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
         METHODS.pop("half-a")
         assert command(*[{"NEW_SITE": "new.cohort"}.get(word, word) for word in told])[0] == 0
@@ -202,12 +202,12 @@ def test_what_fit_says_next_can_be_typed_whatever_sites_are_called(command):
     code, text, _ = command("fit", "my cohort.cohort", *without, *options)
     assert code == 0
     told = text.split("Next: m2lgdg ")[1].strip()
-    assert told == "predict 'my model' 'my cohort.cohort' --only 'Site A' --out predictions.csv"
+    assert told == "predict 'my model' 'my cohort.cohort' --site 'Site A' --out predictions.csv"
     code, text, _ = command(*shlex.split(told))
     assert code == 0 and "Wrote predictions.csv: 14 subjects" in text
-    assert "Next:" not in text  # explain takes whole cohorts, so training sites too
+    assert "Next:" not in text or "--site 'Site A'" in text.split("Next:")[1]  # never training sites too
     code, text, _ = command("predict", "my model", "my cohort.cohort", "--out", "all.csv")
-    assert code == 0 and "Next: m2lgdg explain 'my model' 'my cohort.cohort' --out DIR" in text
+    assert code == 0 and "Next: m2lgdg explain 'my model' 'my cohort.cohort' --out all-explained" in text
 
 
 def test_fit_says_that_nobody_was_spared_for_validation(command):

@@ -94,15 +94,16 @@ def test_a_numerically_empty_scan_in_a_cohort_file(paste, tiny):
     tiny._changed(series=tuple(series), name="tiny").save("tiny.cohort")
     names, _ = paste("check", "tiny.cohort", code=1)
     assert names == ["check", "convert", "fit"]
-    assert len(Cohort.load("tiny-2.cohort")) == len(tiny) - 1  # beside the file that is there
+    assert len(Cohort.load("tiny-corrected.cohort")) == len(tiny) - 1
 
 
 def test_a_duplicate(paste, tiny):
     series = list(tiny.series)
     series[4] = series[3]
     tiny._changed(series=tuple(series)).save("twice.cohort")
-    names, _ = paste("check", "twice.cohort", code=1)
-    assert names[0] == "check" and names[-1] == "fit"
+    names, text = paste("check", "twice.cohort", code=1)
+    assert names == ["check", "convert", "fit"] and "--drop-duplicates" in text
+    assert len(Cohort.load("twice-corrected.cohort")) < len(tiny)
 
 
 def test_a_selection_of_runs_and_sites_is_kept(paste, tmp_path, tiny):

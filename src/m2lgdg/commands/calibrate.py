@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from m2lgdg.commands import options, suggestions, terminal
+from m2lgdg.commands.fit import print_data_line
 from m2lgdg.commands.predict import warn_of_training_sites
 
 
@@ -23,6 +24,7 @@ def calibrate(
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
     from rich.markup import escape
 
+    from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.calibrate import calibrate as calibrate_model
     from m2lgdg.method import Method
@@ -37,7 +39,8 @@ def calibrate(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
     before = fitted.threshold
-    result = calibrate_model(fitted, cohort)
+    labelled = with_checks(cohort.select(cohort.labels >= 0))
+    result = calibrate_model(fitted, labelled)
     with new_folder(to) as part:
         write_card(fitted.save(part))
     terminal.out.print(
@@ -53,6 +56,7 @@ def calibrate(
     )
     if len(cohort.site_names) > 1:
         terminal.out.print(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one of them with --site.")
+    print_data_line(labelled, path, new_site=True)
     warn_of_training_sites(fitted, cohort)
     others = suggestions.Fill("OTHER_SUBJECTS")
     suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])

@@ -88,19 +88,24 @@ def check(
     if result.exit_code == 2:
         terminal.out.print("Correct what is marked unusable, then run the check again.")
     else:
-        corrections = _corrections(cohort, path, kind)
+        corrections = _corrections(result, cohort, path, kind)
         if path.is_dir() or corrections:
-            file = suggestions.free(f"{reading.file_name(cohort)}.cohort")
-            suggestions.print_next(context, "convert", path, file, *corrections)
+            name = f"{reading.file_name(cohort)}.cohort" if path.is_dir() else path.with_name(f"{path.stem}-corrected.cohort")
+            suggestions.print_next(context, "convert", path, suggestions.free(name), *corrections)
         else:
             reading.suggest_for_file(context, cohort, path)
     raise typer.Exit(result.exit_code)
 
 
-def _corrections(cohort: Cohort, path: Path, kind: str | None) -> list[str]:
+def _corrections(result: Check, cohort: Cohort, path: Path, kind: str | None) -> list[str]:
     """Options of `m2lgdg convert` that correct what was found; without --drop-bad, it stops at a defective subject."""
     from m2lgdg.data.check import empty_scans
+    from m2lgdg.data.findings import is_duplicate
     from m2lgdg.data.readers import stops_reading
 
     defective = path.is_dir() and stops_reading(path, kind, cohort.excluded)
-    return ["--drop-bad"] if defective or empty_scans(cohort) else []
+    needed = {
+        "--drop-bad": defective or bool(empty_scans(cohort)),
+        "--drop-duplicates": any(is_duplicate(finding) for finding in result.findings),
+    }
+    return [option for option, is_needed in needed.items() if is_needed]
