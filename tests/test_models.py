@@ -71,7 +71,7 @@ def test_several_new_sites_are_compared_with_source_one_by_one(command):
     many.save("many.cohort")
     text = command("predict", "model", "many.cohort", "--out", "many.csv")[1]
     assert f"All 6 sites pooled:\n    {distribution.compare(many)[0]}" in text
-    one = command("predict", "model", "new.cohort", "--out", "p.csv")[1]
+    one = command("predict", "model", "new.cohort", "--out", "one.csv")[1]
     assert f"\n  {distribution.compare(Cohort.load('new.cohort'))[0]}\n" in one and "subjects):" not in one
 
 
