@@ -77,7 +77,7 @@ def main():
         own.append("variants=[]")
     changes = [word for change in own + asked.changes for word in ("--set", change)]
     cohort, results = "local/rest-meta-mdd.cohort", "results/rest-meta-mdd"
-    measured("convert", "REST-meta-MDD", cohort, where=asked.folder)
+    measured("convert", "REST-meta-MDD", cohort, "--overwrite", where=asked.folder)
     measured("run", "studies/rest-meta-mdd.toml", "--out", results, "--jobs", asked.jobs, *changes, where=asked.folder)
     measured("table", results, where=asked.folder)
 
