@@ -20,9 +20,17 @@ from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from m2lgdg.metrics import auc, calibration, delong_test, logit
-from m2lgdg.report.operating import over_seeds
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, half_interval, holm, macro_scores, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import (
+    cell_scores,
+    half_interval,
+    holm,
+    macro_scores,
+    over_seeds,
+    paired_tests,
+    site_scores,
+    training_differences,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

@@ -17,6 +17,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import read_centroids
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
@@ -168,7 +169,7 @@ def read_json(path: Path, empty: Any) -> Any:
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
-    rows: list[dict[str, str]] = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    rows: list[dict[str, str]] = unquoted_table(pd.read_csv(path, dtype=str, keep_default_na=False)).to_dict("records")
     return rows
 
 
