@@ -12,12 +12,12 @@ REMOVED = "[path]"
 SEPARATOR = re.compile(r"\\|(?!(?<=\d)/\d|(?<=\bn)/a\b|(?<=\band)/or\b)/")
 # Where a path begins that is given from a root, a drive, a server, a home folder or the working folder.
 START = re.compile(
-    r"(?:^|(?<=[\s'\"`=(\[{<,:;|]))(?:file:|[A-Za-z]:(?=[\\/])|\\\\|~(?=[\\/A-Za-z_])|\.{0,2}[\\/])", re.IGNORECASE
+    r"(?:^|(?<=[\s'\"`=(\[{<,:;|]))(?:file:(?=[\\/])|[A-Za-z]:(?=[\\/])|\\\\|~(?=[\\/A-Za-z_])|\.{0,2}[\\/])", re.IGNORECASE
 )
 HOME = re.compile(r"(?<![\w.~/\\])~[A-Za-z_][\w.-]*")
 # The last part of a path is kept only if it is a file of a known kind: other parts may be a folder named after a person.
 KINDS = "1D bin cohort csv gz h5 html json jsonl mat md nii npy npz onnx pt py safetensors toml tsv txt xls xlsx yaml yml"
-FILE = re.compile(rf"[^\s'\"<>|:;,()]+\.(?:{'|'.join(KINDS.split())})(?![\w.])")
+FILE = re.compile(rf"[^\s'\"<>|:;,()]+\.(?:{'|'.join(KINDS.split())})(?!\w|\.\w)")
 
 
 def has_path(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.explain.explanation import Explanation, mean_over
+from m2lgdg.explain.explanation import Explanation, mean_over, roi_label
 from m2lgdg.registry import METHODS, PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
@@ -172,7 +172,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         if mean.about.get("agreement") is not None:
             count += f" Mean rank correlation of ROI scores between cells: {mean.about['agreement']:.2f} (1: identical order)."
         scores = str(mean.about["scores"])
-        text = f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}"
+        text = " ".join([f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}", *mean.lacking(), *mean.about_rois()])
         shown, folded = [figure for figure in drawn if figure is not None], [table for table in tables if table.rows]
         yield Section("explained", f"Explanations: {method}", text, [], shown, folded)
     if probed:
@@ -212,7 +212,7 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return "-" if pd.isna(value) else f"{value:.1f}" if name in "xyz" else f"{value:.4g}"
-    return str(value)
+    return roi_label(str(value)) if name in ("roi", "other roi") else str(value)
 
 
 def _readability(title: str, probed: list[tuple[str, Explanation]]) -> Table:

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.data.spreadsheets import csv_text
+from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.contents import RECORDS, Contents, read_contents
 from m2lgdg.report.paths import file_name, starts_path, without_paths
 from m2lgdg.storage import InputError, write_text
@@ -31,6 +32,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         raise InputError(f"{to} already exists; choose another --out.")
     names = structural_names(contents)
     refuse_paths(names)
+    contents.explanations()  # refuses a damaged one before anything is written
     study = contents.study | {"cohort": file_name(str(contents.study.get("cohort", "")))}
     study["plugins"] = [file_name(str(plugin)) for plugin in study.get("plugins") or []]
     records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
@@ -49,7 +51,8 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
     for record in records:
         explained = explanation_path(folder, record["key"])
         if explained.is_dir():
-            shutil.copytree(explained, explanation_path(to, record["key"]))
+            copy = Path(shutil.copytree(explained, explanation_path(to, record["key"])))
+            write_text(copy / "explanation.json", _json(Explanation.load(explained).about, names))
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
