@@ -119,7 +119,8 @@ def shared_facts(known: Mapping[str, str], contents: Contents) -> dict[str, str]
         replaced["characteristics"] = "; ".join(
             _banded(part, contents.cohort.phenotypes) for part in facts["characteristics"].split("; ")
         )
-    return facts | {key: value for key, value in replaced.items() if key in facts}
+    facts |= {key: value for key, value in replaced.items() if key in facts}
+    return {key: without_paths(value) for key, value in facts.items()}
 
 
 def _banded(part: str, table: pd.DataFrame) -> str:

@@ -51,8 +51,8 @@ def answer(contents: Contents) -> Answer:
     comparison = ""
     if peer is not None:
         role = "Next best simple peer" if main[0] in simple else "Best simple peer"
-        several = f" (the best of {len(peers)} at these sites)" if len(peers) > 1 else ""
-        comparison = f"{role}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}{several}."
+        several = f" (of {len(peers)} at these sites)" if len(peers) > 1 else ""
+        comparison = f"{role}{several}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
         if main[0] not in simple and order[peer] >= order[main]:
             warnings.insert(0, f"A simple model performs as well or better: {label(*peer)} compared with {label(*main)}.")
     sites = int(areas[main].count())

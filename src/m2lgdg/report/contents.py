@@ -19,6 +19,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation
+from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
@@ -82,6 +83,8 @@ class Contents:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
                 explanation = Explanation.load(path)
+                if "atlas" in explanation.about:  # an atlas may be called by the path of its image
+                    explanation.about["atlas"] = without_paths(str(explanation.about["atlas"]))
                 if self.centroids is not None:
                     explanation = explanation.with_centroids(self.centroids)
                 explained.setdefault(record["method"], []).append((record, explanation))

@@ -198,13 +198,13 @@ def _site_table(
     for key in keys:
         part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
         low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()) if len(part) else (np.nan, np.nan)
-        interval = "-" if np.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f}"
+        interval = "-" if np.isnan(low) or key in unranked["AUC"] else f"{100 * low:.2f} to {100 * high:.2f}"
         rows.append([label(*key), str(len(part)) if len(part) else "-", *_scores(at_site, key), interval])
     seeds = max(at_site["seeds"].tolist(), default=0)
     subjects = mean[mean["target"] == site].drop_duplicates("subject")
     note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
     note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
-    note += "; 95 % interval: DeLong's, over subjects"
+    note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
     if seeds > 1:
         note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds"
     header = ["Method", "n", *PAPER_METRICS, INTERVAL]
