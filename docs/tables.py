@@ -619,7 +619,7 @@ def sweeps() -> list[str]:
         "values (default)",
         "lowest AUC",
         "highest AUC",
-        f"largest difference from the default, {number(default)}",
+        f"default ({number(default)}) minus value, largest difference",
     ]
     return table(header, rows)
 
