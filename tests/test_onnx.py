@@ -117,6 +117,11 @@ def by_the_json(told, series, phenotypes):
         elif one["name"] == "amplitude":
             value = np.log(series.std(axis=0, dtype=np.float64))
             value = value - value.mean()
+            profile, wide = np.array(one["profile"]), value.std()
+            seen = (value @ profile / (profile @ profile), wide, np.sqrt(((value - profile) ** 2).mean()))
+            outside = [low is not None and x < low for low, x in zip(one["low"], seen, strict=True)]
+            outside += [high is not None and x > high for high, x in zip(one["high"], seen, strict=True)]
+            value = np.array(one["mean"]) if any(outside) else value
         else:
             value = np.array(
                 [

@@ -165,7 +165,18 @@ class Method:
     def flags(self, target: Cohort) -> list[list[str]]:
         """Quality flags of each subject: short reasons why its prediction may be less reliable."""
         self._check_target(target)
-        return flags(target, self.facts_["inputs"], self.source_distribution_)
+        common = flags(target, self.facts_["inputs"], self.source_distribution_)
+        with self.checking_weights():
+            return [raised + added for raised, added in zip(common, self.method_flags(target), strict=True)]
+
+    def method_flags(self, target: Cohort) -> list[list[str]]:
+        """Quality flags of each subject that only this method raises."""
+        return [[] for _ in range(len(target))]
+
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether the signal's amplitude in each ROI matters; otherwise z-scored series give the same probabilities."""
+        return False
 
     def visible(self, target: Cohort) -> Cohort:
         """The target as `score` sees it: without label, site and id; inputs that the target lacks are added as missing."""

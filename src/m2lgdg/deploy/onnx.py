@@ -27,6 +27,7 @@ from m2lgdg.connectivity import CLIP
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.fast import plain_form
 from m2lgdg.method import Method
+from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
 from m2lgdg.storage import InputError, one_line, write_bytes, write_text
@@ -62,7 +63,9 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ),
     ("amplitude", 2): (
         "log of the population sd of each ROI of the series as it is, minus the mean of these logs over ROIs; ROIs that never "
-        "change do not count and are 0"
+        "change do not count and are 0. If a (slope of the values on `profile` without an intercept), b (their population sd "
+        "over ROIs) or c (their root mean square distance from `profile`) is below `low` or above `high` (null: no bound), the "
+        "series is scaled differently from the training data: then `mean` is used instead"
     ),
     ("phenotypes", 2): "missing values replaced by `fill`, minus `mean`, divided by `scale`; 0 where `scale` is null",
 }
@@ -166,6 +169,8 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
             row["length"] = value.shape[2]
         if name == "tangent":
             row["reference"] = fitted.state_["tangent.reference"].tolist()
+        if name == "amplitude" and isinstance(fitted, UsesAmplitude):
+            row |= _amplitude_range(fitted)
         if name == "phenotypes":
             row["columns"] = _columns(_scaler(fitted))
         rows.append(row)
@@ -179,6 +184,14 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         "rois": fitted.facts_["rois"],
         "versions": {"m2lgdg": __version__, "torch": torch.__version__, "opset": OPSET},
     }
+
+
+def _amplitude_range(fitted: UsesAmplitude) -> dict[str, Any]:
+    """Arrays behind the rule for scans that are scaled differently from source; an infinite bound is null."""
+    state = fitted.amplitude_state
+    bounds = AmplitudeRange.restore(state)
+    shown = {name: [x if np.isfinite(x) else None for x in getattr(bounds, name).tolist()] for name in ("low", "high")}
+    return {"profile": bounds.profile.tolist(), **shown, "mean": state["amplitude.mean"].tolist()}
 
 
 def run_onnx(graph: bytes | str | Path, inputs: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import (
     View,
-    amplitude_features,
     covariances,
     fc_features,
     geometric_mean,
@@ -27,6 +26,7 @@ from m2lgdg.connectivity import (
     tangent_features,
 )
 from m2lgdg.method import Method, method
+from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.metrics import auc, platt
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.splits import site_folds
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 
 
 @dataclass
-class Linear(Method):
+class Linear(UsesAmplitude, Method):
     """A weighted sum of linear blocks; base class of the simple peers, with the fields they share.
 
     Each block is standardised with source statistics. Its penalty is the one with the best mean AUC over held-out source sites,
@@ -83,6 +83,8 @@ class Linear(Method):
             if name == "tangent":
                 self.state_["tangent.reference"] = _reference(source)
             features = self._features(name, source)
+            if name == "amplitude" and not self._amplitude_is_usable(features, source):
+                continue
             self.state_[f"{name}.mean"] = features.mean(axis=0)  # baseline of a single subject's explanation
             confounds = (
                 self._features("phenotypes", source)[:, confound_columns] if confound_columns and name != "phenotypes" else None
@@ -99,6 +101,28 @@ class Linear(Method):
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
         self.state_["calibration"] = np.array(platt(total, source.labels))
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
+
+    def _amplitude_is_usable(self, features: Floats, source: Cohort) -> bool:
+        """Store the range of amplitudes in source, and fill in those of standardised scans.
+
+        If most source scans are standardised, the block gets the weight 0.
+        """
+        standardised = standardised_scans(features)
+        if standardised.any():
+            self.facts_["standardised_scans"] = int(standardised.sum())
+        usable = 2 * standardised.sum() < len(source)
+        if usable:
+            AmplitudeRange.fit(features, source).save(self.state_)
+            fill_standardised(features, standardised, source.sites)
+        else:
+            self.state_ |= {"amplitude.weights": np.zeros(features.shape[1]), "amplitude.intercept": np.array(0.0)}
+            self.state_["amplitude.mean"] = np.zeros(features.shape[1])
+        return bool(usable)
+
+    @property
+    def amplitude_state(self) -> Mapping[str, Any]:
+        """Fitted arrays."""
+        return self.state_
 
     def score(self, target: Cohort) -> Floats:
         """Platt-scaled sum of the blocks' decisions."""
@@ -124,7 +148,7 @@ class Linear(Method):
         if block == "tangent":
             return tangent_features(covariances(cohort.series), self.state_["tangent.reference"])
         if block == "amplitude":
-            return amplitude_features(cohort.series)
+            return self.amplitude_block(cohort)
         return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "phenotypes.scaler").transform(cohort)
 
     def _fit_block(

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, Shape, pieces
 from m2lgdg.fast import fast_form
 from m2lgdg.method import method
-from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
+from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive
 from m2lgdg.methods.m2lgdg import M2LGDG, Network
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
@@ -57,7 +59,7 @@ class PlusNetwork(Network):
 
 
 @method("m2lgdg-plus")
-class M2LGDGPlus(M2LGDG):
+class M2LGDGPlus(UsesAmplitude, M2LGDG):
     """M²LG-DG as an additive correction to the logit of connectome-adaptive, weighted 0 to 1 on held-out source sites."""
 
     validation_by: Literal["subject", "site"] = "site"
@@ -76,8 +78,17 @@ class M2LGDGPlus(M2LGDG):
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """The series and the features of the head."""
-        blocks = {name: ConnectomeAdaptive()._features(name, cohort).astype(np.float32) for name in BLOCKS}
-        return super().features(cohort, device) | {name: torch.from_numpy(value) for name, value in blocks.items()}
+        blocks = {
+            name: fc_features(cohort.series, VIEWS[name]) if name in VIEWS else self.amplitude_block(cohort) for name in BLOCKS
+        }
+        single = {name: torch.from_numpy(value.astype(np.float32)) for name, value in blocks.items()}
+        return super().features(cohort, device) | single
+
+    @property
+    def amplitude_state(self) -> Mapping[str, Any]:
+        """Fitted arrays of the head's amplitude block."""
+        fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items()}
+        return fitted | ({"amplitude.weights": fitted["head.amplitude"]} if "head.amplitude" in fitted else {})
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph and the head's weights; phenotype weights are converted to the units of the network's inputs."""
@@ -92,7 +103,8 @@ class M2LGDGPlus(M2LGDG):
             weights = slope * fitted["phenotypes.weights"] / head_scaler.scale
             head["head.phenotypes"] = weights * np.where(np.isfinite(network_scaler.scale), network_scaler.scale, 0.0)
             intercept = intercept + weights @ (network_scaler.mean - head_scaler.mean)
-        return super().prepare(train, features) | head | {"head.intercept": np.array(intercept)}
+        amplitude = {name: fitted[name] for name in ARRAYS if name in fitted}
+        return super().prepare(train, features) | head | amplitude | {"head.intercept": np.array(intercept)}
 
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""

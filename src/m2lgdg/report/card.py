@@ -99,6 +99,7 @@ NO_STUDY = (
     "m2lgdg card MODEL --study DIR adds it."
 )
 OTHERWISE = "so the performance of this model may differ."
+AMPLITUDES = "those of the training data: the model uses the amplitude of each ROI, so do not z-score or rescale the ROIs"
 OTHER_COHORT = "The cohort of the study, or its inputs, differ from those of this model."
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
 
@@ -149,6 +150,7 @@ def _inputs(fitted: Method) -> list[tuple[str, str]]:
         ("series", f"(time, roi) with {len(fitted.facts_['rois'])} ROIs, in the order of method.json"),
         ("atlas", fitted.facts_["atlas"] or "not named"),
         ("scan length", length),
+        ("units", AMPLITUDES if fitted.uses_amplitude else "any; each ROI is standardised within its scan"),
         ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
     ]
 

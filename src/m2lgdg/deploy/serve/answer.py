@@ -21,6 +21,7 @@ MEANINGS = {
     "phenotypes missing": "replaced by the source median (sex: by the more frequent value)",
     "short scan": "fewer than 100 volumes, so correlations are noisy",
     "flat rois": "number of constant ROIs; their correlations count as 0",
+    "amplitude not used": "ROIs were standardised or rescaled one by one; give the series in the units of the training data",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
 
