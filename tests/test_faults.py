@@ -57,7 +57,7 @@ def test_a_disk_that_fails_at_any_write(code, quiet):
     shutil.rmtree(quiet.parent / "all")
     writes, sync, lost = count[0], os.fsync, set()
     assert writes == 5 + 8 + 4 * 2  # beside the results, records, the files of explanations
-    for n in range(0, writes, 3 if code == errno.ENOSPC else 12):
+    for n in range(0, writes, 2 if code == errno.ENOSPC else 12):
         out, left = quiet.parent / f"out-{code}-{n}", [n]
 
         def fails(handle, left=left):

@@ -12,7 +12,7 @@ from m2lgdg.registry import PAPER
 from m2lgdg.report.page import write_report
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import render, study_tables, variant_fields
-from m2lgdg.study.stats import cell_scores, paired_tests
+from m2lgdg.study.stats import paired_tests
 
 STUDIES = Path(__file__).parents[1] / "studies"
 
