@@ -96,10 +96,10 @@ class Explanation:
             return []
         atlas = f"atlas {self.about['atlas']}" if self.about.get("atlas") else "this atlas"
         sentences = []
-        if any(str(name).isdigit() for name in self.rois["roi"]):
-            sentences.append(
-                f"The cohort has no names for the ROIs of {atlas}: ROI 18, for example, is the one that the cohort calls 18."
-            )
+        numbered = [str(name) for name in self.rois["roi"] if str(name).isdigit()]
+        if numbered:
+            example = f"{roi_label(numbered[0])}, for example, is the one that the cohort calls {numbered[0]}"
+            sentences.append(f"The cohort has no names for the ROIs of {atlas}: {example}.")
         if "x" not in self.rois or self.rois[["x", "y", "z"]].isna().any(axis=None):
             sentences.append(
                 f"No brain can be drawn, because there are no MNI coordinates for all ROIs of {atlas}: give them with --rois "
