@@ -16,9 +16,10 @@ import pandas as pd
 
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
-from m2lgdg.report.contents import RECORDS, Contents, read_contents
+from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
 from m2lgdg.report.paths import file_name, starts_path, without_paths
 from m2lgdg.storage import InputError, write_text
+from m2lgdg.study.checks import COHORT
 from m2lgdg.study.runner import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
@@ -41,6 +42,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         "study.json": _json(study, names),
         "environment.json": _json(contents.environment, names),
         "checks.json": _json(contents.checks, names),
+        COHORT: _json(read_json(folder / COHORT, {}), names),
         RECORDS: "".join(json.dumps(_without_paths(record, names), ensure_ascii=False) + "\n" for record in records),
         "inclusion.csv": _csv(contents.inclusion, names),
         "failures.csv": _csv(contents.failures, names),
