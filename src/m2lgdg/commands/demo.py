@@ -40,7 +40,6 @@ def demo(
     from m2lgdg.storage import write_text
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study
-    from m2lgdg.study.stats import cell_scores
 
     cohort = make_cohort(preset, seed=seed)
     result = check_cohort(cohort)
@@ -55,7 +54,7 @@ def demo(
     study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
-    typer.echo(render(study_tables(cell_scores(read_predictions(to / "results")))[-1:], "text"), nl=False)
+    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"), nl=False)
     print_changes(to / "results")
     with terminal.progress("writing the report"):
         page = write_report(to / "results")

@@ -15,6 +15,7 @@ def explain(
     model: options.Model,
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.", show_default=False)],
+    site: options.Site = None,
     steps: Annotated[int, typer.Option(help="Steps of integrated gradients.")] = 64,
     device: options.Device = "cpu",
     rois: options.Rois = None,
@@ -27,6 +28,7 @@ def explain(
     from m2lgdg.data.readers import read
     from m2lgdg.explain.attribution import LOOSE_COMPLETENESS
     from m2lgdg.explain.attribution import explain as explain_model
+    from m2lgdg.explain.explanation import TITLES, roi_label
     from m2lgdg.method import Method
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
@@ -37,7 +39,7 @@ def explain(
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
-        cohort = read(path, progress=progress)
+        cohort = options.with_sites(read(path, progress=progress), site)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
         explanation = explain_model(fitted, cohort, steps=steps, device=device, progress=progress)
@@ -48,7 +50,11 @@ def explain(
         if table["score"].any():
             terminal.out.print(f"[bold]{title}[/]")
             for _, row in table.head(10).iterrows():
-                terminal.out.print(f"  {row['score']:10.4g}  {escape(str(row[column]))}", highlight=False, soft_wrap=True)
+                terminal.out.print(
+                    f"  {row['score']:10.4g}  {escape(roi_label(str(row[column])) if column == 'roi' else str(row[column]))}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     error = explanation.error()
     if error is not None:
         relative = error.get("median_relative", 0.0)
@@ -64,8 +70,10 @@ def explain(
         terminal.out.print(
             f"A linear probe predicts the site from the representation with accuracy {accuracy} (chance {chance})."
         )
-    written = "tables of ROIs, edges, phenotypes and gate weights, a map of subjects, and explanation.json"
-    terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
+    for sentence in [*explanation.lacking(), *explanation.about_rois()]:
+        terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    written = "".join(f"{name}.csv ({TITLES[name]}), " for name in explanation.parts)
+    terminal.out.print(f"Wrote {escape(str(to))}: {written[:-2]} and explanation.json.", soft_wrap=True)
     terminal.out.print(
         "To explain every fold of a study, set `explain = true` in its file; the report shows the mean.", soft_wrap=True
     )
