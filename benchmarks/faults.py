@@ -26,7 +26,7 @@ variants = ["phenotypes"]
 seeds = [0]
 explain = ["fc-logistic"]
 """
-FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "environment.json")
+FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohort.json", "environment.json")
 ROOM = "64m"
 
 

@@ -62,7 +62,7 @@ for line in sys.stdin:
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "environment.json")
+FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohort.json", "environment.json")
 
 
 def main():

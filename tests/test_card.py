@@ -210,5 +210,5 @@ def test_failures_of_new_site_calibration_are_known_failures(model, predictions,
     assert f"Conformal sets of 90 % coverage contain the true class less often at left-out sites: {shares}." in told
     assert "Source sites with an AUC interval that includes chance when left out: C." in told
     parts = card(folder, study_of(tmp_path / "study", predictions))
-    assert not any("Source sites with an AUC interval" in one for one in part(parts, "Known failures and limits").sentences)
+    assert set(told) <= set(part(parts, "Known failures and limits").sentences)  # a study adds to them
     assert AS_IT_RAN in part(parts, LEFT_OUT).sentences

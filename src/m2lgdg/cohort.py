@@ -24,6 +24,7 @@ from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 FORMAT = "m2lgdg-cohort-1"
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
+SAME_SCAN = " (same scan as "  # comes before the other subject in the reason of a duplicate's exclusion
 
 # Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
 # must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
@@ -36,12 +37,33 @@ PROXY = re.compile(
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
 
 
+Level = Literal["unusable", "finding", "note"]
+LEVELS: tuple[Level, ...] = ("unusable", "finding", "note")
+
+
 class Exclusion(NamedTuple):
     """A subject of the release that is not in the cohort, and the reason."""
 
     subject: str
     site: str
     reason: str
+
+
+class Finding(NamedTuple):
+    """One sentence of `m2lgdg check` about a cohort, with the subjects it concerns and the kind of problem.
+
+    `anonymous` is the same without ids and file names, for model cards and shared reports; empty if `text` has none.
+    """
+
+    level: Level
+    text: str
+    subjects: tuple[str, ...] = ()
+    kind: str = ""
+    anonymous: str = ""
+
+    def shared(self) -> dict[str, str]:
+        """Level, kind and anonymous sentence, as a model folder stores them."""
+        return {"level": self.level, "kind": self.kind, "text": self.anonymous or self.text}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +73,8 @@ class Cohort:
     `phenotypes` holds every column of the release, indexed by subject: numbers with NaN where missing, or text with "".
     `inputs` names the columns that a method may use. `tr` is the repetition time in seconds, NaN where unknown.
     `excluded` and `notes` record how the cohort was made. `truth` holds the planted effects of a synthetic cohort.
+    `findings` are those of `m2lgdg check`, None if this very cohort was not checked: any other content, such as a part of its
+    subjects, has findings of its own. They are stored with the cohort but are not part of its hash.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -67,6 +91,7 @@ class Cohort:
     notes: tuple[str, ...] = ()
     truth: dict[str, Any] | None = None
     allow_proxies: bool = False
+    findings: tuple[Finding, ...] | None = field(default=None, init=False)  # so that dataclasses.replace drops them
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -189,6 +214,7 @@ class Cohort:
             labels=self.labels[keep],
             tr=self.tr[keep],
             phenotypes=self.phenotypes.iloc[keep],
+            findings=self.findings if np.array_equal(np.sort(keep), np.arange(len(self))) else None,
         )
         if "_digests" in self.__dict__:
             chosen.__dict__["_digests"] = tuple(self._digests[i] for i in keep.tolist())
@@ -220,17 +246,24 @@ class Cohort:
 
     def with_inputs(self, inputs: Iterable[str], *, allow_proxies: bool = False) -> Cohort:
         """A copy of the cohort with other phenotype columns as inputs."""
-        changed = self._changed(inputs=tuple(inputs), allow_proxies=allow_proxies)
+        inputs = tuple(inputs)
+        findings = self.findings if inputs == self.inputs else None
+        changed = self._changed(inputs=inputs, allow_proxies=allow_proxies, findings=findings)
         if "_digests" in self.__dict__:  # inputs are not part of a subject's data
             changed.__dict__["_digests"] = self._digests
         changed._check_inputs()
         return changed
+
+    def with_findings(self, findings: Iterable[Finding]) -> Cohort:
+        """A copy of the cohort that carries the findings of its check."""
+        return self._changed(findings=tuple(findings))
 
     def _changed(self, **values: object) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
         other = copy.copy(self)
         for kept in ("hash", "_digests"):
             other.__dict__.pop(kept, None)
+        object.__setattr__(other, "findings", None)
         for key, value in values.items():
             object.__setattr__(other, key, value)
         return other
@@ -284,6 +317,7 @@ class Cohort:
             "excluded": self.excluded,
             "notes": self.notes,
             "truth": self.truth,
+            "findings": self.findings,
         }
 
     @classmethod
@@ -308,7 +342,7 @@ class Cohort:
             name: values if name in head["text_columns"] else np.array(values, dtype=np.float64)
             for name, values in head["phenotypes"].items()
         }
-        return cls(
+        cohort = cls(
             series=parts,
             subjects=head["subjects"],
             sites=head["sites"],
@@ -324,6 +358,24 @@ class Cohort:
             truth=head["truth"],
             allow_proxies=head["allow_proxies"],
         )
+        findings = head.get("findings")  # absent in files of earlier versions
+        return cohort if findings is None else cohort.with_findings(read_findings(findings))
+
+
+def read_findings(stored: Iterable[Sequence[Any]]) -> tuple[Finding, ...]:
+    """Findings from their JSON form, a list of lists; raises ValueError or TypeError if it is damaged."""
+    findings = []
+    for level, text, subjects, kind, anonymous in stored:
+        texts = (text, kind, anonymous, *subjects)
+        if level not in LEVELS or not isinstance(subjects, list) or not all(isinstance(each, str) for each in texts):
+            raise ValueError("a finding is not made of a level and texts")
+        findings.append(Finding(level, text, tuple(subjects), kind, anonymous))
+    return tuple(findings)
+
+
+def general_reason(reason: str) -> str:
+    """Reason of an exclusion without the subject that it names; empty if it ends with a full stop and so names a file."""
+    return "" if reason.endswith(".") else reason.partition(SAME_SCAN)[0]
 
 
 def is_proxy(column: str) -> bool:

@@ -98,7 +98,12 @@ class Method:
                     }
                     for site in source.site_names
                 },
-            },
+            }
+            | (
+                {}
+                if source.findings is None
+                else {"findings": [one.shared() for one in source.findings if one.level != "note"]}
+            ),
         }
         self._folder = self.new_site_ = None
         self.check()

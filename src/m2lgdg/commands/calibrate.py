@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from m2lgdg.commands import options, terminal
-from m2lgdg.commands.fit import refuse_used
+from m2lgdg.commands.fit import print_data_line, refuse_used
 from m2lgdg.commands.predict import warn_of_training_sites
 
 
@@ -22,6 +22,7 @@ def calibrate(
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
     from rich.markup import escape
 
+    from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.calibrate import calibrate as calibrate_model
     from m2lgdg.method import Method
@@ -35,7 +36,8 @@ def calibrate(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     before = fitted.threshold
-    result = calibrate_model(fitted, cohort)
+    labelled = with_checks(cohort.select(cohort.labels >= 0))
+    result = calibrate_model(fitted, labelled)
     fitted.save(to)
     write_card(to)
     terminal.out.print(
@@ -51,5 +53,6 @@ def calibrate(
     )
     if len(cohort.site_names) > 1:
         terminal.out.print(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one site at a time.")
+    print_data_line(labelled, path, new_site=True)
     warn_of_training_sites(fitted, cohort)
     terminal.out.print(f"Next: m2lgdg predict {escape(str(to))} OTHER_SUBJECTS --out predictions.csv", soft_wrap=True)

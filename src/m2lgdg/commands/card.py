@@ -31,7 +31,7 @@ def card(
     folder = write_parts(parts, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
     for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):
-        if sentence == OTHER_COHORT or sentence.endswith(OTHERWISE):
+        if sentence.startswith(OTHER_COHORT) or sentence.endswith(OTHERWISE):
             terminal.out.print(f"Note: {escape(sentence)}", soft_wrap=True)
     following = f"open {escape(str(folder / 'card.html'))} in a browser"
     if study is None:

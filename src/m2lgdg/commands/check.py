@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +72,7 @@ def check(
     from rich.markup import escape
 
     from m2lgdg.data.check import check_cohort
+    from m2lgdg.data.findings import is_duplicate
 
     cohort = reading.read_cohort(context, path, kind, "exclude")
     result = check_cohort(cohort, new_site=new_site)
@@ -83,10 +85,16 @@ def check(
         f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
         soft_wrap=True,
     )
+    copies = any(is_duplicate(finding) for finding in result.findings)
     if result.exit_code < 2 and path.is_dir():
         drop = " --drop-bad" if any(subject.reason.endswith(".") for subject in cohort.excluded) else ""
+        drop += " --drop-duplicates" if copies else ""
         terminal.out.print(f"Next: m2lgdg convert {escape(str(path))} {reading.file_name(cohort)}.cohort{drop}", soft_wrap=True)
-    if result.exit_code < 2 and path.is_file():
+    if result.exit_code < 2 and path.is_file() and copies:
+        unique = path.with_name(f"{path.stem}-unique.cohort")
+        words = shlex.join(["m2lgdg", "convert", str(path), str(unique), "--drop-duplicates"])
+        terminal.out.print(f"Next: {escape(words)}", soft_wrap=True, highlight=False)
+    elif result.exit_code < 2 and path.is_file():
         following = (
             "predict MODEL {} --out predictions.csv" if new_site else "fit {} --out MODEL   or run a study (docs/studies.md)"
         )

@@ -35,6 +35,13 @@ def convert(
     drop_bad: Annotated[
         bool, typer.Option("--drop-bad", help="Exclude defective subjects instead of stopping at the first.")
     ] = False,
+    drop_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--drop-duplicates",
+            help="Of subjects with the same scan, keep the first by id if their labels agree, and none if they differ.",
+        ),
+    ] = False,
     merge_sites: reading.MergeSites = False,
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
@@ -42,6 +49,8 @@ def convert(
 ) -> None:
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
+
+    from m2lgdg.data.findings import check_command, data_line, with_checks
 
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
     if drop_bad:
@@ -52,8 +61,13 @@ def convert(
         cohort = keep_included(cohort, keep)
     if merge_sites:
         cohort = reading.merge_sites(cohort)
+    if drop_duplicates:
+        cohort = reading.drop_duplicates(cohort)
+    cohort = with_checks(cohort)
     written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
+    if line := data_line(cohort.findings or (), check_command(to)):
+        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg check {escape(str(to))}", soft_wrap=True)

@@ -42,8 +42,8 @@ def demo(
     from m2lgdg.study.stats import cell_scores
 
     cohort = make_cohort(preset, seed=seed)
-    path = cohort.save(to / f"{preset}.cohort")
     result = check_cohort(cohort)
+    path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     write_check(result, to / "check")
     terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)
     show_check(result)

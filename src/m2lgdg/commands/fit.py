@@ -82,6 +82,7 @@ def fit(
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from rich.markup import escape
 
+    from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.method import make
     from m2lgdg.registry import load_methods
@@ -103,6 +104,7 @@ def fit(
         raise InputError(f"cohort {cohort.name} has no labelled subjects to train on.")
     if not method_name and not variant and cohort.inputs:
         method = make(name, **{"phenotypes": True} | fields)
+    source = with_checks(source)
     calibrated = _with_calibration(method, source, new_site_calibration, calibration_folds)
     with _epochs() as show:
         method.fit(
@@ -122,6 +124,7 @@ def fit(
         terminal.out.print(
             f"Trained for {len(facts['history'])} epochs; best epoch {facts['best_epoch']} with {on} AUC {best['val_auc']:.3f}."
         )
+    print_data_line(source, path)
     for note in facts.get("notes", []):
         terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
     count = sum(sum(site.values()) for site in facts["source"]["sites"].values())
@@ -133,6 +136,15 @@ def fit(
     words += [word for site in dict.fromkeys(without or []) for word in ("--only", site)] + ["--out", "predictions.csv"]
     words += [word for file in plugin or [] for word in ("--plugin", str(file))]
     terminal.out.print(f"Next: {escape(shlex.join(words))}", soft_wrap=True)
+
+
+def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
+    """Print one line on the findings about the subjects that were used, if there are any."""
+    from m2lgdg.data.findings import check_command, data_line, with_checks
+
+    command = check_command(path, new_site=new_site)
+    if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
+        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def of_sites(cohort: Cohort, sites: list[str]) -> npt.NDArray[np.bool_]:

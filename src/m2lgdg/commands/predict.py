@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from m2lgdg.commands import options, terminal
-from m2lgdg.commands.fit import of_sites
+from m2lgdg.commands.fit import of_sites, print_data_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +48,7 @@ def predict(
     import pandas as pd
     from rich.markup import escape
 
+    from m2lgdg.data.findings import duplicate_flags, with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
@@ -65,7 +66,8 @@ def predict(
     proba = fitted.predict_proba(cohort)[:, 1]
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
-    flags = fitted.flags(cohort)
+    cohort = with_checks(cohort)
+    flags = [raised + copies for raised, copies in zip(fitted.flags(cohort), duplicate_flags(cohort), strict=True)]
     lines = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
     for kind, score in (fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}).items():
         table[f"{kind}_ood"] = score.round(3)
@@ -84,6 +86,7 @@ def predict(
     if kinds:
         counts = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
         terminal.out.print(f"Flagged: {escape(counts)}; see the column flags.", soft_wrap=True)
+    print_data_line(cohort, path, new_site=True)
     warn_of_training_sites(fitted, cohort)
     terminal.out.print(
         "Research use; not a diagnostic device. Calibration may be poor at a site the model has never seen.", soft_wrap=True

@@ -94,6 +94,18 @@ def merge_sites(cohort: Cohort) -> Cohort:
     return changed
 
 
+def drop_duplicates(cohort: Cohort) -> Cohort:
+    """Cohort in which no scan occurs twice; prints who was dropped and why."""
+    from m2lgdg.data.duplicates import without_duplicates
+
+    changed = without_duplicates(cohort)
+    dropped = changed.excluded[len(cohort.excluded) :]
+    lines = [f"Dropped {one.subject} ({one.site}): {one.reason}." for one in dropped]
+    for line in lines or ["No two subjects have the same scan; nothing was dropped."]:
+        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    return changed
+
+
 def file_name(cohort: Cohort) -> str:
     """Name of the cohort as a file name, without path separators."""
     return re.sub(r"[^\w.-]+", "-", cohort.name).strip("-.") or "cohort"

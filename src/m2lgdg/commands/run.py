@@ -13,6 +13,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 if TYPE_CHECKING:
+    from m2lgdg.study.config import Study
     from m2lgdg.study.runner import Summary
 
 
@@ -45,7 +46,7 @@ def watched(jobs: int) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _report_run(summary: Summary, folder: Path, leaks: list[str]) -> None:
+def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> None:
     from rich.markup import escape
 
     counts = [(summary.reused - summary.taken, "from an earlier run"), (summary.taken, "copied from --reuse")]
@@ -60,8 +61,17 @@ def _report_run(summary: Summary, folder: Path, leaks: list[str]) -> None:
         terminal.err.print(f"failed: {cells[0]}{more}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     for sentence in leaks:
         terminal.err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
+    if data:
+        terminal.out.print(data, markup=False, highlight=False, soft_wrap=True)
     terminal.out.print(f"Wrote {escape(str(folder / 'predictions.csv'))}.", soft_wrap=True)
     terminal.out.print(f"Next: m2lgdg table {escape(str(folder))}   or   m2lgdg report {escape(str(folder))}", soft_wrap=True)
+
+
+def _check_command(study: Study, folder: Path) -> str:
+    """Command that lists the findings about the cohort; a release folder was read with options, so its converted file."""
+    from m2lgdg.data.findings import check_command
+
+    return check_command(folder / "cohort.cohort" if Path(study.cohort).is_dir() else study.cohort)
 
 
 @terminal.app.command()
@@ -87,7 +97,7 @@ def run(
     Exit code 0: all cells are done, 1: some failed, or a leakage check failed, 2: the study cannot be run, 130: stopped
     (Ctrl-C, SIGTERM).
     """
-    from m2lgdg.study.checks import failed_checks
+    from m2lgdg.study.checks import cohort_line, failed_checks
     from m2lgdg.study.config import read_study, with_only
     from m2lgdg.study.runner import run_study
 
@@ -109,5 +119,5 @@ def run(
         reason = "none has the same data, fields, seed, device, threads, explanations and code"
         terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
     leaks = failed_checks(to)
-    _report_run(summary, to, leaks)
+    _report_run(summary, to, leaks, cohort_line(to, _check_command(resolved, to)))
     raise typer.Exit(1 if summary.failed or leaks else 0)

@@ -36,15 +36,17 @@ def table(
 
 
 def print_changes(folder: Path) -> None:
-    """Print failed leakage checks, fields that differ from their defaults, and missing cells."""
+    """Print failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
     from dataclasses import replace
 
     from m2lgdg.report.contents import read_contents, read_json
     from m2lgdg.report.tables import changed_fields
-    from m2lgdg.study.checks import failed_checks
+    from m2lgdg.study.checks import cohort_line, failed_checks
 
     for sentence in failed_checks(folder):
         typer.echo(f"\n{sentence}")
+    if line := cohort_line(folder, "m2lgdg report"):
+        typer.echo(f"\n{line}")
     changed = changed_fields(read_json(folder / "study.json", {}))
     if changed:
         typer.echo(f"\nFields that differ from their defaults: {changed}.")

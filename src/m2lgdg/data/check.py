@@ -1,6 +1,7 @@
 """Quality check of a cohort: counts by site, duplicates, flat ROIs, short scans, missing values and label proxies.
 
-`m2lgdg check` prints the result, so that problems are known before the first study.
+`m2lgdg check` prints the result, so that problems are known before the first study. `m2lgdg convert` stores the findings in
+the cohort file, and later commands repeat them (`data.findings`).
 """
 
 from __future__ import annotations
@@ -9,17 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, is_proxy, natural_key
+from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
 from m2lgdg.data.duplicates import Pair, find_duplicates
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 
-Level = Literal["unusable", "finding", "note"]
 SHORT = 100  # volumes
 TINY = 10  # subjects at a site
 BAD = "bad files"
@@ -27,16 +26,10 @@ MANY_FLAT = 0.1  # fraction of a subject's ROIs
 EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohort
 LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
 SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of one subject
-EXPECTED = ("site left out", "failed by", "no scan in")  # exclusions that the user requested or the release documents
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One sentence about the cohort, with the subjects it concerns."""
-
-    level: Level
-    text: str
-    subjects: tuple[str, ...] = ()
+# Exclusions that the user requested or the release documents
+EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate")
+TRAINING = ("leave-one-site-out", "small site")  # kinds of findings that do not matter where subjects are only predicted
+DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 
 
 @dataclass(frozen=True)
@@ -57,26 +50,31 @@ class Check:
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
     flat = np.array([(one == one[0]).all(axis=0) for one in cohort.series])  # (subject, roi)
+    checks = {
+        "leave-one-site-out": _protocol(cohort),
+        "small site": _tiny(cohort),
+        "exclusion": _exclusions(cohort),
+        "empty scan": _empty(cohort, flat),
+        DUPLICATE: _duplicates(cohort),
+        "flat ROI": _flat(cohort, flat),
+        "short scan": _short(cohort),
+        "axes": _swapped(cohort),
+        "TR": _repetition_times(cohort),
+        "units": _units(cohort, flat),
+        "value": _implausible(cohort),
+        "missing": _missing(cohort),
+        "proxy": _proxies(cohort),
+        "ROI names": _unnamed(cohort),
+        "inputs": iter([Finding("note", f"Inputs of the methods: {', '.join(cohort.inputs) or 'none'}.")]),
+        "note": _notes(cohort),
+    }
     findings = [
-        *([] if new_site else _protocol(cohort)),
-        *([] if new_site else _tiny(cohort)),
-        *_exclusions(cohort),
-        *_empty(cohort, flat),
-        *_duplicates(cohort),
-        *_flat(cohort, flat),
-        *_short(cohort),
-        *_swapped(cohort),
-        *_repetition_times(cohort),
-        *_units(cohort, flat),
-        *_implausible(cohort),
-        *_missing(cohort),
-        *_proxies(cohort),
-        *_unnamed(cohort),
-        Finding("note", f"Inputs of the methods: {', '.join(cohort.inputs) or 'none'}."),
-        *_notes(cohort),
+        finding._replace(kind=finding.kind or kind)
+        for kind, sentences in checks.items()
+        if not (new_site and kind in TRAINING)
+        for finding in sentences
     ]
-    order: dict[Level, int] = {"unusable": 0, "finding": 1, "note": 2}
-    findings.sort(key=lambda finding: order[finding.level])
+    findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return Check(_site_table(cohort, flat), tuple(findings), _inclusion(cohort, findings))
 
 
@@ -117,7 +115,7 @@ def _empty(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
             f"{subject} ({cohort.sites[i]}) is an unusable subject: its scan is numerically empty (standard deviation "
             f"{spread[i]:.1g}, in the cohort {middle:.1g}); leave it out with `m2lgdg convert --drop-bad`."
         )
-        yield Finding("finding", text, (subject,))
+        yield Finding("finding", text, (subject,), anonymous=f"The scan of a subject ({cohort.sites[i]}) is numerically empty.")
 
 
 def _site_table(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> pd.DataFrame:
@@ -204,9 +202,9 @@ def _tiny(cohort: Cohort) -> Iterator[Finding]:
 
 
 def _exclusions(cohort: Cohort) -> Iterator[Finding]:
-    reasons = Counter(_general(one.reason) for one in cohort.excluded)
+    reasons = Counter(general_reason(one.reason) or BAD for one in cohort.excluded)
     for reason, count in reasons.most_common():
-        excluded = [one for one in cohort.excluded if _general(one.reason) == reason]
+        excluded = [one for one in cohort.excluded if (general_reason(one.reason) or BAD) == reason]
         sites = Counter(one.site or "no site" for one in excluded)
         by_site = ", ".join(f"{site} {sites[site]}" for site in sorted(sites, key=natural_key))
         level: Level = "note" if reason.startswith(EXPECTED) else "finding"
@@ -215,22 +213,26 @@ def _exclusions(cohort: Cohort) -> Iterator[Finding]:
         if reason == BAD:
             first = excluded[0].reason.rstrip(".")
             text = first if count == 1 else f"{BAD}, for example {first}; the inclusion list names all of them"
-        yield Finding(level, f"{counted(count, 'subject')}{name} excluded: {text.rstrip('.')} ({by_site}).")
-
-
-def _general(reason: str) -> str:
-    """The reason of an exclusion, with all reasons that name a file (they end with a full stop) taken as one."""
-    return BAD if reason.endswith(".") else reason
+        unnamed = "left out by an inclusion list" if reason.startswith("left out by ") else reason  # a list has a file name
+        anonymous = f"{counted(count, 'subject')} excluded: {unnamed} ({by_site})."
+        sentence = f"{counted(count, 'subject')}{name} excluded: {text.rstrip('.')} ({by_site})."
+        yield Finding(level, sentence, anonymous=anonymous)
 
 
 def _duplicates(cohort: Cohort) -> Iterator[Finding]:
     for pair in find_duplicates(cohort):
-        first, second = (f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in (pair.first, pair.second))
-        across = cohort.sites[pair.first] != cohort.sites[pair.second]
-        leak = "would be in both source and target" if across else "could be in both training and validation data"
-        conflict = "" if cohort.labels[pair.first] == cohort.labels[pair.second] else ", with different labels"
-        subjects = (str(cohort.subjects[pair.first]), str(cohort.subjects[pair.second]))
-        yield Finding("finding", f"{first} and {second} {_copy(pair)}{conflict}: the scan {leak}.", subjects)
+        first, second = (str(cohort.subjects[i]) for i in (pair.first, pair.second))
+        here, there = (str(cohort.sites[i]) for i in (pair.first, pair.second))
+        leak = "would be in both source and target" if here != there else "could be in both training and validation data"
+        conflict = {int(cohort.labels[pair.first]), int(cohort.labels[pair.second])} == {0, 1}
+        text = f"{_copy(pair)}{', with different labels' if conflict else ''}: the scan {leak}."
+        yield Finding(
+            "finding",
+            f"{first} ({here}) and {second} ({there}) {text}",
+            (first, second),
+            CONFLICT if conflict else DUPLICATE,
+            f"A subject ({here}) and another subject ({there}) {text}",
+        )
 
 
 def _copy(pair: Pair) -> str:
@@ -257,7 +259,8 @@ def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
     for i in np.flatnonzero(count > MANY_FLAT * len(cohort.rois)):
         subject = str(cohort.subjects[i])
         text = f"{subject} ({cohort.sites[i]}) has {counted(int(count[i]), 'flat ROI')} out of {len(cohort.rois)}."
-        yield Finding("finding", text, (subject,))
+        anonymous = f"A subject ({cohort.sites[i]}) has more than {100 * MANY_FLAT:.0f} % flat ROIs."
+        yield Finding("finding", text, (subject,), anonymous=anonymous)
 
 
 def _short(cohort: Cohort) -> Iterator[Finding]:
@@ -309,8 +312,13 @@ def _repetition_times(cohort: Cohort) -> Iterator[Finding]:
     if slow.any():
         i = int(slow.argmax())
         text = f"{counted(int(slow.sum()), 'subject')} {'has' if slow.sum() == 1 else 'have'} a TR above {SLOWEST:g} s"
-        example = f"{cohort.subjects[i]}: {cohort.tr[i]:g} s"
-        yield Finding("finding", f"{text} ({example}), which looks like milliseconds.", tuple(cohort.subjects[slow].tolist()))
+        value, unit = f"{cohort.tr[i]:g} s", "which looks like milliseconds."
+        yield Finding(
+            "finding",
+            f"{text} ({cohort.subjects[i]}: {value}), {unit}",
+            tuple(cohort.subjects[slow].tolist()),
+            anonymous=f"{text} (for example {value}), {unit}",
+        )
     for site in cohort.site_names:
         here = np.round(cohort.tr[(cohort.sites == site) & ~unknown], 3)
         values, counts = np.unique(here, return_counts=True)
@@ -327,8 +335,8 @@ def _implausible(cohort: Cohort) -> Iterator[Finding]:
         values = cohort.phenotypes[column].to_numpy()
         low, high = (0.0, OLDEST) if column == "age" else (-LARGEST_INPUT, LARGEST_INPUT)
         for i in np.flatnonzero((values < low) | (values > high)):
-            subject = str(cohort.subjects[i])
-            yield Finding("finding", f"Subject {subject}, column {column}: {values[i]:g} is not plausible.", (subject,))
+            subject, text = str(cohort.subjects[i]), f"column {column}: {values[i]:g} is not plausible."
+            yield Finding("finding", f"Subject {subject}, {text}", (subject,), anonymous=f"A subject, {text}")
 
 
 def _notes(cohort: Cohort) -> Iterator[Finding]:
@@ -337,7 +345,9 @@ def _notes(cohort: Cohort) -> Iterator[Finding]:
         if note.startswith(IMPLAUSIBLE):
             match = SUBJECT.search(note)
             text = note.removeprefix(IMPLAUSIBLE)
-            yield Finding("finding", f"{text[0].upper()}{text[1:]}.", (match[1],) if match else ())
+            subjects = (match[1],) if match else ()
+            anonymous = f"A subject, column {text[match.end() :]}." if match else "A value is not plausible."
+            yield Finding("finding", f"{text[0].upper()}{text[1:]}.", subjects, "value", anonymous)
         else:
             yield Finding("note", note)
 

@@ -1,6 +1,7 @@
 """Detection of duplicate scans: exact copies by hash, near copies by correlating first FC and then the series.
 
-Used by `check` and `leakage`. A scan at two sites leaks target data into source: site 4 of REST-meta-MDD duplicates site 14.
+Used by `check`, `leakage` and `m2lgdg convert --drop-duplicates`. A scan at two sites leaks target data into source: site 4
+of REST-meta-MDD duplicates site 14.
 
 Seen: copies that are cropped, shifted, rescaled, filtered again, reversed in time or resampled in time. FC does not change if
 time is reversed and hardly if it is resampled, so an atlas of 50 ROIs or more is enough for such copies. Of the 1,035 scans
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import SAME_SCAN, UNKNOWN, Cohort, Exclusion
 
 FC_ALIKE = 0.8  # FC of two people correlates less than this, FC of one scan cropped or filtered again more
 SERIES_ALIKE = 0.9
@@ -65,6 +66,47 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
             if copy is not None:
                 pairs.append(Pair(i, j, False, *copy))
     return sorted(pairs)
+
+
+def without_duplicates(cohort: Cohort) -> Cohort:
+    """Cohort in which no two subjects have the same scan; the others are listed as excluded, with the reason.
+
+    Of subjects with the same scan and the same label, the first by id is kept; of one with and one without a label, the first
+    that has one. If their labels differ, none is kept, because it is not known which label is that of the scan.
+    """
+    kept = cohort
+    while groups := _same_scan(kept):  # more than once only if there are more pairs than are compared in one round
+        dropped = [exclusion for group in groups for exclusion in _dropped(kept, group)]
+        rest = kept.select(~np.isin(kept.subjects, [one.subject for one in dropped]))
+        kept = rest._changed(excluded=(*kept.excluded, *dropped))
+    return kept
+
+
+def _same_scan(cohort: Cohort) -> list[list[int]]:
+    """Positions of subjects with the same scan, as groups: a copy of a copy is in the group of both."""
+    group_of: dict[int, list[int]] = {}
+    for pair in find_duplicates(cohort):
+        first, second = (group_of.setdefault(i, [i]) for i in (pair.first, pair.second))
+        if first is not second:
+            first += second
+            group_of.update(dict.fromkeys(second, first))
+    return [group for i, group in sorted(group_of.items()) if i == min(group)]
+
+
+def _dropped(cohort: Cohort, group: list[int]) -> list[Exclusion]:
+    """The subjects of a group that are not kept."""
+    by_id = sorted(group, key=lambda i: str(cohort.subjects[i]))
+    labels = {int(cohort.labels[i]) for i in group} - {UNKNOWN}
+    conflict = len(labels) > 1
+    first = None if conflict else next((i for i in by_id if cohort.labels[i] != UNKNOWN), by_id[0])
+    dropped = []
+    for i in by_id:
+        others = [str(cohort.subjects[j]) for j in by_id if j != i] if first is None else [str(cohort.subjects[first])]
+        kind, rest = ("duplicate with different labels", "") if conflict else ("duplicate", ", which is kept")
+        if i != first:
+            reason = f"{kind}{SAME_SCAN}{', '.join(others)}{rest})"
+            dropped.append(Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), reason))
+    return dropped
 
 
 def _copy(first: npt.NDArray[Any], second: npt.NDArray[Any], alike: float) -> tuple[float, How] | None:

@@ -35,6 +35,7 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
     names = cohort.subjects.tolist()
     pairs = [(names[pair.first], names[pair.second]) for pair in find_duplicates(cohort)]
     near = [(a, b) for a, b in pairs if series[a] != series[b]]
+    same = [(a, b) for a, b in pairs if series[a] == series[b]]
     criterion = f"FC correlates above {FC_ALIKE:g} and the aligned series at {SERIES_ALIKE:g} or more"
     inputs = ", ".join(cohort.inputs) or "none"
     checks: list[tuple[str, Callable[[Fold], str], str]] = [  # name, problem of a fold, detail if there is none
@@ -54,6 +55,10 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         ("source labels known", _unlabelled, "every source subject is labelled as patient or control"),
     ]
     results = [_result(name, [(fold.site, problem(fold)) for fold in folds], fine) for name, problem, fine in checks]
+    for result, copies, scans in ((results[2], same, "identical scans"), (results[3], near, "near-duplicate scans")):
+        remark = _one_side(cohort, folds, copies, scans)
+        if remark:
+            result |= {"remark": remark, "detail": f"{result['detail']} {remark}"}
     return [*results, _site_names(cohort)]
 
 
@@ -102,6 +107,19 @@ def _near(fold: Fold, pairs: list[tuple[str, str]]) -> str:
     source = dict(zip(fold.source.subjects.tolist(), fold.source.sites.tolist(), strict=True))
     copies = {one for pair in pairs for one, other in (pair, pair[::-1]) if one in source and other in target}
     return _scans(Counter(source[one] for one in sorted(copies)))
+
+
+def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]], scans: str) -> str:
+    """Sentence about copies that are always on the same side: no leak from target to source, but a scan that counts twice."""
+    site_of = dict(zip(cohort.subjects.tolist(), cohort.sites.tolist(), strict=True))
+    targets = {fold.site for fold in folds}
+    inside = [pair for pair in pairs if len(ends := {site_of[one] for one in pair}) == 1 or not ends & targets]
+    if not inside:
+        return ""
+    where = Counter(" and ".join(sorted({site_of[one] for one in pair})) for pair in inside)
+    listed = ", ".join(f"{count} at {sites}" for sites, count in sorted(where.items()))
+    verb = "is" if len(inside) == 1 else "are"
+    return f"But {counted(len(inside), 'pair')} of {scans} {verb} on the same side ({listed}; `m2lgdg check` lists them)."
 
 
 def _scans(sites: Counter[str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.findings import problems
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt, sigmoid, wilson
 from m2lgdg.storage import InputError
@@ -53,6 +54,8 @@ def calibrate(fitted: Method, cohort: Cohort) -> SiteCalibration:
     result = SiteCalibration(slope, offset, float(y.mean()), patients, controls, *rates)
     before, added = fitted.recalibration or (1.0, 0.0)
     facts: dict[str, Any] = result._asdict() | {"slope": slope * before, "offset": slope * added + offset}
+    if known.findings is not None:
+        facts["findings"] = [one.shared() for one in problems(known.findings, new_site=True)]
     fitted.facts_["local"] = facts | {"sensitivity": list(rates[0]), "specificity": list(rates[1])}
     fitted.new_site_ = None  # it is for sites without labels; its temperature is now part of the slope and offset
     return result

@@ -19,6 +19,7 @@ FORMAT = "m2lgdg-model-1"
 LARGEST, LARGEST_ABOUT = 2**31, 2**24  # most bytes read from a model's tensors, and from its method.json
 ABOUT, WEIGHTS = "method.json", "weights.safetensors"
 SOURCE_DISTRIBUTION, NEW_SITE_CALIBRATION = "source_distribution.safetensors", "new_site_calibration.json"
+FINDING = ("level", "kind", "text")  # of a finding about the training or calibration subjects
 FORMER = {SOURCE_DISTRIBUTION: "limits.safetensors", NEW_SITE_CALIBRATION: "promise.json"}  # file names until version 0.1
 
 
@@ -88,6 +89,9 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         _counts({"patients": site["patients"], "controls": site["controls"]})
         if len(site) > 2:
             raise ValueError("a source site has other keys than patients and controls")
+    for findings in (source.get("findings", []), facts.get("local", {}).get("findings", [])):
+        if not isinstance(findings, list) or not all(isinstance(one[key], str) for one in findings for key in FINDING):
+            raise ValueError("findings are not a list of texts")
     if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
         raise ValueError("the local calibration is not finite")
 

@@ -10,7 +10,7 @@ import copy
 import getpass
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.cohort import Finding, general_reason
 from m2lgdg.data.pseudonyms import Pseudonyms
 from m2lgdg.method import Method
 from m2lgdg.model.out_of_distribution import MEASURES
@@ -28,6 +29,7 @@ from m2lgdg.storage import InputError
 
 YEARS = 5  # width of an age band
 WITHHELD = "withheld"
+HIDDEN_FINDING = "A finding that may name a subject or a file is withheld."
 PATH = re.compile(r"(^|[\s=\"'(])(~?/|\.{1,2}/|[A-Za-z]:\\|\\\\)")  # start of a path, in a name
 CELL = ["method", "variant", "seed", "target"]
 
@@ -99,7 +101,16 @@ def shared_contents(contents: Contents) -> Contents:
         ],
         failures=[row | {"reason": _failure(row["reason"])} for row in contents.failures],
         cohort=cohort,
+        about_cohort=contents.about_cohort._replace(findings=_findings(contents.findings, filtered)),
     )
+
+
+def _findings(findings: Sequence[Finding] | None, filtered: Callable[[str], str]) -> tuple[Finding, ...] | None:
+    """Findings without ids, file names and paths; None, for a cohort that was not checked, stays None."""
+    if findings is None:
+        return None
+    texts = [_unless_withheld(filtered(one.shared()["text"]), HIDDEN_FINDING) for one in findings]
+    return tuple(Finding(one.level, text, kind=one.kind) for one, text in zip(findings, texts, strict=True))
 
 
 def shared_facts(known: Mapping[str, str], contents: Contents) -> dict[str, str]:
@@ -143,9 +154,10 @@ def shared_model(fitted: Method) -> Method:
         if filtered(str(value)) == WITHHELD:
             raise InputError(f"field {name} of the model may contain a path, user or host name, so it cannot be shared.")
     shared = copy.copy(fitted)
-    shared.facts_ = fitted.facts_ | {
-        "source": fitted.facts_["source"] | {"cohort": cohort_name(fitted.facts_["source"]["cohort"])}
-    }
+    source = fitted.facts_["source"]
+    shared.facts_ = fitted.facts_ | {"source": _stored_findings(source, filtered) | {"cohort": cohort_name(source["cohort"])}}
+    if "local" in shared.facts_:
+        shared.facts_["local"] = _stored_findings(fitted.facts_["local"], filtered)
     if "notes" in shared.facts_:
         shared.facts_["notes"] = [note for note in fitted.facts_["notes"] if filtered(note) != WITHHELD]
     shared.state_ = {
@@ -158,6 +170,14 @@ def shared_model(fitted: Method) -> Method:
         ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
         shared.source_distribution_ = replace(fitted.source_distribution_, ranges=ranges)
     return shared
+
+
+def _stored_findings(facts: dict[str, Any], filtered: Callable[[str], str]) -> dict[str, Any]:
+    """Facts of a model with the findings among them filtered."""
+    if "findings" not in facts:
+        return facts
+    texts = [one | {"text": _unless_withheld(filtered(one["text"]), HIDDEN_FINDING)} for one in facts["findings"]]
+    return facts | {"findings": texts}
 
 
 def _rows_of_subjects(fitted: Method) -> list[str]:
@@ -186,8 +206,9 @@ def _unless_withheld(text: str, replacement: str) -> str:
 
 
 def _exclusion(reason: str, filtered: Callable[[str], str]) -> str:
-    """Reason without names; one that ends with a full stop is about a single file and subject."""
-    return "unusable file" if reason.endswith(".") else _unless_withheld(filtered(reason), "other reason")
+    """Reason without names of subjects and files."""
+    general = general_reason(reason)
+    return _unless_withheld(filtered(general), "other reason") if general else "unusable file"
 
 
 def _failure(reason: str) -> str:

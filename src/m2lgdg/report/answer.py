@@ -6,17 +6,32 @@ Made from the contents of a study; `page` prints it, and `sections` shows the ch
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from m2lgdg.cohort import general_reason
+from m2lgdg.data.findings import anonymous_sentences, is_duplicate, problems, summary
 from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.operating import over_seeds
 from m2lgdg.report.tables import FEW, label
+from m2lgdg.study.checks import NOT_CHECKED
 from m2lgdg.study.stats import half_interval
+
+MOST_FINDINGS = 5  # of the box on the data that are not collapsed
+DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
+
+
+@dataclass(frozen=True)
+class Data:
+    """The box on the data: how many findings, the most important ones, and the others, which are collapsed."""
+
+    summary: str
+    shown: list[str]
+    folded: list[str]
 
 
 @dataclass(frozen=True)
@@ -29,10 +44,31 @@ class Answer:
     answer: str
     comparison: str
     warnings: list[str]
+    data: Data | None = None
 
 
 def answer(contents: Contents) -> Answer:
     """Summary of the headline method if the study has it, else of the method with the highest AUC."""
+    return replace(_answer(contents), data=data_box(contents))
+
+
+def data_box(contents: Contents) -> Data | None:
+    """What the check of the cohort reported; None if it reported nothing."""
+    if contents.findings is None:
+        return Data(NOT_CHECKED, [], [])
+    findings = problems(contents.findings)
+    if not findings:
+        return None
+    first = [one for one in findings if is_duplicate(one)]
+    listed = [
+        anonymous_sentences(one._replace(anonymous="").shared() for one in part) for part in (first, findings[len(first) :])
+    ]
+    cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) <= MOST_FINDINGS else len(listed[0][:MOST_FINDINGS])
+    sentences = [*listed[0], *listed[1]]
+    return Data(f"{summary(findings)}.{DROP if first else ''}", sentences[:cut], sentences[cut:])
+
+
+def _answer(contents: Contents) -> Answer:
     scores = contents.site_scores
     areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
@@ -93,9 +129,9 @@ def _cohort(contents: Contents) -> str:
         sentence += f" ({labels[1]} patients, {labels[0]} controls)"
     if not len(excluded):
         return f"{sentence}; no subject was excluded."
-    reasons = Counter(excluded["reason"]).most_common(5)
-    listed = "; ".join(f"{reason.rstrip('.')} ({count})" for reason, count in reasons)
-    more = "; other reasons in inclusion.csv" if len(set(excluded["reason"])) > 5 else ""
+    reasons = Counter(general_reason(reason) or reason for reason in excluded["reason"])
+    listed = "; ".join(f"{reason.rstrip('.')} ({count})" for reason, count in reasons.most_common(5))
+    more = "; other reasons in inclusion.csv" if len(reasons) > 5 else ""
     return f"{sentence}; {len(excluded)} excluded: {listed}{more}."
 
 

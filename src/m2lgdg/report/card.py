@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from m2lgdg.data.findings import anonymous_sentences
 from m2lgdg.deep import DeepMethod
 from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
@@ -73,7 +74,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
         decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
     weak = [] if fitted.new_site_ is None else weak_sites(fitted.new_site_)
-    failures = _failures(fitted) + (weak if results is None else _weak_targets(results))
+    failures = _failures(fitted) + weak + ([] if results is None else _weak_targets(results))
     return [
         Part("Model", _about(fitted), sentences=[(type(fitted).__doc__ or "").strip().splitlines()[0]]),
         Part("Intended use", sentences=INTENDED),
@@ -98,9 +99,12 @@ NO_STUDY = (
     "No study was given. A leave-one-site-out study (m2lgdg run) measures the performance at each left-out site; "
     "m2lgdg card MODEL --study DIR adds it."
 )
+NOT_CHECKED = "The model has no record of a check of its training data; m2lgdg check COHORT lists their problems."
+NO_FINDING = "m2lgdg check had no finding about the training data."
 OTHERWISE = "so the performance of this model may differ."
 AMPLITUDES = "those of the training data: the model uses the amplitude of each ROI, so do not z-score or rescale the ROIs"
 OTHER_COHORT = "The cohort of the study, or its inputs, differ from those of this model."
+ROIS_UNKNOWN = "Its ROIs are not known, so it may be on another atlas."
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
 
 
@@ -127,7 +131,9 @@ def _training(fitted: Method) -> Part:
     if "training_subjects" in fitted.facts_:
         counts = (fitted.facts_["training_subjects"], fitted.facts_["validation_subjects"])
         facts.append(("trained on", "{} subjects; early stopping and calibration on {} subjects".format(*counts)))
-    return Part("Training data", facts, [table])
+    stored = fitted.facts_["source"].get("findings")
+    findings = [NOT_CHECKED] if stored is None else anonymous_sentences(stored) or [NO_FINDING]
+    return Part("Training data", facts, [table], findings)
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
@@ -189,6 +195,7 @@ def _results(fitted: Method, contents: Contents) -> Part:
         raise InputError(
             f"the study has no method {fitted.name}; it has {', '.join(dict.fromkeys(label(*k) for k in contents.keys))}."
         )
+    _refuse_other_rois(fitted, contents)
     variant, same = _variant(fitted, contents, list(dict.fromkeys(predictions["variant"])))
     predictions = predictions[predictions["variant"] == variant]
     areas = {target: _area(part) for target, part in over_seeds(predictions).groupby("target", sort=False)}
@@ -203,10 +210,30 @@ def _results(fitted: Method, contents: Contents) -> Part:
     if not same:
         sentences.append(f"The study ran {label(fitted.name, variant)} with other field values, {OTHERWISE}")
     if contents.study.get("cohort_hash") != fitted.facts_["source"]["hash"]:
-        sentences.append(OTHER_COHORT)
+        sentences.append(OTHER_COHORT if contents.known_rois else f"{OTHER_COHORT} {ROIS_UNKNOWN}")
     if fitted.recalibration is not None:
         sentences.append(AS_IT_RAN)
     return Part(LEFT_OUT, mean, [table], sentences)
+
+
+def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
+    """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
+    if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
+        return
+    (atlas, rois), expected = contents.known_rois, tuple(fitted.facts_["rois"])
+    numbered = all(name.isdigit() for name in rois)
+    other_atlas = numbered and atlas and fitted.facts_["atlas"] and atlas != fitted.facts_["atlas"]
+    if rois == expected and not other_atlas:
+        return
+    names = [
+        f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (fitted.facts_["atlas"], expected))
+    ]
+    differing = next(((a, b) for a, b in zip(rois, expected, strict=False) if a != b), None)
+    detail = f": ROI {differing[0]} in place of {differing[1]}" if differing and len(rois) == len(expected) else ""
+    raise InputError(
+        f"--study {contents.folder}: the study has {names[0]}, the model {names[1]}{detail}; "
+        "give a study of the same method on the ROIs of the model."
+    )
 
 
 def _variant(fitted: Method, contents: Contents, variants: list[str]) -> tuple[str, bool]:
@@ -238,6 +265,8 @@ def _area(part: pd.DataFrame) -> str:
 def _failures(fitted: Method) -> list[str]:
     sites = fitted.facts_["source"]["sites"]
     sentences = list(fitted.facts_.get("notes", []))
+    local = fitted.facts_.get("local", {}).get("findings", [])
+    sentences += [f"Subjects of the local calibration: {sentence}" for sentence in anonymous_sentences(local)]
     one_class = [site for site, n in sites.items() if not n["patients"] or not n["controls"]]
     small = [site for site, n in sites.items() if sum(n.values()) < SMALL_SITE]
     if one_class:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, general_reason
 from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import METHODS, SIMPLE
@@ -164,14 +164,14 @@ def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
 def _outcome(checks: list[dict[str, Any]]) -> str:
     failed = [f"{check['check']}: {str(check['detail']).rstrip('.')}" for check in checks if not check["passed"]]
     names = "; ".join(check["check"] for check in checks)
-    return f"Checked: {names}; " + (f"NOT passed: {'; '.join(failed)}" if failed else "all passed")
+    remarks = "".join(f". {check['remark'].rstrip('.')}" for check in checks if check.get("remark"))
+    return f"Checked: {names}; " + (f"NOT passed: {'; '.join(failed)}" if failed else f"all passed{remarks}")
 
 
 def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
     included = table[table["status"] == "included"]
-    # A reason that ends with a full stop names a file or a subject, which must not appear on a shared page.
     given = table[table["status"] == "excluded"]["reason"]
-    reasons = Counter("unusable file" if reason.endswith(".") else reason for reason in given)
+    reasons = Counter(general_reason(reason) or "unusable file" for reason in given)  # a shared page names no subject
     return {
         "included": str(len(included)),
         "excluded": str(len(table) - len(included)),

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, Finding
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
+from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.runner import explanation_path
 from m2lgdg.study.stats import cell_scores, site_scores
@@ -42,6 +43,7 @@ class Contents:
     failures: list[dict[str, str]]
     records: list[dict[str, Any]]
     cohort: Cohort | None
+    about_cohort: CohortFacts = NOT_KNOWN
     centroids: pd.DataFrame | None = None  # of ROIs, for an atlas that is not included
     published: Published | None = None
 
@@ -54,6 +56,19 @@ class Contents:
     def site_scores(self) -> pd.DataFrame:
         """Mean and sd over seeds by method, variant, target and metric (`stats.site_scores`)."""
         return site_scores(self.cell_scores)
+
+    @property
+    def findings(self) -> tuple[Finding, ...] | None:
+        """Findings about the cohort; None if it was not checked."""
+        stored = self.about_cohort.findings
+        return stored if stored is not None or self.cohort is None else self.cohort.findings
+
+    @property
+    def known_rois(self) -> tuple[str, tuple[str, ...]] | None:
+        """Atlas and ROIs of the cohort; None for a folder of an earlier version whose cohort file is not there."""
+        if self.about_cohort.rois is not None:
+            return self.about_cohort.atlas or "", self.about_cohort.rois
+        return None if self.cohort is None else (self.cohort.atlas, self.cohort.rois)
 
     @property
     def keys(self) -> list[Key]:
@@ -153,6 +168,7 @@ def read_contents(folder: str | Path, centroids: str | Path | None = None, publi
         failures=_rows(folder / "failures.csv"),
         records=_records(folder, predictions),
         cohort=cohort,
+        about_cohort=read_cohort_facts(folder),
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.report.contents import RECORDS, read_contents
+from m2lgdg.report.contents import RECORDS, read_contents, read_json
 from m2lgdg.storage import InputError, write_text
+from m2lgdg.study.checks import COHORT
 from m2lgdg.study.runner import explanation_path
 
 FOLDERS = re.compile(r"(?<![\w.~])(?:[A-Za-z]:\\|~?/)(?:[^\s'\"<>|:;,/\\]+[/\\])+")  # of a path from a root or a home folder
@@ -40,6 +41,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         "study.json": _json(study),
         "environment.json": _json(contents.environment),
         "checks.json": _json(contents.checks),
+        COHORT: _json(read_json(folder / COHORT, {})),
         RECORDS: "".join(json.dumps(_without_folders(record), ensure_ascii=False) + "\n" for record in records),
         "inclusion.csv": _csv(contents.inclusion),
         "failures.csv": _csv(contents.failures),

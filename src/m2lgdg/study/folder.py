@@ -18,11 +18,13 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.findings import with_checks
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.method import make
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.cells import code_version, installed_version
+from m2lgdg.study.checks import COHORT, read_cohort_facts
 from m2lgdg.study.config import Study
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
@@ -48,7 +50,7 @@ def locked_folder(out: Path, study: Study, cohort: Cohort, cohort_path: Path, sh
         with one_at_a_time(out):
             _describe(out, about, study, cohort)
             if cohort_path != Path(study.cohort):  # a release folder is converted once, so that all workers can read it
-                cohort.save(cohort_path)
+                cohort.with_findings(read_cohort_facts(out).findings or ()).save(cohort_path)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -164,6 +166,9 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
     if not (out / "checks.json").is_file():
         checks = leakage_checks(cohort, study.targets)
         write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
+    if not (out / COHORT).is_file():
+        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": with_checks(cohort).findings}
+        write_text(out / COHORT, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     environment = _environment(study)
     if _stored_code(out / "environment.json") != environment["code"]:  # cells of other code are not in the predictions
         write_text(out / "environment.json", json.dumps(environment, indent=1) + "\n")
