@@ -20,9 +20,17 @@ from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from m2lgdg.metrics import auc, calibration, delong_test, logit
-from m2lgdg.report.operating import over_seeds
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, half_interval, holm, macro_scores, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import (
+    cell_scores,
+    half_interval,
+    holm,
+    macro_scores,
+    over_seeds,
+    paired_tests,
+    site_scores,
+    training_differences,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -611,7 +619,7 @@ def sweeps() -> list[str]:
         "values (default)",
         "lowest AUC",
         "highest AUC",
-        f"largest difference from the default, {number(default)}",
+        f"default ({number(default)}) minus value, largest difference",
     ]
     return table(header, rows)
 

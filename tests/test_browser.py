@@ -99,7 +99,7 @@ def column(page, table, i):
 
 def test_tables_sort_by_click_and_by_key(browser, explained):
     page, _, _ = opened(browser, explained)
-    table = "[data-section=overall] table"
+    table = "[data-section=overall] > .scroll table"
     heading = page.locator(f"{table} thead th", has_text="AUC").first
     i = page.locator(f"{table} thead th").all_inner_texts().index("AUC")
     before = column(page, table, i)

@@ -37,7 +37,8 @@ def test_quickstart(tmp_path):
     assert "52 subjects (24 patients, 28 controls) of 4 sites" in text
     assert "8 trainings, 0 failed" in text
     macro = text.split("Macro average")[1]
-    area = {row.split()[0]: float(re.findall(r"[\d.]+ ±", row)[3][:-2]) for row in macro.splitlines() if "logistic  " in row}
+    rows = [row for row in macro.splitlines() if re.match(r"[\w-]+logistic  ", row)]
+    area = {row.split()[0]: float(re.findall(r"[\d.]+ ±", row)[3][:-2]) for row in rows}
     assert area["fc-logistic"] > 80 > area["phenotype-logistic"]
     assert (tmp_path / "runs" / "quickstart" / "predictions.csv").is_file()
 

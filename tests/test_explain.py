@@ -368,7 +368,7 @@ def test_saved_tables_come_back_with_codes_and_centroids(tmp_path):
     row = found.rois.set_index("roi").loc["Precentral_R"]
     assert row[["code", "x", "y", "z"]].tolist() == ["2002", 41.5, -10.0, 53.6]
     found.save(tmp_path / "new" / "folder")
-    names = {"roi": found.rois, "edges": found.edges, "phenotypes": found.phenotypes, "gate": found.gate, "map": found.map}
+    names = {"roi": found.rois, "edges": found.edges}  # no phenotypes, gate and representation
     folder = tmp_path / "new" / "folder"
     assert {file.name for file in folder.iterdir()} == {"explanation.json", *(f"{name}.csv" for name in names)}
     for name, table in names.items():
@@ -509,7 +509,8 @@ def test_the_command_writes_tables_and_says_the_top(command, fold, fitted):
     assert (about["steps"], about["cohort"]) == (8, fold.target.hash)
     assert about["baseline"].startswith("zero: ")
     assert about["completeness"]["median_relative"] < 0.1
-    assert "west-0" not in "".join(Path(f"why/{name}.csv").read_text() for name in ("roi", "edges", "phenotypes", "gate"))
+    assert "west-0" not in "".join(Path(f"why/{name}.csv").read_text() for name in ("roi", "phenotypes", "gate"))
+    assert not Path("why/edges.csv").exists()
 
 
 def test_the_command_warns_of_attributions_that_are_not_complete(command, fitted):

@@ -239,7 +239,7 @@ def test_two_methods_are_compared_at_each_site_by_delong():
     one_class = [(1, 0.4, 0.6), (1, 0.7, 0.2)]
     sites = {"tiny": SMALL_SITE, "patients only": one_class, "large": large}
     table = comparison_table(two_methods(sites), ("a", ""), ("b", "phenotypes"))
-    assert table.header == ["Target", "n", "patients", "AUC, a", "AUC, b + phenotypes", "difference", "p"]
+    assert table.header == ["Target", "n", "patients", "AUC, a", "AUC, b + phenotypes", "a minus b + phenotypes", "p"]
     assert [row[0] for row in table.rows] == ["tiny", "large"]  # no AUC where there is one class
     for row in table.rows:
         labels, *scores = zip(*sites[row[0]], strict=True)
@@ -257,7 +257,7 @@ def test_two_methods_are_compared_at_each_site_by_delong():
             assert (low, high) == pytest.approx(ends, abs=1e-6)
     other = cells(comparison_table(two_methods(sites), ("b", "phenotypes"), ("a", "")))
     assert other["p"] == cells(table)["p"]
-    assert float(other["difference"]) == -float(cells(table)["difference"]) != 0
+    assert float(other["b + phenotypes minus a"]) == -float(cells(table)["a minus b + phenotypes"]) != 0
 
 
 def test_only_subjects_of_both_methods_are_compared():

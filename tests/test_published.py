@@ -12,7 +12,7 @@ from m2lgdg.registry import PAPER
 from m2lgdg.report.page import write_report
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import render, study_tables, variant_fields
-from m2lgdg.study.stats import cell_scores, paired_tests
+from m2lgdg.study.stats import paired_tests
 
 STUDIES = Path(__file__).parents[1] / "studies"
 
@@ -35,7 +35,7 @@ def published(tmp_path):
 
 
 def test_values_stand_where_they_belong(predictions, published):
-    tables = with_published(study_tables(cell_scores(predictions)), read_published(published, predictions))
+    tables = with_published(study_tables(predictions), read_published(published, predictions))
     cells = {}
     for table in tables:
         for row in table.rows:
@@ -50,7 +50,7 @@ def test_values_stand_where_they_belong(predictions, published):
     assert sheet[0] == "table,method,metric,mean,sd,published"
     assert "Target B,m2lgdg,ACC,75.00,,61.50" in sheet
     assert "Macro average over target sites,m2lgdg: C4,AUC,100.00,0.00,69.48" in sheet
-    assert render(study_tables(cell_scores(predictions)), "csv").splitlines()[0] == "table,method,metric,mean,sd"
+    assert render(study_tables(predictions), "csv").splitlines()[0] == "table,method,metric,mean,sd"
 
 
 def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch, capsys):

@@ -17,11 +17,11 @@ from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
-from m2lgdg.report.operating import comparison_table, over_seeds, predictive_table
+from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import changed_fields, render, study_tables, training_table, training_tables
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, site_scores
+from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
 
@@ -41,7 +41,7 @@ def predictions():
 
 
 def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
-    nyu, usm, macro = study_tables(cell_scores(predictions))
+    nyu, usm, macro = study_tables(predictions)
     assert [table.title for table in (nyu, usm, macro)] == ["Target NYU", "Target USM", "Macro average over target sites"]
     areas = {}
     for (target, seed), part in predictions[predictions.method == "noisy"].groupby(["target", "seed"]):
@@ -53,8 +53,8 @@ def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
     assert nyu.rows[0][column] == "100.00 ± 0.00"
     assert (nyu.ranks[0][column], nyu.ranks[1][column]) == (1, 2)
     sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
-    assert macro.rows[1][column] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
-    assert macro.rows[1][macro.header.index("AUC difference")] == f"{100 - np.mean(sites):+.2f}"
+    assert macro.rows[1][macro.header.index("AUC")] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
+    assert macro.rows[1][macro.header.index("AUC minus that of good")] == f"{np.mean(sites) - 100:+.2f}"
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def ablated(predictions):
 
 
 def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckiest(ablated):
-    macro = study_tables(cell_scores(ablated))[-1]
-    column = macro.header.index("AUC difference")
+    macro = study_tables(ablated)[-1]
+    column = macro.header.index("AUC minus that of noisy")
     areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
     assert [row[0] for row in macro.rows] == ["noisy", "noisy: less", "noisy: all"]
-    assert [row[column] for row in macro.rows] == ["", f"{100 * np.mean(areas[:4]) - 100:+.2f}", "+0.00"]
-    assert "noisy against each other method" in macro.note
-    assert "noisy: less against each other method" in study_tables(cell_scores(ablated), best="noisy: less")[-1].note
+    assert [row[column] for row in macro.rows] == ["", f"{100 - 100 * np.mean(areas[:4]):+.2f}", "+0.00"]
+    assert "each row minus noisy (negative: worse than noisy)" in macro.note
+    assert "AUC minus that of noisy: less" in study_tables(ablated, best="noisy: less")[-1].header
 
 
 def test_trainings_of_variants_are_told_with_an_interval(ablated):
@@ -80,11 +80,11 @@ def test_trainings_of_variants_are_told_with_an_interval(ablated):
     whole = ablated[ablated.variant == ""]
     areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
     spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
-    mean, half = np.mean(areas) - 100, 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
+    mean, half = 100 - np.mean(areas), 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
     assert table.title == "Variants of noisy, paired by site and seed"
     assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
     assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
-    assert mean < -1
+    assert mean > 1 and table.header[2] == "AUC minus that of noisy"
     (short,) = [training_table(cell_scores(ablated), "noisy", ["all"], "Sweeps")]
     assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, paired by site and seed", ["all"])
 
@@ -95,7 +95,7 @@ def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablat
 
 
 def test_formats(predictions):
-    tables = study_tables(cell_scores(predictions))
+    tables = study_tables(predictions)
     markdown = render(tables, "markdown")
     assert "| good | **" in markdown
     assert "\\textbf{" in render(tables, "latex")
@@ -109,10 +109,10 @@ def test_formats(predictions):
 def test_hostile_names_stay_text(predictions, tmp_path):
     hostile = predictions.assign(target=predictions.target.where(predictions.target != "NYU", HOSTILE))
     hostile["variant"] = hostile["variant"].where(hostile["variant"] == "", "</td><img src=x onerror=alert(1)>")
-    latex, markdown = (render(study_tables(cell_scores(hostile)), form) for form in ("latex", "markdown"))
+    latex, markdown = (render(study_tables(hostile), form) for form in ("latex", "markdown"))
     assert r"\textbackslash{}" in latex
     assert not re.search(r"(?<!\\)[&%#](?![^&]*\\\\)", latex.split(r"\toprule")[0].split("caption{")[1].replace(r"\&", ""))
-    assert "\\|" not in markdown.split("\n")[0]
+    assert "<" not in markdown and "\\|" in markdown.split("\n")[0]
     hostile.to_csv(tmp_path / "predictions.csv", index=False)
     page = write_report(tmp_path).read_text()
     assert page.count("<script") == 1
@@ -135,7 +135,7 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
 
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
     alone = predictions[(predictions.target == "NYU") & (predictions.label == 1)]
-    table = study_tables(cell_scores(pd.concat([alone, predictions[predictions.target == "USM"]])))[0]
+    table = study_tables(pd.concat([alone, predictions[predictions.target == "USM"]]))[0]
     assert table.rows[0][table.header.index("AUC")] == "-"
     assert table.rows[0][table.header.index("SEN")] == "100.00 ± 0.00"
     assert table.rows[0][table.header.index("SPE")] == "-"
@@ -223,11 +223,11 @@ def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
     """`noisy` is at NYU alone, and perfect there."""
     good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
     alone = good[good.target == "NYU"].assign(method="alone")
-    macro = study_tables(cell_scores(pd.concat([alone, noisy])))[-1]
-    assert macro.note.startswith("mean ± sd over 2 target sites; paired t-tests over sites, noisy against each other method")
+    macro = study_tables(pd.concat([alone, noisy]))[-1]
+    assert macro.note.startswith("mean ± sd in % over 2 target sites, 40 subjects; differences are each row minus noisy")
     assert "AUC over fewer than 2 sites: alone (1)" in macro.note
     patients = pd.concat([good[good.target == "NYU"], good[(good.target == "USM") & (good.label == 1)]])
-    assert "AUC over fewer than 2 sites: all methods (1)" in study_tables(cell_scores(patients))[-1].note
+    assert "AUC over fewer than 2 sites: all methods (1)" in study_tables(patients)[-1].note
 
 
 def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablated, tmp_path):
@@ -294,8 +294,8 @@ def test_a_subject_twice_or_with_two_labels_is_refused(predictions, tmp_path):
 
 def test_tables_and_figures_are_files_too(predictions, tmp_path):
     write_report(study_of(predictions, tmp_path / "study"))
-    table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv")
-    nyu, *_ = study_tables(cell_scores(predictions))
+    table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv", dtype=str)
+    nyu, *_ = study_tables(predictions)
     assert table.to_numpy().tolist() == nyu.rows
     assert "\\toprule" in (tmp_path / "study" / "tables" / "Target-NYU.tex").read_text()
     for name in ("forest", "roc", "calibration"):

@@ -10,7 +10,8 @@ import pytest
 from m2lgdg import InputError, make_cohort, run_study
 from m2lgdg.cli import main
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.sharing import share_study, without_folders
+from m2lgdg.report.paths import without_paths
+from m2lgdg.report.sharing import share_study
 from m2lgdg.study.checks import NOT_CHECKED
 
 LOST = '''
@@ -112,12 +113,12 @@ def test_nothing_is_written_over(ran, tmp_path):
         ("cannot read /home/me/lab/a.csv: no", "cannot read a.csv: no"),
         ("No such file: '/home/jane doe/secret/x.py'", "No such file: 'x.py'"),
         ("cannot read /home/jane doe/secret/x.py.", "cannot read x.py."),
-        ("no room in '/home/jane'", "no room in '~'"),
-        ("C:\\Users\\jane doe\\x.py or /Users/jane", "x.py or ~"),
-        ("'~/lab/a.mat' and (/srv/x/b.mat)", "'a.mat' and (b.mat)"),
+        ("no room in '/home/jane'", "no room in '[path]"),
+        ("C:\\Users\\jane doe\\x.py or /Users/jane", "[path]"),
+        ("'~/lab/a.mat' and (/srv/x/b.mat)", "'b.mat)"),
         (r"C:\Users\me\a.csv", "a.csv"),
-        ("1/2 of and/or 0.1/0.2, /root is no file", "1/2 of and/or 0.1/0.2, /root is no file"),
+        ("1/2 of and/or 0.1/0.2, /root is no file", "1/2 of and/or 0.1/0.2, [path]"),
     ],
 )
 def test_folders_are_taken_out_of_sentences(text, left):
-    assert without_folders(text) == left
+    assert without_paths(text) == left

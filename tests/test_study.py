@@ -504,7 +504,7 @@ def test_a_study_explains_what_it_is_asked_to(folder):
             wanted = explain(make("fc-logistic").fit(fold.source), fold.target)
             found = Explanation.load(folder / "out" / "explanations" / cell["key"])
             pd.testing.assert_frame_equal(found.rois, wanted.rois)
-            assert found.about == json.loads(json.dumps(wanted.about)) | {"completeness": None}
+            assert found.about == json.loads(json.dumps(wanted.about)) | {"completeness": None, "tables": ["roi", "edges"]}
     assert not (folder / "plain" / "explanations").exists()
 
 

@@ -117,7 +117,7 @@ def test_one_small_group_takes_the_next_smallest_with_it():
     labels = np.arange(60) % 2
     sex = [1.0] * 31 + [2.0] * 22 + [np.nan] * 7
     cohort = cohort_of(["A"] * 30 + ["B"] * 30, labels, sex=sex)
-    shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc"))
+    shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc", hide_small=True))
     assert shown["sex: unknown"] == {"subjects": SMALL, "patients": SMALL} | dict.fromkeys(
         ("AUC", "AUC sites", "SEN", "SPE", "ACC"), "-"
     )
@@ -128,10 +128,10 @@ def test_one_small_group_takes_the_next_smallest_with_it():
 
 def test_a_handful_of_subjects_has_no_table_and_no_group():
     cohort = cohort_of(["A"] * 9, [0, 1] * 4 + [1], sex=[1.0] * 5 + [2.0] * 4)
-    table = subgroup_table(predicted(cohort, [0.5] * 9), cohort, "fc")
+    table = subgroup_table(predicted(cohort, [0.5] * 9), cohort, "fc", hide_small=True)
     assert table.rows == [["all", SMALL, SMALL, "-", "-", "-", "-", "-"]]
     cohort = cohort_of(["A"] * 11, [0, 1] * 5 + [1], sex=[1.0] * 10 + [2.0])
-    table = subgroup_table(predicted(cohort, [0.5] * 11), cohort, "fc")
+    table = subgroup_table(predicted(cohort, [0.5] * 11), cohort, "fc", hide_small=True)
     assert table.rows[1:] == [["sex: all groups", WITHHELD, WITHHELD, "-", "-", "-", "-", "-"]]
 
 
@@ -177,3 +177,14 @@ def test_no_more_is_withheld_than_needed():
     assert suppressed([9, 9, 40]) == [SMALL, SMALL, WITHHELD]  # 18 in two groups below 10 are 9 and 9
     assert suppressed([1, 1, 40]) == [SMALL, SMALL, WITHHELD]
     assert suppressed([1, 10]) == [WITHHELD, WITHHELD]
+
+
+def test_a_labs_own_table_shows_small_groups_with_their_size():
+    labels = np.arange(60) % 2
+    cohort = cohort_of(["A"] * 30 + ["B"] * 30, labels, sex=[1.0] * 31 + [2.0] * 22 + [np.nan] * 7)
+    shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc"))
+    assert [shown[f"sex: {name}"]["subjects"] for name in ("male", "female", "unknown")] == ["31", "22", "7"]
+    assert shown["sex: unknown"]["SEN"] == shown["sex: unknown"]["SPE"] == "100.0"
+    few = cohort_of(["A"] * 9, [0, 1] * 4 + [1], sex=[1.0] * 5 + [2.0] * 4)
+    table = subgroup_table(predicted(few, [0.5] * 9), few, "fc")
+    assert [row[:2] for row in table.rows] == [["all", "9"], ["sex: female", "4"], ["sex: male", "5"]]

@@ -35,11 +35,12 @@ def write_check(result: Check, folder: Path) -> None:
     """Write the tables of included and excluded subjects, of sites and of findings."""
     import pandas as pd
 
+    from m2lgdg.data.spreadsheets import csv_text
     from m2lgdg.storage import write_texts
 
     findings = pd.DataFrame([(finding.level, finding.text) for finding in result.findings], columns=["level", "text"])
     tables = {"inclusion": result.inclusion, "sites": result.sites, "findings": findings}
-    write_texts(folder, {f"{name}.csv": table.to_csv(index=False, lineterminator="\n") for name, table in tables.items()})
+    write_texts(folder, {f"{name}.csv": csv_text(table) for name, table in tables.items()})
 
 
 @terminal.app.command()

@@ -39,7 +39,6 @@ def demo(
     from m2lgdg.storage import write_text
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study
-    from m2lgdg.study.stats import cell_scores
 
     cohort = make_cohort(preset, seed=seed)
     result = check_cohort(cohort)
@@ -54,7 +53,7 @@ def demo(
     study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
-    typer.echo(render(study_tables(cell_scores(read_predictions(to / "results")))[-1:], "text"), nl=False)
+    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"), nl=False)
     print_changes(to / "results")
     page = write_report(to / "results")
     terminal.out.print(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from m2lgdg.commands import options, terminal
+from m2lgdg.commands.fit import of_sites
 
 
 @terminal.app.command()
@@ -15,6 +16,7 @@ def explain(
     model: options.Model,
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.", show_default=False)],
+    site: options.Site = None,
     steps: Annotated[int, typer.Option(help="Steps of integrated gradients.")] = 64,
     device: options.Device = "cpu",
     rois: options.Rois = None,
@@ -27,6 +29,7 @@ def explain(
     from m2lgdg.data.readers import read
     from m2lgdg.explain.attribution import LOOSE_COMPLETENESS
     from m2lgdg.explain.attribution import explain as explain_model
+    from m2lgdg.explain.explanation import TITLES, roi_label
     from m2lgdg.method import Method
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
@@ -38,6 +41,7 @@ def explain(
         raise InputError(f"{to} is not a folder; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
+    cohort = cohort.select(of_sites(cohort, site)) if site else cohort
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
         explanation = explain_model(fitted, cohort, steps=steps, device=device, progress=progress)
@@ -48,7 +52,11 @@ def explain(
         if table["score"].any():
             terminal.out.print(f"[bold]{title}[/]")
             for _, row in table.head(10).iterrows():
-                terminal.out.print(f"  {row['score']:10.4g}  {escape(str(row[column]))}", highlight=False, soft_wrap=True)
+                terminal.out.print(
+                    f"  {row['score']:10.4g}  {escape(roi_label(str(row[column])) if column == 'roi' else str(row[column]))}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     error = explanation.error()
     if error is not None:
         relative = error.get("median_relative", 0.0)
@@ -64,7 +72,9 @@ def explain(
         terminal.out.print(
             f"A linear probe predicts the site from the representation with accuracy {accuracy} (chance {chance})."
         )
-    written = "tables of ROIs, edges, phenotypes and gate weights, a map of subjects, and explanation.json"
-    terminal.out.print(f"Wrote {escape(str(to))}: {written}.", soft_wrap=True)
+    for sentence in [*explanation.lacking(), *explanation.about_rois()]:
+        terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    written = "".join(f"{name}.csv ({TITLES[name]}), " for name in explanation.parts)
+    terminal.out.print(f"Wrote {escape(str(to))}: {written[:-2]} and explanation.json.", soft_wrap=True)
     following = "set `explain = true` in a study file to explain every fold; the report of the study shows the mean."
     terminal.out.print(f"Next: {following}", soft_wrap=True)

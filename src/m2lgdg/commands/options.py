@@ -15,6 +15,7 @@ Cohort = Annotated[
     Path, typer.Argument(metavar="COHORT", help="Cohort file, or a folder that `m2lgdg check` can read.", show_default=False)
 ]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder written by `m2lgdg fit`.", show_default=False)]
+Site = Annotated[list[str] | None, typer.Option("--site", help="Site of the cohort to use (default: all); may be repeated.")]
 Beside = Annotated[
     Path | None, typer.Option(help="Table of published values (columns method, target, metric, value) to show in brackets.")
 ]

@@ -50,6 +50,7 @@ def predict(
 
     from m2lgdg.data.findings import duplicate_flags, with_checks
     from m2lgdg.data.readers import read
+    from m2lgdg.data.spreadsheets import csv_text
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
     from m2lgdg.storage import write_text
@@ -76,7 +77,7 @@ def predict(
         from m2lgdg.data.pseudonyms import Pseudonyms
 
         table = Pseudonyms().sorted_table(table, [])
-    write_text(to, table.to_csv(index=False, lineterminator="\n"))
+    write_text(to, csv_text(table))
     patients = int((table["decision"].astype(str) == "1").sum())
     rule = "decided as patients" if abstain else f"at or above the threshold of {fitted.threshold:.3g}"
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {rule}.", soft_wrap=True)

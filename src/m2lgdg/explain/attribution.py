@@ -18,8 +18,16 @@ from torch import Tensor, nn
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.devices import choose_device
-from m2lgdg.explain.explanation import Explanation, completeness_table, edge_table, gate_table, phenotype_table, roi_table
-from m2lgdg.explain.representation import MAP_COLUMNS, read_representation
+from m2lgdg.explain.explanation import (
+    MAP_COLUMNS,
+    Explanation,
+    completeness_table,
+    edge_table,
+    gate_table,
+    phenotype_table,
+    roi_table,
+)
+from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear
 from m2lgdg.preprocess import PhenotypeScaler
@@ -108,7 +116,7 @@ def _explanation(
         gate=gate_table(attributions.gate, cohort),
         completeness=completeness_table(attributions.change, cohort),
         map=points,
-        about=about,
+        about=about | {"atlas": cohort.atlas},
     )
 
 

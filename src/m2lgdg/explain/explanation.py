@@ -18,13 +18,19 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.atlases import regions
+from m2lgdg.data.spreadsheets import csv_text, unquoted_table
 from m2lgdg.storage import InputError, one_line, write_texts
 
 Floats = npt.NDArray[np.float64]
 ROI_COLUMNS = ("rank", "roi", "code", "x", "y", "z", "score", "sd")
 EDGE_COLUMNS = ("roi", "other roi", "score", "direction")
 PHENOTYPE_COLUMNS = ("phenotype", "score", "sd", "direction")
+GATE_COLUMNS = ("site", "label", "subjects")
+MAP_COLUMNS = ("site", "label", "part", "x", "y")
 TABLES = {"roi": "rois", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate", "map": "map"}  # file -> table
+COLUMNS = {"roi": ROI_COLUMNS, "edges": EDGE_COLUMNS, "phenotypes": PHENOTYPE_COLUMNS, "gate": GATE_COLUMNS, "map": MAP_COLUMNS}
+TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate weights", "map": "a map of subjects"}
+TEXTS = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
 COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 
@@ -48,11 +54,58 @@ class Explanation:
     about: dict[str, Any]
 
     def save(self, folder: str | Path) -> Path:
-        """Write roi.csv, edges.csv, phenotypes.csv, gate.csv, map.csv and explanation.json; without subject ids."""
-        texts = {f"{name}.csv": getattr(self, table).to_csv(index=False, lineterminator="\n") for name, table in TABLES.items()}
-        about = self.about | {"completeness": self.error()}
+        """Write explanation.json and, of roi.csv, edges.csv, phenotypes.csv, gate.csv and map.csv, those in `parts`.
+
+        No file has subject ids. A table that an earlier explanation wrote into the folder and this one lacks is removed.
+        """
+        texts = {f"{name}.csv": csv_text(getattr(self, TABLES[name])) for name in self.parts}
+        about = self.about | {"completeness": self.error(), "tables": self.parts}
         texts["explanation.json"] = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_texts(folder, texts)
+        write_texts(folder, texts)
+        for name in TABLES.keys() - set(self.parts):
+            (Path(folder) / f"{name}.csv").unlink(missing_ok=True)
+        return Path(folder)
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the tables that this explanation has, in the order of `TABLES`; one with scores of zero only is none."""
+        tables = {name: getattr(self, table) for name, table in TABLES.items()}
+        return [name for name, table in tables.items() if len(table) and ("score" not in table or table["score"].any())]
+
+    def lacking(self) -> list[str]:
+        """Sentences on the parts that this explanation does not have, and why."""
+        parts, linear = self.parts, self.about.get("steps") is None
+        sentences = []
+        if "roi" not in parts:
+            sentences.append("There are no scores of ROIs and edges: the model does not use the scan.")
+        elif "edges" not in parts:
+            sentences.append("There are no scores of edges: the model does not have connectivity as its input.")
+        if "phenotypes" not in parts:
+            sentences.append("There are no scores of phenotypes: the model does not use them.")
+        if linear:
+            sentences.append("A linear method has no gate weights and no map of a representation.")
+        elif "gate" not in parts:
+            sentences.append("There are no gate weights: the network has no gate.")
+        if not linear and "map" not in parts and "explanations" not in self.about:  # a mean over cells has no map
+            sentences.append("There is no map: the network does not give its representation.")
+        return sentences
+
+    def about_rois(self) -> list[str]:
+        """Sentences on ROIs without names or without places in the brain."""
+        if "roi" not in self.parts:
+            return []
+        atlas = f"atlas {self.about['atlas']}" if self.about.get("atlas") else "this atlas"
+        sentences = []
+        numbered = [str(name) for name in self.rois["roi"] if str(name).isdigit()]
+        if numbered:
+            example = f"{roi_label(numbered[0])}, for example, is the one that the cohort calls {numbered[0]}"
+            sentences.append(f"The cohort has no names for the ROIs of {atlas}: {example}.")
+        if "x" not in self.rois or self.rois[["x", "y", "z"]].isna().any(axis=None):
+            sentences.append(
+                f"No brain can be drawn, because there are no MNI coordinates for all ROIs of {atlas}: give them with --rois "
+                "FILE, a table with the columns name, x, y and z, or the atlas image."
+            )
+        return sentences
 
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
@@ -60,8 +113,12 @@ class Explanation:
         folder = Path(folder)
         try:
             about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
-            tables = {table: _read_table(folder / f"{name}.csv") for name, table in TABLES.items()}
-        except (OSError, ValueError) as error:
+            saved = about.get("tables", list(TABLES)) if isinstance(about, dict) else []  # earlier versions wrote all
+            tables = {
+                table: _read_table(folder / f"{name}.csv") if name in saved else _empty_table(COLUMNS[name])
+                for name, table in TABLES.items()
+            }
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder} has no readable explanation ({one_line(error)}).") from None
         scored = [table for table in ("rois", "edges", "phenotypes") if table in tables and len(tables[table])]
         if not isinstance(about, dict) or any("score" not in tables[table] for table in scored):
@@ -182,17 +239,25 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     )
 
 
+def roi_label(name: str) -> str:
+    """A ROI in tables and figures; one that has only a number is called a ROI."""
+    return f"ROI {name}" if name.isdigit() else name
+
+
 def _read_table(path: Path) -> pd.DataFrame:
-    """A saved table, with numeric columns even if it is empty."""
-    names = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)
-    table = pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
-    return table if len(table) else table.astype({column: float for column in table if column not in names})
+    table = unquoted_table(pd.read_csv(path, dtype=TEXTS, keep_default_na=False, na_values=[""]))
+    return table if len(table) else _empty_table(table.columns)
+
+
+def _empty_table(columns: Iterable[str]) -> pd.DataFrame:
+    """A table without rows whose columns have the types of a filled one."""
+    return pd.DataFrame({column: pd.Series(dtype=TEXTS.get(column, float)) for column in columns})
 
 
 def _agreement(tables: list[pd.DataFrame]) -> float | None:
     """Mean pairwise rank correlation of ROI scores; None for a single explanation or constant scores."""
     ranks = np.array([table.set_index("roi")["score"].rank().reindex(tables[0]["roi"]).to_numpy() for table in tables])
-    if len(tables) < 2 or not (np.ptp(ranks, axis=1) > 0).all():
+    if len(tables) < 2 or not ranks.size or not (np.ptp(ranks, axis=1) > 0).all():
         return None
     rows, columns = np.triu_indices(len(tables), 1)
     return float(np.corrcoef(ranks)[rows, columns].mean())
@@ -214,7 +279,10 @@ def _joined_about(given: list[Explanation]) -> dict[str, Any]:
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:
     """Mean of every numeric column by the keys, in the first table's order, with the interval of the score."""
-    keys = [key for key in keys if key in tables[0]]
+    full = next((table for table in tables if len(table)), tables[0])
+    numbers = full.select_dtypes("number").columns
+    tables = [table if len(table) else full.assign(**dict.fromkeys(numbers, 0.0)) for table in tables]  # saved only if not zero
+    keys = [key for key in keys if key in full]
     if len({tuple(sorted(map(tuple, table.reindex(columns=keys).astype(str).to_numpy()))) for table in tables}) > 1:
         raise InputError(f"explanations with different {what} cannot be averaged.")
     groups = pd.concat(tables).groupby(keys, sort=False, dropna=False)

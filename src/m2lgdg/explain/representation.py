@@ -13,10 +13,10 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import DeepMethod
+from m2lgdg.explain.explanation import MAP_COLUMNS
 
 Floats = npt.NDArray[np.float64]
 FOLDS = 5  # of the probe; sites with fewer subjects are left out of it
-MAP_COLUMNS = ("site", "label", "part", "x", "y")
 
 
 def read_representation(fitted: DeepMethod, target: Cohort, source: Cohort | None) -> tuple[pd.DataFrame, dict[str, Any]]:

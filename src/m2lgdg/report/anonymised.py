@@ -25,12 +25,13 @@ from m2lgdg.method import Method
 from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.report.card import LICENCES
 from m2lgdg.report.contents import Contents
+from m2lgdg.report.paths import has_path, without_paths
+from m2lgdg.report.sharing import refuse_paths, structural_names
 from m2lgdg.storage import InputError
 
 YEARS = 5  # width of an age band
 WITHHELD = "withheld"
 HIDDEN_FINDING = "A finding that may name a subject or a file is withheld."
-PATH = re.compile(r"(^|[\s=\"'(])(~?/|\.{1,2}/|[A-Za-z]:\\|\\\\)")  # start of a path, in a name
 CELL = ["method", "variant", "seed", "target"]
 
 
@@ -49,7 +50,7 @@ def identifying_words_withheld(ids: Iterable[str] = ()) -> Callable[[str], str]:
     whole_word = re.compile(r"(?<![^\W_])(?:" + "|".join(map(re.escape, sorted(short))) + r")(?![^\W_])", re.IGNORECASE)
 
     def filtered(text: str) -> str:
-        hidden = "/" in text or "\\" in text or (short and whole_word.search(text)) or any(name in text for name in long)
+        hidden = has_path(text) or (short and whole_word.search(text)) or any(name in text for name in long)
         return WITHHELD if hidden else text
 
     return filtered
@@ -71,9 +72,7 @@ def cohort_name(name: str) -> str:
 def shared_contents(contents: Contents) -> Contents:
     """De-identified contents of a study; methods, variants, sites, phenotypes and ROIs keep their names."""
     names = Pseudonyms()
-    for name in {*contents.predictions["method"], *contents.predictions["variant"], *contents.predictions["target"]}:
-        if PATH.search(name):
-            raise InputError(f"the method, variant or site name {name!r} contains a path and cannot be shared.")
+    refuse_paths(structural_names(contents))
     ids = {*contents.predictions["subject"], *(row["subject"] for row in contents.inclusion)}
     filtered = identifying_words_withheld(ids)
     study = contents.study | {
@@ -99,6 +98,7 @@ def shared_contents(contents: Contents) -> Contents:
             row | {"subject": names(row["subject"]), "reason": _exclusion(row["reason"], filtered)}
             for row in contents.inclusion
         ],
+        checks=[row | {"detail": without_paths(str(row.get("detail", "")))} for row in contents.checks],
         failures=[row | {"reason": _failure(row["reason"])} for row in contents.failures],
         cohort=cohort,
         about_cohort=contents.about_cohort._replace(findings=_findings(contents.findings, filtered)),
@@ -130,7 +130,8 @@ def shared_facts(known: Mapping[str, str], contents: Contents) -> dict[str, str]
         replaced["characteristics"] = "; ".join(
             _banded(part, contents.cohort.phenotypes) for part in facts["characteristics"].split("; ")
         )
-    return facts | {key: value for key, value in replaced.items() if key in facts}
+    facts |= {key: value for key, value in replaced.items() if key in facts}
+    return {key: without_paths(value) for key, value in facts.items()}
 
 
 def _banded(part: str, table: pd.DataFrame) -> str:

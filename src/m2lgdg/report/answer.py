@@ -16,10 +16,9 @@ from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
-from m2lgdg.report.operating import over_seeds
-from m2lgdg.report.tables import FEW, label
+from m2lgdg.report.tables import FEW, chosen_among, constant_keys, label
 from m2lgdg.study.checks import NOT_CHECKED
-from m2lgdg.study.stats import half_interval
+from m2lgdg.study.stats import half_interval, over_seeds
 
 MOST_FINDINGS = 5  # of the box on the data that are not collapsed
 DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
@@ -78,19 +77,25 @@ def _answer(contents: Contents) -> Answer:
     if not keys:
         undefined = "No target site has both patients and controls, so no AUC is defined."
         return Answer(contents.keys[0], None, _cohort(contents), undefined, "", warnings)
-    main = next((key for key in keys if not key[1] and key[0] in METHODS.with_role("headline")), keys[0])
+    constant = constant_keys(contents.predictions)
+    learned = [key for key in keys if key not in constant] or keys
+    headline = next((key for key in keys if not key[1] and key[0] in METHODS.with_role("headline")), None)
+    main = headline or learned[0]
     simple = METHODS.with_role(*SIMPLE)
-    peers = [key for key in keys if key != main and key[0] in simple]
+    peers = [key for key in learned if key != main and key[0] in simple]
     peer = peers[0] if peers else None
     comparison = ""
     if peer is not None:
         role = "Next best simple peer" if main[0] in simple else "Best simple peer"
-        comparison = f"{role}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
+        several = f" (of {len(peers)} at these sites)" if len(peers) > 1 else ""
+        comparison = f"{role}{several}: {label(*peer)} {_mean_area(contents.predictions, areas, peer)}."
         if main[0] not in simple and order[peer] >= order[main]:
             warnings.insert(0, f"A simple model performs as well or better: {label(*peer)} compared with {label(*main)}.")
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
     sentence = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. Chance is 50."
+    if headline is None and len(learned) > 1:
+        sentence += f" {chosen_among(label(*main), len(learned))}."
     if 1 < sites < FEW:
         sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
     return Answer(main, peer, _cohort(contents), sentence, comparison, warnings)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, image, mark, plain, short
 
 TOP, HALF = 20, 10
@@ -27,10 +28,10 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
         for i, row in enumerate(top.to_dict("records")):
             (bar,) = axis.barh([i], [row["score"]], color=RED if i < HALF else GREY, height=0.75)
             interval = f", {row['low']:.3g} to {row['high']:.3g} over folds and seeds" if "low" in row else ""
-            sheet.tip(bar, f"{i + 1}. {row['roi']}: {row['score']:.3g}{interval}")
+            sheet.tip(bar, f"{i + 1}. {roi_label(str(row['roi']))}: {row['score']:.3g}{interval}")
             if "low" in row:
                 axis.plot([row["low"], row["high"]], [i, i], color=FAINT if i < HALF else "#55585c", lw=1)
-        axis.set_yticks(range(len(top)), [short(str(name)) for name in top["roi"]])
+        axis.set_yticks(range(len(top)), [short(roi_label(str(name))) for name in top["roi"]])
         axis.set_ylim(len(top) - 0.5, -0.5)
         axis.set_xlabel("score")
 
@@ -83,7 +84,7 @@ def three_dimensional(rois: pd.DataFrame, to: Path) -> Path | None:
     from nilearn.plotting import view_markers
 
     colours = [RED if i < HALF else GREY for i in range(len(top))]
-    names = [f"{i + 1}. {name}" for i, name in enumerate(top["roi"])]
+    names = [f"{i + 1}. {roi_label(str(name))}" for i, name in enumerate(top["roi"])]
     view: Any = view_markers(top[["x", "y", "z"]].to_numpy(), colours, marker_size=8, marker_labels=names)
     to.parent.mkdir(parents=True, exist_ok=True)
     view.save_as_html(str(to))

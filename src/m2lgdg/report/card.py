@@ -6,7 +6,6 @@ Made from a model folder, and from a study folder of the same method if one is g
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -22,6 +21,7 @@ from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.model.folder import FORMER, NEW_SITE_CALIBRATION, WEIGHTS
 from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.report.contents import Contents, read_contents, read_json
+from m2lgdg.report.escaping import markdown
 from m2lgdg.report.new_site import (
     NOT_CALIBRATED,
     READING,
@@ -31,10 +31,10 @@ from m2lgdg.report.new_site import (
     new_site_tables,
     weak_sites,
 )
-from m2lgdg.report.operating import operating_table, over_seeds
+from m2lgdg.report.operating import operating_table
 from m2lgdg.report.tables import Table, changed_fields, label
 from m2lgdg.storage import InputError, write_texts
-from m2lgdg.study.stats import cell_scores, macro_scores, site_scores
+from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_scores
 
 HASHED = (WEIGHTS, NEW_SITE_CALIBRATION, FORMER[NEW_SITE_CALIBRATION])  # files whose hashes the card lists
 WARNING = "Research use only. Not a diagnostic device: do not base a decision about a person on it."
@@ -319,19 +319,13 @@ def _page(title: str, parts: list[Part]) -> str:
 
 
 def _markdown(title: str, parts: list[Part]) -> str:
-    lines = [f"# {_text(title)}", "", f"**{WARNING}**"]
+    lines = [f"# {markdown(title)}", "", f"**{WARNING}**"]
     for part in parts:
         lines += ["", f"## {part.title}", ""]
-        lines += [f"- {_text(key)}: {_text(value)}" for key, value in part.facts]
+        lines += [f"- {markdown(key)}: {markdown(value)}" for key, value in part.facts]
         for table in part.tables:
             rows = [table.header, ["---"] + ["---:"] * (len(table.header) - 1), *table.rows]
-            lines += ["", *(f"| {' | '.join(map(_text, row))} |" for row in rows), "", f"{_text(table.note)}."]
+            lines += ["", *(f"| {' | '.join(map(markdown, row))} |" for row in rows), "", f"{markdown(table.note)}."]
         lines += [""] if part.tables and part.sentences else []
-        lines += [f"- {_text(sentence)}" for sentence in part.sentences]
+        lines += [f"- {markdown(sentence)}" for sentence in part.sentences]
     return "\n".join(lines) + "\n"
-
-
-def _text(words: str) -> str:
-    """Text on one line, with Markdown markup escaped."""
-    safe = html.escape(" ".join(words.split()), quote=False)
-    return "".join(f"\\{letter}" if letter in "\\`*[]|" else letter for letter in safe)

@@ -20,6 +20,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort, general_reason
 from m2lgdg.data.readers.tables import MOTION
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.subgroups import EYES
@@ -95,7 +96,7 @@ def known_facts(folder: Path, scores: pd.DataFrame | None = None) -> dict[str, s
     study, environment, checks = (_json(folder / f"{name}.json") for name in ("study", "environment", "checks"))
     facts = _study_facts(study or {}) | _environment_facts(environment or {}) | _check_facts(checks or [])
     if (folder / "inclusion.csv").is_file():
-        facts |= _inclusion_facts(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False))
+        facts |= _inclusion_facts(unquoted_table(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False)))
     if (folder / "predictions.csv").is_file():
         predictions = read_predictions(folder)
         facts |= _prediction_facts(predictions, cell_scores(predictions) if scores is None else scores)

@@ -17,7 +17,9 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort, Finding
 from m2lgdg.data.atlases import read_centroids
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation
+from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
@@ -96,6 +98,8 @@ class Contents:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
                 explanation = Explanation.load(path)
+                if "atlas" in explanation.about:  # an atlas may be called by the path of its image
+                    explanation.about["atlas"] = without_paths(str(explanation.about["atlas"]))
                 if self.centroids is not None:
                     explanation = explanation.with_centroids(self.centroids)
                 explained.setdefault(record["method"], []).append((record, explanation))
@@ -184,7 +188,7 @@ def read_json(path: Path, empty: Any) -> Any:
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
-    rows: list[dict[str, str]] = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    rows: list[dict[str, str]] = unquoted_table(pd.read_csv(path, dtype=str, keep_default_na=False)).to_dict("records")
     return rows
 
 

@@ -25,15 +25,9 @@ from m2lgdg.metrics import (
 )
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError
+from m2lgdg.study.stats import over_seeds
 
 PREVALENCES = (0.01, 0.05, 0.1, 0.2, 0.5)  # from screening to a case-control study
-
-
-def over_seeds(predictions: pd.DataFrame) -> pd.DataFrame:
-    """Mean probability over seeds by method, variant, target and subject; subjects of unknown label are left out."""
-    grouped = predictions[predictions["label"] >= 0].groupby(["method", "variant", "target", "subject"], sort=False)
-    table: pd.DataFrame = grouped.agg(label=("label", "first"), proba=("proba", "mean")).reset_index()
-    return table
 
 
 def operating_table(predictions: pd.DataFrame) -> Table:
@@ -74,10 +68,10 @@ def comparison_table(mean: pd.DataFrame, first: tuple[str, str], second: tuple[s
     if not rows:
         return None
     names = [label(*first), label(*second)]
-    header = ["Target", "n", "patients", *(f"AUC, {name}" for name in names), "difference", "p"]
+    header = ["Target", "n", "patients", *(f"AUC, {name}" for name in names), f"{names[0]} minus {names[1]}", "p"]
     note = (
-        f"AUC in % with 95 % DeLong intervals, probabilities averaged over seeds; difference: {names[0]} minus {names[1]}; "
-        "p of DeLong's test at each site, not corrected for the number of sites"
+        "AUC in % with 95 % DeLong intervals, probabilities averaged over seeds; p of DeLong's test at each site, not "
+        "corrected for the number of sites"
     )
     return Table(f"{names[0]} versus {names[1]} by site", header, rows, [[0] * len(header) for _ in rows], note)
 

@@ -6,12 +6,11 @@ Made from the files of a study folder; the tables and figures are also written a
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 from importlib.resources import files
 from pathlib import Path
 
+from m2lgdg.data.spreadsheets import csv_rows, csv_text
 from m2lgdg.explain.explanation import mean_over
 from m2lgdg.report.anonymised import shared_contents
 from m2lgdg.report.answer import answer
@@ -44,7 +43,7 @@ def write_report(
     to = contents.folder
     if share is not None:
         contents, to = shared_contents(contents), _new_folder(share)
-        write_text(to / "predictions.csv", contents.predictions.to_csv(index=False, lineterminator="\n"))
+        write_text(to / "predictions.csv", csv_text(contents.predictions))
     summary = answer(contents)
     parts = sections(contents, summary, shared=share is not None)
     _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")
@@ -92,10 +91,13 @@ def _write_tables(tables: list[Table], to: Path) -> None:
     """Write each table as CSV, Markdown and LaTeX, named after its title."""
     for table in tables:
         name = plain(table.title.replace(" ", "-").replace(",", ""))
-        sheet = io.StringIO()
-        csv.writer(sheet, lineterminator="\n").writerows([table.header, *table.rows])
         write_texts(
-            to, {f"{name}.csv": sheet.getvalue(), f"{name}.md": _as(table, "markdown"), f"{name}.tex": _as(table, "latex")}
+            to,
+            {
+                f"{name}.csv": csv_rows([table.header, *table.rows]),
+                f"{name}.md": _as(table, "markdown"),
+                f"{name}.tex": _as(table, "latex"),
+            },
         )
 
 

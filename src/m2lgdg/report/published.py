@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError, one_line
 
@@ -29,7 +30,7 @@ def read_published(path: str | Path, predictions: pd.DataFrame) -> Published:
     """Read a file of published values; at least one must be for a method and target of the predictions."""
     path = Path(path)
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        table = unquoted_table(pd.read_csv(path, dtype=str, keep_default_na=False))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.explain.explanation import Explanation, mean_over
+from m2lgdg.explain.explanation import Explanation, mean_over, roi_label
 from m2lgdg.registry import METHODS, PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
@@ -19,9 +19,10 @@ from m2lgdg.report.answer import Answer
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
-from m2lgdg.report.operating import comparison_table, operating_table, over_seeds, predictive_table
+from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
+from m2lgdg.study.stats import over_seeds
 
 MOST_MAPS = 3  # targets with maps on the page, to keep it small
 MOST_ROWS = 20
@@ -41,14 +42,14 @@ class Section:
 
 
 def sections(contents: Contents, summary: Answer, shared: bool = False) -> list[Section]:
-    """All sections, in the order of the page; with `shared`, the checklists have no names of people or paths."""
+    """All sections, in the order of the page; with `shared`, no names of people, paths or small groups."""
     mean = over_seeds(contents.predictions)
     shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    *sites, overall = contents.with_published(study_tables(contents.cell_scores))
+    *sites, overall = contents.with_published(study_tables(contents.predictions, scores=contents.cell_scores))
     phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
     parts = [
-        Section("overall", "Over all target sites", tables=[overall]),
+        _overall(contents, shown, overall),
         _sites(contents, mean, shown, summary, sites),
         _discrimination(mean, shown, focus),
         _operating(contents, mean, focus),
@@ -56,7 +57,7 @@ def sections(contents: Contents, summary: Answer, shared: bool = False) -> list[
         *_sweeps(contents),
         _training(contents),
         *_explanations(contents),
-        *_subgroups(contents, summary),
+        *_subgroups(contents, summary, shared),
         _leakage(contents),
         _checklists(contents, shared),
     ]
@@ -68,6 +69,25 @@ THRESHOLD_RULE = (
     "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
     "table of predictive values shows what the same sensitivity and specificity mean at other prevalences."
 )
+
+
+def _overall(contents: Contents, shown: list[Key], everything: Table) -> Section:
+    """The macro table; ablations and values of sweeps are only in a folded one, because they would fill the first page."""
+    title = "Over all target sites"
+    if len(shown) == len(contents.keys):
+        return Section("overall", title, tables=[everything])
+    (*_, table) = contents.with_published(_tables_of(contents, shown))
+    more = len(contents.keys) - len(shown)
+    text = f"The folded table below also has the {more} ablations and sweep values of this study."
+    return Section("overall", title, text, [replace(table, title="Methods over all target sites")], folded=[everything])
+
+
+def _tables_of(contents: Contents, keys: list[Key], best: str | None = None) -> list[Table]:
+    """`study_tables` of some methods and variants."""
+    predictions, scores = (
+        table[[key in keys for key in _pairs(table)]] for table in (contents.predictions, contents.cell_scores)
+    )
+    return study_tables(predictions, best, scores=scores)
 
 
 def _sites(contents: Contents, mean: pd.DataFrame, shown: list[Key], summary: Answer, tables: list[Table]) -> Section:
@@ -95,10 +115,9 @@ def _ablations(contents: Contents) -> Iterator[Section]:
     for method in dict.fromkeys(key[0] for key in contents.keys):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
         if method in PAPER and len(keys) > 1:
-            chosen = contents.cell_scores[[key in keys for key in _pairs(contents.cell_scores)]]
-            (*_, table) = contents.with_published(study_tables(chosen, best=label(*keys[0])))
+            (*_, table) = contents.with_published(_tables_of(contents, keys, label(*keys[0])))
             tables.append(replace(table, title=f"Ablations of {method}"))
-            pairs = training_table(chosen, method, [variant for _, variant in keys], "Ablations")
+            pairs = training_table(contents.cell_scores, method, [variant for _, variant in keys], "Ablations")
             tables += [pairs] if pairs is not None else []
     if tables:
         text = "The first row is the full method; each other row leaves out or changes one part."
@@ -153,7 +172,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         if mean.about.get("agreement") is not None:
             count += f" Mean rank correlation of ROI scores between cells: {mean.about['agreement']:.2f} (1: identical order)."
         scores = str(mean.about["scores"])
-        text = f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}"
+        text = " ".join([f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}", *mean.lacking(), *mean.about_rois()])
         shown, folded = [figure for figure in drawn if figure is not None], [table for table in tables if table.rows]
         yield Section("explained", f"Explanations: {method}", text, [], shown, folded)
     if probed:
@@ -193,7 +212,7 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return "-" if pd.isna(value) else f"{value:.1f}" if name in "xyz" else f"{value:.4g}"
-    return str(value)
+    return roi_label(str(value)) if name in ("roi", "other roi") else str(value)
 
 
 def _readability(title: str, probed: list[tuple[str, Explanation]]) -> Table:
@@ -207,11 +226,11 @@ def _readability(title: str, probed: list[tuple[str, Explanation]]) -> Table:
     return Table(title, header, rows, [[0] * len(header) for _ in rows], "accuracy of linear probes, mean over explained cells")
 
 
-def _subgroups(contents: Contents, summary: Answer) -> Iterator[Section]:
+def _subgroups(contents: Contents, summary: Answer, shared: bool) -> Iterator[Section]:
     if contents.cohort is None:
         return
     keys = [key for key in (summary.main, summary.peer) if key is not None]
-    tables = [subgroup_table(contents.predictions, contents.cohort, *key) for key in keys]
+    tables = [subgroup_table(contents.predictions, contents.cohort, *key, hide_small=shared) for key in keys]
     yield Section("subgroups", "Subgroups", tables=tables[:1], folded=tables[1:])
 
 

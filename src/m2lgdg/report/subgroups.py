@@ -1,7 +1,7 @@
-"""Performance by sex, age, eye status, motion and site size, with small groups hidden.
+"""Performance by sex, age, eye status, motion and site size.
 
-Made from the predictions and their cohort, for the report. Reports are shared and totals are public, so the size of a hidden
-group must not follow by subtraction either.
+Made from the predictions and their cohort, for the report. A report for sharing hides small groups; totals are public, so the
+size of a hidden group must not follow by subtraction either.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.metrics import THRESHOLD, auc
-from m2lgdg.report.operating import confusion, over_seeds
+from m2lgdg.report.operating import confusion
 from m2lgdg.report.tables import Table, label
 from m2lgdg.storage import InputError
+from m2lgdg.study.stats import over_seeds
 
-LEAST = 10  # subjects; smaller groups are hidden
+LEAST = 10  # subjects; smaller groups are hidden in shared reports
 LEAST_OF_CLASS = 5  # patients and controls of the group that a site needs for an AUC
 SMALL, WITHHELD = f"<{LEAST}", "withheld"
+HIDDEN = f"groups of fewer than {LEAST} subjects are hidden, as are groups that would reveal their size"
+SMALL_GROUPS = f"scores of groups of fewer than {LEAST} subjects vary widely by chance"
 UNKNOWN = "unknown"
 # By lower edge, in years and in subjects.
 AGES: dict[float, str] = {0: "under 12", 12: "12 to 17", 18: "18 to 29", 30: "30 to 49", 50: "50 and over"}
@@ -31,24 +34,28 @@ EYES = ("eye_status_at_scan", "eye_status", "eyes")
 Names = npt.NDArray[np.object_]
 
 
-def subgroup_table(predictions: pd.DataFrame, cohort: Cohort, method: str, variant: str = "") -> Table:
-    """Performance of one method by subgroup: mean of within-site AUCs, and pooled SEN, SPE and ACC."""
+def subgroup_table(
+    predictions: pd.DataFrame, cohort: Cohort, method: str, variant: str = "", *, hide_small: bool = False
+) -> Table:
+    """Performance of one method by subgroup: mean of within-site AUCs, and pooled SEN, SPE and ACC.
+
+    `hide_small` hides groups of fewer than ten subjects, for a report that is shared.
+    """
     mean = over_seeds(predictions[(predictions["method"] == method) & (predictions["variant"] == variant)])
     if not len(mean):
         raise InputError(f"the study has no predictions of {label(method, variant)} for labelled subjects.")
     missing = sorted(set(mean["subject"]) - set(cohort.subjects.tolist()))
     if missing:
         raise InputError(f"subject {missing[0]} of the predictions is not in cohort {cohort.name}, so it is another cohort.")
-    enough = len(mean) >= LEAST
+    enough = len(mean) >= LEAST or not hide_small
     rows = [["all", *(_scores(mean) if enough else _hidden(SMALL))]]
     for title, groups in _partitions(mean, cohort) if enough else ():
-        rows += _rows(mean, title, groups)
+        rows += _rows(mean, title, groups, hide_small)
     header = ["Subgroup", "subjects", "patients", "AUC", "AUC sites", "SEN", "SPE", "ACC"]
     note = (
         "in %; probabilities averaged over seeds; AUC: mean of within-site AUCs, over target sites with at least "
         f"{LEAST_OF_CLASS} patients and {LEAST_OF_CLASS} controls of the subgroup; SEN, SPE, ACC: pooled at {THRESHOLD:g}; "
-        f"groups of fewer than {LEAST} subjects are hidden, as are groups that would reveal their size; differences between "
-        "subgroups are not tested"
+        f"{HIDDEN if hide_small else SMALL_GROUPS}; differences between subgroups are not tested"
     )
     return Table(f"Subgroups, {label(method, variant)}", header, rows, [[0] * len(header) for _ in rows], note)
 
@@ -89,13 +96,13 @@ def _banded(values: npt.NDArray[np.float64], names: dict[float, str]) -> Names:
     return np.where(np.isnan(values), UNKNOWN, named)
 
 
-def _rows(mean: pd.DataFrame, title: str, groups: Names) -> list[list[str]]:
+def _rows(mean: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> list[list[str]]:
     ordered = [*AGES.values(), *SIZES.values(), *THIRDS]
     rank = {name: i for i, name in enumerate(ordered)}
     names = sorted(set(groups.tolist()), key=lambda name: (name == UNKNOWN, rank.get(name, 0), name))
     if len(names) < 2:  # the same as all
         return []
-    marks = suppressed([int((groups == name).sum()) for name in names])
+    marks = suppressed([int((groups == name).sum()) for name in names]) if hide_small else [""] * len(names)
     if set(marks) == {WITHHELD}:
         return [[f"{title}: all groups", *_hidden(WITHHELD)]]
     cells = [_hidden(mark) if mark else _scores(mean[groups == name]) for name, mark in zip(names, marks, strict=True)]

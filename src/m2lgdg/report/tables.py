@@ -1,8 +1,8 @@
 """The paper's tables from the predictions of a study, as text, Markdown, LaTeX or CSV.
 
-One table per target site (mean and sd over seeds), the macro average over sites with paired tests of the best method against
-the others, and, for studies with seeds and variants, each variant against the full method. Made from scores of cells
-(`stats.cell_scores`); used by `m2lgdg table` and by the report.
+One table per target site (mean and sd over seeds, interval of the AUC), the macro average over sites with paired tests of each
+method against one, and, for studies with seeds and variants, each variant against the full method. Made from predictions; used
+by `m2lgdg table` and by the report.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from m2lgdg.metrics import PAPER_METRICS
+from m2lgdg.data.spreadsheets import csv_text
+from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, delong_interval
+from m2lgdg.report.escaping import latex, markdown
 from m2lgdg.storage import InputError
-from m2lgdg.study.stats import macro_scores, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, paired_tests, site_scores, training_differences
 
 FEW = 5  # with fewer sites, tests and intervals over sites have little power
 Format = Literal["text", "markdown", "latex", "csv"]
 PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
+INTERVAL = "AUC 95 % interval"
+WORDED = 60  # letters; longer cells are sentences
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Table:
     @property
     def worded(self) -> bool:
         """Whether it has sentences rather than numbers."""
-        return any(len(cell) > 60 for row in self.rows for cell in row[1:])
+        return any(len(cell) > WORDED for row in self.rows for cell in row[1:])
 
     @property
     def ranked(self) -> bool:
@@ -49,18 +54,55 @@ class Table:
         return any(any(row) for row in self.ranks)
 
 
-def study_tables(scores: pd.DataFrame, best: str | None = None, metrics: tuple[str, ...] = PAPER_METRICS) -> list[Table]:
-    """A table for each target site, then the macro table, from scores of cells; `best` is tested against all others.
+def study_tables(predictions: pd.DataFrame, best: str | None = None, *, scores: pd.DataFrame | None = None) -> list[Table]:
+    """A table for each target site, then the macro table; all others are tested against `best`.
 
     By default `best` has the highest macro AUC. Among variants of one method it is the method itself, because the highest of
-    many variants is also the luckiest.
+    many variants is also the luckiest. `scores` are those of the cells (`stats.cell_scores`), if they are already computed.
     """
-    sites = site_scores(scores)
+    sites = site_scores(cell_scores(predictions, PAPER_METRICS) if scores is None else scores)
+    sites = sites[sites["metric"].isin(PAPER_METRICS)]
     macro = macro_scores(sites)
     keys = list(dict.fromkeys(zip(sites["method"], sites["variant"], strict=True)))
-    chosen = _best(macro, keys, best)
-    tables = [_site_table(sites, keys, metrics, site) for site in dict.fromkeys(sites["target"])]
-    return [*tables, _macro_table(sites, macro, keys, chosen, metrics)]
+    chosen, selected = _best(macro, keys, best, constant_keys(predictions))
+    mean = over_seeds(predictions)
+    constant = {metric: _constant(predictions, metric) for metric in PAPER_METRICS}
+    tables = []
+    for site in dict.fromkeys(sites["target"]):
+        unranked = {metric: {key for key in keys if of.get((*key, site))} for metric, of in constant.items()}
+        tables.append(_site_table(sites, mean, keys, unranked, site))
+    unranked = {metric: _of_all_targets(of) for metric, of in constant.items()}
+    return [
+        *tables,
+        _macro_table(sites, macro, keys, chosen, selected, unranked, len(mean.drop_duplicates(["target", "subject"]))),
+    ]
+
+
+def chosen_among(name: str, count: int) -> str:
+    """Sentence for a method that was selected by its AUC at the sites it is reported for."""
+    return f"{name} was chosen for its AUC, the highest of {count} methods at these very sites, so this AUC is optimistic"
+
+
+def constant_keys(predictions: pd.DataFrame) -> set[Key]:
+    """(method, variant) of methods that give all subjects of a cell the same probability, such as `prior`."""
+    return _of_all_targets(_constant(predictions, "AUC"))
+
+
+def _constant(predictions: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], bool]:
+    """Whether a score says nothing about subjects, by (method, variant, target).
+
+    That is so if all subjects of each cell have the same probability (AUC) or the same decision (other metrics).
+    """
+    cell = ["method", "variant", "target", "seed"]
+    values = predictions["proba"] if metric == "AUC" else predictions["proba"] >= THRESHOLD
+    same = predictions[cell].assign(value=values).groupby(cell, sort=False)["value"].nunique() == 1
+    result = same.groupby(level=cell[:3], sort=False).all()
+    return {(str(method), str(variant), str(target)): bool(each) for (method, variant, target), each in result.items()}
+
+
+def _of_all_targets(constant: Mapping[tuple[str, str, str], bool]) -> set[Key]:
+    varying = {(method, variant) for (method, variant, _), same in constant.items() if not same}
+    return {(method, variant) for method, variant, _ in constant} - varying
 
 
 def training_tables(scores: pd.DataFrame) -> list[Table]:
@@ -71,22 +113,23 @@ def training_tables(scores: pd.DataFrame) -> list[Table]:
 
 
 def training_table(scores: pd.DataFrame, method: str, variants: list[str], what: str = "Variants") -> Table | None:
-    """AUC of a method minus that of each variant, paired by site and seed; None with one seed or without the full method."""
+    """AUC of each variant minus that of the method, paired by site and seed; None with one seed or without the full method."""
     chosen = (scores["method"] == method) & scores["variant"].isin(["", *variants]) & (scores["metric"] == "AUC")
     areas = scores[chosen]
     if "" not in set(areas["variant"]) or areas["seed"].nunique() == 1:
         return None
     rows = []
     for row in training_differences(areas, method).to_dict("records"):
-        mean, half = 100 * row["mean"], 100 * row["half"]
-        ends = [_number(mean, "+.2f"), _number(mean - half, "+.2f"), _number(mean + half, "+.2f")]
+        mean, half = -100 * row["mean"], 100 * row["half"]
+        ends = [_signed(mean), _signed(mean - half), _signed(mean + half)]
         rows.append([row["variant"], str(row["trainings"]), *ends])
     if not rows:  # no site and seed has both
         return None
-    header = ["Variant", "trainings", "AUC difference", "low", "high"]
+    header = ["Variant", "trainings", f"AUC minus that of {method}", "low", "high"]
     note = (
-        f"AUC of {method} minus that of the variant, paired by site and seed; 95 % t interval from the variance over seeds "
-        "within sites, so for training randomness at these sites only; not corrected for the number of rows"
+        f"AUC of the variant minus that of {method} (negative: the variant is worse), paired by site and seed; 95 % t interval "
+        "from the variance over seeds within sites, so for training randomness at these sites only; not corrected for the "
+        "number of rows"
     )
     return Table(f"{what} of {method}, paired by site and seed", header, rows, [[0] * len(header) for _ in rows], note)
 
@@ -130,60 +173,93 @@ def label(method: str, variant: str) -> str:
     return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
 
 
-def _best(macro: pd.DataFrame, keys: list[tuple[str, str]], name: str | None) -> tuple[str, str]:
+def _best(macro: pd.DataFrame, keys: list[Key], name: str | None, constant: set[Key]) -> tuple[Key, int]:
+    """The method to compare the others with, and the number of methods it was selected from (1: not by its AUC)."""
     if name is not None:
         for key in keys:
             if name in (label(*key), key[0]):
-                return key
+                return key, 1
         raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
     if len({method for method, _ in keys}) == 1 and (keys[0][0], "") in keys:
-        return keys[0][0], ""
+        return (keys[0][0], ""), 1
     area = macro[macro["metric"] == "AUC"].set_index(["method", "variant"])
     ranked = area.sort_values(["sites", "mean"], ascending=False, kind="stable", na_position="last")
-    return next(((str(method), str(variant)) for method, variant in ranked.index if (method, variant) in keys), keys[0])
+    rows = [(str(method), str(variant)) for method, variant in ranked.index]
+    learned = [key for key in rows if key not in constant]
+    return (learned or rows or keys)[0], max(len(learned), 1)
 
 
-def _site_table(scores: pd.DataFrame, keys: list[tuple[str, str]], metrics: tuple[str, ...], site: str) -> Table:
+def _site_table(
+    scores: pd.DataFrame, mean: pd.DataFrame, keys: list[Key], unranked: Mapping[str, set[Key]], site: str
+) -> Table:
     at_site = scores[scores["target"] == site].set_index(["method", "variant", "metric"])
-    values = np.array([[_lookup(at_site, (*key, metric), "mean") for metric in metrics] for key in keys])
+    values = np.array([[_lookup(at_site, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
     rows = []
     for key in keys:
-        cells = [_shown(metric, *(_lookup(at_site, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
-        rows.append([label(*key), *cells])
+        part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
+        low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()) if len(part) else (np.nan, np.nan)
+        interval = "-" if np.isnan(low) or key in unranked["AUC"] else f"{100 * low:.2f} to {100 * high:.2f}"
+        rows.append([label(*key), str(len(part)) if len(part) else "-", *_scores(at_site, key), interval])
     seeds = max(at_site["seeds"].tolist(), default=0)
-    note = f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
-    return Table(f"Target {site}", ["Method", *metrics], rows, _ranks(values), note, site)
+    subjects = mean[mean["target"] == site].drop_duplicates("subject")
+    note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
+    note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
+    note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
+    if seeds > 1:
+        note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds"
+    header = ["Method", "n", *PAPER_METRICS, INTERVAL]
+    return Table(f"Target {site}", header, rows, [[0, *row, 0] for row in _ranks(values, keys, unranked)], note, site)
 
 
 def _macro_table(
-    scores: pd.DataFrame, macro: pd.DataFrame, keys: list[tuple[str, str]], best: tuple[str, str], metrics: tuple[str, ...]
+    scores: pd.DataFrame,
+    macro: pd.DataFrame,
+    keys: list[Key],
+    best: Key,
+    selected: int,
+    unranked: Mapping[str, set[Key]],
+    subjects: int,
 ) -> Table:
     by_key = macro.set_index(["method", "variant", "metric"])
-    values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in metrics] for key in keys])
-    tests = paired_tests(scores[scores["metric"].isin(metrics)], best).set_index(["method", "variant", "metric"])
-    rows = []
+    values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
+    tests = paired_tests(scores, best).set_index(["method", "variant", "metric"])
+    rows, compared = [], len(keys) > 1
     for key in keys:
-        cells = [_shown(metric, *(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
         difference, p = (_lookup(tests, (*key, "AUC"), name) for name in ("delta", "p_holm"))
-        test = ["", ""] if key == best else [_number(100 * difference, "+.2f"), _p_value(p)]
-        rows.append([label(*key), *cells, *test])
-    header = ["Method", *metrics, "AUC difference", "p (Holm)"]
-    ranks = [[*row, 0, 0] for row in _ranks(values)]
-    sites = len(set(scores["target"]))
-    note = f"mean ± sd over {sites} target sites; paired t-tests over sites, {label(*best)} against each other method"
-    note += ", Holm-corrected within AUC"
+        test = ["", ""] if key == best else [_signed(-100 * difference), _p_value(p)]
+        rows.append([label(*key), *_scores(by_key, key), *(test if compared else [])])
+    header = ["Method", *PAPER_METRICS, *([f"AUC minus that of {label(*best)}", "p (Holm)"] if compared else [])]
+    ranks = [[*row, *([0, 0] if compared else [])] for row in _ranks(values, keys, unranked)]
+    note = _macro_note(len(set(scores["target"])), subjects, label(*best), selected, compared)
+    note += _fewer_sites(by_key, keys, len(set(scores["target"])))
+    variants = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
+    note += f". {variants}" if variants else ""
+    return Table("Macro average over target sites", header, rows, ranks, note, "all")
+
+
+def _macro_note(sites: int, subjects: int, best: str, selected: int, compared: bool) -> str:
     if sites == 1:
-        note = "one target site, so no tests"
-    elif sites < FEW:
-        note += f" (little power with {sites} sites)"
+        note = f"one target site, {subjects} subjects, so no tests"
+    else:
+        note = f"mean ± sd in % over {sites} target sites, {subjects} subjects"
+        if compared:
+            note += f"; differences are each row minus {best} (negative: worse than {best}), with paired t-tests over sites, "
+            note += "Holm-corrected within AUC" + (f" (little power with {sites} sites)" if sites < FEW else "")
+    return note + (f"; {chosen_among(best, selected)}" if selected > 1 else "")
+
+
+def _fewer_sites(by_key: pd.DataFrame, keys: list[Key], sites: int) -> str:
+    """Clause on rows whose AUC is defined at some of the sites only."""
     counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in keys}
     fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
     if fewer and len(set(counts.values())) == 1:
         fewer = f"all methods ({min(counts.values())})"
-    note += f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
-    variants = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
-    note += f". {variants}" if variants else ""
-    return Table("Macro average over target sites", header, rows, ranks, note, "all")
+    return f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
+
+
+def _scores(table: pd.DataFrame, key: Key) -> list[str]:
+    """Mean and sd of each metric of one row, as text."""
+    return [_shown(metric, *(_lookup(table, (*key, metric), name) for name in ("mean", "sd"))) for metric in PAPER_METRICS]
 
 
 def _lookup(table: pd.DataFrame, key: tuple[str, ...], column: str) -> float:
@@ -200,15 +276,27 @@ def _number(value: float, form: str) -> str:
     return "-" if np.isnan(value) else format(value, form)
 
 
+def _signed(value: float) -> str:
+    """A difference with its sign; what rounds to zero has a plus."""
+    text = _number(value, "+.2f")
+    return "+0.00" if text == "-0.00" else text
+
+
 def _p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else _number(p, ".3f")
 
 
-def _ranks(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[list[int]]:
-    """1 for every best value of a column, 2 for every second best; equal values (as printed) share a rank."""
+def _ranks(
+    values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], keys: list[Key], unranked: Mapping[str, set[Key]]
+) -> list[list[int]]:
+    """1 for every best value of a column, 2 for every second best; equal values (as printed) share a rank.
+
+    A constant method has no rank: calling everybody a patient gives the highest sensitivity and is no merit.
+    """
     ranks = np.zeros((values.shape[0], values.shape[1] + 1), dtype=int)
+    ranked = np.where([[key in unranked[metric] for metric in PAPER_METRICS] for key in keys], np.nan, values)
     for column in range(values.shape[1]):
-        printed = np.round(100 * values[:, column], 2)
+        printed = np.round(100 * ranked[:, column], 2)
         distinct = sorted({value for value in printed.tolist() if not np.isnan(value)}, reverse=True)
         for rank, value in enumerate(distinct[:2], start=1):
             ranks[printed == value, column + 1] = rank
@@ -237,21 +325,17 @@ def _text(table: Table) -> str:
 
 def _markdown(table: Table) -> str:
     def cell(text: str, rank: int) -> str:
-        text = text.replace("|", "\\|")
+        text = markdown(text)
         return {1: f"**{text}**", 2: f"_{text}_"}.get(rank, text)
 
-    lines = [" | ".join(table.header), " | ".join(["---"] + ["---:"] * (len(table.header) - 1))]
+    lines = [" | ".join(map(markdown, table.header)), " | ".join(["---"] + ["---:"] * (len(table.header) - 1))]
     lines += [" | ".join(map(cell, row, ranks)) for row, ranks in zip(table.rows, table.ranks, strict=True)]
-    return "\n".join([f"### {table.title}", "", *(f"| {line} |" for line in lines), "", f"{table.note}."])
+    return "\n".join([f"### {markdown(table.title)}", "", *(f"| {line} |" for line in lines), "", f"{markdown(table.note)}."])
 
 
 def _latex(table: Table) -> str:
-    special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "\\": r"\textbackslash{}"}
-    special |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-
     def cell(text: str, rank: int) -> str:
-        text = "".join(special.get(letter, letter) for letter in text)
-        return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank, text)
+        return {1: rf"\textbf{{{latex(text)}}}", 2: rf"\underline{{{latex(text)}}}"}.get(rank, latex(text))
 
     def line(cells: list[str], ranks: list[int]) -> str:
         return " & ".join(map(cell, cells, ranks)) + r" \\"
@@ -259,9 +343,10 @@ def _latex(table: Table) -> str:
     body = [line(row, ranks) for row, ranks in zip(table.rows, table.ranks, strict=True)]
     return "\n".join(
         [
+            r"% needs \usepackage{booktabs}",
             r"\begin{table}",
-            rf"\caption{{{cell(table.title, 0)}: {cell(table.note, 0)}.}}",
-            rf"\begin{{tabular}}{{l{'c' * (len(table.header) - 1)}}}",
+            rf"\caption{{{latex(table.title)}: {latex(table.note)}.}}",
+            rf"\begin{{tabular}}{{l{''.join(_alignment(table, i) for i in range(1, len(table.header)))}}}",
             r"\toprule",
             line(table.header, [0] * len(table.header)),
             r"\midrule",
@@ -273,6 +358,11 @@ def _latex(table: Table) -> str:
     )
 
 
+def _alignment(table: Table, column: int) -> str:
+    """Alignment of a LaTeX column: centred, or a paragraph if it has sentences."""
+    return "p{6cm}" if any(len(row[column]) > WORDED for row in table.rows) else "c"
+
+
 def _csv(tables: list[Table]) -> str:
     """One row per value: table, method, metric, mean, sd, and the published value if there are any."""
     rows = []
@@ -280,12 +370,19 @@ def _csv(tables: list[Table]) -> str:
         for cells in table.rows:
             for metric, cell in zip(table.header[1:], cells[1:], strict=True):
                 value, _, published = cell.removesuffix("]").partition(" [")
+                if metric == INTERVAL:
+                    ends = [""] * 2 if value == "-" else value.split(" to ")
+                    rows += [
+                        (table.title, cells[0], f"{metric}, {end}", number, "", "")
+                        for end, number in zip(("low", "high"), ends, strict=True)
+                    ]
+                    continue
                 mean, _, sd = value.partition(" ± ")
                 rows.append((table.title, cells[0], metric, "" if mean == "-" else mean, sd, published))
     frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd", "published"])
     if not frame["published"].any():
         frame = frame.drop(columns="published")
-    return str(frame.to_csv(index=False, lineterminator="\n"))
+    return csv_text(frame)
 
 
 RENDER = {"text": _text, "markdown": _markdown, "latex": _latex}

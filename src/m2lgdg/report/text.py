@@ -18,7 +18,7 @@ def table(folder: str | Path, form: Format = "text", *, best: str | None = None,
     """
     predictions = read_predictions(folder)
     scores = cell_scores(predictions)
-    tables = study_tables(scores, best) + training_tables(scores)
+    tables = study_tables(predictions, best, scores=scores) + training_tables(scores)
     if published is not None:
         tables = with_published(tables, read_published(published, predictions))
     return render(tables, form)

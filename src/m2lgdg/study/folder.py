@@ -20,6 +20,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.findings import with_checks
 from m2lgdg.data.leakage import leakage_checks
+from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.method import make
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
@@ -162,7 +163,7 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
         rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
         rows += [(subject.subject, subject.site, "excluded", subject.reason) for subject in cohort.excluded]
         inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
-        write_text(out / "inclusion.csv", inclusion.to_csv(index=False, lineterminator="\n"))
+        write_text(out / "inclusion.csv", csv_text(inclusion))
     if not (out / "checks.json").is_file():
         checks = leakage_checks(cohort, study.targets)
         write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")

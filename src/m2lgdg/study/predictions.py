@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.storage import InputError, one_line
 
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
@@ -20,7 +21,7 @@ def read_predictions(out: str | Path) -> pd.DataFrame:
     path = Path(out) / "predictions.csv"
     text = dict.fromkeys(("method", "variant", "target", "subject"), str)
     try:
-        table = pd.read_csv(path, dtype=text, keep_default_na=False)
+        table = unquoted_table(pd.read_csv(path, dtype=text, keep_default_na=False))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{out} is not a study folder (no predictions.csv).") from None
     except (OSError, ValueError) as error:

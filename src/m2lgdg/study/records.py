@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.cells import Cell
 from m2lgdg.study.folder import one_at_a_time
@@ -142,10 +143,10 @@ class Records:
         """
         with one_at_a_time(self.out):
             table, failures = self._tables(cells)
-            write_text(self.out / "predictions.csv", table.to_csv(index=False, lineterminator="\n"))
+            write_text(self.out / "predictions.csv", csv_text(table))
             failed = self.out / "failures.csv"
             if len(failures):
-                write_text(failed, failures.to_csv(index=False, lineterminator="\n"))
+                write_text(failed, csv_text(failures))
             else:
                 failed.unlink(missing_ok=True)
         return table

@@ -33,6 +33,13 @@ def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> 
     return pd.DataFrame(rows, columns=[*CELL, "metric", "value"])
 
 
+def over_seeds(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Mean probability over seeds by method, variant, target and subject; subjects of unknown label are left out."""
+    grouped = predictions[predictions["label"] >= 0].groupby(["method", "variant", "target", "subject"], sort=False)
+    table: pd.DataFrame = grouped.agg(label=("label", "first"), proba=("proba", "mean")).reset_index()
+    return table
+
+
 def site_scores(scores: pd.DataFrame) -> pd.DataFrame:
     """Mean and sd (ddof 1) over seeds by method, variant, target and metric; undefined scores do not count."""
     grouped = scores.groupby(["method", "variant", "target", "metric"], sort=False)["value"]

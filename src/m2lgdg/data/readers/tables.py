@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort, Exclusion
+from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
@@ -282,7 +283,7 @@ def _all_numbers(cells: list[str]) -> object:
 
 def keep_included(cohort: Cohort, path: Path) -> Cohort:
     """Keep the subjects that are included in an inclusion.csv of `check`; the others are recorded as excluded by it."""
-    table = read_text_table(path, ",")
+    table = unquoted_table(read_text_table(path, ","))
     need_columns(table, ("subject", "status"), path)
     table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # some releases list scans without a subject
     table = index_by_subject(table, "subject", path)
