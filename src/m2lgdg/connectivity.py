@@ -169,12 +169,23 @@ def _start(matrices: Floats) -> Floats:
     """Geometric mean of the arithmetic and the harmonic mean: close to that of all matrices, without any logarithm."""
     total = np.zeros_like(matrices[0])
     for one in matrices:
-        total += np.linalg.inv(one)
+        total += _inverse(one)
     mean, harmonic = matrices.mean(axis=0), np.linalg.inv(total / len(matrices))
     root, inverse = _symmetric(mean, np.sqrt), _symmetric(mean, _inverse_root)
     between = inverse @ harmonic @ inverse
     middle = root @ _symmetric((between + between.T) / 2, np.sqrt) @ root
     return np.asarray((middle + middle.T) / 2)
+
+
+def _inverse(matrix: Floats) -> Floats:
+    """Inverse of a positive definite matrix, by its Cholesky factor: half the time of a general inverse."""
+    from scipy.linalg.lapack import dpotrf, dpotri
+
+    lower, failed = dpotrf(matrix, lower=1, clean=1)
+    inverse, also_failed = dpotri(lower, lower=1)
+    if failed or also_failed:
+        return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+    return np.asarray(np.tril(inverse) + np.tril(inverse, -1).T, dtype=np.float64)
 
 
 def _newton(mean: Floats, logs: Floats) -> Floats:

@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.floating[Any]]  # float32 where there are many
 CHUNK = 1024  # features converted to float64 at once
 LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean association
-CONVERGED = 1e-9  # residual of conjugate gradients, relative to the right-hand side
-STALLED = 1e-3  # residual at which products in float32 are checked by one in float64
+CONVERGED = 1e-7  # residual of conjugate gradients, relative to the right-hand side
+CHECKED = 3e-4  # relative residual at which products in float32 are followed by one in float64
 MOST_STEPS = 500  # of conjugate gradients; 20 to 40 are usual
 MOST_NEWTON_STEPS = 50
 
@@ -142,9 +142,9 @@ def ridge(problem: Problem) -> Solutions:
 
 def adaptive_ridge(problem: Problem) -> Solutions:
     """Ridge on features scaled by their association with the label in the training subjects of each fold."""
-    if problem.rows.wide and len(problem.penalties) == 1:
-        return _adaptive_by_conjugate_gradients(problem)
-    return _by_fold(problem, _adaptive_coefficients)
+    if not problem.rows.wide:
+        return _by_fold(problem, _adaptive_coefficients)
+    return _adaptive_by_conjugate_gradients(problem) if len(problem.penalties) == 1 else _adaptive_by_gram(problem)
 
 
 def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]) -> Solutions:
@@ -249,6 +249,37 @@ def _from_dual(problem: Problem, held_out: Floats, dual: Floats, intercepts: Flo
     return Solutions(held_out, intercepts, lambda best: combine(dual[best][None], problem.rows.trained)[0])
 
 
+def _adaptive_scales(problem: Problem) -> Floats:
+    """(part, feature) scales of the training subjects of each fold, and of all."""
+    weights = problem.fold_weights()
+    squares, products = _sums(problem.rows.trained, problem.membership(), weights * problem.signs[:, None])
+    trained = np.array([len(train) for train, _ in problem.parts()])
+    return _association(products, squares, weights.sum(axis=0), trained)
+
+
+def _adaptive_by_gram(problem: Problem) -> Solutions:
+    """Adaptive ridge with several penalties: one Gram matrix (in float32) and eigendecomposition for each fold."""
+    rows, signs = problem.rows, problem.signs
+    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
+    for (train, test), scale in zip(problem.parts(), _adaptive_scales(problem), strict=True):
+        weights = problem.weights[train]
+        root, relative, mean_sign = np.sqrt(weights), weights / weights.sum(), float(np.average(signs[train], weights=weights))
+        scaled = rows.trained[train] * scale.astype(np.float32)
+        gram = (scaled @ scaled.T).astype(np.float64)
+        along = gram @ relative  # products with the weighted mean
+        gram += float(relative @ along) - along - along[:, None]
+        values, vectors = np.linalg.eigh(gram * root * root[:, None])
+        inverse = 1 / (np.maximum(values, 0.0) + problem.penalties[:, None])
+        dual = ((vectors.T @ (root * (signs[train] - mean_sign))) * inverse) @ vectors.T * root  # (penalty, subject)
+        centred = dual - dual.sum(axis=1, keepdims=True) * relative
+        coefficients = combine(centred, scaled) * scale  # (penalty, feature)
+        intercepts = mean_sign - (coefficients / scale) @ combine(relative[None], scaled)[0]
+        if len(test):
+            part = Rows(rows.trained[test], rows.shift, rows.site[test])
+            held_out[:, test] = part.decisions(coefficients) + intercepts[:, None]
+    return Solutions(_filled(held_out, problem, coefficients, intercepts), intercepts, lambda best: coefficients[best])
+
+
 def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
     """Adaptive ridge with one penalty, all folds together: every step reads the features twice, whatever their number.
 
@@ -256,20 +287,18 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
     accuracy of the features.
     """
     features, weights = problem.rows.trained, problem.fold_weights()  # (subject, feature), (subject, part)
-    squares, products = _sums(features, problem.membership(), weights * problem.signs[:, None])
-    trained = np.array([len(train) for train, _ in problem.parts()])
-    scale = _association(products, squares, weights.sum(axis=0), trained).T ** 2  # (feature, part), squared
+    scale = _adaptive_scales(problem).T ** 2  # (feature, part), squared
     root = np.sqrt(weights)
     unit = root / np.sqrt((root**2).sum(axis=0))
 
     def project(values: Floats) -> Floats:  # subtracts the weighted mean of the training features
         return np.asarray(values - unit * (unit * values).sum(axis=0))
 
-    single = scale.astype(np.float32)
+    single = np.ascontiguousarray(scale.T, dtype=np.float32)  # (part, feature)
 
     def fast(values: Floats) -> Floats:
-        inner = (root * project(values)).astype(np.float32)
-        return np.asarray(project(root * (features @ (single * (features.T @ inner)))) + problem.penalties[0] * values)
+        inner = np.ascontiguousarray((root * project(values)).T, dtype=np.float32)  # (part, subject)
+        return np.asarray(project(root * (features @ (single * (inner @ features)).T)) + problem.penalties[0] * values)
 
     def exact(values: Floats) -> Floats:
         inner = scale * combine((root * project(values)).T, features).T
@@ -310,10 +339,10 @@ def conjugate_gradients(exact: Callable[[Floats], Floats], fast: Callable[[Float
 
 
 def _correction(product: Callable[[Floats], Floats], right: Floats) -> Floats:
-    """Approximate solution of product(x) = right, to `STALLED`."""
+    """Approximate solution of product(x) = right, to `CHECKED`."""
     solution, residual = np.zeros_like(right), right
     direction, size = residual, (residual**2).sum(axis=0)
-    goal = STALLED**2 * size
+    goal = CHECKED**2 * size
     for _ in range(MOST_STEPS):
         if (size <= goal).all():
             break
@@ -361,6 +390,7 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
     share = np.clip((weights * y).sum(axis=0) / total, 1e-6, 1 - 1e-6)
     beta, b = np.zeros((x.shape[1], weights.shape[1])), np.log(share / (1 - share))
     square = (x**2).sum(axis=0)[:, None] / len(x)  # (feature, 1)
+    single = x.astype(np.float32), np.ascontiguousarray(x.T, dtype=np.float32)
     decision = np.broadcast_to(b, weights.shape)
     loss = _loss(decision, y, weights, beta, penalties)
     first = None
@@ -374,7 +404,8 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
             break
         curvature = weights * p * (1 - p)
         scale, scale_b = square * curvature.sum(axis=0) + penalties, curvature.sum(axis=0)
-        step, step_b, along = _newton_step(x, curvature, penalties, slope, slope_b, scale, np.maximum(scale_b, 1e-12))
+        step, step_b = _newton_step(single, curvature, penalties, slope, slope_b, scale, np.maximum(scale_b, 1e-12))
+        along = x @ step + step_b  # (subject, model)
         length = np.ones(len(penalties))
         for _ in range(30):  # halve the steps of models whose loss would rise
             trial = decision + length * along
@@ -394,31 +425,40 @@ def _loss(decision: Floats, y: Floats, weights: Floats, beta: Floats, penalties:
 
 
 def _newton_step(
-    x: Floats, curvature: Floats, penalties: Floats, slope: Floats, slope_b: Floats, scale: Floats, scale_b: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Newton step of the coefficients and intercepts, and its change of the decisions."""
-    step, step_b, along = np.zeros_like(slope), np.zeros_like(slope_b), np.zeros_like(curvature)
+    x: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    curvature: Floats,
+    penalties: Floats,
+    slope: Floats,
+    slope_b: Floats,
+    scale: Floats,
+    scale_b: Floats,
+) -> tuple[Floats, Floats]:
+    """Newton step of the coefficients and intercepts, from features and transposed features in float32.
+
+    A step need not be exact: the slope of the next one is computed in float64.
+    """
+    rows, columns = x
+    step, step_b = np.zeros_like(slope), np.zeros_like(slope_b)
     residual, residual_b = -slope, -slope_b
     z, z_b = residual / scale, residual_b / scale_b
     direction, direction_b = z, z_b
     size = (residual * z).sum(axis=0) + residual_b * z_b
-    goal = 1e-6 * size  # a hundredth of the slope remains at most in the preconditioned norm squared
+    goal = 1e-4 * size  # of squares: the slope falls by about a factor of 100
     for _ in range(100):
         active = size > goal
         if not active.any():
             break
-        change = x @ direction + direction_b  # (subject, model)
-        bent = curvature * change
-        product, product_b = x.T @ bent + penalties * direction, bent.sum(axis=0)
+        bent = curvature * (rows @ direction.astype(np.float32) + direction_b)  # (subject, model)
+        product, product_b = columns @ bent.astype(np.float32) + penalties * direction, bent.sum(axis=0)
         bend = (direction * product).sum(axis=0) + direction_b * product_b
         length = np.where(active & (bend > 0), size / np.where(bend > 0, bend, 1.0), 0.0)
-        step, step_b, along = step + length * direction, step_b + length * direction_b, along + length * change
+        step, step_b = step + length * direction, step_b + length * direction_b
         residual, residual_b = residual - length * product, residual_b - length * product_b
         z, z_b = residual / scale, residual_b / scale_b
         before, size = size, (residual * z).sum(axis=0) + residual_b * z_b
         factor = np.where(active, size / np.where(before > 0, before, 1.0), 0.0)
         direction, direction_b = z + factor * direction, z_b + factor * direction_b
-    return step, step_b, along
+    return step, step_b
 
 
 def svm(problem: Problem) -> Solutions:
