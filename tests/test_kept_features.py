@@ -1,6 +1,5 @@
 """Features computed once and shared: the same bits as without sharing, never those of another scan, gone after a study."""
 
-from functools import partial
 
 import numpy as np
 import pytest
