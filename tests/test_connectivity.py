@@ -69,7 +69,7 @@ def test_steady_correlations_count_unusual_time_points_less():
     weights = [1 / (1 + (e / float(np.median(size))) ** 2) for e in size]
     assert max(weights[7], weights[20]) < 0.01 < min(w for t, w in enumerate(weights) if t not in (7, 20))
     expected = [math.atanh(slow_correlation(unit[i], unit[j], weights)) for i in range(4) for j in range(i + 1, 4)]
-    np.testing.assert_allclose(fc_features([one], steady)[0], expected, rtol=1e-9)
+    np.testing.assert_allclose(fc_features([one], steady)[0], expected, rtol=1e-7)
     calm = np.delete(one, [7, 20], axis=0)
     near, far = (np.abs(fc_features([one], view)[0] - fc_features([calm])[0]).max() for view in (steady, standardised))
     assert near < 0.3 * far
@@ -302,10 +302,10 @@ def test_tangent_features_by_matrix_logarithms():
     logs = [logm(whitening @ matrix @ whitening) for matrix in matrices]
     for features, log in zip(got, logs, strict=True):
         expected = [log[a, b] * (1 if a == b else math.sqrt(2)) for a in range(5) for b in range(a, 5)]
-        np.testing.assert_allclose(features, expected, atol=1e-10)
+        np.testing.assert_allclose(features, expected, rtol=1e-7, atol=1e-10)
     for i in range(4):
         for j in range(4):
-            assert np.linalg.norm(got[i] - got[j]) == pytest.approx(np.linalg.norm(logs[i] - logs[j]), abs=1e-10)
+            assert np.linalg.norm(got[i] - got[j]) == pytest.approx(np.linalg.norm(logs[i] - logs[j]), rel=1e-6)
     # The length of a subject's features is its affine-invariant distance from the reference.
     for features, matrix in zip(got, matrices, strict=True):
         values = np.linalg.eigvals(np.linalg.solve(reference, matrix)).real
@@ -370,7 +370,7 @@ def test_the_tangent_reference_is_quickly_where_the_mean_tangent_vector_is_zero(
     found, exact = (connectivity.geometric_mean(matrices, tolerance=tolerance) for tolerance in (1e-5, 1e-13))
     apart = np.abs(connectivity.tangent_features(matrices, found) - connectivity.tangent_features(matrices, exact)).max()
     assert apart < 2e-6
-    assert np.abs(connectivity.tangent_features(matrices, exact).mean(axis=0)).max() < 1e-11
+    assert np.abs(connectivity.tangent_features(matrices, exact).mean(axis=0)).max() < 2e-8  # of float32 features
 
 
 def test_the_number_of_threads_changes_no_bit(tiny):

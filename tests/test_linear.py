@@ -6,17 +6,8 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import (
-    LEAST_SCALE,
-    _adapted,
-    _balance,
-    _choose,
-    _logistic,
-    _ridge,
-    _site_means,
-    _slopes,
-    association,
-)
+from m2lgdg.methods.linear import _balance, _site_means, _slopes, _standardised
+from m2lgdg.methods.solvers import LEARNERS, LEAST_SCALE, Problem, Rows, adaptive_ridge, association, ridge_coefficients
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
@@ -27,11 +18,24 @@ def cohort():
     return make_cohort("tiny", seed=7)
 
 
+def rows_of(features):
+    """Rows that are the same in training and at an unseen site."""
+    return Rows(features, np.zeros((1, features.shape[1])), np.zeros(len(features), dtype=int))
+
+
+def solved(learner, features, cohort, penalty, folds=(), weights=None):
+    """Held-out decisions, coefficients and intercept for one penalty, times the mean squared norm."""
+    rows = rows_of(features)
+    weights = np.ones(len(features)) if weights is None else weights
+    found = learner(Problem(rows, cohort.labels, weights, list(folds), np.array([penalty * rows.mean_square])))
+    return found.held_out[0], found.coefficients(0), found.intercepts[0]
+
+
 def test_ridge_solves_the_weighted_normal_equations():
     rng = np.random.default_rng(0)
     x, labels, weights = rng.normal(size=(30, 5)), rng.integers(0, 2, 30).astype(np.int8), rng.uniform(0.2, 2, 30)
-    coefficients, intercepts = _ridge(x, labels, weights, np.array([0.5, 20.0]))
     y = 2.0 * labels - 1
+    coefficients, intercepts = ridge_coefficients(x, y, weights, np.array([0.5, 20.0]))
     for beta, alpha, strength in zip(coefficients, intercepts, (0.5, 20.0), strict=True):
         residual = y - x @ beta - alpha
         np.testing.assert_allclose(x.T @ (weights * residual), strength * beta, atol=1e-9)
@@ -40,22 +44,23 @@ def test_ridge_solves_the_weighted_normal_equations():
 
 def test_rotating_into_the_row_space_changes_nothing(cohort):
     """Logistic regression on 66 features directly, against the block fitted through the rotation."""
-    features = fc_features(cohort.series)
+    features = fc_features(cohort.series).astype(np.float64)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
-    block = _choose(z, z, cohort, np.ones(len(z)), [], _logistic, (0.3,))
+    assert z.shape[1] > len(z)
+    _, weights, intercept = solved(LEARNERS["logistic"], z, cohort, 0.3)
     strength = 0.3 * (z**2).sum() / len(z)
     direct = LogisticRegression(C=1 / strength, max_iter=5000, tol=1e-9).fit(z, cohort.labels)
-    np.testing.assert_allclose(block.weights, direct.coef_[0], atol=1e-3)  # of weights up to 0.1
-    assert block.intercept == pytest.approx(direct.intercept_[0], abs=1e-3)
+    np.testing.assert_allclose(weights, direct.coef_[0], atol=1e-5)  # of weights up to 0.1
+    assert intercept == pytest.approx(direct.intercept_[0], abs=1e-5)
 
 
 def test_association_is_the_correlation_inside_sites_above_chance(cohort):
     """Against numpy's correlations of subjects repeated until the classes of each site are balanced."""
     weights = _balance(cohort)
-    features = fc_features(cohort.series)
-    x = features - _site_means(features, cohort, weights)
-    scale = association(x, cohort.labels, weights)
+    features = fc_features(cohort.series).astype(np.float64)
+    x = features - _site_means(features, cohort, weights)[np.unique(cohort.sites, return_inverse=True)[1]]
     y = 2.0 * cohort.labels - 1
+    scale = association(x, y, weights)
     expected = []
     for column in x.T:
         product = sum(w * a * b for w, a, b in zip(weights, column, y, strict=True))
@@ -69,7 +74,7 @@ def test_association_is_the_correlation_inside_sites_above_chance(cohort):
 
 def test_association_of_features_that_say_nothing():
     x = np.zeros((4, 3))
-    np.testing.assert_array_equal(association(x, np.array([0, 1, 0, 1], dtype=np.int8), np.ones(4)), 1.0)
+    np.testing.assert_array_equal(association(x, np.array([-1.0, 1, -1, 1]), np.ones(4)), 1.0)
 
 
 def test_an_adaptive_ridge_penalises_each_feature_by_its_scale():
@@ -78,8 +83,10 @@ def test_an_adaptive_ridge_penalises_each_feature_by_its_scale():
     labels = rng.integers(0, 2, 40).astype(np.int8)
     x = rng.normal(size=(40, 6)) + np.outer(2.0 * labels - 1, [1.0, 0.3, 0, 0, 0, 0])
     weights = rng.uniform(0.5, 2, 40)
-    coefficients, intercepts = _adapted(_ridge)(x, labels, weights, np.array([5.0]))
-    scale, y, middle = association(x, labels, weights), 2.0 * labels - 1, np.average(x, axis=0, weights=weights)
+    found = adaptive_ridge(Problem(rows_of(x), labels, weights, [], np.array([5.0])))
+    coefficients, intercepts = found.coefficients(0)[None], found.intercepts
+    y, middle = 2.0 * labels - 1, np.average(x, axis=0, weights=weights)
+    scale = association(x, y, weights)
     z = x - middle
     inverse = np.linalg.inv(z.T @ (weights[:, None] * z) + 5.0 * np.diag(scale**-2.0))
     beta = inverse @ (z.T @ (weights * (y - np.average(y, weights=weights))))
@@ -95,11 +102,9 @@ def test_an_adaptive_block_scales_by_its_own_training_subjects(cohort):
     found = []
     for labels in (cohort.labels, turned):
         seen = cohort._changed(labels=labels)
-        features = fc_features(cohort.series)
-        found.append(
-            _choose(features, features, seen, np.ones(len(seen)), folds[:1], _ridge, (1.0,), adaptive=True).held_out[test]
-        )
-    np.testing.assert_array_equal(*found)
+        features = fc_features(cohort.series).astype(np.float64)
+        found.append(solved(adaptive_ridge, features, seen, 1.0, folds[:1])[0][test])
+    np.testing.assert_allclose(*found, atol=1e-9)  # all folds are solved together
 
 
 def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
@@ -113,25 +118,25 @@ def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
 
 
 def test_site_means_are_means_of_class_means(cohort):
-    features = fc_features(cohort.series)
+    features = fc_features(cohort.series).astype(np.float64)
     means = _site_means(features, cohort, _balance(cohort))
     for site in cohort.site_names:
         here = cohort.sites == site
         expected = sum(features[here & (cohort.labels == label)].mean(axis=0) for label in (0, 1)) / 2
-        np.testing.assert_allclose(means[here], np.tile(expected, (here.sum(), 1)))
+        np.testing.assert_allclose(means[list(np.unique(cohort.sites)).index(site)], expected, rtol=1e-6)
 
 
 def test_held_out_decisions_never_saw_their_site(cohort):
     """Changing the labels of one site leaves the held-out decisions of that site alone."""
-    features = fc_features(cohort.series)
+    features = fc_features(cohort.series).astype(np.float64)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
     folds = site_folds(cohort.sites, cohort.labels, 4)
-    first = _choose(z, z, cohort, np.ones(len(z)), folds, _ridge, (1.0,))
+    first, _, _ = solved(LEARNERS["ridge"], z, cohort, 1.0, folds)
     flipped = cohort._changed(labels=np.where(cohort.sites == "east", 1 - cohort.labels, cohort.labels).astype(np.int8))
-    second = _choose(z, z, flipped, np.ones(len(z)), folds, _ridge, (1.0,))
+    second, _, _ = solved(LEARNERS["ridge"], z, flipped, 1.0, folds)
     east = cohort.sites == "east"
-    np.testing.assert_allclose(first.held_out[east], second.held_out[east], atol=1e-10)
-    assert np.abs(first.held_out[~east] - second.held_out[~east]).max() > 1e-3
+    np.testing.assert_allclose(first[east], second[east], atol=1e-10)
+    assert np.abs(first[~east] - second[~east]).max() > 1e-3
 
 
 def test_the_penalty_is_chosen_by_sites_held_out(cohort):
@@ -223,8 +228,9 @@ def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
     for name, share in (("steady", 1.0), ("swings", 0.3), ("amplitude", 0.2)):
         features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
         slopes = _slopes(features, z[:, taken], cohort, weights)
-        block, _ = fitted._fit_block(features - z[:, taken] @ slopes, None, cohort, folds, True)  # nothing is left to take out
-        np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-6, atol=1e-12)
+        without = _standardised(features - z[:, taken] @ slopes, cohort, weights, True)
+        block = fitted._solve(name, without, cohort, folds)
+        np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-4, atol=1e-6)
         rebuilt += (features - z[:, taken] @ slopes) @ own + fitted.state_[f"{name}.intercept"]
         outside += slopes @ own
     alone = fitted.state_["phenotypes.weights"].copy()

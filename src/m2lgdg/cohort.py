@@ -175,6 +175,12 @@ class Cohort:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content; it does not depend on subject order, folder or file format."""
+        head = json.dumps([self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))])
+        return hashlib.sha256(head.encode() + b"".join(sorted(self._digests))).hexdigest()
+
+    @cached_property
+    def _digests(self) -> tuple[bytes, ...]:
+        """SHA-256 of each subject's data; a selection of subjects takes them over."""
         columns = self._columns()
         names = sorted(columns)
         digests = []
@@ -184,8 +190,7 @@ class Cohort:
             digest = hashlib.sha256(json.dumps(text).encode())
             digest.update(np.ascontiguousarray(one, dtype="<f4").data)
             digests.append(digest.digest())
-        head = json.dumps([self.rois, self.inputs, names])
-        return hashlib.sha256(head.encode() + b"".join(sorted(digests))).hexdigest()
+        return tuple(digests)
 
     def select(
         self,
@@ -202,7 +207,7 @@ class Cohort:
             keep = keep[np.isin(self.sites[keep], self._known(sites, self.sites, "site"))]
         if subjects is not None:
             keep = keep[np.isin(self.subjects[keep], self._known(subjects, self.subjects, "subject"))]
-        return self._changed(
+        chosen = self._changed(
             series=tuple(self.series[i] for i in keep.tolist()),
             subjects=self.subjects[keep],
             sites=self.sites[keep],
@@ -211,6 +216,9 @@ class Cohort:
             phenotypes=self.phenotypes.iloc[keep],
             findings=self.findings if np.array_equal(np.sort(keep), np.arange(len(self))) else None,
         )
+        if "_digests" in self.__dict__:
+            chosen.__dict__["_digests"] = tuple(self._digests[i] for i in keep.tolist())
+        return chosen
 
     def _known(self, names: Iterable[str], values: npt.NDArray[np.str_], what: str) -> list[str]:
         wanted = [names] if isinstance(names, str) else list(names)
@@ -241,6 +249,8 @@ class Cohort:
         inputs = tuple(inputs)
         findings = self.findings if inputs == self.inputs else None
         changed = self._changed(inputs=inputs, allow_proxies=allow_proxies, findings=findings)
+        if "_digests" in self.__dict__:  # inputs are not part of a subject's data
+            changed.__dict__["_digests"] = self._digests
         changed._check_inputs()
         return changed
 
@@ -251,7 +261,8 @@ class Cohort:
     def _changed(self, **values: object) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
         other = copy.copy(self)
-        other.__dict__.pop("hash", None)
+        for kept in ("hash", "_digests"):
+            other.__dict__.pop(kept, None)
         object.__setattr__(other, "findings", None)
         for key, value in values.items():
             object.__setattr__(other, key, value)

@@ -7,6 +7,8 @@ is fitted on source and then applied to any subject.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ import numpy.typing as npt
 from m2lgdg.threads import on_threads
 
 Floats = npt.NDArray[np.float64]
-Series = Sequence[npt.NDArray[np.float32]]
+Singles = npt.NDArray[np.float32]
+Series = Sequence[Singles]
 View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
+Compute = Callable[[Series], Iterator[Floats]]  # features of each subject, in order
 CLIP = 0.999  # Fisher's z of 1 is infinite
 PIECE = 64  # matrix logarithms in memory at once
 CURVATURE = 32  # subjects used to estimate the curvature for a Newton step
@@ -58,27 +62,38 @@ def correlations(series: Series, view: View = standardised) -> Floats:
     """(subject, roi, roi) Pearson correlations of the series after `view`; 1 on the diagonal, 0 for a flat ROI."""
     n = series[0].shape[1]
     result = np.empty((len(series), n, n))
-
-    def product(one: npt.NDArray[np.float32]) -> Floats:
-        unit = view(one)  # (time, roi)
-        return np.asarray(unit.T @ unit / len(unit))
-
-    for i, matrix in enumerate(on_threads(product, series)):
+    for i, matrix in enumerate(on_threads(lambda one: _correlation(one, view), series)):
         result[i] = matrix
-    np.clip(result, -1.0, 1.0, out=result)
-    result[:, np.arange(n), np.arange(n)] = 1.0
     return result
 
 
+def _correlation(series: npt.NDArray[np.float32], view: View) -> Floats:
+    unit = view(series)  # (time, roi)
+    matrix = np.clip(unit.T @ unit / len(unit), -1.0, 1.0)
+    np.fill_diagonal(matrix, 1.0)
+    return matrix
+
+
+def fc_features(series: Series, view: View = standardised) -> Singles:
+    """(subject, edge) Fisher z of the correlations above the diagonal, in row order; kept ones are not computed again."""
+    rois = series[0].shape[1]
+
+    def edges(one: Singles) -> Floats:
+        return np.arctanh(np.clip(upper_triangle(_correlation(one, view)), -CLIP, CLIP))
+
+    return _kept(series, view.__name__, (rois * (rois - 1) // 2,), lambda every: on_threads(edges, every))
+
+
 def upper_triangle(matrices: Floats) -> Floats:
-    """(subject, edge) values above the diagonal, in row order."""
-    rows, columns = np.triu_indices(matrices.shape[-1], 1)
-    return matrices[:, rows, columns]
+    """(..., edge) values above the diagonal of (..., roi, roi), in row order."""
+    rows, columns = _above_diagonal(matrices.shape[-1])
+    return np.asarray(matrices[..., rows, columns])
 
 
-def fc_features(series: Series, view: View = standardised) -> Floats:
-    """(subject, edge) Fisher z of the correlations."""
-    return np.arctanh(np.clip(upper_triangle(correlations(series, view)), -CLIP, CLIP))
+@cache
+def _above_diagonal(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    rows, columns = np.triu_indices(n, 1)
+    return rows, columns
 
 
 def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:
@@ -108,21 +123,23 @@ def covariances(series: Series) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
 
     The shrinkage has a closed form: S = X'X / t is shrunk towards mu I, by the ratio of the estimation error of S to its
-    squared distance from mu I.
+    squared distance from mu I. They are rounded to float32, like the other features.
     """
     n = series[0].shape[1]
-    result = np.empty((len(series), n, n))
-    for i, one in enumerate(series):
-        x = standardised(one)  # (time, roi)
-        t = len(x)
-        sample = x.T @ x / t
-        mu = np.trace(sample) / n
-        distance = (sample**2).sum() - n * mu**2  # |S - mu I|^2
-        error = (((x**2).sum(axis=1) ** 2).sum() / t - (sample**2).sum()) / t  # mean of |x x' - S|^2, over t
-        shrinkage = min(error, distance) / distance if distance > 0 else 0.0
-        result[i] = (1 - shrinkage) * sample
-        result[i][np.diag_indices(n)] += max(shrinkage, 1e-6) * mu  # the floor keeps the matrix invertible with flat ROIs
-    return result
+    return _kept(series, "covariances", (n, n), lambda every: on_threads(_covariance, every)).astype(np.float64)
+
+
+def _covariance(series: Singles) -> Floats:
+    x = standardised(series)  # (time, roi)
+    t, n = x.shape
+    sample = x.T @ x / t
+    mu = np.trace(sample) / n
+    distance = (sample**2).sum() - n * mu**2  # |S - mu I|^2
+    error = (((x**2).sum(axis=1) ** 2).sum() / t - (sample**2).sum()) / t  # mean of |x x' - S|^2, over t
+    shrinkage = min(error, distance) / distance if distance > 0 else 0.0
+    result = (1 - shrinkage) * sample
+    result[np.diag_indices(n)] += max(shrinkage, 1e-6) * mu  # the floor keeps the matrix invertible with flat ROIs
+    return np.asarray(result)
 
 
 def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50) -> Floats:
@@ -152,12 +169,23 @@ def _start(matrices: Floats) -> Floats:
     """Geometric mean of the arithmetic and the harmonic mean: close to that of all matrices, without any logarithm."""
     total = np.zeros_like(matrices[0])
     for one in matrices:
-        total += np.linalg.inv(one)
+        total += _inverse(one)
     mean, harmonic = matrices.mean(axis=0), np.linalg.inv(total / len(matrices))
     root, inverse = _symmetric(mean, np.sqrt), _symmetric(mean, _inverse_root)
     between = inverse @ harmonic @ inverse
     middle = root @ _symmetric((between + between.T) / 2, np.sqrt) @ root
     return np.asarray((middle + middle.T) / 2)
+
+
+def _inverse(matrix: Floats) -> Floats:
+    """Inverse of a positive definite matrix, by its Cholesky factor: half the time of a general inverse."""
+    from scipy.linalg.lapack import dpotrf, dpotri
+
+    lower, failed = dpotrf(matrix, lower=1, clean=1)
+    inverse, also_failed = dpotri(lower, lower=1)
+    if failed or also_failed:
+        return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+    return np.asarray(np.tril(inverse) + np.tril(inverse, -1).T, dtype=np.float64)
 
 
 def _newton(mean: Floats, logs: Floats) -> Floats:
@@ -184,7 +212,7 @@ def _newton(mean: Floats, logs: Floats) -> Floats:
     return solution
 
 
-def tangent_features(matrices: Floats, reference: Floats) -> Floats:
+def tangent_features(matrices: Floats, reference: Floats) -> Singles:
     """(subject, roi (roi + 1) / 2) tangent vectors: the matrix logarithm after whitening with the reference.
 
     Off-diagonal entries are scaled by sqrt 2, so that Euclidean distances between vectors equal those between matrices.
@@ -192,7 +220,7 @@ def tangent_features(matrices: Floats, reference: Floats) -> Floats:
     whitening = _symmetric(reference, _inverse_root)
     rows, columns = np.triu_indices(len(reference))
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    result = np.empty((len(matrices), len(rows)))
+    result = np.empty((len(matrices), len(rows)), dtype=np.float32)
     for i, one in enumerate(_whitened_logs(matrices, whitening)):
         result[i] = one[rows, columns] * scale
     return result
@@ -224,3 +252,66 @@ def _inverse_root(values: Floats) -> Floats:
 
 def _safe_log(values: Floats) -> Floats:
     return np.asarray(np.log(np.maximum(values, 1e-12)))
+
+
+class KeptFeatures:
+    """Features of the subjects of a cohort, each kind computed once, when it is first asked for.
+
+    A feature belongs to the array that holds a subject's series, so a changed or unknown series never gets the features of
+    another. Nothing that is kept is fitted: a row depends on one subject only.
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = tuple(series)  # held, so that their ids stay unique
+        self.rows = {id(one): i for i, one in enumerate(self.series)}
+        self.arrays: dict[str, Singles] = {}
+
+    def find(self, series: Series) -> list[int] | None:
+        """Rows of some subjects; None if one of them is not of this cohort."""
+        rows = [self.rows.get(id(one), -1) for one in series]
+        return None if -1 in rows else rows
+
+    def array(self, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+        """(subject, ...) features of all subjects."""
+        if name not in self.arrays:
+            self.arrays[name] = self.compute(name, shape, compute)
+        return self.arrays[name]
+
+    def compute(self, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+        """Features of a kind that was not asked for before."""
+        return _stack(self.series, shape, compute)
+
+
+_KEPT: list[KeptFeatures] = []
+
+
+@contextmanager
+def keeping_features(series: Series) -> Iterator[None]:
+    """Within this context, features of these subjects are computed once; for several fits on parts of one cohort."""
+    kept = KeptFeatures(series)
+    _KEPT.append(kept)
+    try:
+        yield
+    finally:
+        _KEPT.remove(kept)
+
+
+def keep_features(kept: KeptFeatures | None) -> None:
+    """Use these features until others take their place; a worker process holds one cohort at a time."""
+    _KEPT[:] = [kept] if kept else []
+
+
+def _kept(series: Series, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+    """(subject, ...) features, those of a cohort whose features are kept or else computed."""
+    for kept in _KEPT:
+        rows = kept.find(series)
+        if rows is not None:
+            return kept.array(name, shape, compute)[rows]
+    return _stack(series, shape, compute)
+
+
+def _stack(series: Series, shape: tuple[int, ...], compute: Compute) -> Singles:
+    result = np.empty((len(series), *shape), dtype=np.float32)
+    for i, values in enumerate(compute(series)):
+        result[i] = values
+    return result

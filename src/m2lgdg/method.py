@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import keeping_features
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, SOURCE_DISTRIBUTION, digest, read_about, stored_name
 from m2lgdg.model.new_site import NewSiteCalibration
@@ -106,14 +107,15 @@ class Method:
         }
         self._folder = self.new_site_ = None
         self.check()
-        self.learn(source, seed=seed, device=device, progress=progress)
-        self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
-        if new_site_calibration:
+        with keeping_features(source.series) if new_site_calibration else contextlib.nullcontext():
+            self.learn(source, seed=seed, device=device, progress=progress)
+            self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
+            if new_site_calibration:
 
-            def predict_left_out(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
-                return type(self)(**self.fields()).fit(part, seed=seed, device=device).predict_proba(rest)[:, 1]
+                def predict_left_out(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
+                    return type(self)(**self.fields()).fit(part, seed=seed, device=device).predict_proba(rest)[:, 1]
 
-            self.new_site_ = NewSiteCalibration.fit(source, predict_left_out, calibration_folds, progress)
+                self.new_site_ = NewSiteCalibration.fit(source, predict_left_out, calibration_folds, progress)
         return self
 
     def check(self) -> None:

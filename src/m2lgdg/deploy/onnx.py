@@ -148,7 +148,7 @@ def prepared(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
     """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods."""
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
-        return {name: fitted._features(name, cohort) for name in fitted._weights()}
+        return {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
     assert isinstance(fitted, DeepMethod)
     device = torch.device("cpu")
     batch = fitted.make_batch(cohort, _scaler(fitted), device)

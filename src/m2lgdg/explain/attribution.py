@@ -220,7 +220,7 @@ def _gate(network: Any, batch: Batch) -> Floats:
 
 def _patterns(fitted: Linear, cohort: Cohort) -> _Attributions:
     n = len(cohort.rois)
-    features = {name: fitted._features(name, cohort) for name in fitted._weights()}
+    features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
     parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
     decision = np.asarray(sum(parts.values()))
     if len(cohort) < 3 or decision.std() == 0:

@@ -16,6 +16,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features
 
 Floats = npt.NDArray[np.float64]
+Features = npt.NDArray[np.floating[Any]]
 STANDARDISED = 0.01  # spread of log amplitudes over ROIs below which a scan was standardised; real scans have about 0.5
 TAIL = 0.005  # quantile of source subjects, so that one odd subject does not set the range
 MARGIN = 2.0  # a new site may be this factor beyond the source quantile
@@ -24,7 +25,7 @@ ARRAYS = ("amplitude.profile", "amplitude.low", "amplitude.high", "amplitude.mea
 FLAG = "amplitude not used: the series are scaled differently from source"
 
 
-def standardised_scans(features: Floats) -> npt.NDArray[np.bool_]:
+def standardised_scans(features: Features) -> npt.NDArray[np.bool_]:
     """(subject,) whether all ROIs have the same amplitude, as after z-scoring. `features` are (subject, roi) log amplitudes."""
     return np.asarray(features.std(axis=1) < STANDARDISED)
 
@@ -41,7 +42,7 @@ class AmplitudeRange(NamedTuple):
     high: Floats  # (3,) greatest distance; slope and spread have no upper bound
 
     @classmethod
-    def fit(cls, features: Floats, source: Cohort) -> AmplitudeRange:
+    def fit(cls, features: Features, source: Cohort) -> AmplitudeRange:
         """Fit to the source subjects that are not standardised; each site is measured against the profile of the others."""
         groups = (
             np.unique(source.sites, return_inverse=True)[1] if len(source.site_names) > 1 else np.arange(len(source)) % FOLDS
@@ -53,12 +54,12 @@ class AmplitudeRange(NamedTuple):
             if here.any() and others.any():
                 measured.append(_measures(features[here], features[others].mean(axis=0)))
         if not measured:  # one subject: nothing to compare it with
-            return cls(features.mean(axis=0), np.array([-np.inf, STANDARDISED, -np.inf]), np.full(3, np.inf))
+            return cls(features.mean(axis=0, dtype=np.float64), np.array([-np.inf, STANDARDISED, -np.inf]), np.full(3, np.inf))
         lowest, highest = np.quantile(np.concatenate(measured), [TAIL, 1 - TAIL], axis=0)
         # A slope near 0 or below means that source subjects share no profile: then the slope tells nothing.
         least_slope = lowest[0] / MARGIN if lowest[0] > 0 else -np.inf
         return cls(
-            features[usable].mean(axis=0),
+            features[usable].mean(axis=0, dtype=np.float64),
             np.array([least_slope, max(lowest[1] / MARGIN, STANDARDISED), -np.inf]),
             np.array([np.inf, np.inf, highest[2] * MARGIN]),
         )
@@ -80,7 +81,7 @@ class AmplitudeRange(NamedTuple):
         return cls(state["amplitude.profile"], state["amplitude.low"], state["amplitude.high"])
 
 
-def fill_standardised(features: Floats, standardised: npt.NDArray[np.bool_], sites: npt.NDArray[np.str_]) -> None:
+def fill_standardised(features: Features, standardised: npt.NDArray[np.bool_], sites: npt.NDArray[np.str_]) -> None:
     """Replace the amplitudes of standardised source scans by the mean of the other scans of their site, or of all sites."""
     for site in np.unique(sites[standardised]):
         here = sites == site
@@ -118,7 +119,7 @@ class UsesAmplitude:
         return np.where(outside[:, None], state["amplitude.mean"], features)
 
 
-def _measures(features: Floats, profile: Floats) -> Floats:
+def _measures(features: Features, profile: Features) -> Floats:
     """(subject, measure) slope on the profile, spread over ROIs and distance from the profile."""
     slope = (features * profile).sum(axis=1) / (float(profile @ profile) or 1.0)
     distance = np.sqrt(((features - profile) ** 2).mean(axis=1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +27,18 @@ from m2lgdg.connectivity import (
 )
 from m2lgdg.method import Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
+from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.metrics import auc, platt
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.splits import site_folds
 
 Floats = npt.NDArray[np.float64]
+Value = TypeVar("Value")
 VIEWS: dict[str, View] = {"fc": standardised, "steady": steady, "swings": swings}  # of a series, before it is correlated
-LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean association
-# features (subject, feature), labels, subject weights, penalties -> coefficients (penalty, feature), intercepts (penalty,)
-Learner = Callable[[Floats, npt.NDArray[np.int8], Floats, Floats], tuple[Floats, Floats]]
+
+
+REFERENCE_TOLERANCE = 0.02  # one Newton step; at 1e-4, with three, probabilities on ABIDE change by at most 1.4e-4
+SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
 
 
 class Block(NamedTuple):
@@ -82,14 +85,14 @@ class Linear(UsesAmplitude, Method):
         for name, weight in self._weights().items():
             if name == "tangent":
                 self.state_["tangent.reference"] = _reference(source)
-            features = self._features(name, source)
+            features = self._source_features(name, source)
             if name == "amplitude" and not self._amplitude_is_usable(features, source):
                 continue
-            self.state_[f"{name}.mean"] = features.mean(axis=0)  # baseline of a single subject's explanation
+            self.state_[f"{name}.mean"] = features.mean(axis=0, dtype=np.float64)  # baseline of a single subject's explanation
             confounds = (
                 self._features("phenotypes", source)[:, confound_columns] if confound_columns and name != "phenotypes" else None
             )
-            block, slopes = self._fit_block(features, confounds, source, folds, name in self.adaptive)
+            block, slopes = self._fit_block(name, features, confounds, source, folds)
             weight /= block.held_out.std() or 1.0
             total += weight * block.held_out
             self.state_[f"{name}.weights"] = weight * block.weights
@@ -102,7 +105,7 @@ class Linear(UsesAmplitude, Method):
         self.state_["calibration"] = np.array(platt(total, source.labels))
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
 
-    def _amplitude_is_usable(self, features: Floats, source: Cohort) -> bool:
+    def _amplitude_is_usable(self, features: Features, source: Cohort) -> bool:
         """Store the range of amplitudes in source, and fill in those of standardised scans.
 
         If most source scans are standardised, the block gets the weight 0.
@@ -141,7 +144,7 @@ class Linear(UsesAmplitude, Method):
     def _weights(self) -> dict[str, float]:
         return dict(self.blocks) | ({"phenotypes": self.phenotype_weight} if self.phenotypes else {})
 
-    def _features(self, block: str, cohort: Cohort) -> Floats:
+    def _features(self, block: str, cohort: Cohort) -> Features:
         """(subject, feature) of one block; each row depends on that subject and on statistics of source only."""
         if block in VIEWS:
             return fc_features(cohort.series, VIEWS[block])
@@ -151,65 +154,67 @@ class Linear(UsesAmplitude, Method):
             return self.amplitude_block(cohort)
         return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "phenotypes.scaler").transform(cohort)
 
+    def _source_features(self, name: str, source: Cohort) -> Features:
+        if name == "tangent":
+            return _TANGENTS.get(source.hash, lambda: self._features(name, source))
+        return self._features(name, source)
+
     def _fit_block(
-        self, features: Floats, confounds: Floats | None, source: Cohort, folds: list[Any], adaptive: bool
+        self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
     ) -> tuple[Block, Floats | None]:
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
-        weights = _balance(source) if self.within_sites else np.ones(len(source))
-        slopes = None
         if confounds is not None:
+            weights = self._subject_weights(source)
             slopes = _slopes(features, confounds, source, weights)
-            features = features - confounds @ slopes
-        centre = np.average(features, axis=0, weights=weights)
-        trained = features - (_site_means(features, source, weights) if self.within_sites else centre)
-        scale = np.sqrt(np.average(trained**2, axis=0, weights=weights))
-        scale = np.where(scale > 1e-12, scale, 1.0)
-        scaled = (trained / scale, (features - centre) / scale)
-        block = _choose(*scaled, source, weights, folds, LEARNERS[self.learner], self.penalties, adaptive)
-        unscaled = block.weights / scale
-        return block._replace(weights=unscaled, intercept=float(block.intercept - centre @ unscaled)), slopes
+            without = features - (confounds @ slopes).astype(features.dtype)
+            return self._solve(name, _standardised(without, source, weights, self.within_sites), source, folds), slopes
+        # Methods and variants that are fitted on the same source share their blocks.
+        shared = (source.hash, name, self.within_sites)
+        fitted = (*shared, self.learner, name in self.adaptive, self.penalties, self.site_folds)
+
+        def solve() -> Block:
+            rows = _ROWS.get(shared, lambda: _standardised(features, source, self._subject_weights(source), self.within_sites))
+            return self._solve(name, rows, source, folds)
+
+        return _BLOCKS.get(fitted, solve), None
+
+    def _subject_weights(self, source: Cohort) -> Floats:
+        return _balance(source) if self.within_sites else np.ones(len(source))
+
+    def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
+        """Solve for all penalties, and take the one with the best mean AUC over held-out source sites."""
+        rows, centre, scale = standardised
+        penalties = np.array(self.penalties) * rows.mean_square
+        problem = Problem(rows, source.labels, self._subject_weights(source), folds, penalties)
+        solutions = adaptive_ridge(problem) if name in self.adaptive else LEARNERS[self.learner](problem)
+        best = int(np.argmax([_mean_site_auc(decision, source) for decision in solutions.held_out]))
+        unscaled = solutions.coefficients(best) / scale
+        intercept = float(solutions.intercepts[best] - centre @ unscaled)
+        return Block(unscaled, intercept, solutions.held_out[best], self.penalties[best])
 
 
-def _choose(
-    trained: Floats,
-    scored: Floats,
-    source: Cohort,
-    weights: Floats,
-    folds: list[Any],
-    learner: Learner,
-    penalties: tuple[float, ...],
-    adaptive: bool = False,
-) -> Block:
-    """The block refitted on all of source with the penalty of the best mean AUC over held-out source sites.
+class Standardised(NamedTuple):
+    """Rows of a block, and the mean and sd of its features in source."""
 
-    `trained` and `scored` are the same subjects' features: as used for training (centred by site where the method does so), and
-    as they would be at an unseen site (centred by the mean of source).
-    """
-    axes, train_rows, score_rows = None, trained, scored
-    if adaptive:
-        learner = _adapted(learner)  # scales are per feature, from the training subjects of each fold
-    else:
-        # With an l2 penalty the solution lies in the span of the training rows: rotating into it is exact and much smaller.
-        axes = _row_space(trained)  # (rank, feature)
-        train_rows, score_rows = trained @ axes.T, scored @ axes.T
-    strengths = np.array(penalties) * (trained**2).sum() / len(trained)
-    held_out = np.full((len(penalties), len(source)), np.nan)
-    for train, test in folds:
-        coefficients, intercepts = learner(train_rows[train], source.labels[train], weights[train], strengths)
-        held_out[:, test] = coefficients @ score_rows[test].T + intercepts[:, None]
-    coefficients, intercepts = learner(train_rows, source.labels, weights, strengths)
-    untested = np.isnan(held_out).any(axis=0)  # subjects whose fold could not be trained on
-    held_out[:, untested] = coefficients @ score_rows[untested].T + intercepts[:, None]
-    best = int(np.argmax([_mean_site_auc(decision, source) for decision in held_out]))
-    chosen = coefficients[best] if axes is None else coefficients[best] @ axes
-    return Block(chosen, float(intercepts[best]), held_out[best], penalties[best])
+    rows: Rows
+    centre: Floats
+    scale: Floats
 
 
-def _row_space(rows: Floats) -> Floats:
-    """(rank, feature) orthonormal axes of the row space, from the small Gram matrix."""
-    eigenvalues, vectors = np.linalg.eigh(rows @ rows.T)
-    nonzero = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 1e-300)
-    return np.asarray((vectors[:, nonzero] / np.sqrt(eigenvalues[nonzero])).T @ rows)
+def _standardised(features: Features, source: Cohort, weights: Floats, within_sites: bool) -> Standardised:
+    """Features centred (by site, if asked) and divided by their sd in source; also their mean and sd."""
+    centre = combine(weights[None] / weights.sum(), features)[0]
+    names, site = np.unique(source.sites, return_inverse=True)
+    means = _site_means(features, source, weights) if within_sites else np.tile(centre, (len(names), 1))
+    trained = np.empty_like(features)
+    scale = np.empty(features.shape[1])
+    for start in range(0, features.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        values = features[:, part] - means[site, part]  # float64
+        spread = np.sqrt(weights @ values**2 / weights.sum())
+        scale[part] = np.where(spread > SMALLEST_SPREAD, spread, 1.0)
+        trained[:, part] = values / scale[part]
+    return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale)
 
 
 def _mean_site_auc(decision: Floats, source: Cohort) -> float:
@@ -235,106 +240,53 @@ def _balance(source: Cohort) -> Floats:
     return weights if weights.any() else np.ones(len(source))
 
 
-def _site_means(features: Floats, source: Cohort, weights: Floats) -> Floats:
-    """(subject, feature) class-balanced mean of each subject's site."""
-    means = np.empty_like(features)
-    for site in source.site_names:
-        at_site = source.sites == site
-        site_weights = weights[at_site] if weights[at_site].any() else None
-        means[at_site] = np.average(features[at_site], axis=0, weights=site_weights)
-    return means
+def _site_means(features: Features, source: Cohort, weights: Floats) -> Floats:
+    """(site, feature) class-balanced mean of each site, in the order of `numpy.unique`."""
+    names, site = np.unique(source.sites, return_inverse=True)
+    member = (site == np.arange(len(names))[:, None]).astype(np.float64)  # (site, subject)
+    weighted = member * weights
+    counted = np.where(weighted.any(axis=1, keepdims=True), weighted, member)
+    return combine(counted / counted.sum(axis=1, keepdims=True), features)
 
 
-def _slopes(features: Floats, confounds: Floats, source: Cohort, weights: Floats) -> Floats:
+def _slopes(features: Features, confounds: Features, source: Cohort, weights: Floats) -> Floats:
     """(confound, feature) least-squares slopes within sites, so that scanner effects are not taken for effects of age."""
-    root = np.sqrt(weights)[:, None]
-    x, y = (root * (values - _site_means(values, source, weights)) for values in (confounds, features))
-    return np.asarray(np.linalg.lstsq(x, y, rcond=None)[0])
-
-
-def _adapted(learner: Learner) -> Learner:
-    """A learner on features scaled by their `association`, so that features without one are penalised most (adaptive ridge)."""
-
-    def learn(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
-        scale = association(x, labels, weights)
-        coefficients, intercepts = learner(x * scale, labels, weights, strengths)
-        return coefficients * scale, intercepts
-
-    return learn
-
-
-def association(x: Floats, labels: npt.NDArray[np.int8], weights: Floats) -> Floats:
-    """(feature,) scales: each feature's absolute correlation with the label, less its chance level, rescaled to keep the norm.
-
-    With r the correlation over n subjects: sqrt(max(r² - 1 / n, 0)) + 0.05 mean |r|. Features centred by site, with weights
-    that balance the classes there, need no centring of the labels.
-    """
-    y = 2.0 * labels - 1
-    squares = (x**2).sum(axis=0)
-    r = np.abs((weights * y) @ x) / np.sqrt(np.where(squares > 0, squares, 1.0) * (weights.sum() or 1.0))
-    r = (
-        np.sqrt(np.maximum(r**2 - 1 / len(x), 0.0)) + LEAST_SCALE * r.mean()
-    )  # no feature is dropped: the chance level is an estimate
-    norm = np.sqrt((squares * r**2).sum())
-    return r * np.sqrt(squares.sum()) / norm if norm > 0 else np.ones(x.shape[1])
-
-
-def _ridge(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
-    """Ridge regression on labels -1 / 1; one eigendecomposition serves all penalties."""
-    y = 2.0 * labels - 1
-    mean, mean_label = np.average(x, axis=0, weights=weights), np.average(y, weights=weights)
-    root = np.sqrt(weights)
-    z, t = (x - mean) * root[:, None], (y - mean_label) * root
-    if len(z) < z.shape[1]:
-        eigenvalues, vectors = np.linalg.eigh(z @ z.T)
-        coefficients = ((vectors.T @ t) / (eigenvalues + strengths[:, None])) @ vectors.T @ z  # (penalty, feature)
-    else:
-        eigenvalues, vectors = np.linalg.eigh(z.T @ z)
-        coefficients = ((vectors.T @ (z.T @ t)) / (eigenvalues + strengths[:, None])) @ vectors.T
-    return coefficients, mean_label - coefficients @ mean
-
-
-def _logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
-    """l2-penalised logistic regression, from the strongest penalty to the weakest with warm starts."""
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(max_iter=2000, warm_start=True)
-    coefficients, intercepts = np.empty((len(strengths), x.shape[1])), np.empty(len(strengths))
-    for i in np.argsort(-strengths):
-        model.set_params(C=1 / strengths[i]).fit(x, labels, sample_weight=weights)
-        coefficients[i], intercepts[i] = model.coef_[0], model.intercept_[0]
-    return coefficients, intercepts
-
-
-def _svm(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, strengths: Floats) -> tuple[Floats, Floats]:
-    """Linear support vector machine; all penalties share one precomputed kernel."""
-    from sklearn.svm import SVC
-
-    kernel = x @ x.T
-    coefficients, intercepts = np.empty((len(strengths), x.shape[1])), np.empty(len(strengths))
-    for i, strength in enumerate(strengths):
-        model = SVC(kernel="precomputed", C=1 / strength).fit(kernel, labels, sample_weight=weights)
-        coefficients[i], intercepts[i] = model.dual_coef_[0] @ x[model.support_], model.intercept_[0]
-    return coefficients, intercepts
-
-
-LEARNERS: dict[str, Learner] = {"ridge": _ridge, "logistic": _logistic, "svm": _svm}
+    site = np.unique(source.sites, return_inverse=True)[1]
+    centred = confounds - _site_means(confounds, source, weights)[site]  # orthogonal to the weighted mean of each site
+    weighted = centred.T * weights  # (confound, subject)
+    return np.asarray(np.linalg.pinv(weighted @ centred, hermitian=True) @ combine(weighted, features))
 
 
 def _sigmoid(values: Floats) -> Floats:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
-_REFERENCES: dict[str, Floats] = {}
+class _Recent(Generic[Value]):
+    """The last few results of a computation, by a key that holds the hash of all that it depends on."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.results: dict[Any, Value] = {}
+
+    def get(self, key: Any, compute: Callable[[], Value]) -> Value:
+        if key not in self.results:
+            result = compute()
+            while len(self.results) >= self.most:
+                del self.results[next(iter(self.results))]
+            self.results[key] = result
+        return self.results[key]
+
+
+# The methods of a study are fitted on the same sources, one target after another.
+_REFERENCES: _Recent[Floats] = _Recent(4)
+_TANGENTS: _Recent[Features] = _Recent(1)
+_ROWS: _Recent[Standardised] = _Recent(1)
+_BLOCKS: _Recent[Block] = _Recent(32)
 
 
 def _reference(source: Cohort) -> Floats:
-    """Tangent-space reference of source; the last four are cached, since the methods of a study share sources."""
-    if source.hash not in _REFERENCES:
-        while len(_REFERENCES) >= 4:
-            del _REFERENCES[next(iter(_REFERENCES))]
-        _REFERENCES[source.hash] = geometric_mean(covariances(source.series), tolerance=1e-4)
-    return _REFERENCES[source.hash]
+    """Tangent-space reference of source: the geometric mean of its covariances."""
+    return _REFERENCES.get(source.hash, lambda: geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE))
 
 
 @method("prior", role="peer")

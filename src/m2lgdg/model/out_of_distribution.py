@@ -55,7 +55,7 @@ class SourceDistribution:
     @classmethod
     def fit(cls, source: Cohort) -> SourceDistribution:
         """Fit to source subjects; labels are not used."""
-        features, values = fc_features(source.series), _phenotypes(source, source.inputs)
+        features, values = fc_features(source.series).astype(np.float64), _phenotypes(source, source.inputs)
         groups = (
             np.unique(source.sites, return_inverse=True)[1] if len(source.site_names) > 1 else np.arange(len(source)) % FOLDS
         )
@@ -82,7 +82,7 @@ class SourceDistribution:
 
     def scores(self, cohort: Cohort) -> dict[str, Floats]:
         """Out-of-distribution scores of connectivity and phenotypes; above 1 is outside, NaN means unknown."""
-        centred = fc_features(cohort.series) - self.mean if len(cohort) else np.empty((0, len(self.mean)))
+        centred = fc_features(cohort.series).astype(np.float64) - self.mean if len(cohort) else np.empty((0, len(self.mean)))
         along = centred @ self.axes.T.astype(np.float64)  # (subject, axis)
         square = (centred**2).sum(axis=1) - (along**2).sum(axis=1)
         distances = {

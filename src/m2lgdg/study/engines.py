@@ -6,7 +6,6 @@ that the function raises ends the run, and so does closing the generator.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -35,19 +34,37 @@ def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) 
 
 def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Results[Item]:
     """Run in `jobs` local processes. If one is killed its item is reported as lost, and a new process takes its place."""
-    workers, waiting = _Workers(work, jobs), iter(items)
+    workers, waiting = _Workers(work, jobs), _Waiting(items)
     try:
-        for i, item in enumerate(itertools.islice(waiting, jobs)):
-            workers.submit(i, item)
+        for i in range(min(jobs, len(items))):
+            workers.submit(i, waiting.next_for(i))
         while workers.running:
             for future in futures.wait(workers.running, return_when=futures.FIRST_COMPLETED).done:
                 i, item = workers.running.pop(future)
-                for following in itertools.islice(waiting, 1):
-                    workers.submit(i, following)
+                if waiting.items:
+                    workers.submit(i, waiting.next_for(i))
                 lost = isinstance(future.exception(), futures.BrokenExecutor)
                 yield item, WORKER_LOST if lost else future.result()
     finally:
         workers.close()
+
+
+class _Waiting:
+    """Items that no process has taken yet. A process keeps to one target, whose fitted parts methods share in memory."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = list(items)
+        self.targets: dict[int, Any] = {}  # last target of each process
+
+    def next_for(self, i: int) -> Any:
+        """Next item for the i-th process: of its own target, else of one that no process has, else any."""
+        targets = [getattr(item, "target", None) for item in self.items]
+        taken = set(self.targets.values())
+        same = (k for k, target in enumerate(targets) if i in self.targets and target == self.targets[i])
+        free = (k for k, target in enumerate(targets) if target not in taken)
+        chosen = next(same, next(free, 0))
+        self.targets[i] = targets[chosen]
+        return self.items.pop(chosen)
 
 
 class _Workers:

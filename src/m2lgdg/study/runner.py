@@ -28,6 +28,7 @@ from m2lgdg.storage import InputError, one_line, write_text
 from m2lgdg.study.cells import LIBRARIES, Cell, cell_code, distinct, make_cells
 from m2lgdg.study.config import Study, check_study, read_study
 from m2lgdg.study.engines import ENGINES, Engine
+from m2lgdg.study.features import forget_features, share_features
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.loaded import cohort_in_memory
 from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
@@ -58,6 +59,7 @@ class CellContext:
     plugins: tuple[str, ...]
     device: str
     threads: int
+    share_features: bool = False  # in files of the study folder
     cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
 
 
@@ -136,7 +138,8 @@ def run_study(
         tuple(str(Path(plugin).absolute()) for plugin in study.plugins),
         study.device,
         study.threads,
-        cohort.hash,
+        share_features=True,
+        cohort_hash=cohort.hash,
     )
     records = Records.of(out, cohort)
     with locked_folder(out, study, cohort, cohort_path, (part, parts)):
@@ -161,6 +164,8 @@ def run_study(
         except KeyboardInterrupt:
             records.collect(cells)
             raise Stopped(sum(map(records.done, shard_cells)), len(shard_cells)) from None
+        finally:
+            forget_features(context.out)
         records.collect(cells)
     summary.seconds = time.monotonic() - start
     return summary
@@ -224,6 +229,8 @@ def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method
     with _LOADING:  # cells of two studies may run in threads of one worker
         method = _cell_method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
         cohort = _cell_cohort(context)
+        if context.share_features:
+            share_features(cohort, context.out, cell.code)
     with threadpool_limits(context.threads), _torch_threads(context.threads):
         (fold,) = leave_one_site_out(cohort, [cell.target])
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)

@@ -1,0 +1,131 @@
+"""What people do every day on a laptop, by the code of an earlier commit and by this one: ratios of CPU seconds in one run.
+
+Usage: python benchmarks/everyday.py COHORT [--base 4ba5c10] [--sites 3] [--only peers fit table report predict]
+`peers`: the nine linear peers with and without phenotypes, some sites left out (`--sites 0`: all), two workers.
+`fit`: the default model with its new-site calibration. `table`, `report`: of the study that `peers` left behind, or of
+`--study`. `predict`: one subject, cold, against importing numpy, pandas and safetensors (`--repeats`, median).
+`large`: connectome-adaptive on a synthetic cohort of 960 subjects of 14 sites with 352 ROIs; `--sites` of them left out.
+Prints one JSON line for each. CPU seconds are those of the command and all of its processes, one thread each.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PEERS = """
+name = "everyday"
+cohort = {cohort}
+seeds = [0]
+targets = {targets}
+methods = {methods}
+variants = ["phenotypes"]
+"""
+METHODS = ["prior", "phenotype-logistic", "fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge"]
+METHODS += ["connectome-ensemble", "connectome-adaptive"]
+LARGE = """
+import m2lgdg
+sizes = {f"S{i + 1}": 69 if i < 8 else 68 for i in range(14)}
+m2lgdg.make_cohort("tiny", n_rois=352, n_time=180, sizes=sizes, seed=0).save("large.cohort")
+"""
+
+
+def command(source, *words, folder):
+    """CPU seconds, wall seconds and largest memory (GiB) of one process of `python -m m2lgdg` with this source."""
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    ended = subprocess.run([sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        sys.exit(ended.stderr[-2000:])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu, time.perf_counter() - start, after.ru_maxrss / 2**20
+
+
+def told(name, sides, **more):
+    base, ours = (sides[key] for key in ("base", "ours"))
+    times = {key: [round(value, 2) for value in values] for key, values in sides.items()}
+    print(json.dumps({"what": name, "times less CPU": round(base[0] / ours[0], 2), "cpu, wall, GiB": times} | more), flush=True)
+
+
+def sites_of(cohort, folder):
+    code = "import sys; from m2lgdg.cohort import Cohort; print('\\n'.join(Cohort.load(sys.argv[1]).site_names))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code, cohort], cwd=folder, env=environment, capture_output=True, text=True)
+    return done.stdout.split("\n")[:-1]
+
+
+def studies(sources, cohort, methods, count, folder, name):
+    names = sites_of(cohort, folder)
+    chosen = names[:: max(len(names) // count, 1)][:count] if count else names
+    text = PEERS.format(cohort=json.dumps(str(cohort)), targets=json.dumps(chosen), methods=json.dumps(methods))
+    (folder / f"{name}.toml").write_text(text)
+    sides = {
+        side: command(source, "-m", "m2lgdg", "run", f"{name}.toml", "--out", f"{name}-{side}", "--jobs", 2, folder=folder)
+        for side, source in sources.items()
+    }
+    told(name, sides, sites=len(chosen))
+
+
+def cold(sources, folder, cohort, repeats):
+    """One subject predicted from a cold start, and Python importing what no such program can do without."""
+    code = "import sys; from m2lgdg.cohort import Cohort; Cohort.load(sys.argv[1]).select([0]).save('one.cohort')"
+    command(sources["base"], "-c", code, cohort, folder=folder)
+    sides = {}
+    for side, source in sources.items():
+        model = folder / f"model-{side}"
+        if not model.exists():
+            command(source, "-m", "m2lgdg", "fit", cohort, "--out", model, folder=folder)
+        taken = []
+        for i in range(repeats):
+            words = ("predict", model, "one.cohort", "--out", f"p{i}-{side}.csv")
+            imports = command(source, "-c", "import numpy, pandas, safetensors", folder=folder)[1]
+            taken.append((command(source, "-m", "m2lgdg", *words, folder=folder)[1], imports))
+        sides[side] = [statistics.median(column) for column in zip(*taken, strict=True)]
+    ratios = {side: round(ours / imports, 2) for side, (ours, imports) in sides.items()}
+    print(json.dumps({"what": "predict", "times the imports": ratios, "wall": sides}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cohort", type=Path)
+    parser.add_argument("--base", default="4ba5c10")
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=["peers", "fit", "table", "report", "predict"])
+    parser.add_argument("--study", type=Path, default=None)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    cohort = options.cohort.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        archive = subprocess.run(["git", "archive", options.base, "src"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "x"], cwd=folder, input=archive.stdout, check=True)
+        for built in (ROOT / "src/m2lgdg/data/readers").glob("_numbers*.so"):
+            for place in (folder / "src").rglob("readers"):
+                (place / built.name).write_bytes(built.read_bytes())
+        sources = {"base": folder / "src", "ours": ROOT / "src"}
+        if "peers" in options.only:
+            studies(sources, cohort, METHODS, options.sites, folder, "peers")
+        if "fit" in options.only:
+            words = ("-m", "m2lgdg", "fit", cohort, "--out")
+            told("fit", {side: command(each, *words, f"model-{side}", folder=folder) for side, each in sources.items()})
+        for word in ("table", "report"):
+            if word in options.only:
+                study = options.study.resolve() if options.study else folder / "peers-ours"
+                told(word, {side: command(each, "-m", "m2lgdg", word, study, folder=folder) for side, each in sources.items()})
+        if "predict" in options.only:
+            cold(sources, folder, cohort, options.repeats)
+        if "large" in options.only:
+            command(sources["ours"], "-c", LARGE, folder=folder)
+            studies(sources, folder / "large.cohort", ["connectome-adaptive"], options.sites, folder, "large")
+
+
+if __name__ == "__main__":
+    main()

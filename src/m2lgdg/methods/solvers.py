@@ -1,0 +1,481 @@
+"""Solvers of the linear methods: ridge, adaptive ridge, logistic regression and support vector machine.
+
+`linear.py` standardises the features of a block and asks for the solutions of all folds and penalties at once. Features are
+float32, sums are float64. If there are more features than subjects, solutions are found through the Gram matrix of the
+subjects, or by conjugate gradients where every fold has its own Gram matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.splits import Indices
+
+Floats = npt.NDArray[np.float64]
+Features = npt.NDArray[np.floating[Any]]  # float32 where there are many
+CHUNK = 1024  # features converted to float64 at once
+LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean association
+CONVERGED = 1e-7  # residual of conjugate gradients, relative to the right-hand side
+CHECKED = 3e-4  # relative residual at which products in float32 are followed by one in float64
+MOST_STEPS = 500  # of conjugate gradients; 20 to 40 are usual
+MOST_NEWTON_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Standardised features of source subjects: as in training, and as they would be at an unseen site.
+
+    Both have the same scale. In training, features may be centred by site; at an unseen site, by the mean of source. The
+    difference is one vector per site.
+    """
+
+    trained: Features  # (subject, feature)
+    shift: Floats  # (site, feature): features at an unseen site are trained + shift[site]
+    site: npt.NDArray[np.intp]  # (subject,) row of `shift`
+
+    @cached_property
+    def gram(self) -> Floats:
+        """(subject, subject) products of training features."""
+        total = np.zeros((len(self.trained), len(self.trained)))
+        for _, part in _chunks(self.trained):
+            total += part @ part.T
+        return total
+
+    @cached_property
+    def scored_gram(self) -> Floats:
+        """(subject, subject) products of features at an unseen site (rows) and training features (columns)."""
+        return self.gram + times(self.trained, self.shift.T).T[self.site] if self.shift.any() else self.gram
+
+    @cached_property
+    def axes(self) -> tuple[Floats, Floats]:
+        """Eigenvalues and eigenvectors of the Gram matrix, without those of zero."""
+        values, vectors = np.linalg.eigh(self.gram)
+        nonzero = values > 1e-10 * max(float(values[-1]), 1e-300)
+        return values[nonzero], vectors[:, nonzero]
+
+    @cached_property
+    def mean_square(self) -> float:
+        """Mean squared norm of a subject's training features, the unit of penalties."""
+        return float(sum(np.einsum("ij,ij->", part, part) for _, part in _chunks(self.trained)) / len(self.trained))
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are more features than subjects."""
+        return bool(self.trained.shape[1] > len(self.trained))
+
+    def decisions(self, coefficients: Floats) -> Floats:
+        """(penalty, subject) products of coefficients (penalty, feature) and features at an unseen site."""
+        return times(self.trained, coefficients.T).T + (coefficients @ self.shift.T)[:, self.site]
+
+
+class Solutions(NamedTuple):
+    """Solutions for all penalties: decisions of subjects whose fold was left out (NaN if in no fold), and fits on all."""
+
+    held_out: Floats  # (penalty, subject)
+    intercepts: Floats  # (penalty,)
+    coefficients: Callable[[int], Floats]  # index of a penalty -> (feature,)
+
+
+class Problem(NamedTuple):
+    """A block to be fitted: features, labels, subject weights, (train, test) folds and l2 penalties."""
+
+    rows: Rows
+    labels: npt.NDArray[np.int8]
+    weights: Floats
+    folds: list[tuple[Indices, Indices]]
+    penalties: Floats
+
+    @property
+    def signs(self) -> Floats:
+        """(subject,) -1 for controls and 1 for patients."""
+        return np.where(self.labels == 1, 1.0, -1.0)
+
+    def parts(self) -> Iterator[tuple[Indices, Indices]]:
+        """Training and test subjects of each fold, then all subjects and none."""
+        yield from self.folds
+        yield np.arange(len(self.labels)), np.arange(0)
+
+    def membership(self) -> Floats:
+        """(subject, part) 1 for training subjects, 0 for those left out."""
+        result = np.zeros((len(self.labels), len(self.folds) + 1))
+        for i, (train, _) in enumerate(self.parts()):
+            result[train, i] = 1.0
+        return result
+
+    def fold_weights(self) -> Floats:
+        """(subject, part) weights, 0 for subjects left out."""
+        return self.membership() * self.weights[:, None]
+
+
+def _chunks(features: Features) -> Iterator[tuple[slice, Floats]]:
+    for start in range(0, features.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        yield part, features[:, part].astype(np.float64)
+
+
+def times(features: Features, vectors: Floats) -> Floats:
+    """features (subject, feature) @ vectors (feature, k), summed in float64."""
+    total = np.zeros((len(features), vectors.shape[1]))
+    for part, values in _chunks(features):
+        total += values @ vectors[part]
+    return total
+
+
+def combine(vectors: Floats, features: Features) -> Floats:
+    """vectors (k, subject) @ features (subject, feature), summed in float64."""
+    total = np.empty((len(vectors), features.shape[1]))
+    for part, values in _chunks(features):
+        total[:, part] = vectors @ values
+    return total
+
+
+def ridge(problem: Problem) -> Solutions:
+    """Ridge regression on labels -1 / 1, for all penalties and folds."""
+    return _ridge_by_gram(problem) if problem.rows.wide else _by_fold(problem, ridge_coefficients)
+
+
+def adaptive_ridge(problem: Problem) -> Solutions:
+    """Ridge on features scaled by their association with the label in the training subjects of each fold."""
+    if not problem.rows.wide:
+        return _by_fold(problem, _adaptive_coefficients)
+    return _adaptive_by_conjugate_gradients(problem) if len(problem.penalties) == 1 else _adaptive_by_gram(problem)
+
+
+def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]) -> Solutions:
+    """Solutions by a function that fits one set of training subjects."""
+    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
+    signs, rows = problem.signs, problem.rows
+    for train, test in problem.parts():
+        features = rows.trained[train].astype(np.float64)
+        coefficients, intercepts = learn(features, signs[train], problem.weights[train], problem.penalties)
+        if len(test):
+            part = Rows(rows.trained[test], rows.shift, rows.site[test])
+            held_out[:, test] = part.decisions(coefficients) + intercepts[:, None]
+    return Solutions(_filled(held_out, problem, coefficients, intercepts), intercepts, lambda best: coefficients[best])
+
+
+def _filled(held_out: Floats, problem: Problem, coefficients: Floats, intercepts: Floats) -> Floats:
+    """Decisions of the fit on all subjects for those that are in no fold."""
+    untested = np.isnan(held_out).any(axis=0)
+    if untested.any():
+        rows = problem.rows
+        part = Rows(rows.trained[untested], rows.shift, rows.site[untested])
+        held_out[:, untested] = part.decisions(coefficients) + intercepts[:, None]
+    return held_out
+
+
+def ridge_coefficients(x: Floats, signs: Floats, weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
+    """(penalty, feature) coefficients and (penalty,) intercepts; one eigendecomposition serves all penalties."""
+    mean, mean_sign = np.average(x, axis=0, weights=weights), float(np.average(signs, weights=weights))
+    root = np.sqrt(weights)
+    z, t = (x - mean) * root[:, None], (signs - mean_sign) * root
+    if len(z) < z.shape[1]:
+        values, vectors = np.linalg.eigh(z @ z.T)
+        coefficients = ((vectors.T @ t) / (values + penalties[:, None])) @ vectors.T @ z
+    else:
+        values, vectors = np.linalg.eigh(z.T @ z)
+        coefficients = ((vectors.T @ (z.T @ t)) / (values + penalties[:, None])) @ vectors.T
+    return coefficients, mean_sign - coefficients @ mean
+
+
+def _adaptive_coefficients(x: Floats, signs: Floats, weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
+    """Ridge coefficients of features scaled by their association with the label."""
+    scale = association(x, signs, weights)
+    coefficients, intercepts = ridge_coefficients(x * scale, signs, weights, penalties)
+    return coefficients * scale, intercepts
+
+
+def association(x: Floats, signs: Floats, weights: Floats) -> Floats:
+    """(feature,) scales: each feature's absolute correlation with the label, less its chance level, rescaled to keep the norm.
+
+    With r the correlation over n subjects: sqrt(max(r² - 1 / n, 0)) + 0.05 mean |r|. Features centred by site, with weights
+    that balance the classes there, need no centring of the labels.
+    """
+    squares = (x**2).sum(axis=0)
+    sums = ((weights * signs) @ x)[None], squares[None], np.array([weights.sum()]), np.array([len(x)])
+    return np.asarray(_association(*sums)[0])
+
+
+def _association(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[np.integer]) -> Floats:
+    """(part, feature) scales from weighted products with the label, sums of squares, summed weights and subject counts."""
+    totals = np.where(totals > 0, totals, 1.0)[:, None]
+    r = np.abs(products) / np.sqrt(np.where(squares > 0, squares, 1.0) * totals)
+    # No feature is dropped: the chance level is an estimate.
+    r = np.sqrt(np.maximum(r**2 - 1 / counts[:, None], 0.0)) + LEAST_SCALE * r.mean(axis=1, keepdims=True)
+    norm = np.sqrt((squares * r**2).sum(axis=1, keepdims=True))
+    whole = np.sqrt(squares.sum(axis=1, keepdims=True))
+    return np.where(norm > 0, r * whole / np.where(norm > 0, norm, 1.0), 1.0)
+
+
+def _ridge_by_gram(problem: Problem) -> Solutions:
+    """Ridge from one eigendecomposition of the weighted Gram matrix; folds are left out by block inversion.
+
+    In the units of root weights r, the coefficients a of subjects and the intercept b solve (K + penalty) a + b r = r y with
+    r' a = 0. The inverse N of this system restricted to a gives the solution without some subjects t: a - N[:, t] N[t, t]^-1
+    a[t].
+    """
+    r = np.sqrt(problem.weights)
+    values, vectors = np.linalg.eigh(problem.rows.gram * r[:, None] * r)
+    along_r, along_y = vectors.T @ r, vectors.T @ (r * problem.signs)
+    held_out = np.full((len(problem.penalties), len(r)), np.nan)
+    dual, intercepts = np.empty_like(held_out), np.empty(len(problem.penalties))
+    for i, penalty in enumerate(problem.penalties):
+        inverse = 1 / (np.maximum(values, 0.0) + penalty)
+        hr = vectors @ (inverse * along_r)
+        size = float(r @ hr)
+        b = float(r @ (vectors @ (inverse * along_y))) / size
+        a = vectors @ (inverse * (along_y - b * along_r))
+        dual[i], intercepts[i] = r * a, b
+        for _, test in problem.folds:
+            part = vectors[test] * inverse  # (test, axis)
+            block = part @ vectors[test].T - np.outer(hr[test], hr[test]) / size
+            removed = np.linalg.solve(block, a[test])
+            drop = float(hr[test] @ removed) / size
+            without = a - (vectors @ (part.T @ removed) - hr * drop)
+            without[test] = 0.0  # in exact arithmetic already
+            held_out[i, test] = problem.rows.scored_gram[test] @ (r * without) + b - drop
+    return _from_dual(problem, held_out, dual, intercepts)
+
+
+def _from_dual(problem: Problem, held_out: Floats, dual: Floats, intercepts: Floats) -> Solutions:
+    untested = np.isnan(held_out).any(axis=0)
+    held_out[:, untested] = (problem.rows.scored_gram[untested] @ dual.T).T + intercepts[:, None]
+    return Solutions(held_out, intercepts, lambda best: combine(dual[best][None], problem.rows.trained)[0])
+
+
+def _adaptive_scales(problem: Problem) -> Floats:
+    """(part, feature) scales of the training subjects of each fold, and of all."""
+    weights = problem.fold_weights()
+    squares, products = _sums(problem.rows.trained, problem.membership(), weights * problem.signs[:, None])
+    trained = np.array([len(train) for train, _ in problem.parts()])
+    return _association(products, squares, weights.sum(axis=0), trained)
+
+
+def _adaptive_by_gram(problem: Problem) -> Solutions:
+    """Adaptive ridge with several penalties: one Gram matrix (in float32) and eigendecomposition for each fold."""
+    rows, signs = problem.rows, problem.signs
+    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
+    for (train, test), scale in zip(problem.parts(), _adaptive_scales(problem), strict=True):
+        weights = problem.weights[train]
+        root, relative, mean_sign = np.sqrt(weights), weights / weights.sum(), float(np.average(signs[train], weights=weights))
+        scaled = rows.trained[train] * scale.astype(np.float32)
+        gram = (scaled @ scaled.T).astype(np.float64)
+        along = gram @ relative  # products with the weighted mean
+        gram += float(relative @ along) - along - along[:, None]
+        values, vectors = np.linalg.eigh(gram * root * root[:, None])
+        inverse = 1 / (np.maximum(values, 0.0) + problem.penalties[:, None])
+        dual = ((vectors.T @ (root * (signs[train] - mean_sign))) * inverse) @ vectors.T * root  # (penalty, subject)
+        centred = dual - dual.sum(axis=1, keepdims=True) * relative
+        coefficients = combine(centred, scaled) * scale  # (penalty, feature)
+        intercepts = mean_sign - (coefficients / scale) @ combine(relative[None], scaled)[0]
+        if len(test):
+            part = Rows(rows.trained[test], rows.shift, rows.site[test])
+            held_out[:, test] = part.decisions(coefficients) + intercepts[:, None]
+    return Solutions(_filled(held_out, problem, coefficients, intercepts), intercepts, lambda best: coefficients[best])
+
+
+def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
+    """Adaptive ridge with one penalty, all folds together: every step reads the features twice, whatever their number.
+
+    Products are in float32. The residual is computed again in float64 until it is `CONVERGED`, so that the solution has the
+    accuracy of the features.
+    """
+    features, weights = problem.rows.trained, problem.fold_weights()  # (subject, feature), (subject, part)
+    scale = _adaptive_scales(problem).T ** 2  # (feature, part), squared
+    root = np.sqrt(weights)
+    unit = root / np.sqrt((root**2).sum(axis=0))
+
+    def project(values: Floats) -> Floats:  # subtracts the weighted mean of the training features
+        return np.asarray(values - unit * (unit * values).sum(axis=0))
+
+    single = np.ascontiguousarray(scale.T, dtype=np.float32)  # (part, feature)
+
+    def fast(values: Floats) -> Floats:
+        inner = np.ascontiguousarray((root * project(values)).T, dtype=np.float32)  # (part, subject)
+        return np.asarray(project(root * (features @ (single * (inner @ features)).T)) + problem.penalties[0] * values)
+
+    def exact(values: Floats) -> Floats:
+        inner = scale * combine((root * project(values)).T, features).T
+        return np.asarray(project(root * times(features, inner)) + problem.penalties[0] * values)
+
+    solution = conjugate_gradients(exact, fast, project(root * problem.signs[:, None]))
+    coefficients = scale * combine((root * project(solution)).T, features).T  # (feature, part)
+    means = combine((weights / weights.sum(axis=0)).T, features)  # (part, feature)
+    mean_signs = (weights * problem.signs[:, None]).sum(axis=0) / weights.sum(axis=0)
+    intercepts = mean_signs - np.einsum("pf,fp->p", means, coefficients)
+    decisions = problem.rows.decisions(coefficients.T) + intercepts[:, None]  # (part, subject)
+    held_out = decisions[-1:].copy()
+    for i, (_, test) in enumerate(problem.folds):
+        held_out[0, test] = decisions[i, test]
+    return Solutions(held_out, intercepts[-1:], lambda _: coefficients[:, -1].copy())
+
+
+def _sums(features: Features, counted: Floats, signed: Floats) -> tuple[Floats, Floats]:
+    """(part, feature) sums of squares over the subjects of each part, and weighted products with the label."""
+    squares = np.empty((counted.shape[1], features.shape[1]))
+    products = np.empty_like(squares)
+    for part, values in _chunks(features):
+        products[:, part] = signed.T @ values
+        squares[:, part] = counted.T @ np.square(values, out=values)
+    return squares, products
+
+
+def conjugate_gradients(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats], right: Floats) -> Floats:
+    """Solution of exact(x) = right, column by column; `fast` is a cheaper product with small errors."""
+    solution, residual = np.zeros_like(right), right
+    goal = CONVERGED * np.maximum(np.sqrt((right**2).sum(axis=0)), 1e-300)
+    for _ in range(20):
+        if (np.sqrt((residual**2).sum(axis=0)) <= goal).all():
+            break
+        solution = solution + _correction(fast, residual)
+        residual = right - exact(solution)
+    return solution
+
+
+def _correction(product: Callable[[Floats], Floats], right: Floats) -> Floats:
+    """Approximate solution of product(x) = right, to `CHECKED`."""
+    solution, residual = np.zeros_like(right), right
+    direction, size = residual, (residual**2).sum(axis=0)
+    goal = CHECKED**2 * size
+    for _ in range(MOST_STEPS):
+        if (size <= goal).all():
+            break
+        changed = product(direction)
+        curvature = (direction * changed).sum(axis=0)
+        length = np.where(size > goal, size / np.where(curvature > 0, curvature, 1.0), 0.0)
+        solution, residual = solution + length * direction, residual - length * changed
+        before, size = size, (residual**2).sum(axis=0)
+        direction = residual + size / np.where(before > 0, before, 1.0) * direction
+    return solution
+
+
+def logistic(problem: Problem) -> Solutions:
+    """l2-penalised logistic regression, for all penalties and folds at once."""
+    rows, n, count = problem.rows, len(problem.labels), len(problem.penalties)
+    if rows.wide:  # with an l2 penalty the solution lies in the span of the training rows: rotating into it is exact
+        values, vectors = rows.axes
+        x = vectors * np.sqrt(values)  # (subject, axis)
+        scored = x if rows.scored_gram is rows.gram else rows.scored_gram @ (vectors / np.sqrt(values))
+    else:
+        x = rows.trained.astype(np.float64)
+        scored = x + rows.shift[rows.site]
+    parts = problem.fold_weights()  # (subject, part)
+    weights = np.repeat(parts, count, axis=1)  # (subject, part and penalty)
+    coefficients, intercepts = newton_logistic(x, problem.labels, weights, np.tile(problem.penalties, parts.shape[1]))
+    decisions = (scored @ coefficients + intercepts).T.reshape(parts.shape[1], count, n)
+    held_out = decisions[-1].copy()
+    for i, (_, test) in enumerate(problem.folds):
+        held_out[:, test] = decisions[i][:, test]
+    own = coefficients[:, -count:]  # of the fit on all subjects
+
+    def primal(best: int) -> Floats:
+        return combine((vectors @ (own[:, best] / np.sqrt(values)))[None], rows.trained)[0] if rows.wide else own[:, best]
+
+    return Solutions(held_out, intercepts[-count:], primal)
+
+
+def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
+    """Logistic regressions that share their features: (feature, model) coefficients and (model,) intercepts.
+
+    `weights` are (subject, model). Newton's method, whose linear systems are solved by preconditioned conjugate gradients.
+    """
+    y = labels.astype(np.float64)[:, None]
+    total = weights.sum(axis=0)
+    share = np.clip((weights * y).sum(axis=0) / total, 1e-6, 1 - 1e-6)
+    beta, b = np.zeros((x.shape[1], weights.shape[1])), np.log(share / (1 - share))
+    square = (x**2).sum(axis=0)[:, None] / len(x)  # (feature, 1)
+    single = x.astype(np.float32), np.ascontiguousarray(x.T, dtype=np.float32)
+    decision = np.broadcast_to(b, weights.shape)
+    loss = _loss(decision, y, weights, beta, penalties)
+    first = None
+    for _ in range(MOST_NEWTON_STEPS):
+        p = 0.5 * (1 + np.tanh(0.5 * decision))
+        residual = weights * (p - y)
+        slope, slope_b = x.T @ residual + penalties * beta, residual.sum(axis=0)
+        size = np.sqrt((slope**2).sum(axis=0) + slope_b**2)
+        first = size if first is None else first
+        if (size <= 1e-7 * first).all():
+            break
+        curvature = weights * p * (1 - p)
+        scale, scale_b = square * curvature.sum(axis=0) + penalties, curvature.sum(axis=0)
+        step, step_b = _newton_step(single, curvature, penalties, slope, slope_b, scale, np.maximum(scale_b, 1e-12))
+        along = x @ step + step_b  # (subject, model)
+        length = np.ones(len(penalties))
+        for _ in range(30):  # halve the steps of models whose loss would rise
+            trial = decision + length * along
+            trial_loss = _loss(trial, y, weights, beta + length * step, penalties)
+            worse = trial_loss > loss + 1e-12 * np.abs(loss)
+            if not worse.any():
+                break
+            length = np.where(worse, length / 2, length)
+        beta, b, decision, loss = beta + length * step, b + length * step_b, trial, trial_loss
+    return beta, b
+
+
+def _loss(decision: Floats, y: Floats, weights: Floats, beta: Floats, penalties: Floats) -> Floats:
+    """(model,) weighted log loss plus penalty."""
+    log_loss = np.maximum(decision, 0) - y * decision + np.log1p(np.exp(-np.abs(decision)))
+    return np.asarray((weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta**2).sum(axis=0))
+
+
+def _newton_step(
+    x: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    curvature: Floats,
+    penalties: Floats,
+    slope: Floats,
+    slope_b: Floats,
+    scale: Floats,
+    scale_b: Floats,
+) -> tuple[Floats, Floats]:
+    """Newton step of the coefficients and intercepts, from features and transposed features in float32.
+
+    A step need not be exact: the slope of the next one is computed in float64.
+    """
+    rows, columns = x
+    step, step_b = np.zeros_like(slope), np.zeros_like(slope_b)
+    residual, residual_b = -slope, -slope_b
+    z, z_b = residual / scale, residual_b / scale_b
+    direction, direction_b = z, z_b
+    size = (residual * z).sum(axis=0) + residual_b * z_b
+    goal = 1e-4 * size  # of squares: the slope falls by about a factor of 100
+    for _ in range(100):
+        active = size > goal
+        if not active.any():
+            break
+        bent = curvature * (rows @ direction.astype(np.float32) + direction_b)  # (subject, model)
+        product, product_b = columns @ bent.astype(np.float32) + penalties * direction, bent.sum(axis=0)
+        bend = (direction * product).sum(axis=0) + direction_b * product_b
+        length = np.where(active & (bend > 0), size / np.where(bend > 0, bend, 1.0), 0.0)
+        step, step_b = step + length * direction, step_b + length * direction_b
+        residual, residual_b = residual - length * product, residual_b - length * product_b
+        z, z_b = residual / scale, residual_b / scale_b
+        before, size = size, (residual * z).sum(axis=0) + residual_b * z_b
+        factor = np.where(active, size / np.where(before > 0, before, 1.0), 0.0)
+        direction, direction_b = z + factor * direction, z_b + factor * direction_b
+    return step, step_b
+
+
+def svm(problem: Problem) -> Solutions:
+    """Linear support vector machine; all penalties and folds take their part of one Gram matrix."""
+    from sklearn.svm import SVC
+
+    rows = problem.rows
+    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
+    dual, intercepts = np.zeros_like(held_out), np.empty(len(problem.penalties))
+    for train, test in problem.parts():
+        gram, scored = np.ascontiguousarray(rows.gram[np.ix_(train, train)]), rows.scored_gram[np.ix_(test, train)]
+        for i, penalty in enumerate(problem.penalties):
+            model = SVC(kernel="precomputed", C=1 / penalty).fit(gram, problem.labels[train], problem.weights[train])
+            held_out[i, test] = scored[:, model.support_] @ model.dual_coef_[0] + model.intercept_[0]
+            if not len(test):  # the fit on all subjects
+                dual[i, model.support_], intercepts[i] = model.dual_coef_[0], model.intercept_[0]
+    return _from_dual(problem, held_out, dual, intercepts)
+
+
+LEARNERS: dict[str, Callable[[Problem], Solutions]] = {"ridge": ridge, "logistic": logistic, "svm": svm}

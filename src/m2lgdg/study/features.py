@@ -1,0 +1,64 @@
+"""Features that the cells of a study share: computed once, in files of the study folder that every worker maps.
+
+Before each cell, `study.runner` tells `connectivity` where they are. They hold nothing that is fitted, so a cell gives the same
+result with and without them, and they are removed at the end of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
+from m2lgdg.storage import writing
+from m2lgdg.study.folder import one_at_a_time
+
+FOLDER = ".features"  # in the study folder
+
+
+class SharedFeatures(KeptFeatures):
+    """Features of a cohort in memory-mapped files; the first process that asks for a kind writes its file."""
+
+    def __init__(self, cohort: Cohort, folder: Path, code: str) -> None:
+        super().__init__(cohort.series)
+        self.folder, self.cohort = folder, cohort
+        # Rows are in the order of the subjects, which is not part of the cohort's hash.
+        self.key = hashlib.sha256("\n".join([cohort.hash, code, *cohort.subjects.tolist()]).encode()).hexdigest()[:16]
+
+    def compute(self, name: str, shape: tuple[int, ...], compute: Compute) -> npt.NDArray[np.float32]:
+        """Map the file of this kind, after writing it if there is none."""
+        path = self.folder / f"{name}-{self.key}.npy"
+        with one_at_a_time(self.folder):
+            if not path.exists():
+                with writing(path) as part:
+                    rows = np.lib.format.open_memmap(part, "w+", np.float32, (len(self.series), *shape))
+                    for i, values in enumerate(compute(self.series)):
+                        rows[i] = values
+                    rows.flush()
+            return np.asarray(np.load(path, mmap_mode="r"))
+
+
+_SHARED: dict[str, SharedFeatures] = {}  # by study folder, of the cohort that this process holds; at most one
+
+
+def share_features(cohort: Cohort, out: str, code: str) -> None:
+    """Use the shared features of this cohort, or start them, for the next fits of this process."""
+    held = _SHARED.get(out)
+    if held is None or held.cohort is not cohort:
+        _SHARED.clear()
+        held = _SHARED[out] = SharedFeatures(cohort, Path(out) / FOLDER, code)
+    keep_features(held)
+
+
+def forget_features(out: str | Path) -> None:
+    """Remove the files of a study; processes that still use them keep their maps."""
+    _SHARED.pop(str(out), None)
+    keep_features(None)
+    with contextlib.suppress(OSError):  # some systems keep files that are in use
+        shutil.rmtree(Path(out) / FOLDER)

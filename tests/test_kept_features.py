@@ -1,0 +1,147 @@
+"""Features computed once and shared: the same bits as without sharing, never those of another scan, gone after a study."""
+
+
+import numpy as np
+import pytest
+
+import m2lgdg
+from m2lgdg import connectivity, make, make_cohort
+from m2lgdg.connectivity import KeptFeatures, covariances, fc_features, keep_features, keeping_features, steady, swings
+from m2lgdg.methods import linear
+from m2lgdg.study.engines import _Waiting
+from m2lgdg.study.features import FOLDER, SharedFeatures, share_features
+from m2lgdg.study.runner import run_study
+
+PEERS = ["fc-logistic", "fc-svm", "fc-adaptive", "tangent-ridge", "connectome-ensemble", "connectome-adaptive"]
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", seed=5)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    yield
+    keep_features(None)
+    for recent in (linear._REFERENCES, linear._TANGENTS, linear._ROWS, linear._BLOCKS):
+        recent.results.clear()
+
+
+@pytest.mark.parametrize(
+    "compute", [fc_features, lambda s: fc_features(s, steady), lambda s: fc_features(s, swings), covariances]
+)
+def test_kept_features_are_those_computed_alone(cohort, compute):
+    alone = compute(cohort.series)
+    with keeping_features(cohort.series):
+        np.testing.assert_array_equal(compute(cohort.series), alone)
+        part = cohort.select(np.arange(0, len(cohort), 3))
+        np.testing.assert_array_equal(compute(part.series), alone[::3])
+        np.testing.assert_array_equal(compute(part.unlabelled().series[::-1]), alone[::3][::-1])
+
+
+def test_each_kind_is_computed_once(cohort, monkeypatch):
+    calls = []
+    inner = connectivity._correlation
+    monkeypatch.setattr(connectivity, "_correlation", lambda *given: calls.append(0) or inner(*given))
+    with keeping_features(cohort.series):
+        for _ in range(3):
+            fc_features(cohort.series[:5])
+        assert len(calls) == len(cohort)
+    fc_features(cohort.series[:5])
+    assert len(calls) == len(cohort) + 5
+
+
+def test_a_changed_scan_never_gets_kept_features(cohort):
+    with keeping_features(cohort.series):
+        fc_features(cohort.series)
+        turned = [one[:, ::-1].copy() for one in cohort.series[:3]]
+        got = fc_features(turned)
+    np.testing.assert_array_equal(got, fc_features(turned))
+    assert np.abs(got - fc_features(cohort.series[:3])).max() > 0.1
+
+
+def test_what_is_returned_can_be_changed_without_harm(cohort):
+    with keeping_features(cohort.series):
+        first = fc_features(cohort.series)
+        before = first.copy()
+        first += 1
+        np.testing.assert_array_equal(fc_features(cohort.series), before)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_models_are_the_same_with_and_without_sharing(cohort, name):
+    """Also where another method or variant was fitted on the same source before."""
+    fold = next(m2lgdg.leave_one_site_out(cohort))
+    alone = make(name, phenotypes=True).fit(fold.source).predict_proba(fold.target)
+    for recent in (linear._REFERENCES, linear._TANGENTS, linear._ROWS, linear._BLOCKS):
+        recent.results.clear()
+    with keeping_features(cohort.series):
+        for other in PEERS:
+            make(other).fit(fold.source)
+        shared = make(name, phenotypes=True).fit(fold.source).predict_proba(fold.target)
+    np.testing.assert_array_equal(shared, alone)
+
+
+def test_files_are_written_once_and_mapped(cohort, tmp_path, monkeypatch):
+    alone = fc_features(cohort.series)
+    share_features(cohort, str(tmp_path), "code")
+    np.testing.assert_array_equal(fc_features(cohort.series), alone)
+    (file,) = (tmp_path / FOLDER).glob("*.npy")
+    written = file.stat().st_mtime_ns
+    keep_features(SharedFeatures(cohort, tmp_path / FOLDER, "code"))  # as another process would
+    monkeypatch.setattr(connectivity, "_correlation", lambda *given: pytest.fail("computed again"))
+    np.testing.assert_array_equal(fc_features(cohort.series), alone)
+    assert file.stat().st_mtime_ns == written
+
+
+def test_other_code_other_content_and_another_order_have_files_of_their_own(cohort, tmp_path):
+    other = cohort._changed(series=tuple(one * 2 for one in cohort.series))
+    turned = cohort.select(np.arange(len(cohort))[::-1])
+    keys = {
+        SharedFeatures(each, tmp_path, code).key for each, code in ((cohort, "a"), (cohort, "b"), (other, "a"), (turned, "a"))
+    }
+    assert len(keys) == 4
+
+
+def test_a_study_leaves_no_features_behind_and_engines_agree(cohort, tmp_path):
+    path = cohort.save(tmp_path / "some.cohort")
+    study = {"cohort": str(path), "methods": ["fc-logistic", "connectome-adaptive", "tangent-ridge"], "seeds": [0]}
+    study |= {"variants": ["phenotypes"]}
+    texts = []
+    for engine, jobs in (("serial", 1), ("joblib", 2), ("joblib", 3)):
+        out = tmp_path / f"{engine}-{jobs}"
+        assert not run_study(study, out, engine=engine, jobs=jobs).failed
+        assert not (out / FOLDER).exists()
+        texts.append((out / "predictions.csv").read_bytes())
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_hash_of_a_selection_is_that_of_the_same_subjects_alone(cohort):
+    cohort.hash  # noqa: B018
+    part = cohort.select(sites=cohort.site_names[:2])
+    fresh = make_cohort("tiny", seed=5).select(sites=cohort.site_names[:2])
+    assert part.hash == fresh.hash
+    assert part.with_inputs(cohort.inputs[:1]).hash == fresh.with_inputs(cohort.inputs[:1]).hash != part.hash
+    moved = part._changed(labels=1 - part.labels)
+    assert moved.hash != part.hash
+
+
+def test_a_process_keeps_to_one_target():
+    class Item:
+        def __init__(self, target):
+            self.target = target
+
+    waiting = _Waiting([Item(target) for target in "aaabbbcc"])
+    taken = {0: "", 1: ""}
+    for i in (0, 1, 0, 1, 0, 1, 0, 0):
+        taken[i] += waiting.next_for(i).target
+    assert taken == {0: "aaacc", 1: "bbb"}
+    last = _Waiting([Item("a"), Item("a")])
+    assert [last.next_for(i).target for i in (0, 1)] == ["a", "a"]  # nothing else is left
+
+
+def test_only_subjects_of_the_cohort_are_found(cohort):
+    kept = KeptFeatures(cohort.series)
+    assert kept.find(cohort.series[2:4]) == [2, 3]
+    assert kept.find([cohort.series[0], cohort.series[1].copy()]) is None
