@@ -1,6 +1,5 @@
 """Features computed once and shared: the same bits as without sharing, never those of another scan, gone after a study."""
 
-
 import numpy as np
 import pytest
 
