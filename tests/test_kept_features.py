@@ -94,6 +94,18 @@ def test_files_are_written_once_and_mapped(cohort, tmp_path, monkeypatch):
     assert file.stat().st_mtime_ns == written
 
 
+def test_a_full_disk_costs_time_only(cohort, tmp_path, monkeypatch):
+    alone = fc_features(cohort.series)
+
+    def full(*given, **named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    share_features(cohort, str(tmp_path), "code")
+    np.testing.assert_array_equal(fc_features(cohort.series), alone)
+    assert not list((tmp_path / FOLDER).glob("*.npy"))
+
+
 def test_other_code_other_content_and_another_order_have_files_of_their_own(cohort, tmp_path):
     other = cohort._changed(series=tuple(one * 2 for one in cohort.series))
     turned = cohort.select(np.arange(len(cohort))[::-1])

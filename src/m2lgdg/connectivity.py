@@ -112,10 +112,13 @@ def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.
 
 def amplitude_features(series: Series) -> Floats:
     """(subject, roi) log standard deviation of each ROI, minus the subject's mean over ROIs; 0 for a flat ROI."""
-    spread = np.array([one.std(axis=0, dtype=np.float64) for one in series])
-    alive = np.array([(one != one[0]).any(axis=0) for one in series])
-    log = np.log(np.where(alive, spread, 1.0))
-    middle = (log * alive).sum(axis=1, keepdims=True) / np.maximum(alive.sum(axis=1, keepdims=True), 1)
+    return np.asarray(_kept(series, "amplitude", (series[0].shape[1],), lambda every: map(_amplitude, every), np.float64))
+
+
+def _amplitude(series: Singles) -> Floats:
+    alive = (series != series[0]).any(axis=0)
+    log = np.log(np.where(alive, series.std(axis=0, dtype=np.float64), 1.0))
+    middle = (log * alive).sum() / max(int(alive.sum()), 1)
     return np.where(alive, log - middle, 0.0)
 
 
@@ -264,22 +267,22 @@ class KeptFeatures:
     def __init__(self, series: Series) -> None:
         self.series = tuple(series)  # held, so that their ids stay unique
         self.rows = {id(one): i for i, one in enumerate(self.series)}
-        self.arrays: dict[str, Singles] = {}
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
 
     def find(self, series: Series) -> list[int] | None:
         """Rows of some subjects; None if one of them is not of this cohort."""
         rows = [self.rows.get(id(one), -1) for one in series]
         return None if -1 in rows else rows
 
-    def array(self, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+    def array(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
         """(subject, ...) features of all subjects."""
         if name not in self.arrays:
-            self.arrays[name] = self.compute(name, shape, compute)
+            self.arrays[name] = self.compute(name, shape, compute, dtype)
         return self.arrays[name]
 
-    def compute(self, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+    def compute(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
         """Features of a kind that was not asked for before."""
-        return _stack(self.series, shape, compute)
+        return _stack(self.series, shape, compute, dtype)
 
 
 _KEPT: list[KeptFeatures] = []
@@ -301,17 +304,17 @@ def keep_features(kept: KeptFeatures | None) -> None:
     _KEPT[:] = [kept] if kept else []
 
 
-def _kept(series: Series, name: str, shape: tuple[int, ...], compute: Compute) -> Singles:
+def _kept(series: Series, name: str, shape: tuple[int, ...], compute: Compute, dtype: type = np.float32) -> npt.NDArray[Any]:
     """(subject, ...) features, those of a cohort whose features are kept or else computed."""
     for kept in _KEPT:
         rows = kept.find(series)
         if rows is not None:
-            return kept.array(name, shape, compute)[rows]
-    return _stack(series, shape, compute)
+            return np.asarray(kept.array(name, shape, compute, dtype)[rows])
+    return _stack(series, shape, compute, dtype)
 
 
-def _stack(series: Series, shape: tuple[int, ...], compute: Compute) -> Singles:
-    result = np.empty((len(series), *shape), dtype=np.float32)
+def _stack(series: Series, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = np.empty((len(series), *shape), dtype=dtype)
     for i, values in enumerate(compute(series)):
         result[i] = values
     return result

@@ -21,8 +21,9 @@ Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.floating[Any]]  # float32 where there are many
 CHUNK = 1024  # features converted to float64 at once
 LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean association
-CONVERGED = 1e-7  # residual of conjugate gradients, relative to the right-hand side
-CHECKED = 3e-4  # relative residual at which products in float32 are followed by one in float64
+CONVERGED = 1e-6  # residual of conjugate gradients, relative to the right-hand side
+CHECKED = 1e-3  # relative residual at which products in float32 are followed by one in float64
+MULTIPLE = 8  # columns of a product in float32: BLAS is slower with 6 than with 8
 MOST_STEPS = 500  # of conjugate gradients; 20 to 40 are usual
 MOST_NEWTON_STEPS = 50
 
@@ -294,26 +295,33 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
     def project(values: Floats) -> Floats:  # subtracts the weighted mean of the training features
         return np.asarray(values - unit * (unit * values).sum(axis=0))
 
-    single = np.ascontiguousarray(scale.T, dtype=np.float32)  # (part, feature)
+    count = len(problem.folds) + 1
+    padded = -(-count // MULTIPLE) * MULTIPLE
+    single = np.zeros((padded, len(scale)), dtype=np.float32)  # (part, feature)
+    single[:count] = scale.T
 
     def fast(values: Floats) -> Floats:
-        inner = np.ascontiguousarray((root * project(values)).T, dtype=np.float32)  # (part, subject)
-        return np.asarray(project(root * (features @ (single * (inner @ features)).T)) + problem.penalties[0] * values)
+        inner = np.zeros((padded, len(values)), dtype=np.float32)  # (part, subject)
+        inner[:count] = (root * project(values)).T
+        product = (features @ (single * (inner @ features)).T)[:, :count]
+        return np.asarray(project(root * product) + problem.penalties[0] * values)
 
     def exact(values: Floats) -> Floats:
-        inner = scale * combine((root * project(values)).T, features).T
-        return np.asarray(project(root * times(features, inner)) + problem.penalties[0] * values)
+        inner, total = (root * project(values)).T, np.zeros_like(values)
+        for part, block in _chunks(features):
+            total += block @ (scale[part] * (inner @ block).T)
+        return np.asarray(project(root * total) + problem.penalties[0] * values)
 
     solution = conjugate_gradients(exact, fast, project(root * problem.signs[:, None]))
-    coefficients = scale * combine((root * project(solution)).T, features).T  # (feature, part)
-    means = combine((weights / weights.sum(axis=0)).T, features)  # (part, feature)
-    mean_signs = (weights * problem.signs[:, None]).sum(axis=0) / weights.sum(axis=0)
-    intercepts = mean_signs - np.einsum("pf,fp->p", means, coefficients)
-    decisions = problem.rows.decisions(coefficients.T) + intercepts[:, None]  # (part, subject)
+    relative = weights / weights.sum(axis=0)
+    sums = combine(np.concatenate([(root * project(solution)).T, relative.T]), features)  # (2 parts, feature)
+    coefficients, means = scale.T * sums[:count], sums[count:]  # (part, feature)
+    intercepts = (relative * problem.signs[:, None]).sum(axis=0) - (means * coefficients).sum(axis=1)
+    decisions = problem.rows.decisions(coefficients) + intercepts[:, None]  # (part, subject)
     held_out = decisions[-1:].copy()
     for i, (_, test) in enumerate(problem.folds):
         held_out[0, test] = decisions[i, test]
-    return Solutions(held_out, intercepts[-1:], lambda _: coefficients[:, -1].copy())
+    return Solutions(held_out, intercepts[-1:], lambda _: coefficients[-1].copy())
 
 
 def _sums(features: Features, counted: Floats, signed: Floats) -> tuple[Floats, Floats]:

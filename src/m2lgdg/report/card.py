@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.data.findings import anonymous_sentences
-from m2lgdg.deep import DeepMethod
 from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.model.folder import FORMER, NEW_SITE_CALIBRATION, WEIGHTS
@@ -150,8 +149,9 @@ def _ranges(fitted: Method) -> list[tuple[str, str]]:
 
 
 def _inputs(fitted: Method) -> list[tuple[str, str]]:
-    network = isinstance(fitted, DeepMethod) and "length" not in fitted.unused
-    length = f"any; resampled to {fitted.length} points" if isinstance(fitted, DeepMethod) and network else "any"
+    # Only networks have a length; asking for their class would import PyTorch.
+    resampled = getattr(fitted, "length", None) if "length" not in fitted.unused else None
+    length = f"any; resampled to {resampled} points" if resampled else "any"
     return [
         ("series", f"(time, roi) with {len(fitted.facts_['rois'])} ROIs, in the order of method.json"),
         ("atlas", fitted.facts_["atlas"] or "not named"),

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
-from m2lgdg.storage import writing
+from m2lgdg.storage import InputError, writing
 from m2lgdg.study.folder import one_at_a_time
 
 FOLDER = ".features"  # in the study folder
@@ -31,13 +32,19 @@ class SharedFeatures(KeptFeatures):
         # Rows are in the order of the subjects, which is not part of the cohort's hash.
         self.key = hashlib.sha256("\n".join([cohort.hash, code, *cohort.subjects.tolist()]).encode()).hexdigest()[:16]
 
-    def compute(self, name: str, shape: tuple[int, ...], compute: Compute) -> npt.NDArray[np.float32]:
-        """Map the file of this kind, after writing it if there is none."""
+    def compute(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
+        """Map the file of this kind, after writing it if there is none; on a full disk, this process computes its own."""
         path = self.folder / f"{name}-{self.key}.npy"
+        try:
+            return self._mapped(path, shape, compute, dtype)
+        except InputError:
+            return super().compute(name, shape, compute, dtype)
+
+    def _mapped(self, path: Path, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
         with one_at_a_time(self.folder):
             if not path.exists():
                 with writing(path) as part:
-                    rows = np.lib.format.open_memmap(part, "w+", np.float32, (len(self.series), *shape))
+                    rows = np.lib.format.open_memmap(part, "w+", dtype, (len(self.series), *shape))
                     for i, values in enumerate(compute(self.series)):
                         rows[i] = values
                     rows.flush()
