@@ -127,10 +127,12 @@ class Contents:
         from m2lgdg.registry import load_methods
 
         requested = self.study.get("variants") or []
-        available = set(load_methods()[method].variants) if method in load_methods() else seen
         if isinstance(requested, dict):
             named = requested.get(method, [])
+        elif not set(requested) - seen:  # all of them were run; the method need not be imported
+            named = list(requested)
         else:
+            available = set(load_methods()[method].variants) if method in load_methods() else seen
             named = [variant for variant in requested if variant in available]
         axes = self.swept.get(method, {})
         return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]

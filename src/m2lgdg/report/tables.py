@@ -158,7 +158,7 @@ def variant_fields(method: str, variant: str) -> str:
     """Fields that a variant of a method of the paper sets; empty for other methods and for sweep values."""
     from m2lgdg.registry import METHODS, PAPER
 
-    known = METHODS[method].variants if method in PAPER else {}
+    known = METHODS[method].variants if variant and method in PAPER else {}  # networks import PyTorch: only if needed
     return f"{variant}: {_assignments(known[variant]) or 'the full method'}" if variant in known else ""
 
 
