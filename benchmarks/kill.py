@@ -1,7 +1,7 @@
 """Is anything lost when a study is killed? SIGKILL at random moments, resume, compare with an undisturbed run byte by byte.
 
-Usage: python benchmarks/kill.py [--kills 50] [--seed 0] [--engines serial joblib]; prints a JSON line an engine, ends with 1 on
-a difference. A kill takes the whole process group, workers too; the study is begun anew whenever it has come to its end.
+Usage: python benchmarks/kill.py [--kills 50] [--seed 0] [--engines serial joblib dask]; prints a JSON line an engine, ends
+with 1 on a difference. A kill takes the whole process group, workers too; a study that has come to its end is begun anew.
 """
 
 import argparse
@@ -53,11 +53,11 @@ from m2lgdg.registry import load_methods
 import m2lgdg.study.folder, m2lgdg.deep, joblib, sklearn.svm, sklearn.linear_model, threadpoolctl
 load_methods()
 for line in sys.stdin:
-    out, jobs = line.split()
+    out, engine, jobs = line.split()
     child = os.fork()
     if child == 0:
         os.setsid()
-        summary = run_study("study.toml", out, jobs=int(jobs), engine="joblib" if int(jobs) > 1 else "serial")
+        summary = run_study("study.toml", out, jobs=int(jobs), engine=engine)
         os._exit(1 if summary.failed else 0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -69,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engines", nargs="+", default=["serial", "joblib"])
+    parser.add_argument("--engines", nargs="+", default=["serial", "joblib", "dask"])
     options = parser.parse_args()
     draw = random.Random(options.seed)
     different = 0
@@ -86,13 +86,13 @@ def disturb(folder, engine, wanted, draw):
     m2lgdg.make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
     (folder / "coin.py").write_text(PLUGIN)
     (folder / "study.toml").write_text(STUDY)
-    jobs = 2 if engine == "joblib" else 1
+    jobs = 1 if engine == "serial" else 2
     command = [sys.executable, "-c", RUNS]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     runs = subprocess.Popen(command, cwd=folder, **pipes)
-    run(runs, "warm", jobs, None)
+    run(runs, "warm", engine, jobs, None)
     start = time.monotonic()
-    run(runs, "quiet", jobs, None)
+    run(runs, "quiet", engine, jobs, None)
     length = time.monotonic() - start
     told = {"kills": 0, "studies": 0, "undisturbed_s": round(length, 2), "half_written": 0, "refused": 0, "different_files": 0}
     killed = Counter()
@@ -102,7 +102,7 @@ def disturb(folder, engine, wanted, draw):
         code = -signal.SIGKILL
         while code == -signal.SIGKILL:
             pause = draw.random() ** 3 * length / 2  # often early, where the folder is claimed
-            code = run(runs, out.name, jobs, pause if told["kills"] < wanted else None)
+            code = run(runs, out.name, engine, jobs, pause if told["kills"] < wanted else None)
             if code == -signal.SIGKILL:
                 told["kills"] += 1
                 killed[moment(out, folder / "quiet")] += 1
@@ -128,9 +128,9 @@ def moment(out, quiet):
     return "before the first cell" if not cells else "between cells" if cells < total else "after the last cell"
 
 
-def run(runs, out, jobs, pause):
+def run(runs, out, engine, jobs, pause):
     """One run of the study, killed after a pause unless it has ended; its exit code."""
-    runs.stdin.write(f"{out} {jobs}\n")
+    runs.stdin.write(f"{out} {engine} {jobs}\n")
     runs.stdin.flush()
     child = int(runs.stdout.readline())
     if pause is not None:
