@@ -7,6 +7,7 @@ joined as <subject>_run-<number>.npy (...).
 from __future__ import annotations
 
 import glob
+import os
 import re
 import tomllib
 from collections import Counter
@@ -39,6 +40,7 @@ from m2lgdg.storage import InputError, one_line, read_bytes
 RUN = "[A-Za-z0-9]+"  # the name of a run
 PARTS = ("", "series/", "timeseries/")
 ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
+LONGEST_NAME = 255  # bytes of a file or folder name on common file systems
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
 UNION_PART = re.compile(r"str|int|float|constrained-float|dict\[.*")  # inserted by pydantic into the location of an error
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -212,6 +214,8 @@ def _parsed(path: Path) -> Dataset:
     need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
     if dataset.pattern and "{subject}" not in dataset.pattern:
         raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not contain {{subject}}.")
+    if dataset.pattern and max(len(os.fsencode(part)) for part in Path(dataset.pattern).parts) > LONGEST_NAME:
+        raise InputError(f"{path}, key pattern: a file or folder in it has a name of more than {LONGEST_NAME} characters.")
     if dataset.pattern and Path(dataset.pattern).is_absolute():
         raise InputError(f"{path}, key pattern: {dataset.pattern!r} is absolute; write it relative to {path.parent}.")
     by_site = dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]
@@ -237,9 +241,16 @@ def _candidates(path: Path, dataset: Dataset, subject: str, site: str) -> list[P
     return [path / part / f"{subject}{suffix}" for part in PARTS for suffix in SUFFIXES]
 
 
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a subject whose id is too long for a file name has no file
+        return False
+
+
 def _series_files(path: Path, dataset: Dataset, subject: str, site: str) -> list[Path]:
     """The series file of a subject, or its runs in the order of their names; none: the subject has no series."""
-    present = [file for file in _candidates(path, dataset, subject, site) if file.is_file()]
+    present = [file for file in _candidates(path, dataset, subject, site) if _is_file(file)]
     if len(present) > 1:
         raise InputError(f"{present[1]}: subject {subject} has a second series file, {present[0].name}.")
     if not dataset.join_runs:
