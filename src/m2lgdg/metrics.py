@@ -5,12 +5,12 @@ Reports apply them to the predictions table; training uses some for early stoppi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtr, ndtri
 
 from m2lgdg.storage import InputError
 
@@ -141,7 +141,7 @@ def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson score interval of a proportion; NaN if `whole` is 0."""
     if not whole:
         return np.nan, np.nan
-    z2 = float(ndtri(0.5 + level / 2)) ** 2
+    z2 = _normal_quantile(0.5 + level / 2) ** 2
     centre = part + z2 / 2
     half = np.sqrt(z2 * (part * (whole - part) / whole + z2 / 4))
     low = 0.0 if part == 0 else (centre - half) / (whole + z2)
@@ -197,19 +197,28 @@ def delong_interval(labels: npt.ArrayLike, score: npt.ArrayLike, level: float = 
     area, spread = float(areas[0]), float(np.sqrt(covariance[0, 0]))
     if np.isnan(area) or area in (0.0, 1.0):
         return np.nan, np.nan
-    half = float(ndtri(0.5 + level / 2)) * spread / (area * (1 - area))
+    half = _normal_quantile(0.5 + level / 2) * spread / (area * (1 - area))
     centre = np.log(area / (1 - area))
     return float(1 / (1 + np.exp(half - centre))), float(1 / (1 + np.exp(-half - centre)))
 
 
 def delong_test(labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[float, float]:
     """Difference of two AUCs on the same subjects, and its two-sided p value."""
+    from scipy.special import ndtr
+
     areas, c = delong(labels, np.stack([np.asarray(first), np.asarray(second)]))
     variance = float(c[0, 0] + c[1, 1] - 2 * c[0, 1])
     difference = float(areas[0] - areas[1])
     if not variance > 0:
         return difference, 1.0 if difference == 0 else np.nan
     return difference, float(2 * ndtr(-abs(difference) / np.sqrt(variance)))
+
+
+@functools.cache
+def _normal_quantile(probability: float) -> float:
+    from scipy.special import ndtri  # a prediction does not need it, and its import takes a fifth of a second
+
+    return float(ndtri(probability))
 
 
 def _known(labels: npt.ArrayLike, values: npt.ArrayLike) -> tuple[Labels, Floats]:

@@ -7,6 +7,7 @@ an edited file is loaded again, also in a process that lives on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from m2lgdg.declarations import Declaration, declared
 from m2lgdg.storage import InputError, one_line
 
 if TYPE_CHECKING:
@@ -83,6 +85,14 @@ class Registry(MutableMapping[str, "type[Method]"]):
         if name not in self._loaded and name in self.modules:
             importlib.import_module(self.modules[name])
         return self._loaded[name]
+
+    def declaration(self, name: str) -> Declaration:
+        """Field defaults, variants and randomness of a method, without importing it where its source is plain enough."""
+        if name not in self._loaded and name in self.modules:
+            with contextlib.suppress(ValueError, LookupError):
+                return declared(self.modules[name], name)
+        cls = self[name]
+        return Declaration(cls().fields(), cls.variants, cls.stochastic)
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)

@@ -71,6 +71,8 @@ def draw(
     with rc_context(STYLE | {"svg.hashsalt": name}), _quiet():
         sheet = Sheet(Canvas(figsize=size, layout="constrained"))
         paint(sheet)
+        sheet.canvas.get_layout_engine().execute(sheet.canvas)
+        sheet.canvas.set_layout_engine(None)  # otherwise each file would lay the figure out again and draw it twice
         svg, png = io.BytesIO(), io.BytesIO()
         sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
         sheet.canvas.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})

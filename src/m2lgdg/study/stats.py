@@ -95,12 +95,13 @@ def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
 
 
 def _paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:
-    both = pd.concat([first, second], axis=1).dropna().to_numpy()
-    difference = both[:, 0] - both[:, 1]
-    if len(both) < 2 or np.ptp(difference) < 1e-12:  # t is undefined for identical differences
-        return float(difference.mean()) if len(both) else np.nan, np.nan, len(both), np.nan
-    t = float(difference.mean() / (difference.std(ddof=1) / np.sqrt(len(difference))))
-    return float(difference.mean()), t, len(both), float(2 * stdtr(len(difference) - 1, -abs(t)))
+    difference = first.to_numpy() - second.to_numpy()
+    difference = difference[~np.isnan(difference)]
+    count = len(difference)
+    if count < 2 or np.ptp(difference) < 1e-12:  # t is undefined for identical differences
+        return float(difference.mean()) if count else np.nan, np.nan, count, np.nan
+    t = float(difference.mean() / (difference.std(ddof=1) / np.sqrt(count)))
+    return float(difference.mean()), t, count, float(2 * stdtr(count - 1, -abs(t)))
 
 
 def holm(p_values: Sequence[float]) -> npt.NDArray[np.float64]:
