@@ -63,6 +63,17 @@ def auc(labels: npt.ArrayLike, score: npt.ArrayLike) -> float:
     return float((ranks[y == 1].sum() - patients * (patients + 1) / 2) / (patients * controls))
 
 
+def roc_curve(labels: npt.ArrayLike, score: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """False and true positive rates from the highest score down, without points on a straight line; both classes are needed."""
+    y, s = _known(labels, score)
+    order = np.argsort(-s, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(s[order])), len(s) - 1)  # equal scores are one step
+    hits = np.cumsum(y[order] == 1)[last]
+    alarms = last + 1 - hits
+    turns = np.r_[True, (np.diff(alarms, 2) != 0) | (np.diff(hits, 2) != 0), True] if len(last) > 2 else np.full(len(last), True)
+    return np.r_[0, alarms[turns]] / alarms[-1], np.r_[0, hits[turns]] / hits[-1]
+
+
 def logit(proba: Floats) -> Floats:
     """Log odds of probabilities, which are clipped to 1e-6 from 0 and 1."""
     clipped = np.clip(proba, 1e-6, 1 - 1e-6)

@@ -1,22 +1,40 @@
 """Figures of explanations: the paper's top-20 ROIs, a glass brain, gate weights by site, maps of the representation.
 
-Each takes tables of an `Explanation`. Glass brains are drawn by nilearn from the outlines it ships, offline.
+Each takes tables of an `Explanation`. Glass brains are drawn from the outlines in nilearn's files, without a network.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from matplotlib import rc_context
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure as Canvas
+from matplotlib.path import Path as Curve
+from matplotlib.transforms import Affine2D
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, image, mark, plain, short
 
+Floats = npt.NDArray[np.float64]
 TOP, HALF = 20, 10
 RED, GREY = "#c0392b", "#8a8d91"
+# View -> nilearn's file of outlines, their transform to MNI space, and the two MNI coordinates that the view shows.
+OUTLINES = {
+    "left": ("side", (0.38, 0, 0, 0.38, -108, -70), [1, 2]),
+    "back": ("back", (0.39, 0, 0, 0.39, -73, -73), [0, 2]),
+    "right": ("side", (0.38, 0, 0, 0.38, -108, -70), [1, 2]),
+    "top": ("top", (0.36, 0, 0, 0.37, -71, -107), [0, 1]),
+}
 
 
 def top_rois(method: str, rois: pd.DataFrame) -> Figure:
@@ -45,30 +63,73 @@ def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
     top = rois.head(TOP)
     if not _placed(top):
         return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
-    from nilearn.plotting import plot_markers
-
     files = {}
     relative = (top["score"] / (top["score"].max() or 1.0)).to_numpy()
-    with plt.rc_context({"svg.hashsalt": method, "svg.fonttype": "none"}):
-        figure = plt.figure(figsize=(9, 2.6))
-        plot_markers(
-            (np.arange(len(top)) < HALF).astype(float), top[["x", "y", "z"]].to_numpy(), node_size=20 + 80 * relative,
-            node_cmap=ListedColormap([GREY, RED]), node_vmin=0.0, node_vmax=1.0, alpha=0.85, display_mode="lyrz", figure=figure,
-            colorbar=False,
-        )  # fmt: skip
+    with rc_context({"svg.hashsalt": method, "svg.fonttype": "none"}):
+        figure = Canvas(figsize=(9, 2.6))
+        _paint_views(figure, top[["x", "y", "z"]].to_numpy(), 20 + 80 * relative)
         for form, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=form, dpi=110, facecolor="white", metadata=metadata)
             files[form] = buffer.getvalue()
-        plt.close(figure)
     caption = f"{method}: MNI centroids of the top ROIs, size by score; colours as above."
     alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
     return Figure(plain(f"brain-{method}"), caption, alt, files["svg"], files["png"], image(files["png"], alt))
+
+
+@dataclass(frozen=True)
+class View:
+    """Outlines of the brain in MNI space from one side, from nilearn's files: curves, their colours and widths, and bounds."""
+
+    curves: list[Curve]
+    colours: list[str]
+    widths: list[float]
+    bounds: tuple[float, float, float, float]  # left, right, bottom, top
+
+
+@functools.cache
+def _view(name: str) -> View:
+    """Outlines of one view. They are read and not drawn by nilearn, because importing its plots takes two seconds."""
+    (package,) = importlib.util.find_spec("nilearn").submodule_search_locations  # type: ignore[union-attr, misc]
+    file = Path(package) / "plotting" / "glass_brain_files" / f"brain_schematics_{OUTLINES[name][0]}.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    to_mni = Affine2D.from_values(*OUTLINES[name][1])
+    codes = {"segment": Curve.LINETO, "bezier": Curve.CURVE4}
+    curves, colours, widths = [], [], []
+    for group in content["paths"]:
+        for item in group["items"]:
+            code = Curve.CURVE3 if len(item["pts"]) == 3 else codes[item["type"]]
+            curves.append(Curve(to_mni.transform(item["pts"]), [Curve.MOVETO, *[code] * (len(item["pts"]) - 1)]))
+            colours.append(group["edgecolor"])
+            widths.append(group["linewidth"])
+    left, right, bottom, top = content["metadata"]["bounds"]
+    (left, bottom), (right, top) = to_mni.transform([(left, bottom), (right, top)])
+    aside, above = 0.025 * (right - left) + 0.1, 0.025 * (top - bottom) + 0.1
+    return View(curves, colours, widths, (left - aside, right + aside, bottom - above, top + above))
+
+
+def _paint_views(figure: Canvas, centroids: Floats, sizes: Floats) -> None:
+    """Paint the ROIs on the left hemisphere, the brain from behind, the right hemisphere, and the brain from above."""
+    views = {name: _view(name) for name in OUTLINES}
+    total = sum(view.bounds[1] - view.bounds[0] for view in views.values())
+    colours = np.array([RED if i < HALF else GREY for i in range(len(centroids))])
+    start = 0.0
+    for name, view in views.items():
+        left, right, bottom, top = view.bounds
+        width = (right - left) / total
+        axis = figure.add_axes((start, 0, width, 1))
+        start += width
+        axis.axis("off")
+        axis.set(xlim=(right, left) if name == "left" else (left, right), ylim=(bottom, top), aspect="equal")
+        style: Any = {"facecolors": "none", "alpha": 0.7, "capstyle": "butt", "joinstyle": "miter"}
+        outlines = PathCollection(view.curves, edgecolors=view.colours, linewidths=view.widths, **style)
+        axis.add_collection(outlines, autolim=False)
+        shown = {"left": centroids[:, 0] <= 0, "right": centroids[:, 0] >= 0}.get(name, np.full(len(centroids), True))
+        across, up = centroids[shown][:, OUTLINES[name][2]].T
+        axis.scatter(across, up, s=sizes[shown], c=colours[shown], alpha=0.85, zorder=1000)
+        for text, at, side in (("L", 0.1, "left"), ("R", 0.9, "right")) if name in ("back", "top") else ():
+            box = {"boxstyle": "square,pad=0", "ec": "white", "fc": "white"}
+            axis.text(at, 0.95, text, transform=axis.transAxes, ha=side, va="top", size=12, color="k", bbox=box)  # type: ignore[arg-type]
 
 
 def _placed(top: pd.DataFrame) -> bool:

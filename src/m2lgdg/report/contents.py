@@ -91,7 +91,11 @@ class Contents:
         return tables if self.published is None else with_published(tables, self.published)
 
     def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
-        """Explained cells of each method, with their records."""
+        """Explained cells of each method, with their records; read once."""
+        return self._explanations
+
+    @cached_property
+    def _explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
         explained: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
         for record in self.records:
             path = explanation_path(self.folder, record["key"])

@@ -195,9 +195,10 @@ def _site_table(
 ) -> Table:
     at_site = _by_key(scores[scores["target"] == site])
     values = np.array([[_lookup(at_site, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
+    parts = dict(iter(mean[mean["target"] == site].groupby(["method", "variant"], sort=False)))
     rows = []
     for key in keys:
-        part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
+        part = parts.get(key, mean.iloc[:0])
         low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()) if len(part) else (np.nan, np.nan)
         interval = "-" if np.isnan(low) or key in unranked["AUC"] else f"{100 * low:.2f} to {100 * high:.2f}"
         rows.append([label(*key), str(len(part)) if len(part) else "-", *_scores(at_site, key), interval])
