@@ -6,6 +6,7 @@ Reports apply them to the predictions table; training uses some for early stoppi
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,16 @@ FLATTEST = 0.05  # smallest slope; a positive one never reverses the model's ran
 ECE_BINS, ECE_LEAST = 5, 50  # with fewer than ten subjects per bin the error is mostly chance
 
 
-def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD) -> dict[str, float]:
-    """All METRICS from labels (1 patient, 0 control) and patient probabilities; unknown labels are left out."""
+def evaluate(
+    labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD, metrics: Sequence[str] = METRICS
+) -> dict[str, float]:
+    """METRICS from labels (1 patient, 0 control) and patient probabilities; unknown labels are left out."""
     y, p = _known(labels, proba)
     positive = p >= threshold
     hits, misses = int((positive & (y == 1)).sum()), int((~positive & (y == 1)).sum())
     alarms, rejections = int((positive & (y == 0)).sum()), int((~positive & (y == 0)).sum())
-    slope, intercept = calibration(y, p)
-    return {
+    slope, intercept = calibration(y, p) if {"slope", "intercept"} & set(metrics) else (np.nan, np.nan)
+    values = {
         "ACC": _ratio(hits + rejections, len(y)),
         "SEN": _ratio(hits, hits + misses),
         "SPE": _ratio(rejections, rejections + alarms),
@@ -41,6 +44,7 @@ def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THR
         "slope": slope,
         "intercept": intercept,
     }
+    return {metric: values[metric] for metric in metrics}
 
 
 def rankdata(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from m2lgdg.method import nearest
+from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, render, study_tables, training_tables
 from m2lgdg.storage import InputError
@@ -32,7 +33,7 @@ def table(
     `predictions` are those of the folder, if they were already read.
     """
     predictions = read_predictions(folder) if predictions is None else predictions
-    scores = cell_scores(predictions)
+    scores = cell_scores(predictions, PAPER_METRICS)
     tables = study_tables(predictions, best, scores=scores) + training_tables(scores)
     if published is not None:
         tables = with_published(tables, read_published(published, predictions))
