@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from m2lgdg import declarations, make, make_cohort
+from m2lgdg import make, make_cohort
 from m2lgdg.method import Method, is_network, method
-from m2lgdg.registry import METHODS
+from m2lgdg.registry import METHODS, declared
 
 HEAVY = ("torch", "scipy.stats", "sklearn", "m2lgdg.deep")
 
@@ -20,16 +20,16 @@ def run(code, folder):
 
 @pytest.mark.parametrize("name", METHODS.modules)
 def test_what_the_source_declares_is_what_the_class_has(name):
-    declared, cls = declarations.declared(METHODS.modules[name], name), METHODS[name]
-    assert list(declared.fields.items()) == list(cls().fields().items())
-    assert declared.variants == cls.variants and list(declared.variants) == list(cls.variants)
-    assert declared.stochastic == cls.stochastic
+    read, cls = declared(METHODS.modules[name], name), METHODS[name]
+    assert list(read.fields.items()) == list(cls().fields().items())
+    assert read.variants == cls.variants and list(read.variants) == list(cls.variants)
+    assert read.stochastic == cls.stochastic
 
 
 def test_declarations_import_no_network(tmp_path):
     code = f"""
 import sys
-from m2lgdg.registry import METHODS
+from m2lgdg.registry import METHODS, declared
 print(all(METHODS.declaration(name).fields is not None for name in METHODS))
 print([name for name in {HEAVY} if name in sys.modules])
 """
@@ -62,7 +62,7 @@ def test_a_plugin_is_described_by_its_class():
     finally:
         del METHODS["declared-by-a-test"]
     with pytest.raises(ValueError, match="no class of method nowhere"):
-        declarations.declared("m2lgdg.methods.mldg", "nowhere")
+        declared("m2lgdg.methods.mldg", "nowhere")
 
 
 def test_is_network():

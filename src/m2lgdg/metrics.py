@@ -74,7 +74,9 @@ def roc_curve(labels: npt.ArrayLike, score: npt.ArrayLike) -> tuple[Floats, Floa
     last = np.append(np.flatnonzero(np.diff(s[order])), len(s) - 1)  # equal scores are one step
     hits = np.cumsum(y[order] == 1)[last]
     alarms = last + 1 - hits
-    turns = np.r_[True, (np.diff(alarms, 2) != 0) | (np.diff(hits, 2) != 0), True] if len(last) > 2 else np.full(len(last), True)
+    turns = (
+        np.r_[True, (np.diff(alarms, 2) != 0) | (np.diff(hits, 2) != 0), True] if len(last) > 2 else np.full(len(last), True)
+    )
     return np.r_[0, alarms[turns]] / alarms[-1], np.r_[0, hits[turns]] / hits[-1]
 
 

@@ -129,7 +129,7 @@ def _paint_views(figure: Canvas, centroids: Floats, sizes: Floats) -> None:
         axis.scatter(across, up, s=sizes[shown], c=colours[shown], alpha=0.85, zorder=1000)
         for text, at, side in (("L", 0.1, "left"), ("R", 0.9, "right")) if name in ("back", "top") else ():
             box = {"boxstyle": "square,pad=0", "ec": "white", "fc": "white"}
-            axis.text(at, 0.95, text, transform=axis.transAxes, ha=side, va="top", size=12, color="k", bbox=box)  # type: ignore[arg-type]
+            axis.text(at, 0.95, text, transform=axis.transAxes, ha=side, va="top", size=12, color="k", bbox=box)
 
 
 def _placed(top: pd.DataFrame) -> bool:
