@@ -2,8 +2,8 @@
 
 The decorator `method` registers classes here; studies, commands and reports look them up. A file of `methods/` is imported
 only when one of its methods is requested, so that a linear model does not wait for PyTorch; fields and variants of a method
-are read from the text of its file (`declared`), so that tables and reports of networks do not wait either. A plugin is loaded by its content:
-an edited file is loaded again, also in a process that lives on.
+are read from the text of its file (`declared`), so that tables and reports of networks do not wait either. A plugin is
+loaded by its content: an edited file is loaded again, also in a process that lives on.
 """
 
 from __future__ import annotations
