@@ -1,6 +1,6 @@
 """Is anything lost when a study is killed? SIGKILL at random moments, resume, compare with an undisturbed run byte by byte.
 
-Usage: python benchmarks/kill.py [--kills 50] [--seed 0] [--engines serial joblib dask]; prints a JSON line an engine, ends
+Usage: python benchmarks/kill.py [--kills 50] [--per-study 5] [--engines serial joblib dask]; prints a JSON line an engine, ends
 with 1 on a difference. A kill takes the whole process group, workers too; a study that has come to its end is begun anew.
 """
 
@@ -68,6 +68,7 @@ FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohor
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--per-study", type=int, default=5, help="kills after which a study may come to its end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", nargs="+", default=["serial", "joblib", "dask"])
     options = parser.parse_args()
@@ -75,13 +76,13 @@ def main():
     different = 0
     for engine in options.engines:
         with tempfile.TemporaryDirectory() as folder:
-            told = disturb(Path(folder), engine, options.kills, draw)
+            told = disturb(Path(folder), engine, options.kills, options.per_study, draw)
         print(json.dumps({"engine": engine, **told}), flush=True)
         different += told["different_files"] + told["refused"]
     sys.exit(1 if different else 0)
 
 
-def disturb(folder, engine, wanted, draw):
+def disturb(folder, engine, wanted, per_study, draw):
     """Kill runs until there were `wanted` kills, let each study come to its end, count what is not as it should be."""
     m2lgdg.make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
     (folder / "coin.py").write_text(PLUGIN)
@@ -99,10 +100,10 @@ def disturb(folder, engine, wanted, draw):
     while told["kills"] < wanted:
         out = folder / f"out-{told['studies']}"
         told["studies"] += 1
-        code = -signal.SIGKILL
+        code, last = -signal.SIGKILL, min(told["kills"] + per_study, wanted)
         while code == -signal.SIGKILL:
             pause = draw.random() ** 3 * length / 2  # often early, where the folder is claimed
-            code = run(runs, out.name, engine, jobs, pause if told["kills"] < wanted else None)
+            code = run(runs, out.name, engine, jobs, pause if told["kills"] < last else None)
             if code == -signal.SIGKILL:
                 told["kills"] += 1
                 killed[moment(out, folder / "quiet")] += 1

@@ -185,7 +185,7 @@ class TestAnswer:
     def test_the_contributions_of_a_linear_method_sum_to_its_decision(self, cohort):
         for name in ("fc-logistic", "connectome-ensemble", "connectome-adaptive"):
             fitted = make(name, phenotypes=True).fit(cohort, source_distribution=True)
-            means = {block: sum(fitted._features(block, cohort)) / len(cohort) for block in fitted.blocks}
+            means = {block: fitted._features(block, cohort).mean(axis=0, dtype=np.float64) for block in fitted.blocks}
             found = [explain_subject(fitted, cohort.select([i])) for i in (0, 1)]
             n = len(cohort.rois)
             seen = fitted.visible(cohort.select([0, 1]))

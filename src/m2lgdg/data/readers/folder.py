@@ -203,12 +203,12 @@ def _parsed(path: Path) -> Dataset:
         raise InputError(f"{path} is not valid TOML ({one_line(error)}).") from None
     except ValidationError as error:
         first = max(error.errors(), key=lambda one: len(one["loc"]))  # for a union of types, the deepest error
-        key = ".".join(str(part) for part in first["loc"] if not UNION_PART.fullmatch(str(part)))
+        key = ".".join(str(part) for part in first["loc"] if not UNION_PART.fullmatch(str(part)))[:100]
         known = f"; known keys: {', '.join(Dataset.model_fields)}" if first["type"] == "extra_forbidden" else ""
         raise InputError(f"{path}, key {key}: {first['msg'][0].lower()}{first['msg'][1:]}{known}.") from None
     unknown = set(dataset.columns) - set(ALIASES)
     if unknown:
-        raise InputError(f"{path}, key columns.{min(unknown)}: not one of {', '.join(ALIASES)}.")
+        raise InputError(f"{path}, key columns.{min(unknown)[:100]}: not one of {', '.join(ALIASES)}.")
     need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
     if dataset.pattern and "{subject}" not in dataset.pattern:
         raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not contain {{subject}}.")
@@ -253,7 +253,7 @@ def _series_files(path: Path, dataset: Dataset, subject: str, site: str) -> list
         if Path(full).is_absolute():  # a subject that is a path
             continue
         name = re.compile(re.escape(full).replace(r"\{run\}", RUN))
-        files = path.glob(glob.escape(full).replace("{run}", "*"))
+        files = path.glob(_wild(full))
         runs |= {file for file in files if name.fullmatch(file.relative_to(path).as_posix()) and file.is_file()}
     return sorted(runs, key=lambda file: natural_key(file.as_posix()))
 
@@ -278,11 +278,17 @@ def _unlisted(path: Path, dataset: Dataset, taken: set[Path]) -> list[tuple[str,
 
 
 def _unlisted_by_pattern(path: Path, pattern: str, taken: set[Path]) -> list[tuple[str, Path]]:
-    wild = glob.escape(pattern).replace("{subject}", "*").replace("{site}", "*").replace("{run}", "*")
+    wild = _wild(pattern)
     name = re.escape(pattern).replace(r"\{subject\}", "(?P<subject>.+)", 1).replace(r"\{site\}", ".+").replace(r"\{run\}", RUN)
     name = name.replace(r"\{subject\}", "(?P=subject)")
     files = ((re.fullmatch(name, file.relative_to(path).as_posix()), file) for file in sorted(path.glob(wild)))
     return [(match["subject"], file) for match, file in files if match and file not in taken and file.is_file()]
+
+
+def _wild(pattern: str) -> str:
+    """The pattern with a star for each placeholder; one for several in a row, since ** means folders of any depth."""
+    stars = glob.escape(pattern).replace("{subject}", "*").replace("{site}", "*").replace("{run}", "*")
+    return re.sub(r"\*{2,}", "*", stars)
 
 
 def _roi_names(path: Path, dataset: Dataset) -> Rois | None:
