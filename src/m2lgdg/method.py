@@ -305,6 +305,12 @@ def make(name: str, **fields: Any) -> Method:
     return created
 
 
+def is_network(created: Method) -> bool:
+    """Whether a method is a `DeepMethod`; if none was imported it is not, and PyTorch need not be."""
+    deep = sys.modules.get("m2lgdg.deep")
+    return deep is not None and isinstance(created, deep.DeepMethod)
+
+
 def find(name: str) -> type[Method]:
     """Class of a method, by its registered name."""
     if name not in load_methods():

@@ -5,12 +5,13 @@ Reports apply them to the predictions table; training uses some for early stoppi
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtr, ndtri
 
 from m2lgdg.storage import InputError
 
@@ -24,14 +25,16 @@ FLATTEST = 0.05  # smallest slope; a positive one never reverses the model's ran
 ECE_BINS, ECE_LEAST = 5, 50  # with fewer than ten subjects per bin the error is mostly chance
 
 
-def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD) -> dict[str, float]:
-    """All METRICS from labels (1 patient, 0 control) and patient probabilities; unknown labels are left out."""
+def evaluate(
+    labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD, metrics: Sequence[str] = METRICS
+) -> dict[str, float]:
+    """METRICS from labels (1 patient, 0 control) and patient probabilities; unknown labels are left out."""
     y, p = _known(labels, proba)
     positive = p >= threshold
     hits, misses = int((positive & (y == 1)).sum()), int((~positive & (y == 1)).sum())
     alarms, rejections = int((positive & (y == 0)).sum()), int((~positive & (y == 0)).sum())
-    slope, intercept = calibration(y, p)
-    return {
+    slope, intercept = calibration(y, p) if {"slope", "intercept"} & set(metrics) else (np.nan, np.nan)
+    values = {
         "ACC": _ratio(hits + rejections, len(y)),
         "SEN": _ratio(hits, hits + misses),
         "SPE": _ratio(rejections, rejections + alarms),
@@ -41,6 +44,7 @@ def evaluate(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THR
         "slope": slope,
         "intercept": intercept,
     }
+    return {metric: values[metric] for metric in metrics}
 
 
 def rankdata(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -61,6 +65,19 @@ def auc(labels: npt.ArrayLike, score: npt.ArrayLike) -> float:
         return np.nan
     ranks = rankdata(s)
     return float((ranks[y == 1].sum() - patients * (patients + 1) / 2) / (patients * controls))
+
+
+def roc_curve(labels: npt.ArrayLike, score: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """False and true positive rates from the highest score down, without points on a straight line; both classes are needed."""
+    y, s = _known(labels, score)
+    order = np.argsort(-s, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(s[order])), len(s) - 1)  # equal scores are one step
+    hits = np.cumsum(y[order] == 1)[last]
+    alarms = last + 1 - hits
+    turns = (
+        np.r_[True, (np.diff(alarms, 2) != 0) | (np.diff(hits, 2) != 0), True] if len(last) > 2 else np.full(len(last), True)
+    )
+    return np.r_[0, alarms[turns]] / alarms[-1], np.r_[0, hits[turns]] / hits[-1]
 
 
 def logit(proba: Floats) -> Floats:
@@ -141,7 +158,7 @@ def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson score interval of a proportion; NaN if `whole` is 0."""
     if not whole:
         return np.nan, np.nan
-    z2 = float(ndtri(0.5 + level / 2)) ** 2
+    z2 = _normal_quantile(0.5 + level / 2) ** 2
     centre = part + z2 / 2
     half = np.sqrt(z2 * (part * (whole - part) / whole + z2 / 4))
     low = 0.0 if part == 0 else (centre - half) / (whole + z2)
@@ -197,19 +214,28 @@ def delong_interval(labels: npt.ArrayLike, score: npt.ArrayLike, level: float = 
     area, spread = float(areas[0]), float(np.sqrt(covariance[0, 0]))
     if np.isnan(area) or area in (0.0, 1.0):
         return np.nan, np.nan
-    half = float(ndtri(0.5 + level / 2)) * spread / (area * (1 - area))
+    half = _normal_quantile(0.5 + level / 2) * spread / (area * (1 - area))
     centre = np.log(area / (1 - area))
     return float(1 / (1 + np.exp(half - centre))), float(1 / (1 + np.exp(-half - centre)))
 
 
 def delong_test(labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[float, float]:
     """Difference of two AUCs on the same subjects, and its two-sided p value."""
+    from scipy.special import ndtr
+
     areas, c = delong(labels, np.stack([np.asarray(first), np.asarray(second)]))
     variance = float(c[0, 0] + c[1, 1] - 2 * c[0, 1])
     difference = float(areas[0] - areas[1])
     if not variance > 0:
         return difference, 1.0 if difference == 0 else np.nan
     return difference, float(2 * ndtr(-abs(difference) / np.sqrt(variance)))
+
+
+@functools.cache
+def _normal_quantile(probability: float) -> float:
+    from scipy.special import ndtri  # a prediction does not need it, and its import takes a fifth of a second
+
+    return float(ndtri(probability))
 
 
 def _known(labels: npt.ArrayLike, values: npt.ArrayLike) -> tuple[Labels, Floats]:

@@ -54,8 +54,9 @@ def demo(
     study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
-    typer.echo(render(study_tables(read_predictions(to / "results"))[-1:], "text"), nl=False)
-    print_changes(to / "results")
+    predictions = read_predictions(to / "results")
+    typer.echo(render(study_tables(predictions)[-1:], "text"), nl=False)
+    print_changes(to / "results", predictions)
     with terminal.progress("writing the report"):
         page = write_report(to / "results")
     terminal.out.print(

@@ -138,7 +138,7 @@ def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> No
 
 def _with_calibration(method: Method, source: Cohort, requested: bool | None, folds: int | None) -> bool:
     """Whether to add new-site calibration to the fit; prints its cost, or why it is skipped."""
-    from m2lgdg.deep import DeepMethod
+    from m2lgdg.method import is_network
     from m2lgdg.model.new_site import sites_left_out
     from m2lgdg.storage import InputError
 
@@ -154,7 +154,7 @@ def _with_calibration(method: Method, source: Cohort, requested: bool | None, fo
             raise
         terminal.out.print(f"Skipped: {error}", markup=False, soft_wrap=True)
         return False
-    if isinstance(method, DeepMethod) and not wanted:
+    if is_network(method) and not wanted:
         terminal.out.print(
             f"Skipped new-site calibration ({refits} extra fits); enable it with --new-site-calibration, or with "
             "--calibration-folds 5 for fewer fits.",

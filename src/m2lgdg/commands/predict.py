@@ -97,10 +97,10 @@ def predict(
 
 def _can_be_explained(fitted: Method, cohort: Cohort) -> bool:
     """Whether `m2lgdg explain` scores the ROIs of this model on these subjects: networks, and linear methods with patterns."""
-    from m2lgdg.deep import DeepMethod
+    from m2lgdg.method import is_network
     from m2lgdg.methods.linear import Linear
 
-    return isinstance(fitted, DeepMethod) or (isinstance(fitted, Linear) and len(cohort) >= 3)
+    return is_network(fitted) or (isinstance(fitted, Linear) and len(cohort) >= 3)
 
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from m2lgdg.commands import options, suggestions, terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @terminal.app.command()
@@ -27,19 +30,20 @@ def table(
     If variants were run with several seeds, a last table compares each with the full method, paired by training.
     """
     from m2lgdg.report.text import table as text_of_tables
+    from m2lgdg.study.predictions import read_predictions
 
-    typer.echo(text_of_tables(folder, form, best=best, published=beside, sites=site), nl=False)  # type: ignore[arg-type]
+    predictions = read_predictions(folder)
+    text = text_of_tables(folder, form, best=best, published=beside, sites=site, predictions=predictions)  # type: ignore[arg-type]
+    typer.echo(text, nl=False)
     if form in ("text", "markdown"):
-        print_changes(folder)
+        print_changes(folder, predictions)
         # Not a part of the tables, so not on standard output. A report has all sites.
         suggestions.print_next(context, "report", folder, without=["--site"], error_stream=True)
 
 
-def print_changes(folder: Path) -> None:
+def print_changes(folder: Path, predictions: pd.DataFrame) -> None:
     """Print failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
-    from dataclasses import replace
-
-    from m2lgdg.report.contents import read_contents, read_json
+    from m2lgdg.report.contents import missing_cells, read_json
     from m2lgdg.report.tables import changed_fields
     from m2lgdg.study.checks import cohort_line, failed_checks
 
@@ -47,9 +51,10 @@ def print_changes(folder: Path) -> None:
         typer.echo(f"\n{sentence}")
     if line := cohort_line(folder, "m2lgdg report"):
         typer.echo(f"\n{line}")
-    changed = changed_fields(read_json(folder / "study.json", {}))
+    study = read_json(folder / "study.json", {})
+    changed = changed_fields(study)
     if changed:
         typer.echo(f"\nFields that differ from their defaults: {changed}.")
-    missing = replace(read_contents(folder), failures=[]).missing()
+    missing = missing_cells(predictions, study)
     if missing:
         typer.echo(f"\nMissing in these tables (failed or not run yet): {', '.join(missing)}.")

@@ -18,6 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
 from m2lgdg.data.duplicates import Pair, find_duplicates
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
+from m2lgdg.metrics import auc
 
 SHORT = 100  # volumes
 TINY = 10  # subjects at a site
@@ -408,13 +409,11 @@ def _proxies(cohort: Cohort) -> Iterator[Finding]:
 
 def _separates(cohort: Cohort, column: str) -> bool:
     """Whether a numeric column alone ranks patients against controls with an AUC above 0.95 or below 0.05."""
-    from scipy.stats import mannwhitneyu  # its import takes a second and is not always needed
-
     values = cohort.phenotypes[column]
     if values.dtype != np.float64:
         return False
-    groups = [values[(cohort.labels == label) & values.notna().to_numpy()] for label in (0, 1)]
-    if min(map(len, groups)) < TINY:
+    known = values.notna().to_numpy()
+    labels = cohort.labels[known]
+    if min(int((labels == label).sum()) for label in (0, 1)) < TINY:
         return False
-    area = mannwhitneyu(groups[1], groups[0]).statistic / (len(groups[0]) * len(groups[1]))
-    return bool(abs(area - 0.5) > 0.45)
+    return bool(abs(auc(labels, values.to_numpy()[known]) - 0.5) > 0.45)

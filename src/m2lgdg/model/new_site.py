@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import (
@@ -144,6 +143,8 @@ class NewSiteCalibration:
 
         The interval describes how calibration differs between sites, not the uncertainty about one subject.
         """
+        from scipy.special import stdtrit  # only here, since its import takes a fifth of a second
+
         if not 0 < level < 1:
             raise InputError(f"level {level:g} is not between 0 and 1.")
         x = logit(np.asarray(proba, dtype=np.float64))

@@ -6,7 +6,7 @@ Everything but the predictions may be missing; the report then leaves out the se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +72,7 @@ class Contents:
             return self.about_cohort.atlas or "", self.about_cohort.rois
         return None if self.cohort is None else (self.cohort.atlas, self.cohort.rois)
 
-    @property
+    @cached_property
     def keys(self) -> list[Key]:
         """Every (method, variant), in the order of the predictions."""
         return list(dict.fromkeys(zip(self.predictions["method"], self.predictions["variant"], strict=True)))
@@ -80,8 +80,7 @@ class Contents:
     @property
     def swept(self) -> dict[str, dict[str, list[Any]]]:
         """The study's sweeps: method -> field -> values."""
-        sweeps = self.study.get("sweep")
-        return sweeps if isinstance(sweeps, dict) else {}
+        return _sweeps(self.study)
 
     def is_sweep(self, key: Key) -> bool:
         """Whether a (method, variant) is one value of a sweep."""
@@ -92,7 +91,11 @@ class Contents:
         return tables if self.published is None else with_published(tables, self.published)
 
     def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
-        """Explained cells of each method, with their records."""
+        """Explained cells of each method, with their records; read once."""
+        return self._explanations
+
+    @cached_property
+    def _explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
         explained: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
         for record in self.records:
             path = explanation_path(self.folder, record["key"])
@@ -106,41 +109,53 @@ class Contents:
         return explained
 
     def missing(self) -> list[str]:
-        """Number of cells of each method, variants and sweeps included, that have neither finished nor failed."""
-        ended = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in self.failures}
-        rows = self.predictions.drop_duplicates(["method", "variant", "target", "seed"])
-        ended |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
-        counts = []
-        methods, all_seeds, targets = (self._listed(name) for name in ("methods", "seeds", "targets"))
-        for method in methods:
-            seen = {row[3] for row in ended if row[0] == method}
-            seeds = all_seeds[:1] if seen <= set(all_seeds[:1]) and _runs_once(method, bool(seen)) else all_seeds
-            variants = dict.fromkeys(["", *self._variants(method, {row[1] for row in ended if row[0] == method})])
-            cells = [(method, variant, target, seed) for variant in variants for target in targets for seed in seeds]
-            missing = sum(cell not in ended for cell in cells)
-            if missing:
-                counts.append(f"{missing} cell{'s' if missing > 1 else ''} of {method}")
-        return counts
+        """Number of cells of each method that have neither finished nor failed (`missing_cells`)."""
+        return missing_cells(self.predictions, self.study, self.failures)
 
-    def _variants(self, method: str, seen: set[str]) -> list[str]:
-        """Variants and sweep values that the study requests of a method; `seen` lists those of a plugin that is not loaded."""
-        from m2lgdg.registry import load_methods
 
-        requested = self.study.get("variants") or []
-        if isinstance(requested, dict):
-            named = requested.get(method, [])
-        elif not set(requested) - seen:  # all of them were run; the method need not be imported
-            named = list(requested)
-        else:
-            available = set(load_methods()[method].variants) if method in load_methods() else seen
-            named = [variant for variant in requested if variant in available]
-        axes = self.swept.get(method, {})
-        return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
+def missing_cells(predictions: pd.DataFrame, study: dict[str, Any], failures: Sequence[dict[str, str]] = ()) -> list[str]:
+    """Number of cells of each method, variants and sweeps included, that have neither finished nor failed."""
+    ended = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in failures}
+    rows = predictions.drop_duplicates(["method", "variant", "target", "seed"])
+    ended |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
+    counts = []
+    methods, all_seeds, targets = (_listed(study, name) for name in ("methods", "seeds", "targets"))
+    for method in methods:
+        seen = {row[3] for row in ended if row[0] == method}
+        seeds = all_seeds[:1] if seen <= set(all_seeds[:1]) and _runs_once(method, bool(seen)) else all_seeds
+        variants = dict.fromkeys(["", *_variants(study, method, {row[1] for row in ended if row[0] == method})])
+        cells = [(method, variant, target, seed) for variant in variants for target in targets for seed in seeds]
+        missing = sum(cell not in ended for cell in cells)
+        if missing:
+            counts.append(f"{missing} cell{'s' if missing > 1 else ''} of {method}")
+    return counts
 
-    def _listed(self, name: str) -> list[str]:
-        """A list of study.json as strings; empty if a damaged file has anything else under that name."""
-        value = self.study.get(name)
-        return [str(item) for item in value] if isinstance(value, list) else []
+
+def _sweeps(study: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
+    """Sweeps of study.json: method -> field -> values."""
+    sweeps = study.get("sweep")
+    return sweeps if isinstance(sweeps, dict) else {}
+
+
+def _variants(study: dict[str, Any], method: str, seen: set[str]) -> list[str]:
+    """Variants and sweep values that the study requests of a method; `seen` lists those of a plugin that is not loaded."""
+    from m2lgdg.registry import load_methods
+
+    requested = study.get("variants") or []
+    if isinstance(requested, dict):
+        named = requested.get(method, [])
+    else:
+        known = load_methods()
+        available = set(known.declaration(method).variants) if method in known else seen
+        named = [variant for variant in requested if variant in available]
+    axes = _sweeps(study).get(method, {})
+    return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
+
+
+def _listed(study: dict[str, Any], name: str) -> list[str]:
+    """A list of study.json as strings; empty if a damaged file has anything else under that name."""
+    value = study.get(name)
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _runs_once(method: str, seen: bool) -> bool:
@@ -151,7 +166,7 @@ def _runs_once(method: str, seen: bool) -> bool:
     from m2lgdg.registry import load_methods
 
     known = load_methods()
-    return not known[method].stochastic if method in known else seen
+    return not known.declaration(method).stochastic if method in known else seen
 
 
 def read_contents(folder: str | Path, centroids: str | Path | None = None, published: str | Path | None = None) -> Contents:

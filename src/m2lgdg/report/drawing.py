@@ -18,6 +18,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK = "#0b0c0d"  # nearly black in files; replaced by the text colour on the page
 FAINT = "#8a8d91"
@@ -69,8 +70,11 @@ def draw(
     """Paint a figure and save it; with `raster` the page embeds the PNG, for figures with very many marks."""
     name = plain(name)
     with rc_context(STYLE | {"svg.hashsalt": name}), _quiet():
-        sheet = Sheet(Canvas(figsize=size, layout="constrained"))
+        layout = ConstrainedLayoutEngine()
+        sheet = Sheet(Canvas(figsize=size, layout=layout))
         paint(sheet)
+        layout.execute(sheet.canvas)
+        sheet.canvas.set_layout_engine(None)  # otherwise each file would lay the figure out again and draw it twice
         svg, png = io.BytesIO(), io.BytesIO()
         sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
         sheet.canvas.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from m2lgdg.metrics import calibration_bins, delong_interval
+from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
 from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.tables import label
@@ -33,15 +33,15 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
         return _forest_of_means(areas, sites, keys)
-    step = 0.8 / len(keys)
+    step, parts = 0.8 / len(keys), _parts(mean)
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         for k, key in enumerate(keys):
             axis.plot([], [], mark(k), color=colour(k), ms=4, label=short(label(*key), 40))
             for s, site in enumerate(sites):
-                part, area = _part(mean, key, site), float(areas.get((*key, site), np.nan))
-                if not len(part) or math.isnan(area):
+                part, area = parts.get((*key, site)), float(areas.get((*key, site), np.nan))
+                if part is None or math.isnan(area):
                     continue
                 low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy())
                 y = s + k * step - 0.4 + step / 2
@@ -104,17 +104,16 @@ def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]
 
 def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:
     """ROC curves of the probabilities averaged over seeds, one panel per target; of many methods only `focus` is coloured."""
-    from sklearn.metrics import roc_curve
-
     named = list(keys) if len(keys) <= DISTINCT else list(focus)
     others = [key for key in keys if key not in named]
+    parts = _parts(mean)
 
     def paint(axis: Axes, site: str) -> None:
         for key in others + named:
-            part = _part(mean, key, site)
-            if part["label"].nunique() != 2:
+            part = parts.get((*key, site))
+            if part is None or part["label"].nunique() != 2:
                 continue
-            false_positive, true_positive, _ = roc_curve(part["label"], part["proba"])
+            false_positive, true_positive = roc_curve(part["label"], part["proba"])
             if key in others:
                 axis.plot(false_positive, true_positive, color=FAINT, lw=0.5, alpha=0.5)
             else:
@@ -129,11 +128,12 @@ def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key])
 
 def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
     """Observed proportion of patients in bins of equal count, with Wilson intervals, one panel per target."""
+    parts = _parts(mean)
 
     def paint(axis: Axes, site: str) -> None:
         for k, key in enumerate(keys):
-            part = _part(mean, key, site)
-            if not len(part):
+            part = parts.get((*key, site))
+            if part is None:
                 continue
             bins = calibration_bins(part["label"].to_numpy(), part["proba"].to_numpy(), max(2, min(8, len(part) // 12)))
             ends = [bins["observed"] - bins["low"], bins["high"] - bins["observed"]]
@@ -150,12 +150,13 @@ def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | N
 
 def decision_curves(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
     """Net benefit by threshold, averaged over target sites, compared with treating all and treating none."""
-    sites = _both_classes(mean)
+    sites, parts = _both_classes(mean), _parts(mean)
     thresholds = np.linspace(0.01, 0.99, 99)
 
     def curves(key: Key) -> pd.DataFrame | None:
-        parts = [part for site in sites if (part := _part(mean, key, site))["label"].nunique() == 2]
-        tables = [net_benefit(part["label"], part["proba"], thresholds) for part in parts]
+        given = [parts[*key, site] for site in sites if (*key, site) in parts]
+        both = [part for part in given if part["label"].nunique() == 2]
+        tables = [net_benefit(part["label"], part["proba"], thresholds) for part in both]
         return sum(tables[1:], tables[0]) / len(tables) if tables else None
 
     drawn = {key: table for key in keys if (table := curves(key)) is not None}
@@ -256,8 +257,9 @@ def _area(epoch: dict[str, float]) -> float:
     return epoch.get("val_auc", math.nan)
 
 
-def _part(mean: pd.DataFrame, key: Key, site: str) -> pd.DataFrame:
-    return mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
+def _parts(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:
+    """Predictions by (method, variant, target)."""
+    return dict(iter(mean.groupby(["method", "variant", "target"], sort=False)))
 
 
 def _both_classes(mean: pd.DataFrame) -> list[str]:

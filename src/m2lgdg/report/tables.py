@@ -27,6 +27,7 @@ PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 INTERVAL = "AUC 95 % interval"
 WORDED = 60  # letters; longer cells are sentences
 Key = tuple[str, str]
+Lookup = dict[tuple[str, str, str], dict[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,6 @@ def training_table(scores: pd.DataFrame, method: str, variants: list[str], what:
 
 def changed_fields(study: dict[str, Any]) -> str:
     """Methods of a study with fields that differ from the defaults, and these fields; empty if there are none."""
-    from m2lgdg.method import make
     from m2lgdg.registry import load_methods
 
     changes_of = []
@@ -144,9 +144,10 @@ def changed_fields(study: dict[str, Any]) -> str:
         if name not in load_methods():  # a plugin that is not loaded here
             changes_of += [f"possibly {name} (a plugin; its fields are in study.json)"] if fields else []
             continue
-        default = json.loads(json.dumps(make(name).fields()))  # tuples become lists, as in study.json
+        declared = load_methods().declaration(name)
+        default = json.loads(json.dumps({**declared.fields}))  # tuples become lists, as in study.json
         changed = {field: value for field, value in fields.items() if default.get(field) != value}
-        for variant, changes in load_methods()[name].variants.items():
+        for variant, changes in declared.variants.items():
             if changed and json.loads(json.dumps({**changes})) == changed:
                 changed = {"variant": variant}
         if changed:
@@ -158,7 +159,7 @@ def variant_fields(method: str, variant: str) -> str:
     """Fields that a variant of a method of the paper sets; empty for other methods and for sweep values."""
     from m2lgdg.registry import METHODS, PAPER
 
-    known = METHODS[method].variants if variant and method in PAPER else {}  # networks import PyTorch: only if needed
+    known = METHODS.declaration(method).variants if method in PAPER else {}
     return f"{variant}: {_assignments(known[variant]) or 'the full method'}" if variant in known else ""
 
 
@@ -192,15 +193,16 @@ def _best(macro: pd.DataFrame, keys: list[Key], name: str | None, constant: set[
 def _site_table(
     scores: pd.DataFrame, mean: pd.DataFrame, keys: list[Key], unranked: Mapping[str, set[Key]], site: str
 ) -> Table:
-    at_site = scores[scores["target"] == site].set_index(["method", "variant", "metric"])
+    at_site = _by_key(scores[scores["target"] == site])
     values = np.array([[_lookup(at_site, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
+    parts = dict(iter(mean[mean["target"] == site].groupby(["method", "variant"], sort=False)))
     rows = []
     for key in keys:
-        part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == site)]
+        part = parts.get(key, mean.iloc[:0])
         low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()) if len(part) else (np.nan, np.nan)
         interval = "-" if np.isnan(low) or key in unranked["AUC"] else f"{100 * low:.2f} to {100 * high:.2f}"
         rows.append([label(*key), str(len(part)) if len(part) else "-", *_scores(at_site, key), interval])
-    seeds = max(at_site["seeds"].tolist(), default=0)
+    seeds = max((row["seeds"] for row in at_site.values()), default=0)
     subjects = mean[mean["target"] == site].drop_duplicates("subject")
     note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
     note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
@@ -220,9 +222,9 @@ def _macro_table(
     unranked: Mapping[str, set[Key]],
     subjects: int,
 ) -> Table:
-    by_key = macro.set_index(["method", "variant", "metric"])
+    by_key = _by_key(macro)
     values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
-    tests = paired_tests(scores, best).set_index(["method", "variant", "metric"])
+    tests = _by_key(paired_tests(scores[scores["metric"] == "AUC"], best))
     rows, compared = [], len(keys) > 1
     for key in keys:
         difference, p = (_lookup(tests, (*key, "AUC"), name) for name in ("delta", "p_holm"))
@@ -248,7 +250,7 @@ def _macro_note(sites: int, subjects: int, best: str, selected: int, compared: b
     return note + (f"; {chosen_among(best, selected)}" if selected > 1 else "")
 
 
-def _fewer_sites(by_key: pd.DataFrame, keys: list[Key], sites: int) -> str:
+def _fewer_sites(by_key: Lookup, keys: list[Key], sites: int) -> str:
     """Clause on rows whose AUC is defined at some of the sites only."""
     counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in keys}
     fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
@@ -257,13 +259,18 @@ def _fewer_sites(by_key: pd.DataFrame, keys: list[Key], sites: int) -> str:
     return f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
 
 
-def _scores(table: pd.DataFrame, key: Key) -> list[str]:
+def _scores(table: Lookup, key: Key) -> list[str]:
     """Mean and sd of each metric of one row, as text."""
     return [_shown(metric, *(_lookup(table, (*key, metric), name) for name in ("mean", "sd"))) for metric in PAPER_METRICS]
 
 
-def _lookup(table: pd.DataFrame, key: tuple[str, ...], column: str) -> float:
-    return float(table.at[key, column]) if key in table.index else np.nan
+def _by_key(table: pd.DataFrame) -> Lookup:
+    """Rows of a table by method, variant and metric; looking them up in pandas takes longer than computing them."""
+    return {(row["method"], row["variant"], row["metric"]): row for row in table.to_dict("records")}
+
+
+def _lookup(table: Lookup, key: tuple[str, str, str], column: str) -> float:
+    return float(table[key][column]) if key in table else np.nan
 
 
 def _shown(metric: str, mean: float, sd: float) -> str:

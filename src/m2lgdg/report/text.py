@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from m2lgdg.method import nearest
+from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, render, study_tables, training_tables
 from m2lgdg.storage import InputError
@@ -20,15 +23,17 @@ def table(
     best: str | None = None,
     published: str | Path | None = None,
     sites: Sequence[str] | None = None,
+    predictions: pd.DataFrame | None = None,
 ) -> str:
     """Scores at each target site, the macro average with paired tests, and variants paired by site and seed.
 
     `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC.
     `published` is a table (method, target, metric, value) of values to show in brackets.
     `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
+    `predictions` are those of the folder, if they were already read.
     """
-    predictions = read_predictions(folder)
-    scores = cell_scores(predictions)
+    predictions = read_predictions(folder) if predictions is None else predictions
+    scores = cell_scores(predictions, PAPER_METRICS)
     tables = study_tables(predictions, best, scores=scores) + training_tables(scores)
     if published is not None:
         tables = with_published(tables, read_published(published, predictions))

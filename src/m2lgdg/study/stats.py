@@ -7,6 +7,7 @@ published ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit  # of Student's t; importing scipy.stats takes a second
 
 from m2lgdg.metrics import METRICS, evaluate
+
+if TYPE_CHECKING:
+    from pandas.core.groupby import SeriesGroupBy
 
 CELL = ["method", "variant", "seed", "target"]
 
@@ -27,7 +31,7 @@ def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> 
     """Scores of a predictions table, one row per cell and metric (method, variant, seed, target, metric, value)."""
     rows = []
     for key, part in predictions.groupby(CELL, sort=False):
-        values = evaluate(part["label"].to_numpy(), part["proba"].to_numpy())
+        values = evaluate(part["label"].to_numpy(), part["proba"].to_numpy(), metrics=metrics)
         rows += [(*key, metric, values[metric]) for metric in metrics]
     return pd.DataFrame(rows, columns=[*CELL, "metric", "value"])
 
@@ -42,14 +46,19 @@ def over_seeds(predictions: pd.DataFrame) -> pd.DataFrame:
 def site_scores(scores: pd.DataFrame) -> pd.DataFrame:
     """Mean and sd (ddof 1) over seeds by method, variant, target and metric; undefined scores do not count."""
     grouped = scores.groupby(["method", "variant", "target", "metric"], sort=False)["value"]
-    return grouped.agg(mean="mean", sd=lambda values: values.std(ddof=1), seeds="count").reset_index()
+    return grouped.agg(mean="mean", seeds="count").assign(sd=_deviations(grouped))[["mean", "sd", "seeds"]].reset_index()
 
 
 def macro_scores(sites: pd.DataFrame) -> pd.DataFrame:
     """Unweighted mean of the site means over target sites, with its sd over sites (ddof 1)."""
     grouped = sites.groupby(["method", "variant", "metric"], sort=False)["mean"]
-    table: pd.DataFrame = grouped.agg(macro="mean", sd=lambda values: values.std(ddof=1), sites="count").reset_index()
-    return table.rename(columns={"macro": "mean"})
+    return grouped.agg(mean="mean", sites="count").assign(sd=_deviations(grouped))[["mean", "sd", "sites"]].reset_index()
+
+
+def _deviations(grouped: SeriesGroupBy[Any, Any]) -> list[float]:
+    """Standard deviation (ddof 1) of each group without its NaN, in the order of the groups; NaN for fewer than two values."""
+    defined = (values[~np.isnan(values)] for values in (part.to_numpy(dtype=np.float64) for _, part in grouped))
+    return [float(values.std(ddof=1)) if len(values) > 1 else np.nan for values in defined]
 
 
 def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tuple[str, str]] | None = None) -> pd.DataFrame:
@@ -95,12 +104,13 @@ def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
 
 
 def _paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:
-    both = pd.concat([first, second], axis=1).dropna().to_numpy()
-    difference = both[:, 0] - both[:, 1]
-    if len(both) < 2 or np.ptp(difference) < 1e-12:  # t is undefined for identical differences
-        return float(difference.mean()) if len(both) else np.nan, np.nan, len(both), np.nan
-    t = float(difference.mean() / (difference.std(ddof=1) / np.sqrt(len(difference))))
-    return float(difference.mean()), t, len(both), float(2 * stdtr(len(difference) - 1, -abs(t)))
+    difference = first.to_numpy() - second.to_numpy()
+    difference = difference[~np.isnan(difference)]
+    count = len(difference)
+    if count < 2 or np.ptp(difference) < 1e-12:  # t is undefined for identical differences
+        return float(difference.mean()) if count else np.nan, np.nan, count, np.nan
+    t = float(difference.mean() / (difference.std(ddof=1) / np.sqrt(count)))
+    return float(difference.mean()), t, count, float(2 * stdtr(count - 1, -abs(t)))
 
 
 def holm(p_values: Sequence[float]) -> npt.NDArray[np.float64]:
