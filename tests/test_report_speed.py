@@ -1,4 +1,4 @@
-"""What makes reports fast must not change them: ROC curves, glass brains and deviations are those of the libraries."""
+"""What makes reports fast must not change them: ROC curves and deviations are those of the libraries."""
 
 import io
 import subprocess
@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from m2lgdg.metrics import METRICS, PAPER_METRICS, evaluate, roc_curve
-from m2lgdg.report import brains
 from m2lgdg.study.stats import macro_scores, site_scores
 
 FIELDS = ["method", "variant", "target", "metric"]
@@ -28,29 +27,6 @@ def test_roc_curves_are_those_of_scikit_learn(decimals):
         ours = roc_curve(np.r_[labels, -1], np.r_[scores, 0.7])  # a subject without a label does not count
         np.testing.assert_array_equal(ours[0], false_positive)
         np.testing.assert_array_equal(ours[1], true_positive)
-
-
-def test_glass_brain_has_the_pixels_of_nilearn(monkeypatch):
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
-    from nilearn.plotting import plot_markers
-
-    rng = np.random.default_rng(0)
-    rois = pd.DataFrame(rng.uniform(-60, 60, (25, 3)), columns=list("xyz"))
-    rois = rois.assign(roi=[str(i) for i in range(25)], score=np.sort(rng.random(25))[::-1])
-    top, file = rois.head(brains.TOP), io.BytesIO()
-    figure = plt.figure(figsize=(9, 2.6))
-    plot_markers(
-        (np.arange(20) < brains.HALF).astype(float), top[["x", "y", "z"]].to_numpy(), figure=figure, display_mode="lyrz",
-        node_size=(20 + 80 * top["score"] / top["score"].max()).to_numpy(), node_vmin=0.0, node_vmax=1.0, alpha=0.85,
-        node_cmap=ListedColormap([brains.GREY, brains.RED]), colorbar=False,
-    )  # fmt: skip
-    figure.savefig(file, dpi=110, facecolor="white")
-    plt.close(figure)
-    drawn = brains.glass_brain("fc-svm", rois)
-    expected, pixels = (np.asarray(Image.open(one).convert("RGB")) for one in (file, io.BytesIO(drawn.png)))
-    assert expected.shape == pixels.shape and expected.std() > 10
-    assert np.abs(expected.astype(int) - pixels).mean() < 0.1
 
 
 def test_standard_deviations_are_those_of_pandas():
