@@ -100,7 +100,7 @@ def test_a_full_disk_costs_time_only(cohort, tmp_path, monkeypatch):
     def full(*given, **named):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     share_features(cohort, str(tmp_path), "code")
     np.testing.assert_array_equal(fc_features(cohort.series), alone)
     assert not list((tmp_path / FOLDER).glob("*.npy"))

@@ -43,11 +43,12 @@ class SharedFeatures(KeptFeatures):
     def _mapped(self, path: Path, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
         with one_at_a_time(self.folder):
             if not path.exists():
-                with writing(path) as part:
-                    rows = np.lib.format.open_memmap(part, "w+", dtype, (len(self.series), *shape))
-                    for i, values in enumerate(compute(self.series)):
-                        rows[i] = values
-                    rows.flush()
+                # Written, not mapped: a map that meets a full disk ends the process without a word.
+                with writing(path) as part, part.open("wb") as file:
+                    kind = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (len(self.series), *shape)}
+                    np.lib.format.write_array_header_1_0(file, kind)
+                    for values in compute(self.series):
+                        file.write(np.asarray(values, dtype=dtype, order="C").tobytes())
             return np.asarray(np.load(path, mmap_mode="r"))
 
 
