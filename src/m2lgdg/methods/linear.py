@@ -156,7 +156,7 @@ class Linear(UsesAmplitude, Method):
 
     def _source_features(self, name: str, source: Cohort) -> Features:
         if name == "tangent":
-            return _TANGENTS.get(source.hash, lambda: self._features(name, source))
+            return _TANGENTS.get((*_in_order(source), type(self)._features), lambda: self._features(name, source))
         return self._features(name, source)
 
     def _fit_block(
@@ -169,8 +169,8 @@ class Linear(UsesAmplitude, Method):
             without = features - (confounds @ slopes).astype(features.dtype)
             return self._solve(name, _standardised(without, source, weights, self.within_sites), source, folds), slopes
         # Methods and variants that are fitted on the same source share their blocks.
-        shared = (source.hash, name, self.within_sites)
-        fitted = (*shared, self.learner, name in self.adaptive, self.penalties, self.site_folds)
+        shared = (*_in_order(source), name, self.within_sites, type(self)._features)  # a subclass may compute other features
+        fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
 
         def solve() -> Block:
             rows = _ROWS.get(shared, lambda: _standardised(features, source, self._subject_weights(source), self.within_sites))
@@ -284,9 +284,14 @@ _ROWS: _Recent[Standardised] = _Recent(1)
 _BLOCKS: _Recent[Block] = _Recent(32)
 
 
+def _in_order(source: Cohort) -> tuple[str, bytes]:
+    """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
+    return source.hash, "\n".join(source.subjects.tolist()).encode()
+
+
 def _reference(source: Cohort) -> Floats:
     """Tangent-space reference of source: the geometric mean of its covariances."""
-    return _REFERENCES.get(source.hash, lambda: geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE))
+    return _REFERENCES.get(_in_order(source), lambda: geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE))
 
 
 @method("prior", role="peer")
