@@ -23,7 +23,7 @@ from m2lgdg.method import Method, method
 
 def whole():
     """The cohort with the target in it, found in memory."""
-    return max((one for one in gc.get_objects() if isinstance(one, Cohort)), key=len)
+    return max((one for one in gc.get_objects() if type(one) is Cohort), key=len)
 
 
 @method("honest")

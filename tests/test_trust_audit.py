@@ -40,7 +40,7 @@ TABLE = np.load(BESIDE / "table.npy")  # read at import: a part of the plugin
 
 def whole():
     """The cohort with the target in it, found in memory."""
-    return max((one for one in gc.get_objects() if isinstance(one, Cohort)), key=len)
+    return max((one for one in gc.get_objects() if type(one) is Cohort), key=len)
 
 
 def strongest(source):
