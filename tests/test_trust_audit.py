@@ -63,7 +63,7 @@ class Plain(Method):
 
     def project(self, target):
         selected = self.state_["selected"]
-        return np.array([fc_features([one])[0][selected] @ self.state_["direction"][selected] for one in target.series])
+        return np.array([one[selected] @ self.state_["direction"][selected] for one in fc_features(target.series)])
 
     def score(self, target):
         return 1 / (1 + np.exp(-self.project(target)))

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.method import Method, nearest
+from m2lgdg.method import Method, is_network, nearest
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
@@ -246,8 +245,7 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
 
 def _tolerance(fitted: Method) -> float:
     """Rounding of single precision, which the calibration of a barely trained network amplifies, or of double precision."""
-    deep = sys.modules.get("m2lgdg.deep")  # not imported here: it imports PyTorch, and only networks need it
-    return 1e-4 if deep is not None and isinstance(fitted, deep.DeepMethod) else 1e-9
+    return 1e-4 if is_network(fitted) else 1e-9
 
 
 def digests(fitted: Method) -> dict[str, str]:
