@@ -1,5 +1,7 @@
 """`m2lgdg export`: onnxruntime gives the probabilities of every method, and the JSON is enough to prepare its inputs."""
 
+import contextlib
+import functools
 import json
 import re
 from pathlib import Path
@@ -26,6 +28,14 @@ BRAIN_ALONE = {"braingnn", "brainnetcnn", "ibgnn-plus", "msstan", "ufa-net", "ge
 def packages():
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed (extra: onnx)")
+    with pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(ImportError, AttributeError):  # inside of onnxscript, and only for speed
+            from onnxscript._internal.values import TracedOnnxFunction
+
+            # Every export asks for the signatures of 500 operators, which are parsed from their source each time.
+            signature = functools.cache(TracedOnnxFunction.function_ir.fget)
+            patch.setattr(TracedOnnxFunction, "function_ir", property(signature))
+        yield
 
 
 @pytest.fixture(scope="module")
