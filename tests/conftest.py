@@ -63,6 +63,22 @@ def typed(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def figures_drawn_once(monkeypatch):
+    """For tests that write the report of one study many times: each figure is drawn once, and kept by its name."""
+    from m2lgdg.report import brains, drawing, figures
+
+    drawn = {}
+
+    def draw(name, *arguments, **options):
+        if name not in drawn:
+            drawn[name] = drawing.draw(name, *arguments, **options)
+        return drawn[name]
+
+    for module in (brains, figures):
+        monkeypatch.setattr(module, "draw", draw)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Debian's Chromium without a window; tests that need it are marked, so that they are skipped where it is not."""
