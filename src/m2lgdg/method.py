@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import os
@@ -122,7 +121,7 @@ class Method:
     def check(self) -> None:
         """Refuse unusable field values. Integers are counts: at least 1 unless the default is smaller or `bounds` differs."""
         bounds = {name: pair for cls in reversed(type(self).__mro__) for name, pair in vars(cls).get("bounds", {}).items()}
-        hints = _field_types(type(self))
+        hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value, where = getattr(self, field.name), f"method {self.name}, field {field.name}"
             if field.name in self.unused and value != field.default:
@@ -306,11 +305,6 @@ def make(name: str, **fields: Any) -> Method:
     return created
 
 
-@functools.cache  # a study asks for every cell
-def _field_types(cls: type[Method]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
 def is_network(created: Method) -> bool:
     """Whether a method is a `DeepMethod`; if none was imported it is not, and PyTorch need not be."""
     deep = sys.modules.get("m2lgdg.deep")
@@ -326,7 +320,7 @@ def find(name: str) -> type[Method]:
 
 def checked_fields(cls: type[Method], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields with lists turned into tuples; an InputError for the first that is unknown or has the wrong type."""
-    hints = _field_types(cls)
+    hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls)]
     checked = {}
     for key, given in fields.items():
