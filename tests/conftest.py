@@ -24,6 +24,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # otherwise extensions report leaks when Python ends
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk():
     """Files of tests need not survive a power failure."""
