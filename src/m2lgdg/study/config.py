@@ -31,7 +31,7 @@ class Study(BaseModel):
     methods: list[str] = Field(min_length=1)
     name: str = "study"
     kind: str | None = None
-    options: dict[str, Scalar] = Field(default={}, description="reader options, for a release folder")
+    options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
     seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")

@@ -127,8 +127,8 @@ def run_study(
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    released = Path(study.cohort).is_dir()  # workers read a file, so a release folder is converted once, into the study folder
-    cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
+    converted = Path(study.cohort).is_dir() or bool(study.options)  # once, into the study folder, since workers read a file
+    cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
     shard_cells = distinct(cells)[part - 1 :: parts]
     context = CellContext(
         str(out.resolve()),
