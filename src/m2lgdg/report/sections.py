@@ -19,6 +19,7 @@ from m2lgdg.report.answer import Answer
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
+from m2lgdg.report.losses import loss_terms
 from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import (
@@ -176,7 +177,11 @@ def _training(contents: Contents) -> Section | None:
             runs.setdefault(record["method"], []).append(history)
     drawn = figures.training_curves(runs)
     text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
-    return Section("training", "Training curves", text, figures=[drawn]) if drawn else None
+    table, idle = loss_terms(contents.records)
+    if idle:
+        text += f" Terms of the loss that did not act, so that their weight changed nothing: {'; '.join(idle)}."
+    tables = [] if table is None else [table]
+    return Section("training", "Training curves", text, figures=[drawn], folded=tables) if drawn else None
 
 
 def _explanations(contents: Contents) -> Iterator[Section]:

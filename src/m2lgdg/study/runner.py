@@ -38,6 +38,7 @@ LEARNED = (
     "penalties",
     "history",
     "best_epoch",
+    "losses",
     "parameters",
     "peak_memory_gib",
     "validation",
