@@ -282,7 +282,9 @@ def _explain_cell(cell: Cell, fitted: Method, fold: Fold, context: CellContext) 
     from m2lgdg.explain.attribution import explain
 
     try:
-        explanation = explain(fitted, fold.target, steps=cell.explain, device=context.device, source=fold.source)
+        explanation = explain(
+            fitted, fold.target, of=cell.explain_of, steps=cell.explain, device=context.device, source=fold.source
+        )
     except InputError as error:
         return {"unexplained": str(error)}
     explanation.save(explanation_path(context.out, cell.key))

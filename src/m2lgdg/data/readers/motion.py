@@ -29,9 +29,7 @@ def limit_motion(cohort: Cohort, max_motion: float, column: str | None = None) -
     values = cohort.phenotypes[column].to_numpy()
     keep = (values >= 0) & (values < max_motion)
     if not keep.any():
-        raise InputError(
-            f"cohort {cohort.name} has no subject with {column} below {max_motion:g}; raise --max-motion."
-        )
+        raise InputError(f"cohort {cohort.name} has no subject with {column} below {max_motion:g}; raise --max-motion.")
     excluded = [
         Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), _reason(float(values[i]), column, max_motion))
         for i in np.flatnonzero(~keep)
