@@ -5,7 +5,7 @@ Methods call it on a cohort before they learn or predict; fitted values are plai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,9 +38,9 @@ class PhenotypeScaler:
     scale: Floats  # (column,)
 
     @classmethod
-    def fit(cls, source: Cohort) -> PhenotypeScaler:
-        """Fit on the inputs of source subjects; labels are not used."""
-        columns, sites = source.inputs, tuple(source.site_names)
+    def fit(cls, source: Cohort, columns: Iterable[str] | None = None) -> PhenotypeScaler:
+        """Fit on source subjects' inputs, or on some of them (`columns`); labels are not used."""
+        columns, sites = source.inputs if columns is None else tuple(columns), tuple(source.site_names)
         values = _values(source, columns)
         fill = np.array([_typical(values[:, j], name) for j, name in enumerate(columns)])
         fill = np.where(np.isnan(fill), 0.0, fill)  # a column without any value is constant, hence ignored

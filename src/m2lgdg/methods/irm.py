@@ -60,7 +60,7 @@ class IRM(SiteMethod):
     least_per_class: int = 4
 
     reference: ClassVar[str] = "Arjovsky et al. 2019, Invariant risk minimization, arXiv:1907.02893"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": {**ERM.variants["small"], "anneal": 0.5}}
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ERM.variants, "small": {**ERM.variants["small"], "anneal": 0.5}}
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "penalty_weight": (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5),
         "anneal": (0.05, 0.1, 0.2, 0.3),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.methods.msstan import strongest_edges, window_correlations
@@ -145,7 +145,8 @@ class Network(nn.Module):
         self.readouts = nn.ModuleList(AttentionReadout(width, rois, config.dropout) for _ in layers)
         self.temporal = nn.ModuleList(TemporalBlock(width, config.dropout) for _ in layers)
         self.norms = nn.ModuleList(MetaBatchNorm(3 * width) for _ in layers)
-        self.heads = nn.ModuleList(nn.Linear(3 * width, 2) for _ in layers)
+        self.inputs = shape.n_inputs
+        self.heads = nn.ModuleList(nn.Linear(3 * width + shape.n_inputs, 2) for _ in layers)
         self.dropout = nn.Dropout(config.head_dropout)
         self.autoencoder = Autoencoder(3 * width * config.layers, config.embedding)
 
@@ -166,7 +167,7 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site."""
         latent = self.plain(self.encode(batch.series))
-        return {"fused": flat(latent), "logits": self.classify(latent)}
+        return {"fused": flat(latent), "logits": self.classify(latent, batch)}
 
     def encode(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (layer, subject, 3 * width): means, readouts and attended readouts, summed over windows."""
@@ -202,9 +203,10 @@ class Network(nn.Module):
             mixed.append(norm.sampled(encoded[position], statistics).flatten(0, 1))
         return torch.stack(mixed)
 
-    def classify(self, latent: Tensor) -> Tensor:
+    def classify(self, latent: Tensor, batch: Batch) -> Tensor:
         """(layer, subject, 3 * width) -> (subject, 2): logits summed over layers."""
-        logits = [self.dropout(head(features)).float() for head, features in zip(self.heads, latent, strict=True)]
+        known = [with_phenotypes(features, batch, self.inputs) for features in latent]
+        logits = [self.dropout(head(features)).float() for head, features in zip(self.heads, known, strict=True)]
         return torch.stack(logits).sum(dim=0)
 
 
@@ -267,7 +269,11 @@ class M2DC(DeepMethod):
     warmup: int = 5
     learning_rate: float = 5e-4
     weight_decay: float = 0.0
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 1.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         "head_dropout": (0, 1),
@@ -282,6 +288,7 @@ class M2DC(DeepMethod):
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "no-sampling": {"sampling": False},
+        "phenotypes": {"phenotypes": True},
         "no-constraint": {"constraint_weight": 0.0},
         "released": {"spread": "variance", "support_weight": 0.0},
         "small": {"hidden": 16, "layers": 1, "episodes": 4, "learning_rate": 0.01, "head_dropout": 0.1},
@@ -305,7 +312,7 @@ class M2DC(DeepMethod):
             {"params": network.predictor(), "lr": self.learning_rate},
             {"params": list(network.autoencoder.parameters()), "lr": self.autoencoder_rate},
         ]
-        return torch.optim.Adam(groups, weight_decay=self.weight_decay)
+        return self.updating(groups)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Episodes of an epoch: meta-train sites, then one meta-test site, with `shots` subjects of each class per site."""
@@ -347,7 +354,7 @@ class M2DC(DeepMethod):
         copies = len(sites) if self.sampling else 1
         latent = network.sampled(encoded, sites, self.spread) if self.sampling else network.plain(encoded)
         repeated = query.take(torch.arange(len(query), device=query.label.device).repeat(copies))
-        terms = {"query": self.cross_entropy(network.classify(latent), repeated)}
+        terms = {"query": self.cross_entropy(network.classify(latent, repeated), repeated)}
         if self.constraint_weight:
             support_latent = torch.cat([flat(network.plain(site)) for site in sites])  # (site subject, layer 3 width)
             embedding, error = network.autoencoder(torch.cat([support_latent, flat(latent)]))
@@ -378,7 +385,7 @@ class M2DC(DeepMethod):
         for value, slope in zip(learned, slopes, strict=True):
             assert value.grad is not None
             value.grad.add_(slope, alpha=self.support_weight)
-        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        self.clip_gradients(network.parameters())
         optimizer.step()
         terms["support"] = self.support_weight * support
         return {name: term.detach() for name, term in terms.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import balanced_sites, site_batches
@@ -70,7 +71,7 @@ class LearnedConnectivity(nn.Module):
 
 
 class Network(nn.Module):
-    """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier that also takes phenotypes."""
+    """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier."""
 
     def __init__(self, shape: Shape, config: MetaExplainer) -> None:
         super().__init__()
@@ -86,6 +87,7 @@ class Network(nn.Module):
         wide, narrow = config.classifier_widths
         first, second = dense(n * config.graph_widths[-1], wide), dense(wide, narrow)
         self.fuse = nn.Sequential(nn.Dropout(config.dropout), first, nn.Dropout(config.dropout), second)
+        self.inputs = shape.n_inputs
         self.classifier = nn.Linear(narrow + shape.n_inputs, 2)
         self.history: Tensor  # (site, class, roi, roi); with `known` (site,) used in training only, created in `optimizer`
         self.known: Tensor
@@ -98,15 +100,15 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the representation of the scan (`fused`), and the learned connectivity."""
         edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
-        return {"connectivity": edges} | self.decide(edges, batch["fc"], batch.phenotypes)
+        return {"connectivity": edges} | self.decide(edges, batch["fc"], batch)
 
-    def decide(self, edges: Tensor, fc: Tensor, phenotypes: Tensor) -> dict[str, Tensor]:
-        """Logits and representation, from learned connectivity and Fisher z, both (subject, roi, roi), and phenotypes."""
+    def decide(self, edges: Tensor, fc: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Logits and representation, from learned connectivity and Fisher z, both (subject, roi, roi), and any phenotypes."""
         nodes = (fc - self.mean) / self.scale  # (subject, roi, feature)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             nodes = norm(layer(passed(edges, nodes, self.config.normalisation, self.config.self_loops)))
         fused = self.fuse(nodes.flatten(1))
-        return {"fused": fused, "logits": self.classifier(torch.cat([fused, phenotypes], dim=1))}
+        return {"fused": fused, "logits": self.classifier(with_phenotypes(fused, batch, self.inputs))}
 
 
 def dense(*widths: int) -> nn.Sequential:
@@ -187,7 +189,7 @@ class MetaExplainer(DeepMethod):
     Batch norm: running statistics are updated by the outer sites' unmixed subjects only.
     Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`): learned
     edges are almost equal at first, and their sum alone would give every ROI the same state.
-    Differs from the publication: phenotypes join at the last hidden layer; with fewer than 13 sites half are outer; sites with
+    Differs from the publication: with fewer than 13 sites half are outer; sites with
     fewer than 5 subjects of a class are inner only; 2,000 steps with warm-up and cosine.
     """
 
@@ -215,15 +217,21 @@ class MetaExplainer(DeepMethod):
     warmup: int = 5
     learning_rate: float = 1e-3
     dropout: float = 0.5
+    update_rule: Literal["adamw", "adam"] = "adam"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
+    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True}
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "no-explanation": {"sparsity_weight": 0.0, "stability_weight": 0.0},
+        "phenotypes": {"phenotypes": True},
         "release": {"normalisation": "release"},
         "small": {
             "channels": (8, 8, 4),
@@ -260,9 +268,8 @@ class MetaExplainer(DeepMethod):
         n = len(network.mean)
         network.history = network.mean.new_zeros(network.n_sites, 2, n, n)
         network.known = torch.zeros(network.n_sites, dtype=torch.bool, device=network.mean.device)
-        adam = [torch.optim.Adam(network.parameters(), self.learning_rate, weight_decay=self.weight_decay) for _ in range(2)]
-        network.trial = adam[0]
-        return adam[1]
+        network.trial = self.updating(network.parameters())
+        return self.updating(network.parameters())
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of inner sites followed by outer sites, classes balanced within each."""
@@ -315,7 +322,7 @@ class MetaExplainer(DeepMethod):
     def _gradient(self, loss: Tensor, network: nn.Module) -> None:
         network.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        self.clip_gradients(network.parameters())
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Losses at the outer sites: cross-entropy of mixed subjects, and sparsity and stability of unmixed contrasts."""
@@ -325,8 +332,9 @@ class MetaExplainer(DeepMethod):
         if self.mixup:
             weight, partner = self.mixing(batch)
             inputs = (parts["connectivity"], batch["fc"], batch.phenotypes)
+            edges, fc, phenotypes = (weight * value + (1 - weight) * value[partner] for value in inputs)
             with unrecorded(network):
-                logits = network.decide(*(weight * value + (1 - weight) * value[partner] for value in inputs))["logits"]
+                logits = network.decide(edges, fc, replace(batch, phenotypes=phenotypes))["logits"]
             other = batch.take(partner)
             entropy = weight * self.cross_entropy(logits, batch) + (1 - weight) * self.cross_entropy(logits, other)
         else:

@@ -37,6 +37,7 @@ class MLDG(SiteMethod):
     reference: ClassVar[str] = "Li et al. 2018, Learning to generalize: meta-learning for domain generalization, AAAI"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "first-order": {"order": 1},
+        "phenotypes": {"phenotypes": True},
         "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -437,6 +437,11 @@ class MMGTUNets(DeepMethod):
     smoothness_weight: float = 1.0
     degree_weight: float = 1e-4
     reward_weight: float = 1e-2
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = True
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"edge_dropout": (0, 1)}
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
@@ -444,6 +449,7 @@ class MMGTUNets(DeepMethod):
     remembers: ClassVar[tuple[str, ...]] = ("fitted.fc", "fitted.phenotypes", "fitted.label")
     reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "imaging": {"phenotypes": False},
         "small": {
             **{"selected": 40, "elimination_step": 5, "vae_hidden": 32, "vae_epochs": 60, "hidden": 32, "embedding": 8},
             **{"head_width": 32, "learning_rate": 4e-3, "draws": 3},
@@ -467,7 +473,7 @@ class MMGTUNets(DeepMethod):
         )
         fc = fc[:, chosen]
         spread = fc.std(axis=0)
-        scaler = PhenotypeScaler.fit(train)
+        scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         phenotypes = scaler.transform(train).astype(np.float32)
         fitted = phenotype_rules(scaler, phenotypes, self.agreement_years, self.agreement_sd) | {
             **{"chosen": chosen, "centre": fc.mean(axis=0), "spread": np.where(spread > 1e-6, spread, np.float32(1))},
@@ -487,10 +493,6 @@ class MMGTUNets(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
         return Network(shape, self)
-
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam with an l2 penalty in the gradient, as in the release."""
-        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """All subjects in each of `draws` batches: one shuffle, rotated so that other pseudo-targets come first each time."""

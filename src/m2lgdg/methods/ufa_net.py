@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.fast import fast_form
 from m2lgdg.method import method
 from m2lgdg.sampler import site_batches
@@ -82,7 +82,8 @@ class Network(nn.Module):
         self.register_buffer("averaging", averaging, persistent=False)
         widths = (channels[-1] * bins, *config.widths)
         self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
-        self.output = nn.Linear(widths[-1], 1)
+        self.inputs = shape.n_inputs
+        self.output = nn.Linear(widths[-1] + shape.n_inputs, 1)
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
@@ -100,7 +101,7 @@ class Network(nn.Module):
         dense = {}
         for i, layer in enumerate(self.dense, start=1):
             fused = dense[f"dense{i}"] = layer(fused)
-        logit = self.output(fused)  # (subject, 1)
+        logit = self.output(with_phenotypes(fused, batch, self.inputs))  # (subject, 1)
         return dense | {"fused": fused, "logits": torch.cat([torch.zeros_like(logit), logit], dim=1)}
 
 
@@ -141,12 +142,17 @@ class UFANet(DeepMethod):
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    update_rule: Literal["adamw", "adam", "sgd"] = "sgd"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf)}
     reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "unaligned": {"alignment_weight": 0.0},
+        "phenotypes": {"phenotypes": True},
         "per-dimension": {"per_dimension": True},
         "small": {
             "length": 100,
@@ -180,9 +186,8 @@ class UFANet(DeepMethod):
         return fast_form(Network(shape, self))
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        rate, decay = self.learning_rate, self.weight_decay
-        return torch.optim.SGD(network.parameters(), lr=rate, momentum=self.momentum, weight_decay=decay)
+        """`update_rule`, SGD as published; it alone has a momentum."""
+        return self.updating(network.parameters(), **{"momentum": self.momentum} if self.update_rule == "sgd" else {})
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of `batch_size` subjects from `sites_per_batch` sites (at most all), the same number from each."""
