@@ -177,7 +177,7 @@ def test_networks_take_phenotypes_only_where_asked_to(name, fold, tmp_path):
         same_bits(loaded, own)
         probas[phenotypes] = own.predict_proba(fold.target)
         np.testing.assert_array_equal(loaded.predict_proba(fold.target), probas[phenotypes])
-        assert own.facts_["inputs"] == (list(fold.source.inputs) if phenotypes else [])
+        assert own.facts_["inputs"] == (own.taken(fold.source) if phenotypes else [])
         changed = loaded.predict_proba(older(fold))
         assert np.array_equal(changed, probas[phenotypes]) == (not phenotypes)
     assert not np.array_equal(probas[False], probas[True])

@@ -23,7 +23,7 @@ def network(own, seed=0):
     fitted = {"mean": rng.normal(size=EDGES), "scale": rng.uniform(0.5, 2, EDGES)}
     if own.modulation == "bank":
         fitted["support"] = rng.normal(size=(SUPPORT, EDGES))
-    built = own.build(Shape(5, 20, 3, SITES, {name: value.astype(np.float32) for name, value in fitted.items()}))
+    built = own.build(Shape(5, 20, 0, SITES, {name: value.astype(np.float32) for name, value in fitted.items()}))
     optimizer = own.optimizer(built)
     draw = torch.Generator().manual_seed(seed)
     for value in [value for part in (built, *built.sites) for value in part.parameters()]:
@@ -283,7 +283,7 @@ def test_the_support_set_is_balanced_over_classes_and_sites_and_drawn_from_sourc
 
 def test_the_number_of_parameters_and_what_is_saved():
     fitted = {"mean": np.zeros(6670, dtype=np.float32), "scale": np.ones(6670, dtype=np.float32)}
-    built = GenM().build(Shape(116, 200, 3, 17, fitted))
+    built = GenM().build(Shape(116, 200, 0, 17, fitted))
     GenM().optimizer(built)
     counts = [sum(value.numel() for value in net.parameters()) for net in (built.feature, built.modulation, built.task)]
     assert counts == [53_368, 53_368, 18]

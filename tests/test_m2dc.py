@@ -32,14 +32,15 @@ STILL = {"dropout": 0.0, "head_dropout": 0.0}
 
 
 def method(**fields):
-    own = M2DC(**{"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3, **fields})
+    sizes = {"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3}
+    own = M2DC(**sizes | {"clock": True, "crop": 1.0} | fields)  # the parts that the default leaves out
     own.class_weight = torch.tensor([0.2, 9.0])  # must not be looked at
     return own
 
 
 def network_of(seed=0, rois=ROIS, **fields):
     own = method(**fields)
-    return own, randomised(own.build(Shape(rois, own.length, 3, 3, {})), seed)
+    return own, randomised(own.build(Shape(rois, own.length, 0, 3, {})), seed)
 
 
 def drawn(*shape, seed=0):
@@ -411,7 +412,7 @@ def test_the_inner_step_is_taken_back_bit_for_bit(support_weight):
 
 
 def numbers_before(own):
-    return randomised(own.build(Shape(ROIS, LENGTH, 3, 3, {})), 2).state_dict()
+    return randomised(own.build(Shape(ROIS, LENGTH, 0, 3, {})), 2).state_dict()
 
 
 def test_every_parameter_learns():
@@ -507,7 +508,7 @@ def test_the_number_of_parameters_the_rates_and_the_defaults():
         return sum(a * b + b for a, b in itertools.pairwise(widths))
 
     own = M2DC()
-    network = own.build(Shape(116, 200, 3, 17, {}))
+    network = own.build(Shape(116, 200, 0, 17, {}))
     start = 4 * 128 * (116 + 128 + 2) + dense(116 + 128, 128)
     layer = (1 + dense(128, 128, 128) + 4 * 128) + (dense(128, 128, 116) + 2 * 128)
     layer += 4 * dense(128, 128) + dense(128, 256, 128) + 4 * 128 + 2 * 384 + dense(384, 2)
@@ -531,7 +532,7 @@ def test_it_can_learn_32_subjects_by_heart():
     site = torch.from_numpy((cohort.sites == "b").astype(np.int64))
     everyone = Batch(own.features(cohort, torch.device("cpu")), torch.zeros(32, 3), label, site)
     torch.manual_seed(0)
-    network = own.build(Shape(8, LENGTH, 3, 2, {}))
+    network = own.build(Shape(8, LENGTH, 0, 2, {}))
     optimizer = own.optimizer(network)
     for rows in own.batches(site, label, torch.Generator().manual_seed(0)):
         own.step(network, everyone.take(rows), optimizer)

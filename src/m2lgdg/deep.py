@@ -133,6 +133,10 @@ class DeepMethod(Method):
         """
         return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
 
+    def taken(self, source: Cohort) -> list[str]:
+        """Names of the phenotypes that the network takes: the inputs of source, or none without `phenotypes`."""
+        return list(source.inputs) if self.phenotypes else []
+
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Arrays fitted on source-training subjects before training, such as a group graph. Default: none.
 
@@ -208,8 +212,7 @@ class DeepMethod(Method):
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects and keep the epoch that is best on source-validation subjects."""
-        if not self.phenotypes:
-            self.facts_["inputs"] = []
+        self.facts_["inputs"] = self.taken(source)
         chosen = choose_device(device)
         devices = [torch.cuda.current_device()] if chosen.type == "cuda" else []
         try:
@@ -236,7 +239,7 @@ class DeepMethod(Method):
 
     def _train(self, source: Cohort, seed: int, device: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = self._split(source, seed)
-        scaler = PhenotypeScaler.fit(source.select(training), self.facts_["inputs"])
+        scaler = PhenotypeScaler.fit(source.select(training), self.taken(source))
         subjects = self.make_batch(source, scaler, device)  # all of source
         training_rows, validation_rows = torch.from_numpy(training).to(device), torch.from_numpy(validation).to(device)
         fitted = self.prepare(source.select(training), subjects.take(training_rows).features)

@@ -48,6 +48,11 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
         "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
         f"kept; then minus its mean, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)"
     ),
+    ("scaled_series", 3): (
+        "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
+        "kept; then minus its mean; the whole scan divided by (the root mean square over all its ROIs and time points + "
+        f"{SERIES_EPSILON:g}); transposed to (roi, time)"
+    ),
     ("fc", 2): f"{CORRELATION}; {EDGES}",
     ("steady", 2): (
         "of the series after each ROI was set to mean 0 and sd 1: e, the mean square over ROIs at each time point; weights "
@@ -164,7 +169,7 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
     for name, value in inputs.items():
         how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
         row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
-        if name == "series":
+        if name in ("series", "scaled_series"):
             row["length"] = value.shape[2]
         if name == "tangent":
             row["reference"] = fitted.state_["tangent.reference"].tolist()

@@ -183,7 +183,7 @@ def _matrices(name: str, values: Floats, n: int) -> Floats | None:
     """(2, subject, roi, roi) absolute and signed values of a connectivity feature, symmetric; None for other features."""
     if values.shape[1:] == (n * (n - 1) // 2,):
         both = squares(values, n)
-    elif name != "series" and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
+    elif not name.endswith("series") and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
         both = values * (1 - np.eye(n))
     else:
         return None

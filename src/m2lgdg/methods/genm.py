@@ -114,9 +114,9 @@ class GenM(DeepMethod):
 
     Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index and
     never the first.
-    Differs from the release: its attention mixes the subjects that are predicted together; here a subject is modulated alone
-    ("dot"), or attends to itself and a support set of source-training subjects that is the same in training and prediction
-    ("bank").
+    Differs from the release: its attention mixes the subjects that are predicted together. Here a subject attends to itself and
+    to a support set of source-training subjects, the same in training and prediction ("bank"), or is modulated alone ("dot").
+    A saved model of "bank" contains the connectivity of the support set.
     Differs from the release: the working copy of a feature net starts each episode with a fresh optimizer.
     Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives.
     Interpretation: G and H of the first stage are those of the epoch with the lowest source-validation loss, with each subject
@@ -125,12 +125,12 @@ class GenM(DeepMethod):
     random sign in G and a random component in F that no update removes; nets on edges start at a tenth of these weights
     (`initial`), and G in "dot" with an offset of 1.
     Differs from the publication: 1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant
-    rate: at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
+    rate (variant `long` has 10,000): at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
     Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 
     width: int = 8
-    modulation: Literal["dot", "bank"] = "dot"
+    modulation: Literal["dot", "bank"] = "bank"
     support: int = 64
     initial: float = 0.1
     entropy_weight: float = 0.1
@@ -156,12 +156,13 @@ class GenM(DeepMethod):
     remembers: ClassVar[tuple[str, ...]] = ("fitted.support",)
     reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bank": {"modulation": "bank"},
+        "dot": {"modulation": "dot"},
+        "long": {"steps_per_epoch": 200},
         "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 0.01, "steps_per_epoch": 8},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "modulation": ("dot", "bank"),
+        "modulation": ("bank", "dot"),
         "width": (4, 8, 16, 32),
         "learning_rate": (3e-5, 1e-4, 3e-4),
         "entropy_weight": (0.0, 0.1, 1.0),

@@ -141,17 +141,24 @@ def class_means(edges: Tensor, label: Tensor, per_site: int) -> tuple[Tensor, Te
 
 
 def contrast_maps(means: Tensor) -> Tensor:
-    """(site, class, roi, roi) -> (site, roi, roi): sigmoid of the absolute class difference, standardised by column."""
+    """(site, class, roi, roi) -> (site, roi, roi): absolute class difference, divided by its sum over edges."""
     contrast = (means[:, 0] - means[:, 1]).abs()
-    centred = contrast - contrast.mean(dim=1, keepdim=True)
-    return torch.sigmoid(centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt())
+    return contrast / contrast.sum(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+
+
+def spread(maps: Tensor) -> Tensor:
+    """Mean entropy of the maps over that of a uniform map: 1 if all edges differ alike, 0 if one does; 0 without a map."""
+    certain = maps.clamp(min=1e-12)  # an edge without difference adds 0, and no gradient
+    entropy = -(maps * certain.log()).sum(dim=(1, 2)) / math.log(maps[0].numel()) if len(maps) else maps.sum(dim=(1, 2))
+    return entropy.sum() / max(len(maps), 1)
 
 
 def stability(maps: Tensor) -> Tensor:
-    """Soft Dice loss between the maps of two sites, averaged over pairs of sites; 0 without a pair."""
+    """Soft Dice loss between the maps of two sites, averaged over pairs of sites; 0 for equal maps, and without a pair."""
     flat = maps.flatten(1)  # (site, edge)
+    size = flat.square().sum(dim=1)
     first, second = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
-    dice = 2 * (flat[first] * flat[second]).sum(dim=1) / (flat[first].sum(dim=1) + flat[second].sum(dim=1))
+    dice = 2 * (flat[first] * flat[second]).sum(dim=1) / (size[first] + size[second]).clamp(min=1e-30)
     return (1 - dice).sum() / max(len(dice), 1)
 
 
@@ -181,9 +188,10 @@ class MetaExplainer(DeepMethod):
     not a scan of anyone.
     Interpretation: convolution, batch norm, ReLU, in the order of the text; dropout before and within the classifier; Fisher z
     instead of Pearson correlations.
-    Interpretation: sparsity is the release's, the mean and not the sum over edges, which would drown the cross-entropy (hence
-    its weight). Stability is a mean over pairs of sites; its weight corresponds to the release's sum over the 21 pairs of 7
-    sites.
+    Differs from the release: it standardises each column of a site's class contrast and takes a sigmoid, which makes sparsity
+    and stability almost constant. Here a contrast is divided by its sum. Sparsity is its entropy, as in the release's text,
+    relative to the entropy of equal edges; stability is a soft Dice loss with squares, 0 for equal contrasts. Both are between
+    0 and 1 whatever the size of the learned connectivity, and means over sites and pairs of sites.
     Interpretation: the trial step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two
     optimizers keep their own moments. No second derivatives.
     Batch norm: running statistics are updated by the outer sites' unmixed subjects only.
@@ -339,10 +347,9 @@ class MetaExplainer(DeepMethod):
             entropy = weight * self.cross_entropy(logits, batch) + (1 - weight) * self.cross_entropy(logits, other)
         else:
             entropy = self.cross_entropy(parts["logits"], batch)
-        sparsity = maps.mean() if len(maps) else maps.sum()
         return {
             "ce": entropy,
-            "sparsity": self.sparsity_weight * sparsity,
+            "sparsity": self.sparsity_weight * spread(maps),
             "stability": self.stability_weight * stability(maps),
         }
 
