@@ -19,7 +19,7 @@ LABEL = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1])
 
 
 def method(**fields):
-    return make("cdann", widths=(7, 5), discriminator_widths=(6, 3), **{"epochs": 10, **fields})
+    return make("cdann", widths=(7, 5), discriminator_widths=(6, 3), **{"epochs": 10, "label_smoothing": 0.1, **fields})
 
 
 def network(own, seed=0):
