@@ -131,7 +131,7 @@ def test_the_rest_minimises_cross_entropy_less_the_ramped_objective_of_the_discr
 
 @pytest.mark.parametrize(("fields", "epoch"), [({"adversary_weight": 0.0}, 9), ({}, 0)])
 def test_without_the_adversary_the_gradients_are_those_of_erm(fields, epoch):
-    own, plain = method(**fields), ERM(widths=(7, 5))
+    own, plain = method(**fields), ERM(widths=(7, 5), label_smoothing=0.1)
     built, given = network(own), batch()
     own.epoch = epoch
     twin = Network(Shape(5, 20, INPUTS, SITES, {"mean": built.mean.numpy(), "scale": built.scale.numpy()}), plain)

@@ -323,3 +323,24 @@ def test_the_first_loss_is_that_of_a_guess_at_any_number_of_rois():
         torch.manual_seed(0)
         loss = own.loss(own.build(Shape(rois, 50, 0, 2, {})).eval(), batch_of(rois=rois))["ce"]
         assert abs(loss.item() - math.log(2)) < 0.3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_mask_is_learned_for_the_best_epoch_of_the_first_stage(keep, monkeypatch):
+    own, network = network_of(epochs=9, keep_best_backbone=keep)
+    aucs = iter([0.6, 0.8, 0.7, 0.9, 0.9, 0.9])
+    monkeypatch.setattr(type(own).__mro__[1], "validate", lambda self, net, batch: {"val_auc": next(aucs), "val_loss": 1.0})
+    for epoch in range(4):  # three of the first stage, one of the second
+        own.epoch = epoch
+        with torch.no_grad():
+            network.classifier.bias.fill_(float(epoch))
+        own.validate(network, batch_of())
+        if epoch == 2:
+            assert network.classifier.bias.tolist() == [1.0 if keep else 2.0] * 2
+    assert network.classifier.bias.tolist() == [3.0, 3.0]  # later epochs are selected by the loop
+
+
+def test_epochs_of_the_last_stage_can_be_selected():
+    assert [epoch for epoch in range(9) if IBGNNPlus(epochs=9, warmup=2).candidate(epoch)] == [6, 7, 8]
+    later = IBGNNPlus(epochs=9, warmup=2, select_after_warmup=True)
+    assert [epoch for epoch in range(9) if later.candidate(epoch)] == [8]

@@ -15,12 +15,12 @@ QUICK = {"length": 32, "epochs": 2, "warmup": 1}
 FORMER = {
     "cdann": {"phenotypes": True},
     "iib": {"phenotypes": True},
-    "metaexplainer": {"phenotypes": True},
+    "metaexplainer": {"phenotypes": True, "attention": True},
     "ufa-net": {"scaling": "roi", "mmd": "biased"},
     "m2dc": {"clock": True, "crop": 1.0},
     "mm-gtunets": {"used_phenotypes": ()},
 }
-ADDED = ("phenotypes", "update_rule", "scaling", "mmd", "density", "clock", "crop", "crops", "used_phenotypes")
+ADDED = ("phenotypes", "attention", "update_rule", "scaling", "mmd", "density", "clock", "crop", "crops", "used_phenotypes")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,16 @@ class Encoder(nn.Module):
         return torch.softmax(self.output(convolved), dim=2)
 
 
-class LearnedConnectivity(nn.Module):
+class InnerProducts(nn.Module):
+    """The inner products of the ROIs' features are the edges."""
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        """(subject, roi, feature) -> (subject, roi, roi)."""
+        with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
+            return nodes.float() @ nodes.float().mT
+
+
+class LearnedConnectivity(InnerProducts):
     """Multi-head attention over ROIs; the inner products of its outputs are the edges."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -65,9 +74,9 @@ class LearnedConnectivity(nn.Module):
         parts = [part(nodes).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)]
         query, key, value = parts  # (subject, head, roi, feature / heads)
         attention = torch.softmax(query @ key.mT / math.sqrt(width), dim=3)  # (subject, head, roi, other roi)
-        with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
+        with torch.autocast(nodes.device.type, enabled=False):
             joined = (attention.float() @ value.float()).transpose(1, 2).flatten(2)  # (subject, roi, feature)
-            return joined @ joined.mT  # type: ignore[no-any-return]
+        return super().forward(joined)
 
 
 class Network(nn.Module):
@@ -81,7 +90,8 @@ class Network(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         n, self.n_sites, self.config = shape.n_rois, shape.n_sites, config
         self.encoder = Encoder(shape.length, config)
-        self.connectivity = LearnedConnectivity(config.embedding, config.heads)
+        attention = LearnedConnectivity(config.embedding, config.heads) if config.attention else None
+        self.connectivity: InnerProducts = attention or InnerProducts()
         self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *config.graph_widths)])
         self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # ROIs are channels
         wide, narrow = config.classifier_widths
@@ -180,8 +190,10 @@ class MetaExplainer(DeepMethod):
     """MetaExplainer: graph network on learned connectivity, meta-learned over source sites with sparse, stable class contrasts.
 
     Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
-    (normalisation "release"); no sigmoid before cross-entropy; attention values have their own projection, and the attention is
-    in use.
+    (normalisation "release"); no sigmoid before cross-entropy.
+    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text, and
+    a projection of its own for the values. It averages over ROIs until all edges of a subject are equal to seven digits, and a
+    contrast of them is rounding error.
     Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws, since 5
     subjects per class are few.
     Differs from the release: subjects are mixed in learned connectivity and correlations, not in series, since mixed series are
@@ -207,6 +219,7 @@ class MetaExplainer(DeepMethod):
     pool: int = 16
     hidden: int = 32
     embedding: int = 8
+    attention: bool = False  # over ROIs, before the inner products that are the edges
     heads: int = 4
     graph_widths: tuple[int, int] = (64, 8)
     classifier_widths: tuple[int, int] = (256, 32)
@@ -233,12 +246,13 @@ class MetaExplainer(DeepMethod):
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
-    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True}
+    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True, "attention": True}
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "no-explanation": {"sparsity_weight": 0.0, "stability_weight": 0.0},
+        "attention": {"attention": True},
         "phenotypes": {"phenotypes": True},
         "release": {"normalisation": "release"},
         "small": {
