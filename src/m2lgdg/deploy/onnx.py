@@ -66,6 +66,15 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
         f"{SHRUNK}, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of "
         "`reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
     ),
+    ("tangent_pearson", 2): (
+        "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their "
+        "mean, as observations, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root "
+        "of `reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+    ),
+    ("correlation", 3): (
+        "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
+        "symmetric matrix, with 1 on the diagonal"
+    ),
     ("amplitude", 2): (
         "log of the population sd of each ROI of the series as it is, minus the mean of these logs over ROIs; ROIs that never "
         "change do not count and are 0. If a (slope of the values on `profile` without an intercept), b (their population sd "
@@ -171,8 +180,8 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
         if name in ("series", "scaled_series"):
             row["length"] = value.shape[2]
-        if name == "tangent":
-            row["reference"] = fitted.state_["tangent.reference"].tolist()
+        if name in ("tangent", "tangent_pearson"):
+            row["reference"] = fitted.state_[f"{name}.reference"].tolist()
         if name == "amplitude" and isinstance(fitted, UsesAmplitude):
             row |= _amplitude_range(fitted)
         if name == "phenotypes":

@@ -51,7 +51,7 @@ def site_weights(site: Tensor, label: Tensor) -> Tensor:
 
 @method("cdann")
 class CDANN(SiteMethod):
-    """CDANN: MLP on Fisher-z FC; aligns source sites against an adversarial, class-conditional site discriminator.
+    """CDANN: our FC network; aligns source sites against an adversarial, class-conditional site discriminator.
 
     Differs from the public release: site and class are balanced jointly (small sites were drowned out), a site with one class
     in the batch does not count, the adversarial weight ramps up slowly, and only epochs with at least half of it can be

@@ -110,7 +110,7 @@ class SiteMethod(DeepMethod):
 
 @method("erm")
 class ERM(SiteMethod):
-    """ERM: MLP on Fisher-z FC; mean cross-entropy over source sites, pooled with balanced classes.
+    """ERM: our FC network; mean cross-entropy over source sites, pooled with balanced classes.
 
     The reference for the generalization methods, with the same network, batches and training.
     """

@@ -60,7 +60,7 @@ def divergence(mu: Tensor, log_variance: Tensor) -> Tensor:
 
 @method("iib")
 class IIB(SiteMethod):
-    """IIB: MLP on Fisher-z FC with a Gaussian bottleneck; penalises the gap between site-blind and site-aware losses.
+    """IIB: our FC network with a Gaussian bottleneck; penalises the gap between site-blind and site-aware losses.
 
     Differs from the public release: a learned vector for each site instead of its number; layer norm instead of batch norm; the
     divergence is a mean over subjects; a hidden layer in both classifiers (with linear ones and balanced classes the site could

@@ -44,7 +44,7 @@ def irm_penalty(slope: Tensor, label: Tensor, site: Tensor) -> Tensor:
 
 @method("irm")
 class IRM(SiteMethod):
-    """IRM: MLP on Fisher-z FC; penalises each source site's squared loss gradient with respect to the logit scale.
+    """IRM: our FC network; penalises each source site's squared loss gradient with respect to the logit scale.
 
     The squared gradient of a site is estimated without bias as the product over two halves of its rows, and may be negative.
     Differs from the publication: source-training sites with fewer than `least_per_class` subjects of a class are left out of

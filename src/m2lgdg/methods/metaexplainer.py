@@ -191,9 +191,9 @@ class MetaExplainer(DeepMethod):
 
     Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
     (normalisation "release"); no sigmoid before cross-entropy.
-    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text, and
-    a projection of its own for the values. It averages over ROIs until all edges of a subject are equal to seven digits, and a
-    contrast of them is rounding error.
+    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text,
+    with a projection of its own for the values. It averages over ROIs until all edges of a subject are equal to seven digits,
+    and a contrast of them is rounding error.
     Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws, since 5
     subjects per class are few.
     Differs from the release: subjects are mixed in learned connectivity and correlations, not in series, since mixed series are

@@ -41,7 +41,7 @@ def mixed_connectivity(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 
 @method("mixup")
 class Mixup(SiteMethod):
-    """Mixup: MLP on Fisher-z FC; trains on convex combinations of subjects of two source sites, labels included.
+    """Mixup: our FC network; trains on convex combinations of subjects of two source sites, labels included.
 
     Correlations are mixed before Fisher z, because a mixture of correlation matrices is a correlation matrix; mixed series
     would not give it.
