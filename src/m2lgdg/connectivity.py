@@ -133,8 +133,23 @@ def covariances(series: Series) -> Floats:
     return _kept(series, "covariances", (n, n), lambda every: on_threads(_covariance, every)).astype(np.float64)
 
 
+def row_covariances(series: Series) -> Floats:
+    """(subject, roi, roi) Ledoit-Wolf covariances with the rows of each subject's correlation matrix as observations."""
+    n = series[0].shape[1]
+    return _kept(series, "row_covariances", (n, n), lambda every: on_threads(_row_covariance, every)).astype(np.float64)
+
+
+def _row_covariance(series: Singles) -> Floats:
+    rows = _correlation(series, standardised)
+    return _shrunk(rows - rows.mean(axis=0))
+
+
 def _covariance(series: Singles) -> Floats:
-    x = standardised(series)  # (time, roi)
+    return _shrunk(standardised(series))
+
+
+def _shrunk(x: Floats) -> Floats:
+    """Ledoit-Wolf covariance of (observation, roi) values with mean 0."""
     t, n = x.shape
     sample = x.T @ x / t
     mu = np.trace(sample) / n
