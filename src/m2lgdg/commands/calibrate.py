@@ -12,7 +12,7 @@ from m2lgdg.commands.fit import print_data_line
 from m2lgdg.commands.predict import warn_of_training_sites
 
 
-@terminal.app.command()
+@terminal.command()
 def calibrate(
     context: typer.Context,
     model: options.Model,

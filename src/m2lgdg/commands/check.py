@@ -43,7 +43,7 @@ def write_check(result: Check, folder: Path) -> None:
     write_texts(folder, {f"{name}.csv": csv_text(table) for name, table in tables.items()})
 
 
-@terminal.app.command()
+@terminal.command()
 def check(
     context: typer.Context,
     path: reading.Source,

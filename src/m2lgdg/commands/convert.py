@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, reading, suggestions, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def convert(
     context: typer.Context,
     path: reading.Source,

@@ -24,7 +24,7 @@ variant = "small"    # small enough for a laptop; without this line, the size of
 """
 
 
-@terminal.app.command()
+@terminal.command()
 def demo(
     context: typer.Context,
     to: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),

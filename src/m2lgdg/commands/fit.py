@@ -32,7 +32,7 @@ def _epochs() -> Iterator[Any]:
 FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_calibration", promise_folds="calibration_folds")
 
 
-@terminal.app.command(context_settings=FORMER)
+@terminal.command(context_settings=FORMER)
 def fit(
     context: typer.Context,
     path: options.Cohort,

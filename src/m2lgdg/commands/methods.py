@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from m2lgdg.method import Method
 
 
-@terminal.app.command()
+@terminal.command()
 def methods(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,

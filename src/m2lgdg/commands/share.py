@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, suggestions, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def share(
     context: typer.Context,
     folder: options.Folder,

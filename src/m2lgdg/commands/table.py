@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@terminal.app.command()
+@terminal.command()
 def table(
     context: typer.Context,
     folder: options.Folder,
