@@ -39,8 +39,9 @@ def calibrate(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
     before = fitted.threshold
-    labelled = with_checks(cohort.select(cohort.labels >= 0))
-    result = calibrate_model(fitted, labelled)
+    with terminal.progress("calibrating"):
+        labelled = with_checks(cohort.select(cohort.labels >= 0))
+        result = calibrate_model(fitted, labelled)
     with new_folder(to) as part:
         write_card(fitted.save(part))
     terminal.out.print(

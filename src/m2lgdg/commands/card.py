@@ -28,7 +28,8 @@ def card(
     from m2lgdg.report.card import card as sections
 
     load_methods(tuple(map(str, plugin or [])))
-    parts = sections(model, study)
+    with terminal.progress("writing the model card"):
+        parts = sections(model, study)
     folder = write_parts(parts, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
     for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):

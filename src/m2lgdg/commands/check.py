@@ -76,7 +76,8 @@ def check(
     from m2lgdg.data.check import check_cohort
 
     cohort = reading.read_cohort(context, path, kind, "exclude")
-    result = check_cohort(cohort, new_site=new_site)
+    with terminal.progress("checking the cohort"):
+        result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
     write_check(result, folder)
     terminal.out.print(f"[bold]{escape(repr(cohort))}[/]\n", soft_wrap=True)

@@ -41,8 +41,9 @@ def demo(
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study
 
-    cohort = make_cohort(preset, seed=seed)
-    result = check_cohort(cohort)
+    with terminal.progress("making and checking the cohort"):
+        cohort = make_cohort(preset, seed=seed)
+        result = check_cohort(cohort)
     path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     write_check(result, to / "check")
     terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)

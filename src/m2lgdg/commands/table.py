@@ -32,8 +32,9 @@ def table(
     from m2lgdg.report.text import table as text_of_tables
     from m2lgdg.study.predictions import read_predictions
 
-    predictions = read_predictions(folder)
-    text = text_of_tables(folder, form, best=best, published=beside, sites=site, predictions=predictions)  # type: ignore[arg-type]
+    with terminal.progress("computing the tables"):
+        predictions = read_predictions(folder)
+        text = text_of_tables(folder, form, best=best, published=beside, sites=site, predictions=predictions)  # type: ignore[arg-type]
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
         print_changes(folder, predictions)

@@ -86,7 +86,7 @@ def draw(
     with rc_context(STYLE | {"svg.hashsalt": name}), _quiet():
         # Laid out by the renderer of the PNG, which remembers the size of each text for the drawing.
         sheet = Sheet(Canvas(figsize=size, dpi=dpi, facecolor="white"))
-        pixels = FigureCanvasAgg(sheet.canvas)
+        pixels: Any = FigureCanvasAgg(sheet.canvas)
         engine = ConstrainedLayoutEngine() if layout else None
         sheet.canvas.set_layout_engine(engine)
         paint(sheet)
