@@ -29,12 +29,14 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
-        for i, row in enumerate(top.to_dict("records")):
-            (bar,) = axis.barh([i], [row["score"]], color=RED if i < HALF else GREY, height=0.75)
+        colours = [RED if i < HALF else GREY for i in range(len(top))]
+        bars = axis.barh(range(len(top)), top["score"], color=colours, height=0.75)
+        for i, (bar, row) in enumerate(zip(bars, top.to_dict("records"), strict=True)):
             interval = f", {row['low']:.3g} to {row['high']:.3g} over folds and seeds" if "low" in row else ""
             sheet.tip(bar, f"{i + 1}. {roi_label(str(row['roi']))}: {row['score']:.3g}{interval}")
-            if "low" in row:
-                axis.plot([row["low"], row["high"]], [i, i], color=FAINT if i < HALF else "#55585c", lw=1)
+        if "low" in top:
+            inks = [FAINT if i < HALF else "#55585c" for i in range(len(top))]
+            axis.hlines(range(len(top)), top["low"], top["high"], colors=inks, lw=1)
         axis.set_yticks(range(len(top)), [short(roi_label(str(name))) for name in top["roi"]])
         axis.set_ylim(len(top) - 0.5, -0.5)
         axis.set_xlabel("score")
