@@ -21,7 +21,8 @@ explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be exp
 
 [method.m2lgdg]
 variant = "small"    # small enough for a laptop; without this line, the size of the paper, which needs a GPU
-epochs = 6           # instead of 12, to show results within a minute
+epochs = 8           # fewer epochs and time points than `small` has, so that the demo ends sooner
+length = 25
 """
 
 
