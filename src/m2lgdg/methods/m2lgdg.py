@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -265,12 +265,24 @@ class M2LGDG(DeepMethod):
     temperature: float = 0.07
     decomposition_weight: float = 0.1
     contrastive_weight: float = 0.1
+    update_rule: Literal["adamw", "adam", "sgd"] = "adamw"
+    clip: float = 1.0
+    label_smoothing: float = 0.1
+    select_after_warmup: bool = True
     imaging: bool = True
     phenotypes: bool = True
     decomposition: bool = True
     cross_attention: bool = True
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"temperature": (1e-6, math.inf), "percentile": (0, 100)}
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "temperature": (1e-6, math.inf),
+        "percentile": (0, 100),
+        "margin": (0, math.inf),
+    }
+    loss_weights: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("similarity", "orthogonality", "difference"), "decomposition_weight"),
+        "contrast": "contrastive_weight",
+    }
     recordable: ClassVar[bool] = True
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden",)
     reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
