@@ -18,7 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Finding
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.spreadsheets import unquoted_table
-from m2lgdg.explain.explanation import Explanation
+from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
@@ -107,6 +107,11 @@ class Contents:
                     explanation = explanation.with_centroids(self.centroids)
                 explained.setdefault(record["method"], []).append((record, explanation))
         return explained
+
+    @cached_property
+    def mean_explanations(self) -> dict[str, Explanation]:
+        """Mean explanation of each method over its cells, computed once for the page and for the files."""
+        return {method: mean_over(each for _, each in cells) for method, cells in self._explanations.items()}
 
     def missing(self) -> list[str]:
         """Number of cells of each method that have neither finished nor failed (`missing_cells`)."""
