@@ -1,5 +1,6 @@
 """Cohorts that many tests share, and the real ABIDE files where they are at hand."""
 
+import gc
 import os
 import shutil
 import sys
@@ -15,6 +16,24 @@ FLAGS = ["--disable-gpu", "--no-sandbox", "--disable-background-networking", "--
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.fast is defined
+
+
+def pytest_collection_finish():
+    """Leave what was imported to no later search for garbage: with PyTorch that is more than half a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # otherwise extensions report leaks when Python ends
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """Files of tests need not survive a power failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +65,22 @@ def typed(monkeypatch, capsys):
         return code, streams.out, streams.err
 
     return run
+
+
+@pytest.fixture
+def figures_drawn_once(monkeypatch):
+    """For tests that write the report of one study many times: each figure is drawn once, and kept by its name."""
+    from m2lgdg.report import brains, drawing, figures
+
+    drawn = {}
+
+    def draw(name, *arguments, **options):
+        if name not in drawn:
+            drawn[name] = drawing.draw(name, *arguments, **options)
+        return drawn[name]
+
+    for module in (brains, figures):
+        monkeypatch.setattr(module, "draw", draw)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from m2lgdg.method import Method, method
 
 def whole():
     """The cohort with the target in it, found in memory."""
-    return max((one for one in gc.get_objects() if isinstance(one, Cohort)), key=len)
+    return max((one for one in gc.get_objects() if type(one) is Cohort), key=len)
 
 
 @method("honest")
@@ -35,7 +35,7 @@ class Honest(Method):
         self.state_["direction"] = features[source.labels == 1].mean(0) - features[source.labels == 0].mean(0)
 
     def project(self, target):
-        return np.array([fc_features([one])[0] @ self.state_["direction"] for one in target.series])
+        return np.array([features @ self.state_["direction"] for features in fc_features(target.series)])
 
     def score(self, target):
         return 1 / (1 + np.exp(-self.project(target)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import Cohort
+from m2lgdg.commands import demo
 from m2lgdg.commands.suggestions import free
 
 STUDY = 'cohort = "{}"\nmethods = ["prior", "phenotype-logistic", "fc-logistic"]\nseeds = [0]\ntargets = ["east", "north"]\n'
@@ -160,7 +161,8 @@ def test_a_study_from_audit_to_report(paste, tiny, tmp_path):
     assert paste("table", "all", "--site", "east")[0] == ["table", "report"]
 
 
-def test_methods_demo_and_card(paste, tiny):
+def test_methods_demo_and_card(paste, tiny, monkeypatch):
+    monkeypatch.setattr(demo, "DEMO_STUDY", demo.DEMO_STUDY + "epochs = 2\nwarmup = 1\n")
     assert paste("methods")[0] == ["methods", "methods"]
     assert paste("demo", "--preset", "tiny", "--jobs", 1, "--out", "a demo")[0] == ["demo", "table", "report"]
     tiny.save("tiny.cohort")

@@ -40,7 +40,7 @@ TABLE = np.load(BESIDE / "table.npy")  # read at import: a part of the plugin
 
 def whole():
     """The cohort with the target in it, found in memory."""
-    return max((one for one in gc.get_objects() if isinstance(one, Cohort)), key=len)
+    return max((one for one in gc.get_objects() if type(one) is Cohort), key=len)
 
 
 def strongest(source):
@@ -63,7 +63,7 @@ class Plain(Method):
 
     def project(self, target):
         selected = self.state_["selected"]
-        return np.array([fc_features([one])[0][selected] @ self.state_["direction"][selected] for one in target.series])
+        return np.array([one[selected] @ self.state_["direction"][selected] for one in fc_features(target.series)])
 
     def score(self, target):
         return 1 / (1 + np.exp(-self.project(target)))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.method import Method, nearest
+from m2lgdg.method import Method, is_network, nearest
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
@@ -220,8 +220,6 @@ def _run_before(cell: Cell, context: CellContext) -> None:
 
 
 def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
-    from m2lgdg.deep import DeepMethod
-
     cls = load_methods()[cell.method]
     before = kept_outside(cls)
     with fitted_cell(cell, context) as (fold, fitted):
@@ -236,14 +234,18 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         relabelled = dataclasses.replace(target, labels=draw.permutation(1 - np.maximum(target.labels, 0)))
         seen.proba["with other labels"] = fitted.predict_proba(relabelled)[:, 1]
         seen.proba["in another order"] = fitted.predict_proba(target.select(order))[np.argsort(order), 1]
-        # Single-precision rounding, which the calibration of a barely trained network amplifies.
-        seen.tolerance = 1e-4 if isinstance(fitted, DeepMethod) else 1e-9
+        seen.tolerance = _tolerance(fitted)
     with fitted_cell(cell, context) as (_, refitted):
         seen.again = digests(refitted)
         # The second fit has not seen the whole target yet, and cannot have kept its statistics in an attribute.
         fresh = refitted if seen.again == seen.learned else fitted
         alone = [fresh.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
         seen.proba["one subject at a time"] = np.concatenate(alone)
+
+
+def _tolerance(fitted: Method) -> float:
+    """Rounding of single precision, which the calibration of a barely trained network amplifies, or of double precision."""
+    return 1e-4 if is_network(fitted) else 1e-9
 
 
 def digests(fitted: Method) -> dict[str, str]:

@@ -56,8 +56,13 @@ def _modules(cls: type[Method]) -> Iterator[tuple[str, types.ModuleType]]:
         if not isinstance(module, types.ModuleType) or name == "__main__":
             continue
         path = vars(module).get("__file__")
-        if name in of_method or (isinstance(path, str) and not is_of_library(os.path.realpath(path))):
+        if name in of_method or (isinstance(path, str) and not _is_installed(path)):
             yield name, module
+
+
+@functools.cache  # asked again for thousands of modules at every fit, while the file of a loaded module stays where it is
+def _is_installed(path: str) -> bool:
+    return is_of_library(os.path.realpath(path))
 
 
 def _class_attributes(cls: type) -> dict[str, str]:
