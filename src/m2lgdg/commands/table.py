@@ -37,13 +37,13 @@ def table(
     predictions = read_predictions(folder)
     text = text_of_tables(
         folder,
-        form,
+        form,  # type: ignore[arg-type]
         best=best,
         rivals=rival or (),
         tests=tests,
         published=beside,
         sites=site,
-        predictions=predictions,  # type: ignore[arg-type]
+        predictions=predictions,
     )
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
