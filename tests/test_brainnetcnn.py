@@ -19,7 +19,7 @@ ODD = {"edge_channels": (2, 3), "node_channels": 4, "graph_channels": 6, "hidden
 
 
 def shape(rois=ROIS):
-    return Shape(n_rois=rois, length=200, n_inputs=3, n_sites=2, fitted={})
+    return Shape(n_rois=rois, length=200, n_inputs=0, n_sites=2, fitted={})
 
 
 def batch_for(seed=1, subjects=SUBJECTS, rois=ROIS):

@@ -1,6 +1,7 @@
 """The contract that every registered method keeps, on a small cohort; a new method is covered the moment it exists."""
 
 import dataclasses
+import inspect
 from functools import cache
 
 import numpy as np
@@ -154,12 +155,45 @@ class TestContract:
             assert make(name, **changes).fields() is not None
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if issubclass(METHODS[name], DeepMethod)])
+def older(fold):
+    """The target with other ages, its series unchanged."""
+    return dataclasses.replace(fold.target, phenotypes=fold.target.phenotypes.assign(age=fold.target.phenotypes["age"] + 9.0))
+
+
+TAKES = {"m2lgdg", "m2lgdg-plus", "mm-gtunets"}  # take phenotypes as published; all other networks only in a variant
+NETWORKS = [name for name in NAMES if issubclass(METHODS[name], DeepMethod)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_take_phenotypes_only_where_asked_to(name, fold, tmp_path):
+    """Every network has one field for it, with the publication's choice as default."""
+    assert make(name).phenotypes == (name in TAKES)
+    if name not in TAKES:
+        assert METHODS[name].variants["phenotypes"] == {"phenotypes": True}
+    probas = {}
+    for phenotypes in (False, True):
+        own = make(name, **small(name) | {"phenotypes": phenotypes}).fit(fold.source, seed=0)
+        loaded = Method.load(own.save(tmp_path / str(phenotypes)))
+        same_bits(loaded, own)
+        probas[phenotypes] = own.predict_proba(fold.target)
+        np.testing.assert_array_equal(loaded.predict_proba(fold.target), probas[phenotypes])
+        assert own.facts_["inputs"] == (own.taken(fold.source) if phenotypes else [])
+        changed = loaded.predict_proba(older(fold))
+        assert np.array_equal(changed, probas[phenotypes]) == (not phenotypes)
+    assert not np.array_equal(probas[False], probas[True])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_state_the_settings_of_their_training(name):
+    """Nothing about updates, clipping, smoothing or selection is inherited from the training loop unseen."""
+    stated = {field for cls in METHODS[name].__mro__ if cls is not DeepMethod for field in inspect.get_annotations(cls)}
+    assert {"update_rule", "clip", "label_smoothing", "select_after_warmup", "phenotypes"} <= stated
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_unused_fields_change_nothing_and_sizes_that_are_used_do(name, fold, fitted, monkeypatch):
     unused = METHODS[name].unused
-    other = {"length": 40, "batch_size": 8, "dropout": 0.7} | (
-        {"select_after_warmup": False} if "select_after_warmup" in unused else {}
-    )
+    other = {"length": 40, "batch_size": 8, "dropout": 0.7}
     assert set(unused) <= set(other)
     for field, value in other.items():
         if field in unused:
@@ -173,7 +207,7 @@ def test_unused_fields_change_nothing_and_sizes_that_are_used_do(name, fold, fit
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # PyTorch tells so of small bfloat16 products on some CPUs
-@pytest.mark.parametrize("name", [name for name in NAMES if issubclass(METHODS[name], DeepMethod)])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_train_in_half_precision_and_when_told_to_be_deterministic(name, fold):
     proba = make(name, **small(name, precision="bf16", deterministic=True)).fit(fold.source, seed=0).predict_proba(fold.target)
     assert np.isfinite(proba).all()

@@ -192,6 +192,32 @@ def test_weights_of_another_network_are_refused(fold):
         fitted.predict_proba(fold.target)
 
 
+@pytest.mark.parametrize("rule", ["adamw", "adam", "sgd"])
+def test_the_update_rule_and_its_weight_decay(rule, fold):
+    """One step from a known gradient, against the definition of each rule."""
+    own = TinyDeep(**FIELDS | {"update_rule": rule, "learning_rate": 0.1, "weight_decay": 0.5, "label_smoothing": 0.0})
+    value = torch.nn.Parameter(torch.tensor([2.0, -4.0]))
+    optimizer = own.updating([value])
+    value.grad = torch.tensor([0.5, -3.0])
+    optimizer.step()
+    decayed = torch.tensor([0.5, -3.0]) + 0.5 * torch.tensor([2.0, -4.0])  # in the gradient
+    expected = {
+        "adamw": torch.tensor([2.0, -4.0]) * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([1.0, -1.0]),
+        "adam": torch.tensor([2.0, -4.0]) - 0.1 * decayed.sign(),
+        "sgd": torch.tensor([2.0, -4.0]) - 0.1 * decayed,
+    }
+    torch.testing.assert_close(value.detach(), expected[rule])
+    assert type(own.optimizer(torch.nn.Linear(2, 2))) is type(optimizer)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(0.0, [3.0, 4.0]), (1.0, [0.6, 0.8]), (7.0, [3.0, 4.0])])
+def test_gradients_are_clipped_at_a_norm_or_not_at_all(clip, expected):
+    value = torch.nn.Parameter(torch.zeros(2))
+    value.grad = torch.tensor([3.0, 4.0])
+    TinyDeep(**FIELDS | {"clip": clip}).clip_gradients([value])
+    torch.testing.assert_close(value.grad, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -201,7 +227,7 @@ def test_weights_of_another_network_are_refused(fold):
             ("length", 3),
             ("learning_rate", 0.0),
             ("learning_rate", float("nan")),
-            ("clip", 0.0),
+            ("clip", -1.0),
         ),
         *(("dropout", 1.0), ("dropout", -0.1), ("label_smoothing", 1.5), ("validation_share", 1.0), ("weight_decay", -1.0)),
     ],

@@ -23,7 +23,7 @@ def network(own, seed=0):
     fitted = {"mean": rng.normal(size=EDGES), "scale": rng.uniform(0.5, 2, EDGES)}
     if own.modulation == "bank":
         fitted["support"] = rng.normal(size=(SUPPORT, EDGES))
-    built = own.build(Shape(5, 20, 3, SITES, {name: value.astype(np.float32) for name, value in fitted.items()}))
+    built = own.build(Shape(5, 20, 0, SITES, {name: value.astype(np.float32) for name, value in fitted.items()}))
     optimizer = own.optimizer(built)
     draw = torch.Generator().manual_seed(seed)
     for value in [value for part in (built, *built.sites) for value in part.parameters()]:
@@ -82,12 +82,11 @@ def test_modulation_and_prediction_against_loops(modulation):
 
 def test_the_site_nets_are_not_modulated_in_the_base_update():
     built, _ = network(GenM(**SMALL))
-    x = torch.randn(2, 3, EDGES, generator=torch.Generator().manual_seed(0))
-    expected = [
-        [dense(built.task, gelu(dense(built.sites[n], one))) for one in rows]
-        for n, rows in zip([2, 0], x.double().numpy(), strict=True)
-    ]
-    agrees(built.at_own_site(x, [2, 0]), expected)
+    fc = torch.randn(6, EDGES, generator=torch.Generator().manual_seed(0))
+    x = ((fc - built.mean) / built.scale).double().numpy()
+    expected = [dense(built.task, gelu(dense(built.sites[n], one))) for n, one in zip([2, 2, 2, 0, 0, 0], x, strict=True)]
+    given = Batch({"fc": fc}, torch.zeros(6, 0), torch.zeros(6).long(), torch.tensor([2, 2, 2, 0, 0, 0]))
+    agrees(built.at_own_site(given, [2, 0]), expected)
 
 
 def test_the_loss_is_cosine_distance_and_a_share_of_cross_entropy_of_unit_logits():
@@ -171,7 +170,7 @@ def copied(values):
 
 
 def test_two_steps_of_the_first_stage_are_the_algorithm():
-    own = GenM(**SMALL)
+    own = GenM(**SMALL, modulation="dot")
     built, optimizer = network(own)
     some = episode(own)
     x = ((some["fc"] - built.mean) / built.scale).double()
@@ -233,7 +232,9 @@ def test_batches_have_every_site_and_in_the_first_stage_an_episode_of_two():
 def test_stages_and_candidates():
     own = make("genm", epochs=10, warmup=2)
     assert own.switch() == 5
-    assert [epoch for epoch in range(10) if own.candidate(epoch)] == [7, 8, 9]
+    assert [epoch for epoch in range(10) if own.candidate(epoch)] == [5, 6, 7, 8, 9]
+    later = make("genm", epochs=10, warmup=2, select_after_warmup=True)
+    assert [epoch for epoch in range(10) if later.candidate(epoch)] == [7, 8, 9]
     assert make("genm", epochs=2).switch() == 1
     assert GenM(epochs=1).switch() == 0
     assert GenM(epochs=1).candidate(0)
@@ -278,12 +279,13 @@ def test_the_support_set_is_balanced_over_classes_and_sites_and_drawn_from_sourc
     np.testing.assert_allclose(fitted["scale"], expected, atol=1e-6)
     assert fitted["support"].shape == (8, fc.shape[1])
     assert all((fc.numpy() == one).all(axis=1).any() for one in fitted["support"])
-    assert "support" not in GenM().prepare(cohort, {"fc": fc})
+    assert GenM().modulation == "bank" and GenM(**GenM.variants["dot"]).modulation == "dot"
+    assert "support" not in GenM(modulation="dot").prepare(cohort, {"fc": fc})
 
 
 def test_the_number_of_parameters_and_what_is_saved():
     fitted = {"mean": np.zeros(6670, dtype=np.float32), "scale": np.ones(6670, dtype=np.float32)}
-    built = GenM().build(Shape(116, 200, 3, 17, fitted))
+    built = GenM().build(Shape(116, 200, 0, 17, fitted))
     GenM().optimizer(built)
     counts = [sum(value.numel() for value in net.parameters()) for net in (built.feature, built.modulation, built.task)]
     assert counts == [53_368, 53_368, 18]

@@ -63,7 +63,7 @@ def weights_loops(rounds, n_sites, eta, memory, cap):
 @pytest.mark.parametrize(("eta", "cap"), [(0.3, 50.0), (3.0, 2.0)])
 def test_weights_and_loss_against_loops(eta, cap):
     """Four sites, three in a batch, the first always there; losses are those of random networks."""
-    own = make("group-dro", widths=(7, 4), eta=eta, memory=0.6, cap=cap)
+    own = make("group-dro", widths=(7, 4), eta=eta, memory=0.6, cap=cap, label_smoothing=0.1)
     built = own.build(shape()).eval()
     rounds = []
     for i in range(6):

@@ -35,7 +35,7 @@ def randomised(module, seed=0):
 
 def network_of(seed=0, **fields):
     own = method(**fields)
-    return own, randomised(own.build(Shape(ROIS, 50, 1, 2, {})), seed)
+    return own, randomised(own.build(Shape(ROIS, 50, 0, 2, {})), seed)
 
 
 def batch_of(seed=1, subjects=SUBJECTS, rois=ROIS):
@@ -181,7 +181,7 @@ def test_each_stage_moves_only_what_it_may():
     """Bit for bit, with a weight decay and momentum that would show; the optimizer's state of the rest stays as well."""
     own = method(weight_decay=0.5, dropout=0.5, epochs=30)
     torch.manual_seed(0)
-    network = own.build(Shape(ROIS, 50, 1, 2, {}))
+    network = own.build(Shape(ROIS, 50, 0, 2, {}))
     optimizer, batch = own.optimizer(network), batch_of()
     backbone = [name for name, _ in network.named_parameters() if name != "mask"]
     moved = {BACKBONE: set(backbone), MASK: {"mask"}, ENHANCED: set(backbone)}
@@ -212,7 +212,7 @@ def test_each_stage_moves_only_what_it_may():
 def test_dropout_rests_while_the_mask_is_learned():
     own = method(epoch=15, dropout=0.5)
     torch.manual_seed(0)
-    network, batch = own.build(Shape(ROIS, 50, 1, 2, {})), batch_of()
+    network, batch = own.build(Shape(ROIS, 50, 0, 2, {})), batch_of()
     optimizer, before = own.optimizer(network), torch.get_rng_state()
     own.step(network.train(), batch, optimizer)
     assert torch.equal(torch.get_rng_state(), before)
@@ -292,7 +292,7 @@ def test_thirty_two_subjects_are_learned_by_heart():
     label = torch.from_numpy(cohort.labels.astype(np.int64))
     batch = Batch(own.features(cohort, torch.device("cpu")), torch.zeros(32, 1), label, torch.zeros(32))
     torch.manual_seed(0)
-    network = own.build(Shape(8, 50, 1, 2, {}))
+    network = own.build(Shape(8, 50, 0, 2, {}))
     optimizer = own.optimizer(network)
     for _ in range(120):
         own.step(network, batch, optimizer)
@@ -305,7 +305,7 @@ def test_the_number_of_parameters_and_the_defaults():
         return sum(a * b + b for a, b in itertools.pairwise(widths))
 
     own = IBGNNPlus()
-    network = own.build(Shape(116, 200, 3, 17, {}))
+    network = own.build(Shape(116, 200, 0, 17, {}))
     messages = dense(2 * 116 + 1, 16, 16) + dense(2 * 16 + 1, 16, 16)
     expected = messages + dense(16, 16, 16) + dense(16, 2) + 116 * 116
     assert sum(p.numel() for p in network.parameters()) == expected == 18_866
@@ -321,5 +321,26 @@ def test_the_first_loss_is_that_of_a_guess_at_any_number_of_rois():
     for rois in (8, 116):
         own = method(hidden=16)
         torch.manual_seed(0)
-        loss = own.loss(own.build(Shape(rois, 50, 1, 2, {})).eval(), batch_of(rois=rois))["ce"]
+        loss = own.loss(own.build(Shape(rois, 50, 0, 2, {})).eval(), batch_of(rois=rois))["ce"]
         assert abs(loss.item() - math.log(2)) < 0.3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_mask_is_learned_for_the_best_epoch_of_the_first_stage(keep, monkeypatch):
+    own, network = network_of(epochs=9, keep_best_backbone=keep)
+    aucs = iter([0.6, 0.8, 0.7, 0.9, 0.9, 0.9])
+    monkeypatch.setattr(type(own).__mro__[1], "validate", lambda self, net, batch: {"val_auc": next(aucs), "val_loss": 1.0})
+    for epoch in range(4):  # three of the first stage, one of the second
+        own.epoch = epoch
+        with torch.no_grad():
+            network.classifier.bias.fill_(float(epoch))
+        own.validate(network, batch_of())
+        if epoch == 2:
+            assert network.classifier.bias.tolist() == [1.0 if keep else 2.0] * 2
+    assert network.classifier.bias.tolist() == [3.0, 3.0]  # later epochs are selected by the loop
+
+
+def test_epochs_of_the_last_stage_can_be_selected():
+    assert [epoch for epoch in range(9) if IBGNNPlus(epochs=9, warmup=2).candidate(epoch)] == [6, 7, 8]
+    later = IBGNNPlus(epochs=9, warmup=2, select_after_warmup=True)
+    assert [epoch for epoch in range(9) if later.candidate(epoch)] == [8]

@@ -95,7 +95,7 @@ def test_the_weight_before_and_after_the_switch_and_who_enters():
     batch = batch_of(site, label)
     kept = np.isin(site, [0, 2])
     for epoch, weight in [(0, 1.0), (39, 1.0), (40, 100.0), (150, 100.0)]:
-        own = ready(epoch, site, label)
+        own = ready(epoch, site, label, label_smoothing=0.1)
         built = network(own)
         logits, terms = built(batch).detach(), own.loss(built, batch)
         slope = scale_slope(logits, label, 0.1).double().numpy()[kept]

@@ -32,14 +32,15 @@ STILL = {"dropout": 0.0, "head_dropout": 0.0}
 
 
 def method(**fields):
-    own = M2DC(**{"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3, **fields})
+    sizes = {"length": LENGTH, "hidden": 6, "layers": 2, "stride": 4, "shots": SHOTS, "embedding": 3}
+    own = M2DC(**sizes | {"clock": True, "crop": 1.0} | fields)  # the parts that the default leaves out
     own.class_weight = torch.tensor([0.2, 9.0])  # must not be looked at
     return own
 
 
 def network_of(seed=0, rois=ROIS, **fields):
     own = method(**fields)
-    return own, randomised(own.build(Shape(rois, own.length, 3, 3, {})), seed)
+    return own, randomised(own.build(Shape(rois, own.length, 0, 3, {})), seed)
 
 
 def drawn(*shape, seed=0):
@@ -411,7 +412,7 @@ def test_the_inner_step_is_taken_back_bit_for_bit(support_weight):
 
 
 def numbers_before(own):
-    return randomised(own.build(Shape(ROIS, LENGTH, 3, 3, {})), 2).state_dict()
+    return randomised(own.build(Shape(ROIS, LENGTH, 0, 3, {})), 2).state_dict()
 
 
 def test_every_parameter_learns():
@@ -506,8 +507,8 @@ def test_the_number_of_parameters_the_rates_and_the_defaults():
     def dense(*widths):
         return sum(a * b + b for a, b in itertools.pairwise(widths))
 
-    own = M2DC()
-    network = own.build(Shape(116, 200, 3, 17, {}))
+    own = M2DC(clock=True)
+    network = own.build(Shape(116, 200, 0, 17, {}))
     start = 4 * 128 * (116 + 128 + 2) + dense(116 + 128, 128)
     layer = (1 + dense(128, 128, 128) + 4 * 128) + (dense(128, 128, 116) + 2 * 128)
     layer += 4 * dense(128, 128) + dense(128, 256, 128) + 4 * 128 + 2 * 384 + dense(384, 2)
@@ -520,7 +521,57 @@ def test_the_number_of_parameters_the_rates_and_the_defaults():
     assert network.dropout.p == 0.5 and network.readouts[0].dropout.p == network.temporal[0].dropout.p == 0.1
     given = {"window": 50, "percentile": 70.0, "meta_train_sites": 2, "shots": 5, "temperature": 0.5, "inner_share": 0.01}
     given |= {"constraint_weight": 0.01, "margin": 10.0, "spread": "sd", "sampling": True, "clip": 1.0, "epochs": 60}
-    assert given.items() <= own.fields().items()
+    given |= {"clock": False, "crop": 0.7, "crops": 4, "select_after_warmup": False, "phenotypes": False}
+    assert given.items() <= M2DC().fields().items()
+    timeless = M2DC().build(Shape(116, 200, 0, 17, {}))
+    assert sum(p.numel() for p in timeless.parameters()) == 980_596 - start + dense(116, 128)
+
+
+def test_without_the_clock_nodes_are_their_identity_alone():
+    """A scan whose windows have other values but the same graphs gives the same logits; with the clock it does not."""
+    batch = episode()
+    squeezed = Batch({"series": 3.0 * batch.series + 1.0}, batch.phenotypes, batch.label, batch.site)  # the same correlations
+    for clock in (False, True):
+        _, network = network_of(clock=clock)
+        same = torch.allclose(network(batch), network(squeezed), atol=1e-4)
+        assert same == (not clock)
+    network = network_of(clock=False)[1]
+    first = []
+    network.graphs[0].register_forward_pre_hook(lambda module, given: first.append(given[0]))
+    network(batch)
+    state = numbers(network)
+    agrees(first[0][0], [state["start.weight"][:, roi] + state["start.bias"] for roi in range(ROIS)])
+    assert torch.equal(first[0], first[0][:1].expand_as(first[0]))  # the same in all windows and subjects
+
+
+def test_a_prediction_is_the_mean_over_crops_at_fixed_places():
+    own, network = network_of(crop=0.75, crops=3, clock=False)
+    batch = episode()
+    assert network.crop == 18 and own.build(Shape(ROIS, LENGTH, 0, 3, {})).views == 3
+    whole, logits = copy.deepcopy(network), []
+    whole.crop, whole.views = LENGTH, 1
+    for start in (0, 3, 6):
+        part = Batch({"series": batch.series[..., start : start + 18]}, batch.phenotypes, batch.label, batch.site)
+        whole.crop = 18
+        logits.append(whole(part).detach().numpy())
+    agrees(network(batch), np.mean(logits, axis=0))
+    assert np.ptp(logits, axis=0).max() > 1e-3
+    torch.testing.assert_close(network(batch), network(batch), rtol=0, atol=0)
+
+
+def test_training_sees_random_crops_of_the_same_length():
+    _, network = network_of(crop=0.5, clock=False)
+    series = torch.arange(LENGTH).float().expand(400, ROIS, LENGTH)
+    torch.manual_seed(0)
+    cropped = network.random_crop(series)
+    assert cropped.shape == (400, ROIS, 12)
+    starts = cropped[:, 0, 0]
+    assert torch.equal(cropped, (starts[:, None, None] + torch.arange(12)).expand(400, ROIS, 12))
+    assert set(starts.tolist()) == set(range(13))  # each start, the first and the last included
+    batch = episode()
+    network.train()
+    torch.manual_seed(1)
+    assert not torch.equal(network.encode(batch.series), network.encode(batch.series))
 
 
 def test_it_can_learn_32_subjects_by_heart():
@@ -531,7 +582,7 @@ def test_it_can_learn_32_subjects_by_heart():
     site = torch.from_numpy((cohort.sites == "b").astype(np.int64))
     everyone = Batch(own.features(cohort, torch.device("cpu")), torch.zeros(32, 3), label, site)
     torch.manual_seed(0)
-    network = own.build(Shape(8, LENGTH, 3, 2, {}))
+    network = own.build(Shape(8, LENGTH, 0, 2, {}))
     optimizer = own.optimizer(network)
     for rows in own.batches(site, label, torch.Generator().manual_seed(0)):
         own.step(network, everyone.take(rows), optimizer)

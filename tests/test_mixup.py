@@ -7,6 +7,7 @@ from test_coral import batch_of, gradients, network
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
+from m2lgdg.deep import Batch
 from m2lgdg.methods.mixup import mixed_connectivity, site_pairs
 
 SITE = torch.tensor([5, 0, 2, 9]).repeat_interleave(6)
@@ -57,7 +58,7 @@ def test_mixtures_of_connectivity_are_correlation_matrices():
 
 @pytest.mark.parametrize("per_subject", [False, True])
 def test_the_loss_against_loops(per_subject):
-    own = make("mixup", widths=(7, 4), alpha=0.8, share_per_subject=per_subject)
+    own = make("mixup", widths=(7, 4), alpha=0.8, share_per_subject=per_subject, label_smoothing=0.1)
     built, batch = network(own), batch_of(SITE, LABEL)
     torch.manual_seed(3)
     given = own.loss(built, batch)["ce"].item()
@@ -68,7 +69,8 @@ def test_the_loss_against_loops(per_subject):
     for one, other, part in zip(first, second, share, strict=True):
         fc = np.arctanh(part * np.tanh(batch["fc"][one].numpy()) + (1 - part) * np.tanh(batch["fc"][other].numpy()))
         phenotypes = part * batch.phenotypes[one] + (1 - part) * batch.phenotypes[other]
-        logits = built.classify(built.encode(torch.from_numpy(fc)[None]), phenotypes[None])[0].detach().double().numpy()
+        mixed = Batch({}, phenotypes[None], batch.label[:1], batch.site[:1])
+        logits = built.classify(built.encode(torch.from_numpy(fc)[None]), mixed)[0].detach().double().numpy()
         log = logits - np.log(np.exp(logits).sum())
         for number, weight in ((one, part), (other, 1 - part)):
             label = int(batch.label[number])

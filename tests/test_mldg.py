@@ -54,7 +54,7 @@ def single(given):
 
 
 def doubled(**fields):
-    return Doubled(widths=(3, 3), **{"dropout": 0.0, "inner_rate": 0.3, "meta_weight": 0.7, **fields})
+    return Doubled(widths=(3, 3), **{"dropout": 0.0, "label_smoothing": 0.1, "inner_rate": 0.3, "meta_weight": 0.7, **fields})
 
 
 def gradients(own, built, given):

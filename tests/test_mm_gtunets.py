@@ -32,7 +32,7 @@ from m2lgdg.preprocess import PhenotypeScaler
 torch.set_num_threads(1)
 SMALL = {  # all widths differ, so that a swapped one shows
     **{"selected": 9, "elimination_step": 2, "vae_hidden": 8, "vae_epochs": 30, "hidden": 6, "embedding": 4, "head_width": 5},
-    **{"label_smoothing": 0.1, "target_share": 0.25},
+    **{"label_smoothing": 0.1, "target_share": 0.25, "used_phenotypes": ()},
 }
 
 

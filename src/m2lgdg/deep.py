@@ -1,13 +1,13 @@
 """`DeepMethod`: the base class of all networks and the only training loop.
 
-AdamW, linear warm-up then cosine decay, gradient clipping, early stopping on source-validation AUC, seeding, device and
+Updates, linear warm-up then cosine decay, gradient clipping, early stopping on source-validation AUC, seeding, device and
 precision are handled here and nowhere else. The whole source is kept on the device; a batch is a row of indices into it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -66,7 +66,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Shape:
-    """What `build` needs to know about the data: sizes, and the arrays that `prepare` fitted on source-training subjects."""
+    """What `build` needs to know about the data: sizes, and the arrays that `prepare` fitted on source-training subjects.
+
+    `n_inputs` is 0 in a method without phenotypes.
+    """
 
     n_rois: int
     length: int
@@ -95,7 +98,8 @@ class DeepMethod(Method):
     batch_size: int = 32
     learning_rate: float = 1e-4
     weight_decay: float = 1e-4
-    clip: float = 1.0
+    update_rule: Literal["adamw", "adam", "sgd"] = "adamw"  # "adam" and "sgd" add the weight decay to the gradient
+    clip: float = 1.0  # largest norm of the gradient; 0: not clipped
     dropout: float = 0.1
     label_smoothing: float = 0.1
     validation_share: float = 0.15
@@ -103,11 +107,12 @@ class DeepMethod(Method):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     deterministic: bool = False
     select_after_warmup: bool = True  # an untrained network can rank a hundred subjects well by chance
+    phenotypes: bool = True  # whether the network takes phenotypes; otherwise a fitted model does not need them
     calibration: Literal["platt", "none"] = "platt"  # Platt scaling on source-validation subjects, or the plain softmax
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         **{"length": (8, math.inf), "warmup": (0, math.inf), "batch_size": (2, math.inf), "weight_decay": (0, math.inf)},
-        **{"learning_rate": (1e-12, math.inf), "clip": (1e-12, math.inf)},
+        **{"learning_rate": (1e-12, math.inf), "clip": (0, math.inf)},
         **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
     }
 
@@ -129,6 +134,10 @@ class DeepMethod(Method):
         """
         return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
 
+    def taken(self, source: Cohort) -> list[str]:
+        """Names of the phenotypes that the network takes: the inputs of source, or none without `phenotypes`."""
+        return list(source.inputs) if self.phenotypes else []
+
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Arrays fitted on source-training subjects before training, such as a group graph. Default: none.
 
@@ -137,8 +146,23 @@ class DeepMethod(Method):
         return {}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Create the optimizer. `rate_factor` scales the learning rate of each of its parameter groups. Default: AdamW."""
-        return torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        """Create the optimizer. `rate_factor` scales the learning rate of each of its parameter groups.
+
+        Default: `update_rule` for all parameters.
+        """
+        return self.updating(network.parameters())
+
+    def updating(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        """Optimizer of the field `update_rule` for parameters or groups of them; `options` are those of its class."""
+        rules: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        options = {"lr": self.learning_rate, "weight_decay": self.weight_decay} | options
+        optimizer: torch.optim.Optimizer = rules[self.update_rule](parameters, **options)
+        return optimizer
+
+    def clip_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Scale the gradient of some parameters down to the norm `clip`; unchanged if `clip` is 0."""
+        if self.clip:
+            nn.utils.clip_grad_norm_(parameters, self.clip)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of one epoch, as positions among source-training subjects; draw random numbers from `order` only.
@@ -183,12 +207,13 @@ class DeepMethod(Method):
         with self.autocast(batch.label.device):
             terms = self.loss(network, batch)
         total_of(terms).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        self.clip_gradients(network.parameters())
         optimizer.step()
         return {name: term.detach() for name, term in terms.items()}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train on source-training subjects and keep the epoch that is best on source-validation subjects."""
+        self.facts_["inputs"] = self.taken(source)
         chosen = choose_device(device)
         devices = [torch.cuda.current_device()] if chosen.type == "cuda" else []
         try:
@@ -215,11 +240,11 @@ class DeepMethod(Method):
 
     def _train(self, source: Cohort, seed: int, device: torch.device, progress: Callable[..., None] | None) -> None:
         training, validation = self._split(source, seed)
-        scaler = PhenotypeScaler.fit(source.select(training))
+        scaler = PhenotypeScaler.fit(source.select(training), self.taken(source))
         subjects = self.make_batch(source, scaler, device)  # all of source
         training_rows, validation_rows = torch.from_numpy(training).to(device), torch.from_numpy(validation).to(device)
         fitted = self.prepare(source.select(training), subjects.take(training_rows).features)
-        shape = self._shape(len(source.rois), len(source.inputs), len(source.site_names), fitted)
+        shape = self._shape(len(source.rois), len(self.facts_["inputs"]), len(source.site_names), fitted)
         counts = np.bincount(source.labels[training], minlength=2)
         self.class_weight = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
 
@@ -372,7 +397,7 @@ class DeepMethod(Method):
         return network.eval()
 
     def _shape(self, n_rois: int, n_inputs: int, n_sites: int, fitted: Mapping[str, npt.NDArray[Any]]) -> Shape:
-        return Shape(n_rois, self.length, n_inputs, n_sites, fitted)
+        return Shape(n_rois, self.length, n_inputs if self.phenotypes else 0, n_sites, fitted)
 
     def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
         """All subjects of a cohort as one batch on the device; `scaler` was fitted on source-training subjects."""
@@ -420,6 +445,11 @@ class DeepMethod(Method):
                     f"method {self.name}: loss {name} is {value} in epoch {epoch + 1}; lower learning_rate "
                     f"({self.learning_rate}), or set precision to fp32."
                 )
+
+
+def with_phenotypes(fused: Tensor, batch: Batch, inputs: int) -> Tensor:
+    """(subject, width + input): scaled phenotypes concatenated to a representation, where a network takes any (`n_inputs`)."""
+    return torch.cat([fused, batch.phenotypes], dim=1) if inputs else fused
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:

@@ -55,6 +55,7 @@ class Method:
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
+    older: ClassVar[Mapping[str, Any]] = {}  # fields that earlier versions did not have -> value that their models work with
 
     # Fitted on request. Casts, because annotations would make them hyper-parameters.
     source_distribution_ = typing.cast(SourceDistribution | None, None)
@@ -269,7 +270,8 @@ class Method:
                 name = about["method"][:100]
                 raise InputError(f"{path}: method {name} is not known; pass the file that defines it with --plugin.")
             known = find(about["method"])
-            fitted = known(**checked_fields(known, about["fields"]))
+            older = {name: value for part in reversed(known.__mro__) for name, value in vars(part).get("older", {}).items()}
+            fitted = known(**checked_fields(known, older | about["fields"]))
             fitted.facts_ = dict(about["facts"])
             fitted.check()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:

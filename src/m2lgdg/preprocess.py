@@ -5,7 +5,7 @@ Methods call it on a cohort before they learn or predict; fitted values are plai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,9 +38,9 @@ class PhenotypeScaler:
     scale: Floats  # (column,)
 
     @classmethod
-    def fit(cls, source: Cohort) -> PhenotypeScaler:
-        """Fit on the inputs of source subjects; labels are not used."""
-        columns, sites = source.inputs, tuple(source.site_names)
+    def fit(cls, source: Cohort, columns: Iterable[str] | None = None) -> PhenotypeScaler:
+        """Fit on source subjects' inputs, or on some of them (`columns`); labels are not used."""
+        columns, sites = source.inputs if columns is None else tuple(columns), tuple(source.site_names)
         values = _values(source, columns)
         fill = np.array([_typical(values[:, j], name) for j, name in enumerate(columns)])
         fill = np.where(np.isnan(fill), 0.0, fill)  # a column without any value is constant, hence ignored
@@ -92,6 +92,21 @@ def _typical(values: Floats, name: str) -> float:
 
 def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) -> npt.NDArray[np.float32]:
     """(subject, roi, time) series: resampled to `length` points by a cubic spline, then z-scored for each subject and ROI."""
+    return _resampled(series, length, lambda one: one.std(axis=0))
+
+
+def scaled_series(series: Sequence[npt.NDArray[np.float32]], length: int) -> npt.NDArray[np.float32]:
+    """(subject, roi, time) series: resampled, each ROI minus its mean, the whole scan divided by its root mean square.
+
+    One number for each subject, so that ROIs keep their amplitudes relative to each other.
+    """
+    return _resampled(series, length, lambda one: np.sqrt((one**2).mean()))
+
+
+def _resampled(
+    series: Sequence[npt.NDArray[np.float32]], length: int, spread: Callable[[Floats], Any]
+) -> npt.NDArray[np.float32]:
+    """(subject, roi, time) series resampled to `length` points, minus the mean of each ROI, divided by `spread`."""
     result = np.empty((len(series), series[0].shape[1], length), dtype=np.float32)
 
     def standardise(i: int) -> None:
@@ -99,7 +114,7 @@ def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) 
         from_first = one.astype(np.float64) - one[0]  # makes a flat ROI exactly 0 rather than the rounding error of its level
         resampled = spline_matrix(len(one), length) @ from_first  # (time, roi)
         resampled -= resampled.mean(axis=0)
-        result[i] = (resampled / (resampled.std(axis=0) + SERIES_EPSILON)).T
+        result[i] = (resampled / (spread(resampled) + SERIES_EPSILON)).T
 
     for _ in on_threads(standardise, range(len(series))):
         pass

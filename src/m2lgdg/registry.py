@@ -36,6 +36,8 @@ PAPER = (  # the paper's method and those it is compared with, in the order of i
     *("mm-gtunets", "metaexplainer"),
 )
 
+FC_NETWORK = ("erm", "cdann", "mixup", "mldg", "iib", "coral", "irm", "group-dro")  # algorithms on the network of erm.py
+
 
 @dataclass(frozen=True)
 class Declaration:

@@ -48,6 +48,11 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
         "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
         f"kept; then minus its mean, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)"
     ),
+    ("scaled_series", 3): (
+        "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
+        "kept; then minus its mean; the whole scan divided by (the root mean square over all its ROIs and time points + "
+        f"{SERIES_EPSILON:g}); transposed to (roi, time)"
+    ),
     ("fc", 2): f"{CORRELATION}; {EDGES}",
     ("steady", 2): (
         "of the series after each ROI was set to mean 0 and sd 1: e, the mean square over ROIs at each time point; weights "
@@ -60,6 +65,15 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ("tangent", 2): (
         f"{SHRUNK}, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of "
         "`reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+    ),
+    ("tangent_pearson", 2): (
+        "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their "
+        "mean, as observations, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root "
+        "of `reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+    ),
+    ("correlation", 3): (
+        "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
+        "symmetric matrix, with 1 on the diagonal"
     ),
     ("amplitude", 2): (
         "log of the population sd of each ROI of the series as it is, minus the mean of these logs over ROIs; ROIs that never "
@@ -164,10 +178,10 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
     for name, value in inputs.items():
         how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
         row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
-        if name == "series":
+        if name in ("series", "scaled_series"):
             row["length"] = value.shape[2]
-        if name == "tangent":
-            row["reference"] = fitted.state_["tangent.reference"].tolist()
+        if name in ("tangent", "tangent_pearson"):
+            row["reference"] = fitted.state_[f"{name}.reference"].tolist()
         if name == "amplitude" and isinstance(fitted, UsesAmplitude):
             row |= _amplitude_range(fitted)
         if name == "phenotypes":

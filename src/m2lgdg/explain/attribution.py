@@ -51,6 +51,7 @@ CONTRIBUTIONS = (
     "contribution of each feature to the decision in logits: its weight times its distance from the baseline; scores are mean "
     "absolute contributions"
 )
+TANGENT = ("tangent", "tangent_pearson")  # blocks with a diagonal
 AVERAGE = "mean of source, feature by feature"
 
 
@@ -206,7 +207,7 @@ def _matrices(name: str, values: Floats, n: int) -> Floats | None:
     """(2, subject, roi, roi) absolute and signed values of a connectivity feature, symmetric; None for other features."""
     if values.shape[1:] == (n * (n - 1) // 2,):
         both = squares(values, n)
-    elif name != "series" and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
+    elif not name.endswith("series") and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
         both = values * (1 - np.eye(n))
     else:
         return None
@@ -251,7 +252,7 @@ def _patterns(fitted: Linear, cohort: Cohort) -> _Attributions:
     rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
     for name, values in features.items():
         pattern = activation_pattern(values, decision)
-        if name == "tangent":  # without its diagonal; in units of the sd the off-diagonal scale cancels
+        if name in TANGENT:  # without its diagonal; in units of the sd the off-diagonal scale cancels
             rows, columns = np.triu_indices(n)
             pattern = pattern[rows != columns]
         (_, covariance), (_, variance) = np.cov(parts[name], decision)
@@ -277,7 +278,7 @@ def _contributions(fitted: Linear, cohort: Cohort) -> _Attributions:
         elif name == "amplitude":
             rois[name] = np.abs(added)
         else:
-            rows, columns = np.triu_indices(n, 0 if name == "tangent" else 1)
+            rows, columns = np.triu_indices(n, 0 if name in TANGENT else 1)
             matrices = np.zeros((len(cohort), n, n))
             matrices[:, rows, columns] = matrices[:, columns, rows] = added
             rois[name] = _over_others(np.abs(matrices))

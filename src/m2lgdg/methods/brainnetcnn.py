@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.method import method
 
 SLOPE = 0.33  # of the leaky ReLU
@@ -46,7 +46,8 @@ class Network(nn.Module):
         self.hidden = nn.ModuleList(
             nn.Linear(before, after) for before, after in pairwise((config.graph_channels, *config.hidden))
         )
-        self.output = nn.Linear((config.graph_channels, *config.hidden)[-1], 2)
+        self.inputs = shape.n_inputs
+        self.output = nn.Linear((config.graph_channels, *config.hidden)[-1] + shape.n_inputs, 2)
         self.dropout = nn.Dropout(config.dropout)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -67,7 +68,7 @@ class Network(nn.Module):
         fused = self.dropout(functional.leaky_relu(self.graph(nodes).flatten(1), SLOPE))  # (subject, graph channel)
         for layer in self.hidden:
             fused = self.dropout(functional.leaky_relu(layer(fused), SLOPE))  # (subject, hidden)
-        return {"logits": self.output(fused), "fused": fused}
+        return {"logits": self.output(with_phenotypes(fused, batch, self.inputs)), "fused": fused}
 
 
 @method("brainnetcnn")
@@ -90,13 +91,18 @@ class BrainNetCNN(DeepMethod):
     dropout: float = 0.5
     batch_size: int = 16
     weight_decay: float = 5e-4
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     may_be_empty: ClassVar[tuple[str, ...]] = ("edge_channels", "hidden")
     unused: ClassVar[tuple[str, ...]] = ("length",)
     reference: ClassVar[str] = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "lite": {"edge_channels": (32, 64), "node_channels": 1},
+        "phenotypes": {"phenotypes": True},
         "small": {
             "edge_channels": (8, 8),
             "node_channels": 16,
@@ -118,10 +124,6 @@ class BrainNetCNN(DeepMethod):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, roi, roi) Fisher-z FC, 0 on the diagonal."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
-
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam with an l2 penalty in the gradient."""
-        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""

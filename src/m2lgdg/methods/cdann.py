@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def site_weights(site: Tensor, label: Tensor) -> Tensor:
 
 @method("cdann")
 class CDANN(SiteMethod):
-    """CDANN: MLP on Fisher-z FC; aligns source sites against an adversarial, class-conditional site discriminator.
+    """CDANN: our FC network; aligns source sites against an adversarial, class-conditional site discriminator.
 
     Differs from the public release: site and class are balanced jointly (small sites were drowned out), a site with one class
     in the batch does not count, the adversarial weight ramps up slowly, and only epochs with at least half of it can be
@@ -68,6 +68,7 @@ class CDANN(SiteMethod):
     discriminator_rate: float = 1e-3
     discriminator_decay: float = 0.0
     beta1: float = 0.5
+    update_rule: Literal["adamw", "adam"] = "adamw"
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"discriminator_dropout": (0, 1)}
     may_be_empty: ClassVar[tuple[str, ...]] = ("discriminator_widths",)
@@ -76,7 +77,8 @@ class CDANN(SiteMethod):
         "as in Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "small": {"widths": (32, 16), "discriminator_widths": (16, 16), "epochs": 40, "warmup": 4, "patience": 15}
+        "phenotypes": {"phenotypes": True},
+        "small": {"widths": (32, 16), "discriminator_widths": (16, 16), "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "adversary_weight": (0.01, 0.1, 1.0, 10.0, 100.0),
@@ -98,11 +100,11 @@ class CDANN(SiteMethod):
         return AdversarialNetwork(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """AdamW with two parameter groups, which `step` updates one at a time."""
+        """Two parameter groups, which `step` updates one at a time."""
         rest, discriminator = two_sides(network)
         discriminator_group = {"params": discriminator, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
         network_group = {"params": rest, "lr": self.learning_rate, "weight_decay": self.weight_decay}
-        return torch.optim.AdamW([network_group, discriminator_group], betas=(self.beta1, 0.9))
+        return self.updating([network_group, discriminator_group], betas=(self.beta1, 0.9))
 
     def ramp(self, epoch: int) -> float:
         """Factor of the adversarial weight: 0 at the first epoch, near 1 from the middle of training on."""
@@ -155,7 +157,7 @@ class CDANN(SiteMethod):
         optimizer.zero_grad(set_to_none=True)
         total: Any = torch.stack([term.float() for term in terms.values()]).sum()
         total.backward(inputs=parameters)
-        nn.utils.clip_grad_norm_(parameters, self.clip)
+        self.clip_gradients(parameters)
         optimizer.step()
 
 

@@ -40,7 +40,7 @@ def _variance(moment: Tensor) -> Tensor:
 
 @method("coral")
 class CORAL(SiteMethod):
-    """Deep CORAL: MLP on Fisher-z FC; penalises differences in feature means and covariances between source sites.
+    """Deep CORAL: our FC network; penalises differences in feature means and covariances between source sites.
 
     Differs from the publication: source-training sites with fewer than `least_per_class` subjects of a class are left out of
     the penalty, though not of the cross-entropy. Their batches repeat subjects or hold one class, and aligning them would align

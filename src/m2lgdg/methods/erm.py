@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import site_batches
 
 
 class Network(nn.Module):
-    """Multi-layer perceptron on standardised FC; phenotypes are concatenated to its representation before the classifier."""
+    """Multi-layer perceptron on standardised FC; variant `phenotypes` concatenates them before the classifier."""
 
     def __init__(self, shape: Shape, config: SiteMethod) -> None:
         super().__init__()
@@ -37,6 +37,7 @@ class Network(nn.Module):
         for before, after in pairwise((len(self.mean), *config.widths)):
             layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU(), nn.Dropout(config.dropout)]
         self.encoder = nn.Sequential(*layers)
+        self.inputs = shape.n_inputs
         self.classifier = nn.Linear(config.widths[-1] + shape.n_inputs, 2)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -46,16 +47,16 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the representation of the scan (`fused`)."""
         fused = self.encode(batch["fc"])
-        return {"fused": fused, "logits": self.classify(fused, batch.phenotypes)}
+        return {"fused": fused, "logits": self.classify(fused, batch)}
 
     def encode(self, fc: Tensor) -> Tensor:
         """(subject, edge) Fisher z -> (subject, width)."""
         encoded: Tensor = self.encoder((fc - self.mean) / self.scale)
         return encoded
 
-    def classify(self, fused: Tensor, phenotypes: Tensor) -> Tensor:
-        """(subject, width) and (subject, input) -> (subject, 2) logits."""
-        logits: Tensor = self.classifier(torch.cat([fused, phenotypes], dim=1))
+    def classify(self, fused: Tensor, batch: Batch) -> Tensor:
+        """(subject, width) and the batch's phenotypes, if used -> (subject, 2) logits."""
+        logits: Tensor = self.classifier(with_phenotypes(fused, batch, self.inputs))
         return logits
 
 
@@ -72,8 +73,14 @@ class SiteMethod(DeepMethod):
     learning_rate: float = 1e-3
     weight_decay: float = 1e-3
     dropout: float = 0.5
+    update_rule: Literal["adamw", "adam", "sgd"] = "adamw"
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    select_after_warmup: bool = True
+    phenotypes: bool = False
 
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
+    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True}
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher-z FC above the diagonal."""
@@ -103,14 +110,15 @@ class SiteMethod(DeepMethod):
 
 @method("erm")
 class ERM(SiteMethod):
-    """ERM: MLP on Fisher-z FC; mean cross-entropy over source sites, pooled with balanced classes.
+    """ERM: our FC network; mean cross-entropy over source sites, pooled with balanced classes.
 
     The reference for the generalization methods, with the same network, batches and training.
     """
 
     reference: ClassVar[str] = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15}
+        "phenotypes": {"phenotypes": True},
+        "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "site_power": (0.0, 0.5, 1.0),

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape, schedule
+from m2lgdg.deep import Batch, DeepMethod, Shape, schedule, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import balanced_sites, site_batches
@@ -39,7 +39,8 @@ class Network(nn.Module):
         self.feature = linear(edges, config.width, config.initial)
         offset = float(config.modulation == "dot")  # "dot" starts near f times 1
         self.modulation = linear(edges, config.width, config.initial, offset=offset)
-        self.task = linear(config.width, 2)
+        self.inputs = shape.n_inputs
+        self.task = linear(config.width + shape.n_inputs, 2)
         self.n_sites = shape.n_sites
         self.sites: list[nn.Linear] = []  # F_k of each source site, in the first stage
         self.kept: dict[str, Tensor] = {}  # G and H of the best epoch of the first stage
@@ -52,7 +53,12 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the modulated feature (`fused`)."""
         fused = self.modulated(self.feature, self.scaled(batch))
-        return {"fused": fused, "logits": self.task(fused)}
+        return {"fused": fused, "logits": self.decide(fused, batch)}
+
+    def decide(self, features: Tensor, batch: Batch) -> Tensor:
+        """(subject, width) features -> (subject, 2) logits of the task net."""
+        logits: Tensor = self.task(with_phenotypes(features, batch, self.inputs))
+        return logits
 
     def scaled(self, batch: Batch) -> Tensor:
         """(subject, edge) FC standardised with source statistics."""
@@ -68,12 +74,13 @@ class Network(nn.Module):
         attention = torch.softmax(match.float(), dim=1).to(f.dtype)
         return attention[:, :-1] @ bank + attention[:, -1:] * f
 
-    def at_own_site(self, x: Tensor, numbers: list[int]) -> Tensor:
-        """(site, subject, edge) of some sites -> (site, subject, 2) logits through each site's own net, without modulation."""
+    def at_own_site(self, batch: Batch, numbers: list[int]) -> Tensor:
+        """(subject, 2) logits of some sites' subjects, in the order of the sites, through each site's own net, unmodulated."""
+        x = self.scaled(batch).view(len(numbers), len(batch) // len(numbers), -1)  # (site, subject, edge)
         weight = torch.stack([self.sites[n].weight for n in numbers])  # (site, width, edge)
         bias = torch.stack([self.sites[n].bias for n in numbers])[:, None]  # (site, 1, width)
-        logits: Tensor = self.task(functional.gelu(torch.einsum("kse,kwe->ksw", x, weight) + bias))
-        return logits
+        features = functional.gelu(torch.einsum("kse,kwe->ksw", x, weight) + bias)  # (site, subject, width)
+        return self.decide(features.flatten(0, 1), batch)
 
 
 class AcrossSites(nn.Module):
@@ -85,8 +92,8 @@ class AcrossSites(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) mean of the normalised logits."""
-        x, nets = self.network.scaled(batch), self.network.sites
-        each = torch.stack([normalised(self.network.task(self.network.modulated(net, x))) for net in nets], dim=1)
+        own, x, nets = self.network, self.network.scaled(batch), self.network.sites
+        each = torch.stack([normalised(own.decide(own.modulated(net, x), batch)) for net in nets], dim=1)
         other = (1 - functional.one_hot(batch.site, len(nets)))[:, :, None]  # (subject, net, 1)
         return (each * other).sum(dim=1) / max(len(nets) - 1, 1)
 
@@ -107,9 +114,9 @@ class GenM(DeepMethod):
 
     Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index and
     never the first.
-    Differs from the release: its attention mixes the subjects that are predicted together; here a subject is modulated alone
-    ("dot"), or attends to itself and a support set of source-training subjects that is the same in training and prediction
-    ("bank").
+    Differs from the release: its attention mixes the subjects that are predicted together. Here a subject attends to itself and
+    to a support set of source-training subjects, the same in training and prediction ("bank"), or is modulated alone ("dot").
+    A saved model of "bank" contains the connectivity of the support set.
     Differs from the release: the working copy of a feature net starts each episode with a fresh optimizer.
     Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives.
     Interpretation: G and H of the first stage are those of the epoch with the lowest source-validation loss, with each subject
@@ -118,12 +125,12 @@ class GenM(DeepMethod):
     random sign in G and a random component in F that no update removes; nets on edges start at a tenth of these weights
     (`initial`), and G in "dot" with an offset of 1.
     Differs from the publication: 1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant
-    rate: at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
+    rate (variant `long` has 10,000): at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
     Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 
     width: int = 8
-    modulation: Literal["dot", "bank"] = "dot"
+    modulation: Literal["dot", "bank"] = "bank"
     support: int = 64
     initial: float = 0.1
     entropy_weight: float = 0.1
@@ -139,17 +146,23 @@ class GenM(DeepMethod):
     warmup: int = 2
     weight_decay: float = 0.0
     dropout: float = 0.0
+    update_rule: Literal["adamw", "adam"] = "adam"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size", "dropout")
     remembers: ClassVar[tuple[str, ...]] = ("fitted.support",)
     reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bank": {"modulation": "bank"},
+        "dot": {"modulation": "dot"},
+        "long": {"steps_per_epoch": 200},
+        "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 0.01, "steps_per_epoch": 8},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "modulation": ("dot", "bank"),
+        "modulation": ("bank", "dot"),
         "width": (4, 8, 16, 32),
         "learning_rate": (3e-5, 1e-4, 3e-4),
         "entropy_weight": (0.0, 0.1, 1.0),
@@ -173,12 +186,12 @@ class GenM(DeepMethod):
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam for all nets, including the site nets created here; a step updates only those with a gradient."""
+        """One optimizer for all nets, including the site nets created here; a step updates only those with a gradient."""
         assert isinstance(network, Network)
         nets = [linear(len(network.mean), self.width, self.initial) for _ in range(network.n_sites)]
         network.sites = [net.to(network.mean.device) for net in nets]
         values = [value for part in (network, *network.sites) for value in part.parameters()]
-        return torch.optim.Adam(values, lr=self.learning_rate, weight_decay=self.weight_decay)
+        return self.updating(values)
 
     def switch(self) -> int:
         """First epoch of the second stage; the last epoch always belongs to it."""
@@ -232,7 +245,7 @@ class GenM(DeepMethod):
         cut = self._base + numbers.count(numbers[0])
         train, test = rows[self._base : cut].chunk(self.meta_train_steps), rows[cut:].chunk(self.meta_test_steps)
         working = copy.deepcopy(network.sites[numbers[0]])
-        fresh = torch.optim.Adam(working.parameters(), lr=rate)
+        fresh = self.updating(working.parameters(), lr=rate)
         inner = [self.learn_from(network, working, batch.take(some), working, fresh) for some in train]
         outer = [self.learn_from(network, working, batch.take(some), network.modulation, optimizer) for some in test]
         return terms | {"meta_train": torch.stack(inner).mean(), "meta_test": torch.stack(outer).mean()}
@@ -241,16 +254,16 @@ class GenM(DeepMethod):
         """One update of H and the nets of the batch's sites, without modulation; returns the loss."""
         numbers = batch.site[:: self.per_site].tolist()
         with self.autocast(batch.label.device):
-            logits = network.at_own_site(network.scaled(batch).view(len(numbers), self.per_site, -1), numbers)
+            logits = network.at_own_site(batch, numbers)
         updated = [network.task, *(network.sites[n] for n in numbers)]
-        return self.update(self.cross_entropy(logits.flatten(0, 1), batch), updated, optimizer)
+        return self.update(self.cross_entropy(logits, batch), updated, optimizer)
 
     def learn_from(
         self, network: Network, feature: nn.Module, batch: Batch, updated: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Tensor:
         """One update of the net `updated` on the modulated features of `feature`; returns the loss."""
         with self.autocast(batch.label.device):
-            logits = network.task(network.modulated(feature, network.scaled(batch)))
+            logits = network.decide(network.modulated(feature, network.scaled(batch)), batch)
         return self.update(self.cross_entropy(logits, batch), [updated], optimizer)
 
     def update(self, loss: Tensor, updated: list[nn.Module], optimizer: torch.optim.Optimizer) -> Tensor:
@@ -258,7 +271,7 @@ class GenM(DeepMethod):
         values = [value for net in updated for value in net.parameters()]
         optimizer.zero_grad(set_to_none=True)
         loss.backward(inputs=values)  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(values, self.clip)
+        self.clip_gradients(values)
         optimizer.step()
         return loss.detach()
 

@@ -43,7 +43,7 @@ def capped(weight: Tensor, most: float) -> Tensor:
 
 @method("group-dro")
 class GroupDRO(SiteMethod):
-    """Group DRO: MLP on Fisher-z FC; source sites are weighted exponentially by their running loss.
+    """Group DRO: our FC network; source sites are weighted exponentially by their running loss.
 
     Differs from the publication: weights follow a running mean of each site's loss and are capped at `cap` times the uniform
     weight; otherwise a small site that cannot be learned takes all the weight.

@@ -7,7 +7,7 @@ each: the network, the mask, and the network again with the mask.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
-from m2lgdg.deep import Batch, DeepMethod, Shape, schedule
+from m2lgdg.deep import Batch, DeepMethod, Shape, schedule, with_phenotypes
 from m2lgdg.method import method
 
 BACKBONE, MASK, ENHANCED = range(3)  # the stages
@@ -53,10 +53,13 @@ class Network(nn.Module):
         self.readout = nn.Sequential(
             nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
         )
-        self.classifier = nn.Linear(config.hidden, 2)
+        self.inputs = shape.n_inputs
+        self.classifier = nn.Linear(config.hidden + shape.n_inputs, 2)
         self.mask = nn.Parameter(torch.ones(shape.n_rois, shape.n_rois))
         self.masked = True  # off in the first stage of training only; prediction always uses the mask
         self.mask_nodes = config.mask_nodes
+        self.best: tuple[float, float] | None = None  # validation of the best epoch of the first stage, used in training only
+        self.kept: dict[str, Tensor] = {}  # its weights
 
     def edges(self) -> Tensor:
         """(roi, roi) logit of the fraction of its weight that each edge keeps."""
@@ -76,7 +79,7 @@ class Network(nn.Module):
             nodes = layer(self.dropout(nodes) if position else nodes, weights)
         pooled = nodes.mean(dim=1)  # (subject, hidden)
         fused = self.readout(pooled) + pooled
-        return {"fused": fused, "logits": self.classifier(fused)}
+        return {"fused": fused, "logits": self.classifier(with_phenotypes(fused, batch, self.inputs))}
 
 
 @method("ibgnn-plus")
@@ -94,6 +97,8 @@ class IBGNNPlus(DeepMethod):
     Differs from the publication: the sums over neighbours and over nodes are divided by the number of ROIs; otherwise the loss
     starts near 2000 at 116 ROIs. Linear layers follow both sums, so the set of networks that can be learned is the same.
     Differs from the publication: each stage has its own warm-up and cosine schedule.
+    Differs from the release: the mask and the last stage start from the epoch of the first stage with the best source
+    validation (`keep_best_backbone`), because the network fits the source completely within a hundred epochs.
     Cost: a layer's messages are subject x hidden x ROI x ROI numbers, 14 MB for a batch at 116 ROIs and 164 MB at 400.
     """
 
@@ -105,20 +110,26 @@ class IBGNNPlus(DeepMethod):
     size_weight: float = 5e-4
     entropy_weight: float = 1.0
     mask_nodes: bool = False
+    keep_best_backbone: bool = True  # the mask is learned for the best epoch of the first stage; False: for the last
     epochs: int = 300
     batch_size: int = 16
     learning_rate: float = 1e-3
     weight_decay: float = 1e-5
     dropout: float = 0.5
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
-    unused: ClassVar[tuple[str, ...]] = ("length", "select_after_warmup")
+    unused: ClassVar[tuple[str, ...]] = ("length",)
     recordable: ClassVar[bool] = True
     reference: ClassVar[str] = (
         "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "mask-nodes": {"mask_nodes": True},
+        "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 0.01, "dropout": 0.1},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -137,12 +148,12 @@ class IBGNNPlus(DeepMethod):
         return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """AdamW for network and mask; the mask has no weight decay, which would pull it towards one half."""
+        """Groups of the network and the mask; the mask has no weight decay, which would pull it towards one half."""
         assert isinstance(network, Network)
         backbone = [value for name, value in network.named_parameters() if name != "mask"]
         mask = {"params": [network.mask], "lr": self.mask_rate, "weight_decay": 0.0}
         groups = [{"params": backbone, "lr": self.learning_rate}, mask]
-        return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
+        return self.updating(groups)
 
     def starts(self) -> tuple[int, int, int, int]:
         """First epoch of each stage, and the end; the last epoch always belongs to the last stage."""
@@ -162,8 +173,22 @@ class IBGNNPlus(DeepMethod):
         return schedule(self.epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
 
     def candidate(self, epoch: int) -> bool:
-        """Only epochs of the last stage, in which the network is trained with the mask."""
-        return epoch >= self.starts()[ENHANCED]
+        """Only epochs of the last stage, in which the network is trained with the mask; after its warm-up, if asked for."""
+        return epoch >= min(self.starts()[ENHANCED] + self.warmup * self.select_after_warmup, self.epochs - 1)
+
+    def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+        """Validation; the first stage keeps its best epoch and loads it at its end, if `keep_best_backbone`."""
+        assert isinstance(network, Network)
+        metrics = super().validate(network, batch)
+        if not self.keep_best_backbone or self.stage() != BACKBONE:
+            return metrics
+        rank = (metrics["val_auc"], -metrics["val_loss"])
+        if network.best is None or rank > network.best:
+            network.best = rank
+            network.kept = {name: value.clone() for name, value in network.state_dict().items()}
+        if self.epoch == self.starts()[MASK] - 1:
+            network.load_state_dict(network.kept)
+        return metrics
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """One update of the parameters of this stage; the others have no gradient, so the optimizer leaves them unchanged."""

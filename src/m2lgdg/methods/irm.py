@@ -44,7 +44,7 @@ def irm_penalty(slope: Tensor, label: Tensor, site: Tensor) -> Tensor:
 
 @method("irm")
 class IRM(SiteMethod):
-    """IRM: MLP on Fisher-z FC; penalises each source site's squared loss gradient with respect to the logit scale.
+    """IRM: our FC network; penalises each source site's squared loss gradient with respect to the logit scale.
 
     The squared gradient of a site is estimated without bias as the product over two halves of its rows, and may be negative.
     Differs from the publication: source-training sites with fewer than `least_per_class` subjects of a class are left out of
@@ -60,7 +60,7 @@ class IRM(SiteMethod):
     least_per_class: int = 4
 
     reference: ClassVar[str] = "Arjovsky et al. 2019, Invariant risk minimization, arXiv:1907.02893"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": {**ERM.variants["small"], "anneal": 0.5}}
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ERM.variants, "small": {**ERM.variants["small"], "anneal": 0.5}}
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "penalty_weight": (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5),
         "anneal": (0.05, 0.1, 0.2, 0.3),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.methods.msstan import strongest_edges, window_correlations
@@ -137,22 +137,26 @@ class Network(nn.Module):
     def __init__(self, shape: Shape, config: M2DC) -> None:
         super().__init__()
         width, rois, layers = config.hidden, shape.n_rois, range(config.layers)
-        self.points, self.stride = windows_of(shape.length, config.window, config.stride)
+        self.crop = min(shape.length, max(8, round(config.crop * shape.length)))  # time points
+        self.views = config.crops if self.crop < shape.length else 1
+        self.points, self.stride = windows_of(self.crop, config.window, config.stride)
         self.density = edge_density(rois, config.percentile)
-        self.clock = nn.LSTM(rois, width, batch_first=True)
-        self.start = nn.Linear(rois + width, width)
+        self.clock = nn.LSTM(rois, width, batch_first=True) if config.clock else None
+        self.start = nn.Linear(rois + width if config.clock else rois, width)
         self.graphs = nn.ModuleList(GraphIsomorphism(width) for _ in layers)
         self.readouts = nn.ModuleList(AttentionReadout(width, rois, config.dropout) for _ in layers)
         self.temporal = nn.ModuleList(TemporalBlock(width, config.dropout) for _ in layers)
         self.norms = nn.ModuleList(MetaBatchNorm(3 * width) for _ in layers)
-        self.heads = nn.ModuleList(nn.Linear(3 * width, 2) for _ in layers)
+        self.inputs = shape.n_inputs
+        self.heads = nn.ModuleList(nn.Linear(3 * width + shape.n_inputs, 2) for _ in layers)
         self.dropout = nn.Dropout(config.head_dropout)
         self.autoencoder = Autoencoder(3 * width * config.layers, config.embedding)
 
     def train(self, mode: bool = True) -> Network:
         """Set the mode, except for the LSTM: eval mode changes nothing in it, but on a GPU it has no gradient there."""
         super().train(mode)
-        self.clock.train()
+        if self.clock is not None:
+            self.clock.train()
         return self
 
     def predictor(self) -> list[nn.Parameter]:
@@ -164,23 +168,38 @@ class Network(nn.Module):
         return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site."""
-        latent = self.plain(self.encode(batch.series))
-        return {"fused": flat(latent), "logits": self.classify(latent)}
+        """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site.
+
+        In training of one random crop of each scan, otherwise the means over crops at fixed places.
+        """
+        crops = [batch.series] if self.training else self.fixed_crops(batch.series)
+        latent = [self.plain(self.encode(crop)) for crop in crops]
+        logits = [self.classify(one, batch) for one in latent]
+        return {"fused": torch.stack([flat(one) for one in latent]).mean(dim=0), "logits": torch.stack(logits).mean(dim=0)}
+
+    def fixed_crops(self, series: Tensor) -> list[Tensor]:
+        """Crops of (subject, roi, time) series at equal distances, the first at the start and the last at the end."""
+        last = series.shape[2] - self.crop
+        starts = [round(last * view / max(self.views - 1, 1)) for view in range(self.views)]
+        return [series[..., start : start + self.crop] for start in starts]
+
+    def random_crop(self, series: Tensor) -> Tensor:
+        """(subject, roi, time) -> (subject, roi, crop), from a random start in each subject."""
+        subjects, rois, length = series.shape
+        start = torch.randint(length - self.crop + 1, (subjects, 1, 1), device=series.device)
+        points = start + torch.arange(self.crop, device=series.device)  # (subject, 1, crop)
+        return series.gather(2, points.expand(-1, rois, -1))
 
     def encode(self, series: Tensor) -> Tensor:
         """(subject, roi, time) -> (layer, subject, 3 * width): means, readouts and attended readouts, summed over windows."""
+        if self.training and self.crop < series.shape[2]:
+            series = self.random_crop(series)
         with torch.no_grad():
             correlations = window_correlations(series, self.points, self.stride)  # (subject, window, roi, roi)
             graph = strongest_edges(correlations.flatten(0, 1), self.density)  # (subject window, roi, roi)
         subjects, windows, rois = correlations.shape[:3]
-        last = self.points + (windows - 1) * self.stride
-        with torch.autocast(series.device.type, enabled=False):  # LSTMs in bfloat16 are missing on some CPUs
-            time, _ = self.clock(series[..., :last].mT)  # (subject, time, width)
-        ends = time[:, self.points - 1 :: self.stride]  # (subject, window, width)
         # A linear layer of [one-hot ROI; time code], without forming the one-hot part.
-        code = functional.linear(ends, self.start.weight[:, rois:], self.start.bias)
-        nodes = code.flatten(0, 1).unsqueeze(1) + self.start.weight[:, :rois].T  # (subject window, roi, width)
+        nodes = self.time_code(series, windows) + self.start.weight[:, :rois].T  # (subject window, roi, width)
         encoded = []
         for convolve, readout, attend in zip(self.graphs, self.readouts, self.temporal, strict=True):
             nodes = convolve(nodes, graph)
@@ -188,6 +207,17 @@ class Network(nn.Module):
             read = readout(nodes).view(subjects, windows, -1)
             encoded.append(torch.cat([mean, read, attend(read)], dim=2).float().sum(dim=1))
         return torch.stack(encoded)
+
+    def time_code(self, series: Tensor, windows: int) -> Tensor:
+        """(subject window, 1, width): the bias, and with a clock the LSTM's output at the end of each window."""
+        if self.clock is None:
+            return self.start.bias.expand(len(series) * windows, 1, -1)
+        last = self.points + (windows - 1) * self.stride
+        with torch.autocast(series.device.type, enabled=False):  # LSTMs in bfloat16 are missing on some CPUs
+            time, _ = self.clock(series[..., :last].mT)  # (subject, time, width)
+        ends = time[:, self.points - 1 :: self.stride]  # (subject, window, width)
+        rois = series.shape[1]
+        return functional.linear(ends, self.start.weight[:, rois:], self.start.bias).flatten(0, 1).unsqueeze(1)
 
     def plain(self, encoded: Tensor) -> Tensor:
         """(layer, subject, 3 * width) -> (layer, subject, 3 * width), normalised."""
@@ -202,9 +232,10 @@ class Network(nn.Module):
             mixed.append(norm.sampled(encoded[position], statistics).flatten(0, 1))
         return torch.stack(mixed)
 
-    def classify(self, latent: Tensor) -> Tensor:
+    def classify(self, latent: Tensor, batch: Batch) -> Tensor:
         """(layer, subject, 3 * width) -> (subject, 2): logits summed over layers."""
-        logits = [self.dropout(head(features)).float() for head, features in zip(self.heads, latent, strict=True)]
+        known = [with_phenotypes(features, batch, self.inputs) for features in latent]
+        logits = [self.dropout(head(features)).float() for head, features in zip(self.heads, known, strict=True)]
         return torch.stack(logits).sum(dim=0)
 
 
@@ -232,20 +263,25 @@ class M2DC(DeepMethod):
     Differs from the release: it adds the cosine similarity of a class's subjects where a distance is meant (1 - cosine here),
     passes a variance to the sampling as its sd (`spread`), counts the constraint's gradient twice (one joint backward pass
     here), keeps the weights of the inner step (restored here bit for bit, with the running statistics), draws its episodes once
-    for all epochs (anew in each epoch here) and evaluates random crops of the target in each (whole scans and source validation
-    here).
+    for all epochs (anew in each epoch here) and evaluates a random crop of the target in each epoch.
+    As released: no time code (its default experiment is without one), and random crops in training, a fraction of the scan as
+    its 100 of 140 points. Here a prediction is the mean of the logits of `crops` crops at fixed places, with the same number of
+    windows. Variant `clock` has the time code, an LSTM over the series; it memorised more.
     Interpretation: the release's outer loss has no loss of the meta-train sites, which reached its weights through the inner
     step; with that step reverted they have `support_weight` 1. Variant `released` has the release's spread and weight.
     Interpretation: the release lacks the autoencoder: here a linear layer to 8 dimensions is the embedding, followed by batch
     norm, ReLU and a linear layer. Its error is the mean over support plus the mean over query.
     Differs from the publication: the inner step is first order, since a second-order term at a hundredth of the learning rate
-    is negligible. Running statistics come from meta-train sites before the inner step alone. No random crops in training.
+    is negligible. Running statistics come from meta-train sites before the inner step alone.
     Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
     hidden: int = 128
     layers: int = 4
+    clock: bool = False  # a time code at the nodes
+    crop: float = 0.7  # fraction of the scan in a crop; 1: whole scans
+    crops: int = 4  # crops of a scan in a prediction
     window: int = 50
     stride: int = 10
     percentile: float = 70.0
@@ -267,13 +303,19 @@ class M2DC(DeepMethod):
     warmup: int = 5
     learning_rate: float = 5e-4
     weight_decay: float = 0.0
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 1.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         "head_dropout": (0, 1),
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
+        "crop": (1e-6, math.inf),
     }
+    older: ClassVar[Mapping[str, Any]] = {"clock": True, "crop": 1.0}
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     recordable: ClassVar[bool] = True
     reference: ClassVar[str] = (
@@ -281,7 +323,9 @@ class M2DC(DeepMethod):
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clock": {"clock": True},
         "no-sampling": {"sampling": False},
+        "phenotypes": {"phenotypes": True},
         "no-constraint": {"constraint_weight": 0.0},
         "released": {"spread": "variance", "support_weight": 0.0},
         "small": {"hidden": 16, "layers": 1, "episodes": 4, "learning_rate": 0.01, "head_dropout": 0.1},
@@ -305,7 +349,7 @@ class M2DC(DeepMethod):
             {"params": network.predictor(), "lr": self.learning_rate},
             {"params": list(network.autoencoder.parameters()), "lr": self.autoencoder_rate},
         ]
-        return torch.optim.Adam(groups, weight_decay=self.weight_decay)
+        return self.updating(groups)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Episodes of an epoch: meta-train sites, then one meta-test site, with `shots` subjects of each class per site."""
@@ -347,7 +391,7 @@ class M2DC(DeepMethod):
         copies = len(sites) if self.sampling else 1
         latent = network.sampled(encoded, sites, self.spread) if self.sampling else network.plain(encoded)
         repeated = query.take(torch.arange(len(query), device=query.label.device).repeat(copies))
-        terms = {"query": self.cross_entropy(network.classify(latent), repeated)}
+        terms = {"query": self.cross_entropy(network.classify(latent, repeated), repeated)}
         if self.constraint_weight:
             support_latent = torch.cat([flat(network.plain(site)) for site in sites])  # (site subject, layer 3 width)
             embedding, error = network.autoencoder(torch.cat([support_latent, flat(latent)]))
@@ -378,7 +422,7 @@ class M2DC(DeepMethod):
         for value, slope in zip(learned, slopes, strict=True):
             assert value.grad is not None
             value.grad.add_(slope, alpha=self.support_weight)
-        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        self.clip_gradients(network.parameters())
         optimizer.step()
         terms["support"] = self.support_weight * support
         return {name: term.detach() for name, term in terms.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +265,10 @@ class M2LGDG(DeepMethod):
     temperature: float = 0.07
     decomposition_weight: float = 0.1
     contrastive_weight: float = 0.1
+    update_rule: Literal["adamw", "adam", "sgd"] = "adamw"
+    clip: float = 1.0
+    label_smoothing: float = 0.1
+    select_after_warmup: bool = True
     imaging: bool = True
     phenotypes: bool = True
     decomposition: bool = True

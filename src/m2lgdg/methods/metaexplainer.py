@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import balanced_sites, site_batches
@@ -50,7 +51,16 @@ class Encoder(nn.Module):
         return torch.softmax(self.output(convolved), dim=2)
 
 
-class LearnedConnectivity(nn.Module):
+class InnerProducts(nn.Module):
+    """The inner products of the ROIs' features are the edges."""
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        """(subject, roi, feature) -> (subject, roi, roi)."""
+        with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
+            return nodes.float() @ nodes.float().mT
+
+
+class LearnedConnectivity(InnerProducts):
     """Multi-head attention over ROIs; the inner products of its outputs are the edges."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -64,13 +74,13 @@ class LearnedConnectivity(nn.Module):
         parts = [part(nodes).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)]
         query, key, value = parts  # (subject, head, roi, feature / heads)
         attention = torch.softmax(query @ key.mT / math.sqrt(width), dim=3)  # (subject, head, roi, other roi)
-        with torch.autocast(nodes.device.type, enabled=False):  # contrasts are small differences of these products
+        with torch.autocast(nodes.device.type, enabled=False):
             joined = (attention.float() @ value.float()).transpose(1, 2).flatten(2)  # (subject, roi, feature)
-            return joined @ joined.mT  # type: ignore[no-any-return]
+        return super().forward(joined)
 
 
 class Network(nn.Module):
-    """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier that also takes phenotypes."""
+    """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier."""
 
     def __init__(self, shape: Shape, config: MetaExplainer) -> None:
         super().__init__()
@@ -80,12 +90,14 @@ class Network(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         n, self.n_sites, self.config = shape.n_rois, shape.n_sites, config
         self.encoder = Encoder(shape.length, config)
-        self.connectivity = LearnedConnectivity(config.embedding, config.heads)
+        attention = LearnedConnectivity(config.embedding, config.heads) if config.attention else None
+        self.connectivity: InnerProducts = attention or InnerProducts()
         self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *config.graph_widths)])
         self.norms = nn.ModuleList(nn.BatchNorm1d(n) for _ in self.layers)  # ROIs are channels
         wide, narrow = config.classifier_widths
         first, second = dense(n * config.graph_widths[-1], wide), dense(wide, narrow)
         self.fuse = nn.Sequential(nn.Dropout(config.dropout), first, nn.Dropout(config.dropout), second)
+        self.inputs = shape.n_inputs
         self.classifier = nn.Linear(narrow + shape.n_inputs, 2)
         self.history: Tensor  # (site, class, roi, roi); with `known` (site,) used in training only, created in `optimizer`
         self.known: Tensor
@@ -98,15 +110,15 @@ class Network(nn.Module):
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the representation of the scan (`fused`), and the learned connectivity."""
         edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
-        return {"connectivity": edges} | self.decide(edges, batch["fc"], batch.phenotypes)
+        return {"connectivity": edges} | self.decide(edges, batch["fc"], batch)
 
-    def decide(self, edges: Tensor, fc: Tensor, phenotypes: Tensor) -> dict[str, Tensor]:
-        """Logits and representation, from learned connectivity and Fisher z, both (subject, roi, roi), and phenotypes."""
+    def decide(self, edges: Tensor, fc: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Logits and representation, from learned connectivity and Fisher z, both (subject, roi, roi), and any phenotypes."""
         nodes = (fc - self.mean) / self.scale  # (subject, roi, feature)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             nodes = norm(layer(passed(edges, nodes, self.config.normalisation, self.config.self_loops)))
         fused = self.fuse(nodes.flatten(1))
-        return {"fused": fused, "logits": self.classifier(torch.cat([fused, phenotypes], dim=1))}
+        return {"fused": fused, "logits": self.classifier(with_phenotypes(fused, batch, self.inputs))}
 
 
 def dense(*widths: int) -> nn.Sequential:
@@ -139,17 +151,24 @@ def class_means(edges: Tensor, label: Tensor, per_site: int) -> tuple[Tensor, Te
 
 
 def contrast_maps(means: Tensor) -> Tensor:
-    """(site, class, roi, roi) -> (site, roi, roi): sigmoid of the absolute class difference, standardised by column."""
+    """(site, class, roi, roi) -> (site, roi, roi): absolute class difference, divided by its sum over edges."""
     contrast = (means[:, 0] - means[:, 1]).abs()
-    centred = contrast - contrast.mean(dim=1, keepdim=True)
-    return torch.sigmoid(centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt())
+    return contrast / contrast.sum(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+
+
+def spread(maps: Tensor) -> Tensor:
+    """Mean entropy of the maps over that of a uniform map: 1 if all edges differ alike, 0 if one does; 0 without a map."""
+    certain = maps.clamp(min=1e-12)  # an edge without difference adds 0, and no gradient
+    entropy = -(maps * certain.log()).sum(dim=(1, 2)) / math.log(maps[0].numel()) if len(maps) else maps.sum(dim=(1, 2))
+    return entropy.sum() / max(len(maps), 1)
 
 
 def stability(maps: Tensor) -> Tensor:
-    """Soft Dice loss between the maps of two sites, averaged over pairs of sites; 0 without a pair."""
+    """Soft Dice loss between the maps of two sites, averaged over pairs of sites; 0 for equal maps, and without a pair."""
     flat = maps.flatten(1)  # (site, edge)
+    size = flat.square().sum(dim=1)
     first, second = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
-    dice = 2 * (flat[first] * flat[second]).sum(dim=1) / (flat[first].sum(dim=1) + flat[second].sum(dim=1))
+    dice = 2 * (flat[first] * flat[second]).sum(dim=1) / (size[first] + size[second]).clamp(min=1e-30)
     return (1 - dice).sum() / max(len(dice), 1)
 
 
@@ -171,23 +190,26 @@ class MetaExplainer(DeepMethod):
     """MetaExplainer: graph network on learned connectivity, meta-learned over source sites with sparse, stable class contrasts.
 
     Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
-    (normalisation "release"); no sigmoid before cross-entropy; attention values have their own projection, and the attention is
-    in use.
+    (normalisation "release"); no sigmoid before cross-entropy.
+    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text,
+    with a projection of its own for the values. It averages over ROIs until all edges of a subject are equal to seven digits,
+    and a contrast of them is rounding error.
     Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws, since 5
     subjects per class are few.
     Differs from the release: subjects are mixed in learned connectivity and correlations, not in series, since mixed series are
     not a scan of anyone.
     Interpretation: convolution, batch norm, ReLU, in the order of the text; dropout before and within the classifier; Fisher z
     instead of Pearson correlations.
-    Interpretation: sparsity is the release's, the mean and not the sum over edges, which would drown the cross-entropy (hence
-    its weight). Stability is a mean over pairs of sites; its weight corresponds to the release's sum over the 21 pairs of 7
-    sites.
+    Differs from the release: it standardises each column of a site's class contrast and takes a sigmoid, which makes sparsity
+    and stability almost constant. Here a contrast is divided by its sum. Sparsity is its entropy, as in the release's text,
+    relative to the entropy of equal edges; stability is a soft Dice loss with squares, 0 for equal contrasts. Both are between
+    0 and 1 whatever the size of the learned connectivity, and means over sites and pairs of sites.
     Interpretation: the trial step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two
     optimizers keep their own moments. No second derivatives.
     Batch norm: running statistics are updated by the outer sites' unmixed subjects only.
     Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`): learned
     edges are almost equal at first, and their sum alone would give every ROI the same state.
-    Differs from the publication: phenotypes join at the last hidden layer; with fewer than 13 sites half are outer; sites with
+    Differs from the publication: with fewer than 13 sites half are outer; sites with
     fewer than 5 subjects of a class are inner only; 2,000 steps with warm-up and cosine.
     """
 
@@ -197,6 +219,7 @@ class MetaExplainer(DeepMethod):
     pool: int = 16
     hidden: int = 32
     embedding: int = 8
+    attention: bool = False  # over ROIs, before the inner products that are the edges
     heads: int = 4
     graph_widths: tuple[int, int] = (64, 8)
     classifier_widths: tuple[int, int] = (256, 32)
@@ -215,15 +238,22 @@ class MetaExplainer(DeepMethod):
     warmup: int = 5
     learning_rate: float = 1e-3
     dropout: float = 0.5
+    update_rule: Literal["adamw", "adam"] = "adam"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
+    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True, "attention": True}
     reference: ClassVar[str] = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "no-explanation": {"sparsity_weight": 0.0, "stability_weight": 0.0},
+        "attention": {"attention": True},
+        "phenotypes": {"phenotypes": True},
         "release": {"normalisation": "release"},
         "small": {
             "channels": (8, 8, 4),
@@ -260,9 +290,8 @@ class MetaExplainer(DeepMethod):
         n = len(network.mean)
         network.history = network.mean.new_zeros(network.n_sites, 2, n, n)
         network.known = torch.zeros(network.n_sites, dtype=torch.bool, device=network.mean.device)
-        adam = [torch.optim.Adam(network.parameters(), self.learning_rate, weight_decay=self.weight_decay) for _ in range(2)]
-        network.trial = adam[0]
-        return adam[1]
+        network.trial = self.updating(network.parameters())
+        return self.updating(network.parameters())
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of inner sites followed by outer sites, classes balanced within each."""
@@ -315,7 +344,7 @@ class MetaExplainer(DeepMethod):
     def _gradient(self, loss: Tensor, network: nn.Module) -> None:
         network.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        self.clip_gradients(network.parameters())
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Losses at the outer sites: cross-entropy of mixed subjects, and sparsity and stability of unmixed contrasts."""
@@ -325,16 +354,16 @@ class MetaExplainer(DeepMethod):
         if self.mixup:
             weight, partner = self.mixing(batch)
             inputs = (parts["connectivity"], batch["fc"], batch.phenotypes)
+            edges, fc, phenotypes = (weight * value + (1 - weight) * value[partner] for value in inputs)
             with unrecorded(network):
-                logits = network.decide(*(weight * value + (1 - weight) * value[partner] for value in inputs))["logits"]
+                logits = network.decide(edges, fc, replace(batch, phenotypes=phenotypes))["logits"]
             other = batch.take(partner)
             entropy = weight * self.cross_entropy(logits, batch) + (1 - weight) * self.cross_entropy(logits, other)
         else:
             entropy = self.cross_entropy(parts["logits"], batch)
-        sparsity = maps.mean() if len(maps) else maps.sum()
         return {
             "ce": entropy,
-            "sparsity": self.sparsity_weight * sparsity,
+            "sparsity": self.sparsity_weight * spread(maps),
             "stability": self.stability_weight * stability(maps),
         }
 

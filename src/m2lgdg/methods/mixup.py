@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -40,11 +41,11 @@ def mixed_connectivity(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 
 @method("mixup")
 class Mixup(SiteMethod):
-    """Mixup: MLP on Fisher-z FC; trains on convex combinations of subjects of two source sites, labels included.
+    """Mixup: our FC network; trains on convex combinations of subjects of two source sites, labels included.
 
     Correlations are mixed before Fisher z, because a mixture of correlation matrices is a correlation matrix; mixed series
     would not give it.
-    Phenotypes and labels are mixed with the same weight as FC.
+    Labels, and phenotypes if used, are mixed with the same weight as FC.
     Differs from the publication, if `share_per_subject`: mixing weights are drawn for each pair of subjects, which is less
     noisy than one for each pair of sites.
     Interpretation: with alpha 0, or one site in the batch, the loss is plain cross-entropy.
@@ -66,8 +67,8 @@ class Mixup(SiteMethod):
         rows = site_pairs(batch.site)  # (2, site, subject)
         first, second = batch.take(rows[0].flatten()), batch.take(rows[1].flatten())
         weight = self.mixing_weights(*rows.shape[1:]).flatten()[:, None].to(batch.site.device)  # (subject, 1)
-        phenotypes = weight * first.phenotypes + (1 - weight) * second.phenotypes
-        logits = network.classify(network.encode(mixed_connectivity(first["fc"], second["fc"], weight)), phenotypes)
+        mixed = replace(first, phenotypes=weight * first.phenotypes + (1 - weight) * second.phenotypes)
+        logits = network.classify(network.encode(mixed_connectivity(first["fc"], second["fc"], weight)), mixed)
         label = weight * functional.one_hot(first.label, 2) + (1 - weight) * functional.one_hot(second.label, 2)
         return {"ce": functional.cross_entropy(logits.float(), label, label_smoothing=self.label_smoothing)}
 

@@ -20,7 +20,7 @@ from m2lgdg.sampler import balanced_sites
 
 @method("mldg")
 class MLDG(SiteMethod):
-    """MLDG: MLP on Fisher-z FC; loss at some source sites plus the loss at others after a gradient step on the first.
+    """MLDG: our FC network; loss at some source sites plus the loss at others after a gradient step on the first.
 
     Differs from the public releases: the inner step is one plain gradient step on the mean over sites, of second order as
     published and without dropout. One release takes a step of a fresh Adam for each site, which uses only the gradient's sign.
@@ -37,6 +37,7 @@ class MLDG(SiteMethod):
     reference: ClassVar[str] = "Li et al. 2018, Learning to generalize: meta-learning for domain generalization, AAAI"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "first-order": {"order": 1},
+        "phenotypes": {"phenotypes": True},
         "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -398,6 +398,8 @@ class MMGTUNets(DeepMethod):
     target: these subjects leave the labelled graph, query it as targets do, and alone enter cross-entropy and batch norm.
     As published: features are eliminated with the labels of all source-training subjects, so pseudo-targets look easier than
     targets.
+    Differs from the release: its phenotypes are site, sex and age. The site of a target was not in source and cannot be one;
+    other inputs, such as IQ, are left out by default (`used_phenotypes`).
     Differs from the release: every phenotype has its own graph and coefficients, none is the site, motivation requires
     agreement, their mixture is learned, the reward loss and the modality weights carry gradient, and dropout and VAE noise are
     off outside training.
@@ -437,13 +439,23 @@ class MMGTUNets(DeepMethod):
     smoothness_weight: float = 1.0
     degree_weight: float = 1e-4
     reward_weight: float = 1e-2
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = True
+    used_phenotypes: tuple[str, ...] = ("sex", "age")  # of the cohort's inputs; empty: all
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"edge_dropout": (0, 1)}
+    may_be_empty: ClassVar[tuple[str, ...]] = ("used_phenotypes",)
+    older: ClassVar[Mapping[str, Any]] = {"used_phenotypes": ()}
     unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
     recordable: ClassVar[bool] = True
     remembers: ClassVar[tuple[str, ...]] = ("fitted.fc", "fitted.phenotypes", "fitted.label")
     reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "all-phenotypes": {"used_phenotypes": ()},
+        "imaging": {"phenotypes": False},
         "small": {
             **{"selected": 40, "elimination_step": 5, "vae_hidden": 32, "vae_epochs": 60, "hidden": 32, "embedding": 8},
             **{"head_width": 32, "learning_rate": 4e-3, "draws": 3},
@@ -459,6 +471,10 @@ class MMGTUNets(DeepMethod):
         """(subject, edge) Fisher-z FC."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
+    def taken(self, source: Cohort) -> list[str]:
+        """The inputs among `used_phenotypes`, or all inputs where that is empty."""
+        return [name for name in super().taken(source) if not self.used_phenotypes or name in self.used_phenotypes]
+
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Selected features, scales, agreement tolerances, phenotype codes, VAE, kernel width, and the source nodes."""
         fc, device = features["fc"].cpu().numpy(), features["fc"].device
@@ -467,7 +483,7 @@ class MMGTUNets(DeepMethod):
         )
         fc = fc[:, chosen]
         spread = fc.std(axis=0)
-        scaler = PhenotypeScaler.fit(train)
+        scaler = PhenotypeScaler.fit(train, self.taken(train))
         phenotypes = scaler.transform(train).astype(np.float32)
         fitted = phenotype_rules(scaler, phenotypes, self.agreement_years, self.agreement_sd) | {
             **{"chosen": chosen, "centre": fc.mean(axis=0), "spread": np.where(spread > 1e-6, spread, np.float32(1))},
@@ -487,10 +503,6 @@ class MMGTUNets(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
         return Network(shape, self)
-
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam with an l2 penalty in the gradient, as in the release."""
-        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """All subjects in each of `draws` batches: one shuffle, rotated so that other pseudo-targets come first each time."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.losses import normalised
 from m2lgdg.method import method
 from m2lgdg.storage import InputError
@@ -135,8 +135,9 @@ class Network(nn.Module):
         self.temporal = nn.ModuleList(TemporalAttention(2 * width) for _ in config.scales)
         first, second = config.head
         self.head = nn.Sequential(
-            nn.Linear(2 * width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 2)
+            nn.Linear(2 * width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second + shape.n_inputs, 2)
         )
+        self.inputs = shape.n_inputs
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
@@ -157,7 +158,8 @@ class Network(nn.Module):
             attend(windowed) for attend, windowed in zip(self.temporal, pooled, strict=True)
         ]  # (subject, window, 2 roi) each
         fused = torch.stack(attended).sum(dim=0).mean(dim=1)
-        return {"fused": fused, "logits": self.head(fused)}
+        hidden = with_phenotypes(self.head[:-1](fused), batch, self.inputs)
+        return {"fused": fused, "logits": self.head[-1](hidden)}
 
 
 @method("msstan")
@@ -186,12 +188,20 @@ class MSSTAN(DeepMethod):
     density: float = 0.2
     scales: tuple[float, ...] = (0.3, 0.5, 0.7)
     head: tuple[int, int] = (32, 16)
+    update_rule: Literal["adamw", "adam", "sgd"] = "adam"
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
     reference: ClassVar[str] = (
         "Kong, Zhang, Wang, Zhou, Li and Yuan (2024): Multi-scale spatial-temporal attention networks for functional "
         "connectome classification, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3448214"
     )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": {"learning_rate": 3e-3, "stride": 4}}
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "phenotypes": {"phenotypes": True},
+        "small": {"learning_rate": 3e-3, "stride": 4},
+    }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "window": (0.3, 0.4, 0.5, 0.6, 0.7),
         "density": (0.1, 0.15, 0.2, 0.25, 0.3),
@@ -200,7 +210,3 @@ class MSSTAN(DeepMethod):
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
         return Network(shape, self)
-
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam as published, with an l2 penalty in the gradient."""
-        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +17,57 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import correlations
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.connectivity import correlations, upper_triangle
+from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
 from m2lgdg.fast import fast_form
 from m2lgdg.method import method
+from m2lgdg.preprocess import scaled_series
 from m2lgdg.sampler import site_batches
 
 
-def shared_graph(series: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(roi, roi) D^-1/2 A D^-1/2 with A the |correlation| of all subjects' concatenated series, without self-loops."""
+def shared_graph(series: npt.NDArray[np.float32], density: float = 1.0) -> npt.NDArray[np.float32]:
+    """(roi, roi) D^-1/2 A D^-1/2 with A the |correlation| of all subjects' concatenated series, without self-loops.
+
+    With a `density` below 1, A has this fraction of its edges, the strongest, and self-loops of weight 1.
+    """
     strength = np.abs(correlations([np.concatenate(series, axis=1).T])[0])
     np.fill_diagonal(strength, 0.0)
+    if density < 1:
+        edges = np.sort(upper_triangle(strength))[::-1]
+        strength[strength < edges[max(1, round(density * len(edges))) - 1]] = 0.0
+        np.fill_diagonal(strength, 1.0)
     degree = strength.sum(axis=1)  # (roi,)
     scale = np.where(
         degree > 0, 1 / np.sqrt(np.where(degree > 0, degree, 1.0)), 0.0
     )  # a ROI that is flat in all subjects has no edge
     return np.asarray(scale[:, None] * strength * scale, dtype=np.float32)
+
+
+def same_subjects(series: Tensor) -> Tensor:
+    """(subject, subject) whether two rows of a batch are the same subject, drawn twice at a small site."""
+    seen = series[..., series.shape[2] // 2]  # (subject, roi): one time point is enough to tell scans apart
+    return (seen[:, None] == seen[None]).all(dim=2)
+
+
+def unbiased_discrepancy(features: Tensor, site: Tensor, same: Tensor) -> Tensor:
+    """Unbiased linear MMD of two sites' (subject, d) features, averaged over pairs of sites; negative by chance.
+
+    The mean inner product of different subjects of the one site, plus that of the other, minus twice that across the sites.
+    `same` is (subject, subject): rows of one subject count as one together. Sites with one subject only do not count.
+    """
+    with torch.autocast(features.device.type, enabled=False):  # small differences of large products
+        centred = features.float() - features.detach().float().mean(dim=0)  # the discrepancy is the same, its rounding smaller
+        product = centred @ centred.T  # (subject, subject)
+        member = functional.one_hot(torch.unique(site, return_inverse=True)[1]) / same.sum(dim=1, keepdim=True)
+        count = member.sum(dim=0).round()  # (site,) different subjects
+        member, count = member[:, count > 1], count[count > 1]
+        sites = len(count)
+        if sites < 2:
+            return features.float().sum() * 0.0
+        within = (((product * ~same) @ member) * member).sum(dim=0) / (count * (count - 1))  # (site,)
+        across = (member / count).T @ product @ (member / count)  # (site, site)
+        between = (across.sum() - across.diagonal().sum()) / (sites * (sites - 1))
+    return 2 * (within.mean() - between)
 
 
 def site_discrepancy(features: Tensor, site: Tensor) -> Tensor:
@@ -73,6 +108,7 @@ class Network(nn.Module):
         super().__init__()
         self.graph: Tensor
         self.register_buffer("graph", torch.from_numpy(np.array(shape.fitted["graph"])))
+        self.series = config.series
         self.norm = nn.BatchNorm1d(shape.n_rois)
         channels = (1, *config.channels)
         self.blocks = nn.ModuleList(Block(before, after, shape.n_rois, config) for before, after in pairwise(channels))
@@ -82,7 +118,8 @@ class Network(nn.Module):
         self.register_buffer("averaging", averaging, persistent=False)
         widths = (channels[-1] * bins, *config.widths)
         self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
-        self.output = nn.Linear(widths[-1], 1)
+        self.inputs = shape.n_inputs
+        self.output = nn.Linear(widths[-1] + shape.n_inputs, 1)
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
@@ -90,7 +127,7 @@ class Network(nn.Module):
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the output of each dense layer (dense1, dense2, ...), and that of the last as `fused`."""
-        features = self.norm(batch.series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
+        features = self.norm(batch[self.series]).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         for block in self.blocks:
             features = block(features, self.graph)
         course = features.mean(dim=3)  # (subject, channel, time)
@@ -100,7 +137,7 @@ class Network(nn.Module):
         dense = {}
         for i, layer in enumerate(self.dense, start=1):
             fused = dense[f"dense{i}"] = layer(fused)
-        logit = self.output(fused)  # (subject, 1)
+        logit = self.output(with_phenotypes(fused, batch, self.inputs))  # (subject, 1)
         return dense | {"fused": fused, "logits": torch.cat([torch.zeros_like(logit), logit], dim=1)}
 
 
@@ -112,6 +149,13 @@ class UFANet(DeepMethod):
     in the alignment.
     Differs from the publication: all sites of a batch pass the network together, so that batch norm does not hide differences
     between them in training.
+    As released: ROIs are not standardised one by one, and gradients are not clipped. Differs from the release: the mean of each
+    ROI is removed and each scan is divided by one number, its root mean square, since scanners have different units
+    (`scaling`).
+    Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128. With
+    `mmd = "biased"` and 32 subjects most of it is sampling noise. Variant `two-sites` has two sites of 64 subjects in a batch.
+    Differs from the publication, in variant `sparse` only: the graph has the strongest tenth of its edges and self-loops. The
+    dense graph averages all ROIs within a few layers.
     Differs from the publication: batches are class-balanced within sites, so that alignment does not equalise the sites'
     proportions of patients.
     As published: no activations between the dense layers; one output x, returned as logits [0, x], whose softmax is the sigmoid
@@ -133,6 +177,9 @@ class UFANet(DeepMethod):
     sites_per_batch: int = 4
     batch_size: int = 128
     batches_per_epoch: int = 0  # 0: one pass through source
+    scaling: Literal["subject", "roi"] = "subject"  # one number for a scan, or one for each of its ROIs
+    density: float = 1.0  # fraction of the graph's edges that are kept; below 1 with self-loops
+    mmd: Literal["unbiased", "biased"] = "unbiased"
     alignment_weight: float = 1.0
     alignment_start: int = 20  # epochs without alignment
     per_dimension: bool = False  # divide each layer's term by its width
@@ -141,12 +188,20 @@ class UFANet(DeepMethod):
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    update_rule: Literal["adamw", "adam", "sgd"] = "sgd"
+    clip: float = 0.0
     label_smoothing: float = 0.0
+    select_after_warmup: bool = False
+    phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf)}
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf), "density": (1e-6, math.inf)}
+    older: ClassVar[Mapping[str, Any]] = {"scaling": "roi", "mmd": "biased"}
     reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "unaligned": {"alignment_weight": 0.0},
+        "sparse": {"density": 0.1},
+        "two-sites": {"sites_per_batch": 2},
+        "phenotypes": {"phenotypes": True},
         "per-dimension": {"per_dimension": True},
         "small": {
             "length": 100,
@@ -171,18 +226,33 @@ class UFANet(DeepMethod):
         "dropout": (0.1, 0.3, 0.5, 0.7),
     }
 
+    @property
+    def series(self) -> str:
+        """Name of the series among the features."""
+        return "scaled_series" if self.scaling == "subject" else "series"
+
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether ROIs keep their amplitudes."""
+        return self.scaling == "subject"
+
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
+        """(subject, roi, time) series, scaled as a whole or ROI by ROI."""
+        if self.scaling == "roi":
+            return super().features(cohort, device)
+        return {self.series: torch.from_numpy(scaled_series(cohort.series, self.length))}
+
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The graph shared by all subjects."""
-        return {"graph": shared_graph(features["series"].cpu().numpy())}
+        return {"graph": shared_graph(features[self.series].cpu().numpy(), self.density)}
 
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
         return fast_form(Network(shape, self))
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        rate, decay = self.learning_rate, self.weight_decay
-        return torch.optim.SGD(network.parameters(), lr=rate, momentum=self.momentum, weight_decay=decay)
+        """`update_rule`, SGD as published; it alone has a momentum."""
+        return self.updating(network.parameters(), **{"momentum": self.momentum} if self.update_rule == "sgd" else {})
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of `batch_size` subjects from `sites_per_batch` sites (at most all), the same number from each."""
@@ -207,6 +277,12 @@ class UFANet(DeepMethod):
         terms = {"ce": self.cross_entropy(parts["logits"], batch)}
         if self.alignment_weight and self.epoch >= self.alignment_start:
             layers = [parts[f"dense{i}"] for i in range(1, len(self.widths) + 1)]
-            gaps = [site_discrepancy(layer, batch.site) / (layer.shape[1] if self.per_dimension else 1) for layer in layers]
+            gaps = [self.gap(layer, batch) / (layer.shape[1] if self.per_dimension else 1) for layer in layers]
             terms["alignment"] = self.alignment_weight * torch.stack(gaps).sum()
         return terms
+
+    def gap(self, features: Tensor, batch: Batch) -> Tensor:
+        """Discrepancy of the batch's sites in (subject, d) features."""
+        if self.mmd == "biased":
+            return site_discrepancy(features, batch.site)
+        return unbiased_discrepancy(features, batch.site, same_subjects(batch[self.series]))

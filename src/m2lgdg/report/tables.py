@@ -300,6 +300,8 @@ def _macro_table(
     unranked: Mapping[str, set[Key]],
     subjects: int,
 ) -> Table:
+    from m2lgdg.registry import FC_NETWORK
+
     by_key = _by_key(macro)
     values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
     areas = scores[scores["metric"] == "AUC"]
@@ -316,6 +318,8 @@ def _macro_table(
     note += _fewer_sites(by_key, keys, len(set(scores["target"])))
     variants = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
     note += f". {variants}" if variants else ""
+    shared = [name for name in dict.fromkeys(method for method, _ in keys) if name in FC_NETWORK]
+    note += f". {', '.join(shared)}: the algorithm on m2lgdg's own FC network" if shared else ""
     return Table("Macro average over target sites", header, rows, ranks, note, "all")
 
 
