@@ -120,7 +120,7 @@ def test_gradients_find_planted_rois_and_only_after_honest_training():
 @pytest.mark.parametrize("name", DEEP)
 def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     few = fold.target.select(np.arange(4))
-    found = explain(fitted[name], few)
+    found = explain(fitted[name], few, of="margin")
     table = found.completeness
     network, scaler = fitted[name].network(), PhenotypeScaler.restore(few.inputs, fitted[name].state_, "scaler")
     batch = fitted[name].make_batch(few.unlabelled(), scaler, torch.device("cpu"))
@@ -204,7 +204,7 @@ def test_on_a_linear_network_attributions_are_input_times_weight():
 
 def test_tables_of_a_network_against_slow_loops(fold):
     method = Flat().fit(fold.source, seed=0)
-    found = explain(method, fold.target, steps=2)
+    found = explain(method, fold.target, of="margin", steps=2)
     n, rois, series = 12, fold.target.rois, fold.target.series
     weight = {
         name: method.state_[f"network.{name}"].astype(float) for name in ("series", "square", "edges", "level", "phenotypes")

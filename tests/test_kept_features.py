@@ -89,7 +89,7 @@ def test_another_order_of_the_same_subjects_shares_no_rows(cohort, name):
     assert turned.hash == fold.source.hash
     first = make(name).fit(fold.source).predict_proba(fold.target)
     # libsvm and the tangent reference stop early, and where depends on the order; cells have their subjects sorted
-    tolerance = 1e-6 if name in ("fc-logistic", "fc-adaptive", "connectome-adaptive") else 2e-3
+    tolerance = 1e-5 if name in ("fc-logistic", "fc-adaptive", "connectome-adaptive") else 2e-3
     np.testing.assert_allclose(make(name).fit(turned).predict_proba(fold.target), first, atol=tolerance)
 
 

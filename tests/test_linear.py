@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import _balance, _site_means, _slopes, _standardised
+from m2lgdg.methods.linear import _balance, _site_averages, _standardised
 from m2lgdg.methods.solvers import LEARNERS, LEAST_SCALE, Problem, Rows, adaptive_ridge, association, ridge_coefficients
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
@@ -58,7 +58,8 @@ def test_association_is_the_correlation_inside_sites_above_chance(cohort):
     """Against numpy's correlations of subjects repeated until the classes of each site are balanced."""
     weights = _balance(cohort)
     features = fc_features(cohort.series).astype(np.float64)
-    x = features - _site_means(features, cohort, weights)[np.unique(cohort.sites, return_inverse=True)[1]]
+    site = np.unique(cohort.sites, return_inverse=True)[1]
+    x = features - (_site_averages(site, weights) @ features)[site]
     y = 2.0 * cohort.labels - 1
     scale = association(x, y, weights)
     expected = []
@@ -119,7 +120,7 @@ def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
 
 def test_site_means_are_means_of_class_means(cohort):
     features = fc_features(cohort.series).astype(np.float64)
-    means = _site_means(features, cohort, _balance(cohort))
+    means = _site_averages(np.unique(cohort.sites, return_inverse=True)[1], _balance(cohort)) @ features
     for site in cohort.site_names:
         here = cohort.sites == site
         expected = sum(features[here & (cohort.labels == label)].mean(axis=0) for label in (0, 1)) / 2
@@ -195,7 +196,13 @@ def test_slopes_are_those_inside_sites(cohort):
     columns = np.concatenate([confounds, cohort.sites[:, None] == np.array(cohort.site_names)], axis=1).astype(float)
     inverse = np.linalg.inv(columns.T @ (weights[:, None] * columns))
     expected = (inverse @ (columns.T @ (weights[:, None] * features)))[:2]
-    np.testing.assert_allclose(_slopes(features, confounds, cohort, weights), expected, rtol=1e-9)
+    standardised = _standardised(features, cohort, weights, True, confounds)
+    np.testing.assert_allclose(standardised.slopes, expected, rtol=1e-9)
+    without = _standardised(features - confounds @ expected, cohort, weights, True)
+    np.testing.assert_allclose(standardised.rows.trained, without.rows.trained, atol=1e-9)
+    np.testing.assert_allclose(standardised.rows.shift, without.rows.shift, atol=1e-9)
+    np.testing.assert_allclose(standardised.centre, without.centre, atol=1e-9)
+    np.testing.assert_allclose(standardised.scale, without.scale, rtol=1e-9)
 
 
 def test_age_is_taken_out_of_connectivity(monkeypatch):
@@ -227,8 +234,8 @@ def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
     rebuilt, outside = np.zeros(len(cohort)), np.zeros(2)
     for name, share in (("steady", 1.0), ("swings", 0.3), ("amplitude", 0.2)):
         features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
-        slopes = _slopes(features, z[:, taken], cohort, weights)
-        without = _standardised(features - z[:, taken] @ slopes, cohort, weights, True)
+        without = _standardised(features, cohort, weights, True, z[:, taken])
+        slopes = without.slopes
         block = fitted._solve(name, without, cohort, folds)
         np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-4, atol=1e-6)
         rebuilt += (features - z[:, taken] @ slopes) @ own + fitted.state_[f"{name}.intercept"]

@@ -32,7 +32,7 @@ def cohorts():
 def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
-    assert Path(study.cohort).name == f"{release}.cohort"
+    assert Path(study.cohort).name == (f"{path.stem}.cohort" if path.stem == "abide-paper" else f"{release}.cohort")
     return make_cells(study, cohorts[release])
 
 
@@ -72,6 +72,14 @@ def test_ablations_and_sweeps_are_the_papers(release, cohorts):
     assert found == {field: set(values) for field, values in method.space.items()}
     assert len({cell.seed for cell in sweep}) == 3
     assert {cell.target for cell in ablation} == {cell.target for cell in sweep} == set(TARGETS[release])
+
+
+def test_the_papers_subjects_have_the_papers_methods(cohorts):
+    cells = cells_of(STUDIES / "abide-paper.toml", cohorts)
+    assert Counter((cell.method, cell.variant) for cell in cells) == {(name, ""): 10 for name in PAPER}
+    assert {cell.target for cell in cells} == set(TARGETS["abide"]) and {cell.seed for cell in cells} == set(range(5))
+    whole = {cell.method: cell.fields for cell in cells_of(STUDIES / "abide.toml", cohorts) if not cell.variant}
+    assert all(cell.fields == whole[cell.method] for cell in cells)
 
 
 def test_all_sites_are_all_of_abide(cohorts):

@@ -171,7 +171,7 @@ def test_the_first_table_of_a_sweep_has_methods_only(tmp_path):
     rows = THREE | {("two", f"width={i}"): noisy(0.3 + 0.01 * i) for i in range(30)}
     folder = folder_of(predicted(rows), tmp_path / "sweep", sweep={"two": {"width": list(range(30))}})
     page = write_report(folder).read_text()
-    first, rest = page.split('data-section="overall"')[1].split("</section>")[0].split("<details>")
+    first, rest, _ = page.split('data-section="overall"')[1].split("</section>")[0].split("<details>")
     assert first.count("<tr>") == 1 + 3 and rest.count("<tr>") == 1 + 33
     whole = study_tables(predicted(rows))[-1]
     assert (folder / "tables" / "Macro-average-over-target-sites.md").read_text() == render([whole], "markdown")

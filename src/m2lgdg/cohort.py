@@ -25,6 +25,7 @@ FORMAT = "m2lgdg-cohort-1"
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
 SAME_SCAN = " (same scan as "  # comes before the other subject in the reason of a duplicate's exclusion
+DETAIL = " (value "  # comes before the value of one subject in the reason of its exclusion
 
 # Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
 # must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
@@ -374,8 +375,8 @@ def read_findings(stored: Iterable[Sequence[Any]]) -> tuple[Finding, ...]:
 
 
 def general_reason(reason: str) -> str:
-    """Reason of an exclusion without the subject that it names; empty if it ends with a full stop and so names a file."""
-    return "" if reason.endswith(".") else reason.partition(SAME_SCAN)[0]
+    """Reason of an exclusion without the subject or value that it names; empty if it ends with a full stop, so names a file."""
+    return "" if reason.endswith(".") else reason.partition(SAME_SCAN)[0].partition(DETAIL)[0]
 
 
 def is_proxy(column: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Series = Sequence[Singles]
 View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
+Value = TypeVar("Value")
 Compute = Callable[[Series], Iterator[Floats]]  # features of each subject, in order
 CLIP = 0.999  # Fisher's z of 1 is infinite
 PIECE = 64  # matrix logarithms in memory at once
@@ -160,27 +161,60 @@ def _shrunk(x: Floats) -> Floats:
     return np.asarray(result)
 
 
-def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50) -> Floats:
+def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50, first_step: int | None = None) -> Floats:
     """Geometric mean of positive definite matrices: their mean tangent vector there is zero (the tangent reference).
 
     Newton's iteration, started between the arithmetic and the harmonic mean. It stops when the norm of the mean tangent vector,
     divided by the number of ROIs, is below `tolerance`; the last step then brings it about twenty times closer still.
+    If `first_step` is given and there are at least twice as many matrices, the first step estimates the mean tangent vector
+    from about that many, evenly spaced.
     """
     reference, before, step = _start(matrices), np.inf, 1.0
-    every = -(-len(matrices) // CURVATURE)
+    every = max(len(matrices) // first_step, 1) if first_step else 1
     for _ in range(steps):
         root, inverse = _symmetric(reference, np.sqrt), _symmetric(reference, _inverse_root)
-        mean, sample = np.zeros_like(reference), []
-        for i, log in enumerate(_whitened_logs(matrices, inverse)):
-            mean += log / len(matrices)
-            sample += [log] if i % every == 0 else []
+        mean, logs = _mean_log(matrices, inverse) if every == 1 else _estimated_mean_log(matrices[::every], inverse)
+        every = 1
         error = float(np.linalg.norm(mean))
         step, before = step / 2 if error > before else step, error  # matrices far apart need shorter steps
-        reference = root @ _symmetric(step * _newton(mean, np.stack(sample)), np.exp) @ root
+        reference = root @ _symmetric(step * _newton(mean, logs), np.exp) @ root
         reference = (reference + reference.T) / 2
         if error / len(mean) < tolerance:
             break
     return np.asarray(reference)
+
+
+def _mean_log(matrices: Floats, whitening: Floats) -> tuple[Floats, Floats]:
+    """Mean of the whitened logarithms, and the logarithms of some subjects, for the curvature."""
+    mean, some = np.zeros_like(whitening), []
+    every = -(-len(matrices) // CURVATURE)
+    for i, log in enumerate(_whitened_logs(matrices, whitening)):
+        mean += log / len(matrices)
+        some += [log] if i % every == 0 else []
+    return mean, np.stack(some)
+
+
+def _estimated_mean_log(sample: Floats, whitening: Floats) -> tuple[Floats, Floats]:
+    """`_mean_log` of all subjects, estimated from some of them at the start of the iteration.
+
+    There, a whitened matrix W and its inverse have the same mean over all subjects. W - W^-1 follows log W closely, so its mean
+    in the sample (a control variate) removes most of the sampling error.
+    """
+
+    def log_and_difference(matrix: Floats) -> tuple[Floats, Floats]:
+        values, vectors = np.linalg.eigh(_whitened(matrix, whitening))
+        return (vectors * _safe_log(values)) @ vectors.T, (vectors * (values - 1 / np.maximum(values, 1e-12))) @ vectors.T
+
+    n, some = len(sample), []
+    mean, difference, product, square = np.zeros_like(whitening), np.zeros_like(whitening), 0.0, 0.0
+    every = -(-n // CURVATURE)
+    for i, (log, other) in enumerate(_in_pieces(log_and_difference, sample)):
+        mean += log / n
+        difference += other / n
+        product, square = product + float((log * other).sum()), square + float((other**2).sum())
+        some += [log] if i % every == 0 else []
+    covariance, variance = product - n * float((mean * difference).sum()), square - n * float((difference**2).sum())
+    return mean - (covariance / variance if variance > 0 else 0.0) * difference, np.stack(some)
 
 
 def _start(matrices: Floats) -> Floats:
@@ -245,17 +279,22 @@ def tangent_features(matrices: Floats, reference: Floats) -> Singles:
 
 
 def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
-    """Logarithm of whitening @ matrix @ whitening for each subject, on as many threads as BLAS has.
+    """Logarithm of whitening @ matrix @ whitening for each subject."""
+    return _in_pieces(lambda matrix: _symmetric(_whitened(matrix, whitening), _safe_log), matrices)
+
+
+def _whitened(matrix: Floats, whitening: Floats) -> Floats:
+    inside = whitening @ matrix @ whitening
+    return np.asarray((inside + inside.T) / 2)
+
+
+def _in_pieces(function: Callable[[Floats], Value], matrices: Floats) -> Iterator[Value]:
+    """Results for each subject, on as many threads as BLAS has.
 
     One matrix at a time, so that a subject's features are bit-identical whatever the other subjects and the number of threads.
     """
-
-    def log(matrix: Floats) -> Floats:
-        inside = whitening @ matrix @ whitening
-        return _symmetric((inside + inside.T) / 2, _safe_log)
-
     for start in range(0, len(matrices), PIECE):
-        yield from on_threads(log, list(matrices[start : start + PIECE]))
+        yield from on_threads(function, list(matrices[start : start + PIECE]))
 
 
 def _symmetric(matrix: Floats, function: Callable[[Floats], Floats]) -> Floats:

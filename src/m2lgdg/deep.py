@@ -116,6 +116,7 @@ class DeepMethod(Method):
         **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
     }
 
+    loss_weights: ClassVar[Mapping[str, str]] = {}  # term of `loss` -> field with its weight, if that is not TERM_weight
     recordable: ClassVar[bool] = False  # whether `step` runs without reading values back, so that CUDA can record it
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
@@ -291,6 +292,7 @@ class DeepMethod(Method):
         self.facts_ |= {
             "history": history,
             "best_epoch": best_epoch + 1,
+            "losses": self._losses(history, best_epoch),
             "parameters": sum(value.numel() for value in network.parameters()),
             "n_sites": len(source.site_names),
             "training_subjects": len(training),
@@ -298,6 +300,21 @@ class DeepMethod(Method):
         }
         self._device, self._replayed = device, None
         self.state_["calibration"] = np.array(self.calibrate(held_out), dtype=np.float64)
+
+    def _losses(self, history: list[dict[str, float]], kept: int) -> dict[str, dict[str, float | None]]:
+        """Each term of the loss in the first epoch that has it and in the kept epoch, and its weight if a field holds it."""
+        first: dict[str, float] = {}
+        for record in history:
+            first = record | first
+        return {
+            name: {
+                "first": value,
+                "kept": history[kept].get(name),
+                "weight": getattr(self, self.loss_weights.get(name, f"{name}_weight"), None),
+            }
+            for name, value in first.items()
+            if not name.startswith("val_")
+        }
 
     def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, subjects: Batch, training: Tensor) -> Step:
         """Function that makes a step on some positions among training subjects; recorded on CUDA."""
@@ -399,7 +416,8 @@ class DeepMethod(Method):
     def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
         """AUC and loss on the source-validation subjects, from which the best epoch is selected.
 
-        The AUC is 0.5 where it is undefined. Override it to record more, or to select by other logits.
+        The AUC is 0.5 where it is undefined. Override it to record more, under names that start with `val_`, or to select by
+        other logits.
         """
         network.eval()
         with torch.inference_mode(), self.autocast(batch.label.device):

@@ -62,6 +62,8 @@ def check(
     patient: reading.Patient = None,
     control: reading.Control = None,
     join_runs: reading.JoinRuns = False,
+    max_motion: reading.MaxMotion = None,
+    motion_column: reading.MotionColumn = None,
     new_site: Annotated[
         bool, typer.Option("--new-site", help="The cohort is only to be predicted, so that a single site is enough.")
     ] = False,
@@ -90,7 +92,7 @@ def check(
         terminal.out.print("Correct what is marked unusable, then run the check again.")
     else:
         corrections = _corrections(result, cohort, path, kind)
-        if path.is_dir() or corrections:
+        if path.is_dir() or corrections or max_motion is not None:
             name = f"{reading.file_name(cohort)}.cohort" if path.is_dir() else path.with_name(f"{path.stem}-corrected.cohort")
             suggestions.print_next(context, "convert", path, suggestions.free(name), *corrections)
         else:

@@ -30,6 +30,8 @@ def convert(
     patient: reading.Patient = None,
     control: reading.Control = None,
     join_runs: reading.JoinRuns = False,
+    max_motion: reading.MaxMotion = None,
+    motion_column: reading.MotionColumn = None,
     half: Annotated[
         bool, typer.Option("--float16", help="Store series in half precision: half the size, 0.05 % error.")
     ] = False,
@@ -56,6 +58,8 @@ def convert(
 
     options.refuse_existing(to, overwrite)
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
+    if max_motion is not None:
+        reading.list_motion_exclusions(cohort)
     if drop_bad:
         cohort = reading.without_empty_scans(cohort)
     if keep is not None:

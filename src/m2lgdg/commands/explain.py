@@ -16,6 +16,12 @@ def explain(
     path: options.Cohort,
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.", show_default=False)],
     site: options.Site = None,
+    of: Annotated[
+        str,
+        typer.Option(
+            help="What attributions of a network are of: logit (of the predicted class) or margin (patient - control)."
+        ),
+    ] = "logit",
     steps: Annotated[int, typer.Option(help="Steps of integrated gradients.")] = 64,
     device: options.Device = "cpu",
     rois: options.Rois = None,
@@ -42,7 +48,7 @@ def explain(
         cohort = options.with_sites(read(path, progress=progress), site)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
-        explanation = explain_model(fitted, cohort, steps=steps, device=device, progress=progress)
+        explanation = explain_model(fitted, cohort, of=of, steps=steps, device=device, progress=progress)
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)
     terminal.out.print(f"{escape(explanation.about['scores'])}.", style="dim", soft_wrap=True)

@@ -74,5 +74,23 @@ def _describe(name: str, cls: type[Method]) -> None:
             terminal.out.print(f"\n[bold]{title}[/]")
         for key, text in table.items():
             terminal.out.print(f"  {escape(key)}: {escape(text)}", soft_wrap=True)
+    if time := training_time(name):
+        terminal.out.print(f"\n{time}", soft_wrap=True)
     if cls.unused:
         terminal.out.print(f"\nfields without effect here: {escape(', '.join(cls.unused))}", soft_wrap=True)
+
+
+def training_time(name: str) -> str | None:
+    """A sentence on how long a training takes on two cores; None for methods whose time was not measured."""
+    import json
+    from importlib.resources import files
+
+    measured = json.loads(files("m2lgdg.methods").joinpath("training_times.json").read_text(encoding="utf-8"))
+    minutes = measured["minutes"].get(name)
+    if minutes is None:
+        return None
+    amount = (
+        f"{60 * minutes:.0f} s" if minutes < 2 else f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    )
+    size = f"{measured['subjects']:,} subjects with {measured['rois']} ROIs"
+    return f"A training on {size} takes at most about {amount} on two CPU cores."

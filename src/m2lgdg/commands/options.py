@@ -28,6 +28,16 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder writt
 Beside = Annotated[
     Path | None, typer.Option(help="Table of published values (columns method, target, metric, value) to show in brackets.")
 ]
+Best = Annotated[
+    str | None,
+    typer.Option(help="Method to test against the others (default: highest AUC; among variants, the method itself)."),
+]
+Rival = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rival", help="Method that --best is tested against (default: all others); may be repeated.", show_default=False
+    ),
+]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.")]
 Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your own methods; may be repeated.")]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, mps or auto.")]

@@ -41,6 +41,13 @@ JoinRuns = Annotated[
     bool,
     typer.Option("--join-runs", help="bids, folder: join the runs of a subject, each z-scored per ROI, instead of stopping."),
 ]
+MaxMotion = Annotated[
+    float | None,
+    typer.Option(help="Keep only subjects with a mean head motion (framewise displacement, mm) below this, such as 0.2."),
+]
+MotionColumn = Annotated[
+    str | None, typer.Option(help="Phenotype column for --max-motion, if it is not func_mean_fd, mean_fd or the like.")
+]
 MergeSites = Annotated[
     bool, typer.Option("--merge-sites", help="Merge sites whose names differ only by case, spaces or Unicode form.")
 ]
@@ -48,6 +55,7 @@ MergeSites = Annotated[
 READER_OPTIONS = (
     *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
     *("participants", "atlas_image", "atlas_labels", "only", "site_name", "patient", "control", "join_runs"),
+    *("max_motion", "motion_column"),
 )
 READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
 
@@ -92,6 +100,16 @@ def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without
     else:
         table = suggestions.free("predictions.csv")
         suggestions.print_next(context, "predict", suggestions.Fill("MODEL"), file, "--out", table, without=without)
+
+
+def list_motion_exclusions(cohort: Cohort) -> None:
+    """Print each subject that --max-motion excluded, with its value."""
+    from m2lgdg.data.readers.motion import NO_VALUE, TOO_LARGE
+
+    excluded = [one for one in cohort.excluded if one.reason.startswith((TOO_LARGE, NO_VALUE))]
+    lines = [f"Excluded {one.subject} ({one.site}): {one.reason.removeprefix(TOO_LARGE)}." for one in excluded]
+    for line in lines or ["Every subject is below --max-motion; nobody was excluded for head motion."]:
+        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def without_empty_scans(cohort: Cohort) -> Cohort:

@@ -16,6 +16,8 @@ def report(
     three_d: Annotated[bool, typer.Option("--3d", help="Add rotatable 3D brains for explained methods.")] = False,
     rois: options.Rois = None,
     beside: options.Beside = None,
+    best: options.Best = None,
+    rival: options.Rival = None,
     share: Annotated[
         bool, typer.Option("--share", help="Write a report for sharing, without subject ids and paths, to --out or DIR/share.")
     ] = False,
@@ -31,7 +33,9 @@ def report(
         raise InputError("--out needs --share; without --share, the report is written to the study folder.")
     shared = (to or folder / "share") if share else None
     with terminal.progress("writing the report"):
-        page = write_report(folder, three_d=three_d, centroids=rois, published=beside, share=shared)
+        page = write_report(
+            folder, three_d=three_d, centroids=rois, published=beside, best=best, rivals=rival or (), share=shared
+        )
     terminal.out.print(f"Wrote {escape(str(page))}, and the folders tables/ and figures/ next to it.", soft_wrap=True)
     if shared is not None:
         terminal.out.print(f"All of {escape(str(shared))} can be shared; it still contains the names of sites and methods.")

@@ -16,7 +16,7 @@ import typer
 from m2lgdg.commands import terminal
 
 NEVER = ("--out", "--overwrite", "--format")  # they concern what one command writes
-SELECTING = ("--site", "--only")  # a command that cannot keep the selection is not suggested
+SELECTING = ("--site", "--only", "--max-motion")  # a command that cannot keep the selection is not suggested
 
 
 class Fill(str):
@@ -42,7 +42,7 @@ def print_next(
 ) -> None:
     """Print the command to type next: its words, and the options of the present command that it takes too, except `without`.
 
-    Nothing is printed if the present command selected sites or runs and the next one cannot.
+    Nothing is printed if the present command selected sites, runs or subjects and the next one cannot.
     """
     line = next_line(context, command, *words, without=without)
     if line is not None:

@@ -18,22 +18,33 @@ def table(
     context: typer.Context,
     folder: options.Folder,
     form: Annotated[str, typer.Option("--format", help="Format: text, markdown, latex or csv.")] = "text",
-    best: Annotated[
-        str | None,
-        typer.Option(help="Method to test against the others (default: highest AUC; among variants, the method itself)."),
-    ] = None,
+    best: options.Best = None,
+    rival: options.Rival = None,
+    tests: Annotated[
+        bool, typer.Option("--tests", help="Add the paired tests of all five metrics (t, p, Holm); --rival adds them, too.")
+    ] = False,
     beside: options.Beside = None,
     site: options.TargetSite = None,
 ) -> None:
     """Print the tables of a study: scores at each target site, then the macro average over sites with paired tests.
 
-    If variants were run with several seeds, a last table compares each with the full method, paired by training.
+    --tests adds the tests of all five metrics. If variants were run with several seeds, a last table compares each with the
+    full method, paired by training.
     """
     from m2lgdg.report.text import table as text_of_tables
     from m2lgdg.study.predictions import read_predictions
 
     predictions = read_predictions(folder)
-    text = text_of_tables(folder, form, best=best, published=beside, sites=site, predictions=predictions)  # type: ignore[arg-type]
+    text = text_of_tables(
+        folder,
+        form,
+        best=best,
+        rivals=rival or (),
+        tests=tests,
+        published=beside,
+        sites=site,
+        predictions=predictions,  # type: ignore[arg-type]
+    )
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
         print_changes(folder, predictions)

@@ -17,6 +17,7 @@ import pandas as pd
 
 from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
 from m2lgdg.data.duplicates import Pair, find_duplicates
+from m2lgdg.data.readers.motion import TOO_LARGE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 from m2lgdg.metrics import auc
 
@@ -28,7 +29,7 @@ EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohor
 LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
 SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of one subject
 # Exclusions that the user requested or the release documents
-EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate")
+EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate", TOO_LARGE)
 TRAINING = ("leave-one-site-out", "small site")  # kinds of findings that do not matter where subjects are only predicted
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 

@@ -7,7 +7,7 @@ to after training, and the report shows the mean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,11 @@ SUBJECTS_AT_ONCE = 4  # subjects explained at a time
 POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
 LOOSE_COMPLETENESS = 0.1  # relative completeness error above which to warn
 BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
-GRADIENTS = "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions"
+Of = Literal["logit", "margin"]
+GRADIENTS = {
+    "logit": "integrated gradients of the predicted class's logit; scores are mean absolute attributions",
+    "margin": "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions",
+}
 PATTERNS = (
     "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs or "
     "phenotypes, times its proportion of the decision's variance"
@@ -65,6 +69,7 @@ def explain(
     fitted: Method,
     cohort: Cohort,
     *,
+    of: Of = "logit",
     steps: int = 64,
     device: str = "cpu",
     source: Cohort | None = None,
@@ -72,7 +77,9 @@ def explain(
 ) -> Explanation:
     """Explain a fitted method's decisions on a cohort, preferably of subjects it was not trained on.
 
-    With the `source` it was trained on, the map of a network's representation shows both, and the probes use source.
+    `of` is what a network's attributions are of: the logit of the class it predicts (the higher of the two logits), as in the
+    paper, or the `margin`, the patient's logit minus the control's. With the `source` it was trained on, the map of a network's
+    representation shows both, and the probes use source.
 
     A network with thresholds (windowed graphs, top-k pooling) is discontinuous along the path, which gradients miss: its
     `completeness` is poor, and more `steps` do not improve it.
@@ -80,13 +87,15 @@ def explain(
     visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     if not len(cohort):
         raise InputError(f"cohort {cohort.name} has no subjects to explain.")
+    if of not in GRADIENTS:
+        raise InputError(f"explanations are of the {' or the '.join(GRADIENTS)}, not of {of!r}.")
     if steps < 1:
         raise InputError(f"integrated gradients need at least one step, not {steps}.")
     about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
     points = pd.DataFrame(columns=list(MAP_COLUMNS))
     if isinstance(fitted, DeepMethod):
-        attributions = _network_attributions(fitted, visible, steps, choose_device(device), progress)
-        about |= {"scores": GRADIENTS, "steps": steps, "baseline": BASELINE}
+        attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
+        about |= {"scores": GRADIENTS[of], "of": of, "steps": steps, "baseline": BASELINE}
         if hasattr(fitted.network(), "parts"):  # a user's own method may have none
             points, about["readability"] = read_representation(fitted, cohort, source)
     elif isinstance(fitted, Linear):
@@ -122,7 +131,7 @@ def _explanation(
 
 
 def _network_attributions(
-    fitted: DeepMethod, cohort: Cohort, steps: int, device: torch.device, progress: Callable[[int, int], None] | None
+    fitted: DeepMethod, cohort: Cohort, of: Of, steps: int, device: torch.device, progress: Callable[[int, int], None] | None
 ) -> _Attributions:
     network = fitted.network().to(device).requires_grad_(False)
     scaler = PhenotypeScaler.restore(tuple(fitted.facts_["inputs"]), fitted.state_, "scaler")
@@ -132,11 +141,14 @@ def _network_attributions(
     for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
         some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
         batch = fitted.make_batch(some, scaler, device)
-        attributed, change = integrated_gradients(network, batch, steps)
+        classes = _predicted(network, batch) if of == "logit" else None
+        attributed, change = integrated_gradients(network, batch, steps, classes)
         values = {name: value.double().cpu().numpy() for name, value in attributed.items()}
-        phenotypes.append(values.pop("phenotypes"))
+        # Signs point to patient: what raises the control's logit points to control.
+        sign = np.ones(len(batch)) if classes is None else 2.0 * classes.cpu().numpy() - 1
+        phenotypes.append(values.pop("phenotypes") * sign[:, None])
         for name, value in values.items():
-            matrices = _matrices(name, value, len(cohort.rois))
+            matrices = _matrices(name, value * sign.reshape(-1, *[1] * (value.ndim - 1)), len(cohort.rois))
             if matrices is None:
                 rois.setdefault(name, []).append(_over_time(name, value, len(cohort.rois)))
             else:
@@ -150,11 +162,20 @@ def _network_attributions(
     return _Attributions(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
 
 
-def integrated_gradients(network: nn.Module, batch: Batch, steps: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Attributions of logit(patient) - logit(control) to every feature and to "phenotypes", from a baseline of zero.
+def _predicted(network: nn.Module, batch: Batch) -> Tensor:
+    """(subject,) class with the higher logit."""
+    with torch.no_grad():
+        logits: Tensor = network(batch)
+    return logits.argmax(dim=1)
 
-    The margin of the predicted class differs in sign at most, so absolute attributions are the same. Also returns (subject, 2):
-    the change of the decision from the baseline, and the sum of the attributions.
+
+def integrated_gradients(
+    network: nn.Module, batch: Batch, steps: int, classes: Tensor | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Attributions of the logit of each subject's class to every feature and to "phenotypes", from a baseline of zero.
+
+    Without `classes` (subject,) they are of logit(patient) - logit(control). Also returns (subject, 2): the change of this
+    logit or difference from the baseline, and the sum of the attributions.
     """
     from captum.attr import IntegratedGradients
 
@@ -163,18 +184,20 @@ def integrated_gradients(network: nn.Module, batch: Batch, steps: int) -> tuple[
     def decision(*values: Tensor) -> Tensor:
         features, count = dict(zip(inputs, values, strict=True)), len(values[0])
         phenotypes = features.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
-        logits = network(Batch(features, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
+        logits: Tensor = network(Batch(features, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
         # Inputs that the network does not use need a gradient too, of zero.
         unused = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0) * 0.0
-        change: Tensor = logits[:, 1] - logits[:, 0] + unused
-        return change
+        if classes is not None:
+            return logits + unused[:, None]
+        return logits[:, 1] - logits[:, 0] + unused
 
     given = tuple(value.float() for value in inputs.values())
     attributions = IntegratedGradients(decision).attribute(
-        given, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
+        given, target=classes, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
     )
     with torch.no_grad():
         change = decision(*given) - decision(*(torch.zeros_like(value) for value in given))
+        change = change if classes is None else change.gather(1, classes[:, None])[:, 0]
     attributed = {name: value.detach() for name, value in zip(inputs, attributions, strict=True)}
     total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
     return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)

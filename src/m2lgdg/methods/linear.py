@@ -37,7 +37,8 @@ Value = TypeVar("Value")
 VIEWS: dict[str, View] = {"fc": standardised, "steady": steady, "swings": swings}  # of a series, before it is correlated
 
 
-REFERENCE_TOLERANCE = 0.02  # one Newton step; at 1e-4, with three, probabilities on ABIDE change by at most 1.4e-4
+REFERENCE_TOLERANCE = 0.02  # one Newton step
+REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
 
 
@@ -164,10 +165,8 @@ class Linear(UsesAmplitude, Method):
     ) -> tuple[Block, Floats | None]:
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
         if confounds is not None:
-            weights = self._subject_weights(source)
-            slopes = _slopes(features, confounds, source, weights)
-            without = features - (confounds @ slopes).astype(features.dtype)
-            return self._solve(name, _standardised(without, source, weights, self.within_sites), source, folds), slopes
+            standardised = _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
+            return self._solve(name, standardised, source, folds), standardised.slopes
         # Methods and variants that are fitted on the same source share their blocks.
         shared = (*_in_order(source), name, self.within_sites, type(self)._features)  # a subclass may compute other features
         fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
@@ -183,7 +182,7 @@ class Linear(UsesAmplitude, Method):
 
     def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
         """Solve for all penalties, and take the one with the best mean AUC over held-out source sites."""
-        rows, centre, scale = standardised
+        rows, centre, scale, _ = standardised
         penalties = np.array(self.penalties) * rows.mean_square
         problem = Problem(rows, source.labels, self._subject_weights(source), folds, penalties)
         solutions = adaptive_ridge(problem) if name in self.adaptive else LEARNERS[self.learner](problem)
@@ -194,27 +193,41 @@ class Linear(UsesAmplitude, Method):
 
 
 class Standardised(NamedTuple):
-    """Rows of a block, and the mean and sd of its features in source."""
+    """Rows of a block, the mean and sd of its features in source, and the slopes of the confounds regressed out of them."""
 
     rows: Rows
     centre: Floats
     scale: Floats
+    slopes: Floats | None = None  # (confound, feature)
 
 
-def _standardised(features: Features, source: Cohort, weights: Floats, within_sites: bool) -> Standardised:
-    """Features centred (by site, if asked) and divided by their sd in source; also their mean and sd."""
-    centre = combine(weights[None] / weights.sum(), features)[0]
+def _standardised(
+    features: Features, source: Cohort, weights: Floats, within_sites: bool, confounds: Features | None = None
+) -> Standardised:
+    """Features without confounds, centred (by site, if asked) and divided by their sd in source."""
     names, site = np.unique(source.sites, return_inverse=True)
-    means = _site_means(features, source, weights) if within_sites else np.tile(centre, (len(names), 1))
+    averages = np.concatenate([weights[None] / weights.sum(), _site_averages(site, weights)])  # (all and site, subject)
+    if confounds is None:
+        confounds = np.zeros((len(features), 0))
+    confound_means = averages @ confounds
+    # Slopes are those within sites, so that scanner effects are not taken for effects of age.
+    centred = confounds - confound_means[1:][site]
+    weighted = centred.T * weights  # (confound, subject), orthogonal to the mean of each site
+    sums = combine(np.concatenate([averages, weighted]), features)
+    slopes = np.asarray(np.linalg.pinv(weighted @ centred, hermitian=True) @ sums[len(averages) :])  # (confound, feature)
+    means = sums[: len(averages)] - confound_means @ slopes
+    centre, means = means[0], means[1:] if within_sites else np.tile(means[0], (len(names), 1))
     trained = np.empty_like(features)
     scale = np.empty(features.shape[1])
     for start in range(0, features.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
         values = features[:, part] - means[site, part]  # float64
-        spread = np.sqrt(weights @ values**2 / weights.sum())
+        if len(slopes):
+            values -= confounds @ slopes[:, part]
+        spread = np.sqrt(np.einsum("i,ij,ij->j", weights, values, values) / weights.sum())
         scale[part] = np.where(spread > SMALLEST_SPREAD, spread, 1.0)
-        trained[:, part] = values / scale[part]
-    return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale)
+        np.divide(values, scale[part], out=trained[:, part], casting="same_kind")
+    return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale, slopes if len(slopes) else None)
 
 
 def _mean_site_auc(decision: Floats, source: Cohort) -> float:
@@ -240,21 +253,12 @@ def _balance(source: Cohort) -> Floats:
     return weights if weights.any() else np.ones(len(source))
 
 
-def _site_means(features: Features, source: Cohort, weights: Floats) -> Floats:
-    """(site, feature) class-balanced mean of each site, in the order of `numpy.unique`."""
-    names, site = np.unique(source.sites, return_inverse=True)
-    member = (site == np.arange(len(names))[:, None]).astype(np.float64)  # (site, subject)
+def _site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
+    """(site, subject) weights whose products with features are the class-balanced means of the sites."""
+    member = (site == np.arange(site.max() + 1)[:, None]).astype(np.float64)
     weighted = member * weights
     counted = np.where(weighted.any(axis=1, keepdims=True), weighted, member)
-    return combine(counted / counted.sum(axis=1, keepdims=True), features)
-
-
-def _slopes(features: Features, confounds: Features, source: Cohort, weights: Floats) -> Floats:
-    """(confound, feature) least-squares slopes within sites, so that scanner effects are not taken for effects of age."""
-    site = np.unique(source.sites, return_inverse=True)[1]
-    centred = confounds - _site_means(confounds, source, weights)[site]  # orthogonal to the weighted mean of each site
-    weighted = centred.T * weights  # (confound, subject)
-    return np.asarray(np.linalg.pinv(weighted @ centred, hermitian=True) @ combine(weighted, features))
+    return np.asarray(counted / counted.sum(axis=1, keepdims=True))
 
 
 def _sigmoid(values: Floats) -> Floats:
@@ -291,7 +295,11 @@ def _in_order(source: Cohort) -> tuple[str, bytes]:
 
 def _reference(source: Cohort) -> Floats:
     """Tangent-space reference of source: the geometric mean of its covariances."""
-    return _REFERENCES.get(_in_order(source), lambda: geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE))
+
+    def compute() -> Floats:
+        return geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
+
+    return _REFERENCES.get(_in_order(source), compute)
 
 
 @method("prior", role="peer")

@@ -274,7 +274,15 @@ class M2LGDG(DeepMethod):
     decomposition: bool = True
     cross_attention: bool = True
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"temperature": (1e-6, math.inf), "percentile": (0, 100)}
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "temperature": (1e-6, math.inf),
+        "percentile": (0, 100),
+        "margin": (0, math.inf),
+    }
+    loss_weights: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("similarity", "orthogonality", "difference"), "decomposition_weight"),
+        "contrast": "contrastive_weight",
+    }
     recordable: ClassVar[bool] = True
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden",)
     reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -30,13 +31,16 @@ def write_report(
     three_d: bool = False,
     centroids: str | Path | None = None,
     published: str | Path | None = None,
+    best: str | None = None,
+    rivals: Sequence[str] = (),
     share: str | Path | None = None,
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
     `three_d` adds a page with the top ROIs on a rotatable brain for each explained method. `centroids` is a table
     (name, x, y, z) or an atlas image with the MNI centroids of the ROIs, for atlases that are not included. `published` is a
-    table (method, target, metric, value) of values to show in brackets. `share` is another folder, for a de-identified
+    table (method, target, metric, value) of values to show in brackets. `best` and `rivals` are the methods of the paired
+    tests over all target sites, as in `m2lgdg.table`. `share` is another folder, for a de-identified
     report with a predictions.csv in which subject ids are salted hashes.
     """
     contents = read_contents(folder, centroids, published)
@@ -45,7 +49,7 @@ def write_report(
         contents, to = shared_contents(contents), _new_folder(share)
         write_text(to / "predictions.csv", csv_text(contents.predictions))
     summary = answer(contents)
-    parts = sections(contents, summary, shared=share is not None)
+    parts = sections(contents, summary, share is not None, best=best, rivals=rivals)
     _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")
     _write_figures(parts, to / "figures")
     for method, cells in contents.explanations().items():

@@ -56,16 +56,35 @@ def read_published(path: str | Path, predictions: pd.DataFrame) -> Published:
 
 
 def with_published(tables: list[Table], published: Published) -> list[Table]:
-    """The tables, with published values in brackets after the study's own."""
-    return [_with_values(table, published) for table in tables]
+    """The tables, with published values in brackets after the study's own.
+
+    An average over target sites that the file does not have is that of its values at these sites, if it has all of them.
+    """
+    sites = [table.target for table in tables if table.target not in ("", "all")]
+    return [_with_values(table, published, sites) for table in tables]
 
 
-def _with_values(table: Table, published: Published) -> Table:
-    values = [[published.values.get((row[0], table.target, metric)) for metric in table.header] for row in table.rows]
+def _value(published: Published, method: str, target: str, metric: str, sites: list[str]) -> float | None:
+    value = published.values.get((method, target, metric))
+    if value is not None or target != "all":
+        return value
+    at_sites = [published.values.get((method, site, metric)) for site in sites]
+    known = [each for each in at_sites if each is not None]
+    return sum(known) / len(known) if known and len(known) == len(sites) else None
+
+
+def _with_values(table: Table, published: Published, sites: list[str]) -> Table:
+    values = [[_value(published, row[0], table.target, metric, sites) for metric in table.header] for row in table.rows]
     rows = [
         [cell if value is None else f"{cell} [{value:.2f}]" for cell, value in zip(row, numbers, strict=True)]
         for row, numbers in zip(table.rows, values, strict=True)
     ]
     if rows == table.rows:
         return table
-    return replace(table, rows=rows, note=f"{table.note}; in brackets: published values ({published.name})")
+    averaged = table.target == "all" and any(
+        value is not None and (row[0], "all", metric) not in published.values
+        for row, numbers in zip(table.rows, values, strict=True)
+        for metric, value in zip(table.header, numbers, strict=True)
+    )
+    mean = "; where it has no average, the mean of its values at these sites" if averaged else ""
+    return replace(table, rows=rows, note=f"{table.note}; in brackets: published values ({published.name}{mean})")

@@ -5,7 +5,7 @@ Made from the contents of a study, and put on the page by `page`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +19,19 @@ from m2lgdg.report.answer import Answer
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.drawing import Figure
+from m2lgdg.report.losses import loss_terms
 from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
 from m2lgdg.report.subgroups import subgroup_table
-from m2lgdg.report.tables import Table, changed_fields, label, study_tables, training_table
+from m2lgdg.report.tables import (
+    Table,
+    changed_fields,
+    label,
+    named_key,
+    one_panel,
+    paired_tables,
+    study_tables,
+    training_table,
+)
 from m2lgdg.study.stats import over_seeds
 
 MOST_MAPS = 3  # targets with maps on the page, to keep it small
@@ -41,15 +51,24 @@ class Section:
     link: str = ""
 
 
-def sections(contents: Contents, summary: Answer, shared: bool = False) -> list[Section]:
-    """All sections, in the order of the page; with `shared`, no names of people, paths or small groups."""
+def sections(
+    contents: Contents, summary: Answer, shared: bool = False, *, best: str | None = None, rivals: Sequence[str] = ()
+) -> list[Section]:
+    """All sections, in the order of the page; with `shared`, no names of people, paths or small groups.
+
+    `best` and `rivals` are those of the paired tests over all target sites, as in `study_tables`.
+    """
     mean = over_seeds(contents.predictions)
-    shown = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    *sites, overall = contents.with_published(study_tables(contents.predictions, scores=contents.cell_scores))
+    tested = [named_key(contents.keys, name) for name in (best, *rivals) if name is not None]
+    usual = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
+    shown = [key for key in contents.keys if key in (*usual, *tested)]
+    *sites, overall = contents.with_published(
+        study_tables(contents.predictions, best, rivals=rivals, scores=contents.cell_scores)
+    )
     phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
     parts = [
-        _overall(contents, shown, overall),
+        _overall(contents, shown, overall, best, rivals),
         _sites(contents, mean, shown, summary, sites),
         _discrimination(mean, shown, focus),
         _operating(contents, mean, focus),
@@ -71,23 +90,29 @@ THRESHOLD_RULE = (
 )
 
 
-def _overall(contents: Contents, shown: list[Key], everything: Table) -> Section:
-    """The macro table; ablations and values of sweeps are only in a folded one, because they would fill the first page."""
+def _overall(contents: Contents, shown: list[Key], everything: Table, best: str | None, rivals: Sequence[str]) -> Section:
+    """The macro table, and folded the tests of all metrics (Panel B of the paper).
+
+    Ablations and values of sweeps are only in a folded macro table, because they would fill the first page.
+    """
     title = "Over all target sites"
+    predictions, scores = _parts_of(contents, shown)
+    panel = one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores))
     if len(shown) == len(contents.keys):
-        return Section("overall", title, tables=[everything])
-    (*_, table) = contents.with_published(_tables_of(contents, shown))
+        return Section("overall", title, tables=[everything], folded=panel)
+    (*_, table) = contents.with_published(study_tables(predictions, best, rivals=rivals, scores=scores))
     more = len(contents.keys) - len(shown)
     text = f"The folded table below also has the {more} ablations and sweep values of this study."
-    return Section("overall", title, text, [replace(table, title="Methods over all target sites")], folded=[everything])
+    methods = replace(table, title="Methods over all target sites")
+    return Section("overall", title, text, [methods], folded=[everything, *panel])
 
 
-def _tables_of(contents: Contents, keys: list[Key], best: str | None = None) -> list[Table]:
-    """`study_tables` of some methods and variants."""
+def _parts_of(contents: Contents, keys: list[Key]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Predictions and cell scores of some methods and variants."""
     predictions, scores = (
         table[[key in keys for key in _pairs(table)]] for table in (contents.predictions, contents.cell_scores)
     )
-    return study_tables(predictions, best, scores=scores)
+    return predictions, scores
 
 
 def _sites(contents: Contents, mean: pd.DataFrame, shown: list[Key], summary: Answer, tables: list[Table]) -> Section:
@@ -115,7 +140,8 @@ def _ablations(contents: Contents) -> Iterator[Section]:
     for method in dict.fromkeys(key[0] for key in contents.keys):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
         if method in PAPER and len(keys) > 1:
-            (*_, table) = contents.with_published(_tables_of(contents, keys, label(*keys[0])))
+            predictions, scores = _parts_of(contents, keys)
+            (*_, table) = contents.with_published(study_tables(predictions, label(*keys[0]), scores=scores))
             tables.append(replace(table, title=f"Ablations of {method}"))
             pairs = training_table(contents.cell_scores, method, [variant for _, variant in keys], "Ablations")
             tables += [pairs] if pairs is not None else []
@@ -151,7 +177,11 @@ def _training(contents: Contents) -> Section | None:
             runs.setdefault(record["method"], []).append(history)
     drawn = figures.training_curves(runs)
     text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
-    return Section("training", "Training curves", text, figures=[drawn]) if drawn else None
+    table, idle = loss_terms(contents.records)
+    if idle:
+        text += f" Terms of the loss that did not act, so that their weight changed nothing: {'; '.join(idle)}."
+    tables = [] if table is None else [table]
+    return Section("training", "Training curves", text, figures=[drawn], folded=tables) if drawn else None
 
 
 def _explanations(contents: Contents) -> Iterator[Section]:

@@ -1,15 +1,15 @@
 """The paper's tables from the predictions of a study, as text, Markdown, LaTeX or CSV.
 
 One table per target site (mean and sd over seeds, interval of the AUC), the macro average over sites with paired tests of each
-method against one, and, for studies with seeds and variants, each variant against the full method. Made from predictions; used
-by `m2lgdg table` and by the report.
+method against one, these tests for all metrics (the paper's Panel B), and, for studies with seeds and variants, each variant
+against the full method. Made from predictions; used by `m2lgdg table` and by the report.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ FEW = 5  # with fewer sites, tests and intervals over sites have little power
 Format = Literal["text", "markdown", "latex", "csv"]
 PERCENT = {"ACC", "SEN", "SPE", "F1", "AUC"}
 INTERVAL = "AUC 95 % interval"
+PANEL = "Paired tests over target sites"  # Panel B of the paper
 WORDED = 60  # letters; longer cells are sentences
 Key = tuple[str, str]
 Lookup = dict[tuple[str, str, str], dict[Any, Any]]
@@ -55,17 +56,21 @@ class Table:
         return any(any(row) for row in self.ranks)
 
 
-def study_tables(predictions: pd.DataFrame, best: str | None = None, *, scores: pd.DataFrame | None = None) -> list[Table]:
-    """A table for each target site, then the macro table; all others are tested against `best`.
+def study_tables(
+    predictions: pd.DataFrame,
+    best: str | None = None,
+    *,
+    rivals: Sequence[str] = (),
+    scores: pd.DataFrame | None = None,
+) -> list[Table]:
+    """A table for each target site, then the macro table; the `rivals`, by default all others, are tested against `best`.
 
     By default `best` has the highest macro AUC. Among variants of one method it is the method itself, because the highest of
     many variants is also the luckiest. `scores` are those of the cells (`stats.cell_scores`), if they are already computed.
     """
-    sites = site_scores(cell_scores(predictions, PAPER_METRICS) if scores is None else scores)
-    sites = sites[sites["metric"].isin(PAPER_METRICS)]
-    macro = macro_scores(sites)
-    keys = list(dict.fromkeys(zip(sites["method"], sites["variant"], strict=True)))
+    sites, macro, keys = _scored(predictions, scores)
     chosen, selected = _best(macro, keys, best, constant_keys(predictions))
+    others = _rivals(keys, chosen, rivals)
     mean = over_seeds(predictions)
     constant = {metric: _constant(predictions, metric) for metric in PAPER_METRICS}
     tables = []
@@ -75,8 +80,67 @@ def study_tables(predictions: pd.DataFrame, best: str | None = None, *, scores: 
     unranked = {metric: _of_all_targets(of) for metric, of in constant.items()}
     return [
         *tables,
-        _macro_table(sites, macro, keys, chosen, selected, unranked, len(mean.drop_duplicates(["target", "subject"]))),
+        _macro_table(sites, macro, keys, chosen, others, selected, unranked, len(mean.drop_duplicates(["target", "subject"]))),
     ]
+
+
+def _scored(predictions: pd.DataFrame, scores: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFrame, list[Key]]:
+    """Site scores and macro scores of the paper's metrics, and every (method, variant) in their order."""
+    sites = site_scores(cell_scores(predictions, PAPER_METRICS) if scores is None else scores)
+    sites = sites[sites["metric"].isin(PAPER_METRICS)]
+    return sites, macro_scores(sites), list(dict.fromkeys(zip(sites["method"], sites["variant"], strict=True)))
+
+
+def paired_tables(
+    predictions: pd.DataFrame,
+    best: str | None = None,
+    *,
+    rivals: Sequence[str] = (),
+    scores: pd.DataFrame | None = None,
+) -> list[Table]:
+    """Panel B of the paper, a table per metric: `best` minus each rival, with t, p and Holm-adjusted p over target sites.
+
+    `best` and `scores` are as in `study_tables`. Empty with one target site or one method, where there is nothing to test.
+    """
+    sites, macro, keys = _scored(predictions, scores)
+    chosen, selected = _best(macro, keys, best, constant_keys(predictions))
+    return panels_of(sites, chosen, _rivals(keys, chosen, rivals), selected)
+
+
+def panels_of(sites: pd.DataFrame, best: Key, rivals: Sequence[Key], selected: int = 1) -> list[Table]:
+    """`paired_tables` from site scores, such as published ones; `best` was selected from so many methods."""
+    count = sites["target"].nunique()
+    if count < 2 or not rivals:
+        return []
+    note = (
+        f"{label(*best)} minus each method, in percentage points (positive: {label(*best)} is better); two-sided paired "
+        f"t-tests over {count} target sites, each the mean over seeds; Holm-corrected within each metric"
+    )
+    note += f" (little power with {count} sites)" if count < FEW else ""
+    note += f"; {chosen_among(label(*best), selected)}" if selected > 1 else ""
+    tests = paired_tests(sites, best, rivals)
+    fewer = tests[tests["sites"] < count]
+    clauses = (f"{row.metric} of {label(row.method, row.variant)} ({row.sites})" for row in fewer.itertuples())
+    note += f"; over fewer sites: {', '.join(clauses)}" if len(fewer) else ""
+    tables = []
+    for metric in [metric for metric in PAPER_METRICS if metric in set(tests["metric"])]:
+        rows = []
+        for row in tests[tests["metric"] == metric].to_dict("records"):
+            numbers = [_signed(100 * row["delta"]), _number(row["t"], ".2f"), _p_value(row["p"]), _p_value(row["p_holm"])]
+            rows.append([label(row["method"], row["variant"]), *numbers])
+        header = ["Method", f"{metric} difference", f"{metric} t", f"{metric} p", f"{metric} p (Holm)"]
+        tables.append(Table(f"{PANEL}, {metric}", header, rows, [[0] * len(header) for _ in rows], note))
+    return tables
+
+
+def one_panel(tables: list[Table]) -> list[Table]:
+    """The tables of `paired_tables` next to each other as one wide table, as the paper prints them; empty if there are none."""
+    if not tables:
+        return []
+    header = ["Method", *(name for table in tables for name in table.header[1:])]
+    same_method = zip(*(table.rows for table in tables), strict=True)
+    rows = [[parts[0][0], *(cell for row in parts for cell in row[1:])] for parts in same_method]
+    return [replace(tables[0], title=PANEL, header=header, rows=rows, ranks=[[0] * len(header) for _ in rows])]
 
 
 def chosen_among(name: str, count: int) -> str:
@@ -174,13 +238,26 @@ def label(method: str, variant: str) -> str:
     return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
 
 
+def named_key(keys: list[Key], name: str) -> Key:
+    """The (method, variant) with this name in tables, or else the first of the method with this name."""
+    by_name = {method: (method, variant) for method, variant in reversed(keys)} | {label(*key): key for key in keys}
+    if name not in by_name:
+        raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
+    return by_name[name]
+
+
+def _rivals(keys: list[Key], best: Key, names: Sequence[str]) -> list[Key]:
+    """The methods to test against `best`: those named, by default all others."""
+    rivals = list(dict.fromkeys(named_key(keys, name) for name in names)) if names else [key for key in keys if key != best]
+    if best in rivals:
+        raise InputError(f"{label(*best)} cannot be its own rival; choose another --rival, or another --best.")
+    return rivals
+
+
 def _best(macro: pd.DataFrame, keys: list[Key], name: str | None, constant: set[Key]) -> tuple[Key, int]:
     """The method to compare the others with, and the number of methods it was selected from (1: not by its AUC)."""
     if name is not None:
-        for key in keys:
-            if name in (label(*key), key[0]):
-                return key, 1
-        raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
+        return named_key(keys, name), 1
     if len({method for method, _ in keys}) == 1 and (keys[0][0], "") in keys:
         return (keys[0][0], ""), 1
     area = macro[macro["metric"] == "AUC"].set_index(["method", "variant"])
@@ -218,6 +295,7 @@ def _macro_table(
     macro: pd.DataFrame,
     keys: list[Key],
     best: Key,
+    rivals: list[Key],
     selected: int,
     unranked: Mapping[str, set[Key]],
     subjects: int,
@@ -226,15 +304,17 @@ def _macro_table(
 
     by_key = _by_key(macro)
     values = np.array([[_lookup(by_key, (*key, metric), "mean") for metric in PAPER_METRICS] for key in keys])
-    tests = _by_key(paired_tests(scores[scores["metric"] == "AUC"], best))
+    areas = scores[scores["metric"] == "AUC"]
+    differences, tests = _by_key(paired_tests(areas, best)), _by_key(paired_tests(areas, best, rivals))
     rows, compared = [], len(keys) > 1
     for key in keys:
-        difference, p = (_lookup(tests, (*key, "AUC"), name) for name in ("delta", "p_holm"))
+        difference, p = _lookup(differences, (*key, "AUC"), "delta"), _lookup(tests, (*key, "AUC"), "p_holm")
         test = ["", ""] if key == best else [_signed(-100 * difference), _p_value(p)]
         rows.append([label(*key), *_scores(by_key, key), *(test if compared else [])])
     header = ["Method", *PAPER_METRICS, *([f"AUC minus that of {label(*best)}", "p (Holm)"] if compared else [])]
     ranks = [[*row, *([0, 0] if compared else [])] for row in _ranks(values, keys, unranked)]
-    note = _macro_note(len(set(scores["target"])), subjects, label(*best), selected, compared)
+    tested = "" if len(rivals) == len(keys) - 1 else ", ".join(label(*key) for key in rivals)
+    note = _macro_note(len(set(scores["target"])), subjects, label(*best), selected, compared, tested)
     note += _fewer_sites(by_key, keys, len(set(scores["target"])))
     variants = "; ".join(filter(None, (variant_fields(*key) for key in keys)))
     note += f". {variants}" if variants else ""
@@ -243,13 +323,14 @@ def _macro_table(
     return Table("Macro average over target sites", header, rows, ranks, note, "all")
 
 
-def _macro_note(sites: int, subjects: int, best: str, selected: int, compared: bool) -> str:
+def _macro_note(sites: int, subjects: int, best: str, selected: int, compared: bool, tested: str) -> str:
     if sites == 1:
         note = f"one target site, {subjects} subjects, so no tests"
     else:
         note = f"mean ± sd in % over {sites} target sites, {subjects} subjects"
         if compared:
             note += f"; differences are each row minus {best} (negative: worse than {best}), with paired t-tests over sites, "
+            note += f"of {tested} only, " if tested else ""
             note += "Holm-corrected within AUC" + (f" (little power with {sites} sites)" if sites < FEW else "")
     return note + (f"; {chosen_among(best, selected)}" if selected > 1 else "")
 

@@ -10,7 +10,7 @@ import pandas as pd
 from m2lgdg.method import nearest
 from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.report.published import read_published, with_published
-from m2lgdg.report.tables import Format, render, study_tables, training_tables
+from m2lgdg.report.tables import Format, one_panel, paired_tables, render, study_tables, training_tables
 from m2lgdg.storage import InputError
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores
@@ -21,20 +21,30 @@ def table(
     form: Format = "text",
     *,
     best: str | None = None,
+    rivals: Sequence[str] = (),
+    tests: bool = False,
     published: str | Path | None = None,
     sites: Sequence[str] | None = None,
     predictions: pd.DataFrame | None = None,
 ) -> str:
     """Scores at each target site, the macro average with paired tests, and variants paired by site and seed.
 
-    `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC.
+    `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC, and
+    `rivals` are those it is tested against, by default all others. With `tests` or `rivals`, the tests of all five metrics
+    follow (Panel B of the paper): one table per metric as text, one wide table in the other formats.
     `published` is a table (method, target, metric, value) of values to show in brackets.
     `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
     `predictions` are those of the folder, if they were already read.
     """
     predictions = read_predictions(folder) if predictions is None else predictions
     scores = cell_scores(predictions, PAPER_METRICS)
-    tables = study_tables(predictions, best, scores=scores) + training_tables(scores)
+    tables = study_tables(predictions, best, rivals=rivals, scores=scores)
+    if tests or rivals:
+        panels = paired_tables(predictions, best, rivals=rivals, scores=scores)
+        if not panels:
+            raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
+        tables += panels if form == "text" else one_panel(panels)
+    tables += training_tables(scores)
     if published is not None:
         tables = with_published(tables, read_published(published, predictions))
     if sites:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import make
@@ -39,6 +39,7 @@ class Cell:
     key: str
     explain: int = 0  # steps of integrated gradients; 0: not explained
     code: str = ""
+    explain_of: Literal["logit", "margin"] = "logit"  # what attributions of a network are of
 
     def __str__(self) -> str:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
@@ -56,12 +57,13 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         for variant, changes in _variants(study, name):
             fields = make(name, **(study.method.get(name, {}) | changes)).fields()
             steps = 0 if variant else _explained(study, name)
-            explained = [steps, explaining_code_version()] if steps else []
+            explained = [steps, study.explain_of, explaining_code_version()] if steps else []
+            code = cell_code(plugins, steps)
             for target in targets:
                 for seed in seeds:
                     identity = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
                     key = hashlib.sha256(identity.encode()).hexdigest()[:24]
-                    cells.append(Cell(name, variant, target, seed, fields, key, steps, cell_code(plugins, steps)))
+                    cells.append(Cell(name, variant, target, seed, fields, key, steps, code, study.explain_of))
     return cells
 
 

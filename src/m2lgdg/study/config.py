@@ -9,7 +9,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,7 +31,7 @@ class Study(BaseModel):
     methods: list[str] = Field(min_length=1)
     name: str = "study"
     kind: str | None = None
-    options: dict[str, Scalar] = Field(default={}, description="reader options, for a release folder")
+    options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
     seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
@@ -43,6 +43,7 @@ class Study(BaseModel):
     sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
     explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
     explain_steps: int = Field(default=64, ge=1, description="steps of integrated gradients")
+    explain_of: Literal["logit", "margin"] = Field(default="logit", description="what attributions of networks are of")
     plugins: list[str] = []
     device: str = "cpu"
     threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")

@@ -142,8 +142,8 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             raise InputError(f"{path} is damaged; choose another --out, or remove the folder.") from None
-        for key in about:
-            if not isinstance(stored, dict) or stored.get(key) != about[key]:
+        for key in about:  # one that an earlier version did not have counts as its default
+            if not isinstance(stored, dict) or stored.get(key, Study.model_fields[key].get_default()) != about[key]:
                 advice = f"choose another --out (and add --reuse {out} to copy cells that both studies have)"
                 raise InputError(f"{out} belongs to another study (key {key} differs); {advice}.")
     elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):

@@ -26,7 +26,7 @@ from m2lgdg.study.loaded import in_order
 from m2lgdg.study.predictions import COLUMNS
 
 DEEPEST = 50  # levels of lists and tables in a fact
-HIDDEN = ("fields", "explain", "code")  # of a cell: not in its record
+HIDDEN = ("fields", "explain", "code", "explain_of")  # of a cell: not in its record
 
 
 def record_path(out: str | Path, key: str) -> Path:

@@ -38,6 +38,7 @@ LEARNED = (
     "penalties",
     "history",
     "best_epoch",
+    "losses",
     "parameters",
     "peak_memory_gib",
     "validation",
@@ -127,8 +128,8 @@ def run_study(
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    released = Path(study.cohort).is_dir()  # workers read a file, so a release folder is converted once, into the study folder
-    cohort_path = out / "cohort.cohort" if released else Path(study.cohort)
+    converted = Path(study.cohort).is_dir() or bool(study.options)  # once, into the study folder, since workers read a file
+    cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
     shard_cells = distinct(cells)[part - 1 :: parts]
     context = CellContext(
         str(out.resolve()),
@@ -281,7 +282,9 @@ def _explain_cell(cell: Cell, fitted: Method, fold: Fold, context: CellContext) 
     from m2lgdg.explain.attribution import explain
 
     try:
-        explanation = explain(fitted, fold.target, steps=cell.explain, device=context.device, source=fold.source)
+        explanation = explain(
+            fitted, fold.target, of=cell.explain_of, steps=cell.explain, device=context.device, source=fold.source
+        )
     except InputError as error:
         return {"unexplained": str(error)}
     explanation.save(explanation_path(context.out, cell.key))

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.readers.gather import OnBad, Progress
+from m2lgdg.data.readers.motion import limit_motion
 from m2lgdg.storage import InputError
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
@@ -31,14 +32,26 @@ def read(
     *,
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
+    max_motion: float | None = None,
+    motion_column: str | None = None,
     **options: object,
 ) -> Cohort:
     """Read the cohort at `path`: a file written by `Cohort.save`, or a folder of a supported kind.
 
     An invalid subject (unreadable file, NaN, wrong columns, not listed ...) raises an error with its place and reason; with
     `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind.
+
+    `max_motion` keeps only subjects whose mean head motion is below it, for any kind of cohort (`motion.limit_motion`);
+    `motion_column` names the phenotype with the motion if it has none of the usual names.
     """
     path = Path(path)
+    if motion_column is not None and max_motion is None:
+        raise InputError("--motion-column needs --max-motion.")
+    cohort = _read(path, kind, on_bad, progress, options)
+    return cohort if max_motion is None else limit_motion(cohort, max_motion, motion_column)
+
+
+def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None, options: dict[str, object]) -> Cohort:
     if not path.exists():
         raise InputError(f"{path} does not exist.")
     if kind == "cohort" or (kind is None and path.is_file()):

@@ -1,0 +1,72 @@
+"""How long one training of each network takes on two cores, at the size of ABIDE, for `m2lgdg methods NAME`.
+
+Usage: OMP_NUM_THREADS=2 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--write]
+Two short trainings on some subjects of every site, of two and four epochs, give the seconds before the first epoch and of an
+epoch. Both are scaled to all subjects and to the epochs of the method's defaults: an upper limit, since training may stop
+earlier. `--write` stores the figures in src/m2lgdg/methods/training_times.json and keeps those of methods not measured.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+import m2lgdg
+from m2lgdg.cohort import Cohort
+from m2lgdg.registry import load_methods
+
+FILE = Path(__file__).parents[1] / "src/m2lgdg/methods/training_times.json"
+SHORT = (2, 4)  # epochs
+
+
+def some_of_every_site(cohort, count):
+    """About `count` subjects, of every site and class in proportion, and the rest of the cohort left out."""
+    rng = np.random.default_rng(0)
+    strata = [
+        np.flatnonzero((cohort.sites == site) & (cohort.labels == label)) for site in cohort.site_names for label in (0, 1)
+    ]
+    taken = [rng.permutation(each)[: max(round(len(each) * count / len(cohort)), 1)] for each in strata if len(each)]
+    return cohort.select(np.sort(np.concatenate(taken)))
+
+
+def seconds(name, cohort, epochs):
+    """Wall seconds of one training without early stopping."""
+    fields = m2lgdg.METHODS[name].__dataclass_fields__
+    changes = {"epochs": epochs, "warmup": 1} | ({"patience": epochs} if "patience" in fields else {})
+    start = time.perf_counter()
+    m2lgdg.make(name, **changes).fit(cohort, device="cpu")
+    return time.perf_counter() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cohort", type=Path)
+    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--subjects", type=int, default=240)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    cohort = Cohort.load(options.cohort)
+    few = some_of_every_site(cohort, options.subjects)
+    known = load_methods()
+    networks = [name for name in known if "epochs" in known[name].__dataclass_fields__]
+    stored = json.loads(FILE.read_text()) if FILE.exists() else {"minutes": {}}
+    stored |= {"subjects": len(cohort), "rois": len(cohort.rois)}
+    for name in options.only or networks:
+        short, long = (seconds(name, few, epochs) for epochs in SHORT)
+        epoch = max(long - short, 0.0) / (SHORT[1] - SHORT[0])
+        scale, epochs = len(cohort) / len(few), known[name].__dataclass_fields__["epochs"].default
+        minutes = scale * (epochs * epoch + max(short - SHORT[0] * epoch, 0.0)) / 60
+        stored["minutes"][name] = float(f"{minutes:.2g}")
+        print(
+            json.dumps({"method": name, "s an epoch": round(scale * epoch, 2), "epochs": epochs, "minutes": minutes}),
+            flush=True,
+        )
+    if options.write:
+        stored["minutes"] = dict(sorted(stored["minutes"].items()))
+        FILE.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

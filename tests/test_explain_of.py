@@ -1,0 +1,167 @@
+"""What attributions are of: the predicted class's logit, as in the paper, or the margin between the two logits."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
+from m2lgdg.cli import main
+from m2lgdg.connectivity import fc_features
+from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.explain.attribution import explain, explain_subject, integrated_gradients
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import METHODS
+
+
+class Planes(nn.Module):
+    """Each logit is linear in the edges and phenotypes, with weights of its own."""
+
+    def __init__(self, n, inputs):
+        super().__init__()
+        draw = torch.Generator().manual_seed(3)
+        self.edges = nn.Parameter(torch.randn(n * (n - 1) // 2, 2, generator=draw))
+        self.phenotypes = nn.Parameter(torch.randn(inputs, 2, generator=draw))
+
+    def forward(self, batch):
+        return batch["fc"] @ self.edges + batch.phenotypes @ self.phenotypes
+
+
+@dataclasses.dataclass
+class Linear(DeepMethod):
+    name = "planes"
+    epochs: int = 1
+    warmup: int = 0
+
+    def features(self, cohort, device):
+        return {"fc": torch.from_numpy(fc_features(cohort.series)).float()}
+
+    def build(self, shape):
+        return Planes(shape.n_rois, shape.n_inputs)
+
+
+@pytest.fixture(scope="module")
+def fold():
+    return next(leave_one_site_out(make_cohort("tiny"), ["west"]))
+
+
+@pytest.fixture(scope="module")
+def planes(fold):
+    return Linear().fit(fold.source, seed=0)
+
+
+@pytest.fixture(scope="module")
+def small(fold):
+    fields = {**METHODS["m2lgdg"].variants["small"], "epochs": 2, "warmup": 1, "length": 24}
+    return make("m2lgdg", **fields).fit(fold.source, seed=0)
+
+
+def batch_of(fitted, cohort):
+    scaler = PhenotypeScaler.restore(cohort.inputs, fitted.state_, "scaler")
+    return fitted.make_batch(cohort.unlabelled(), scaler, torch.device("cpu"))
+
+
+def test_each_subject_is_explained_by_its_own_class(planes, fold):
+    batch, network = batch_of(planes, fold.target), planes.network()
+    classes = network(batch).argmax(dim=1)
+    assert 0 < classes.sum() < len(classes)  # both classes are predicted
+    found, change = integrated_gradients(network, batch, 2, classes)
+    for name, values, weights in (
+        ("fc", batch["fc"], network.edges),
+        ("phenotypes", batch.phenotypes, network.phenotypes),
+    ):
+        expected = values * weights.detach().T[classes]
+        torch.testing.assert_close(found[name], expected, atol=1e-5, rtol=1e-5)
+    logits = network(batch).detach().gather(1, classes[:, None])[:, 0]  # 0 at the baseline: the network has no bias
+    torch.testing.assert_close(change[:, 0], logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(change[:, 1], logits, atol=1e-4, rtol=1e-4)
+
+
+def test_tables_are_of_the_predicted_logit_and_signs_point_to_patient(planes, fold):
+    batch, network = batch_of(planes, fold.target), planes.network()
+    with torch.no_grad():
+        logits = network(batch)
+        classes = logits.argmax(dim=1).numpy()
+        attributed = (batch.phenotypes * network.phenotypes.T[classes]).numpy()
+        edges = (batch["fc"] * network.edges.T[classes]).numpy()
+    explanation = explain(planes, fold.target, steps=2)
+    assert (explanation.about["of"], explanation.about["scores"].split(";")[0]) == (
+        *("logit", "integrated gradients of the predicted class's logit"),
+    )
+    sign = 2 * classes[:, None] - 1
+    table = explanation.phenotypes.set_index("phenotype").loc[list(fold.target.inputs)]
+    np.testing.assert_allclose(table["score"], np.abs(attributed).mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(table["direction"], (sign * attributed).mean(axis=0), rtol=1e-4, atol=1e-6)
+    first, second = np.triu_indices(len(fold.target.rois), 1)
+    pairs = explanation.edges.set_index(["roi", "other roi"])
+    for k, (i, j) in enumerate(zip(first, second, strict=True)):
+        row = pairs.loc[(fold.target.rois[i], fold.target.rois[j])]
+        np.testing.assert_allclose(row["score"], np.abs(edges[:, k]).mean(), rtol=1e-4)
+        np.testing.assert_allclose(row["direction"], (sign[:, 0] * edges[:, k]).mean(), rtol=1e-4, atol=1e-6)
+    own = logits.numpy()[np.arange(len(classes)), classes]
+    np.testing.assert_allclose(explanation.completeness["difference"], own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(explanation.completeness["attributed"], own, rtol=1e-4, atol=1e-4)
+    one = explain_subject(planes, fold.target.select([0]), steps=2)
+    np.testing.assert_allclose(one.completeness["difference"], own[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_framework_is_complete_for_both(small, fold):
+    few = fold.target.select(np.arange(5))
+    batch, network = batch_of(small, few), small.network()
+    zeros = {name: torch.zeros_like(value) for name, value in batch.features.items()}
+    nothing = Batch(zeros, torch.zeros_like(batch.phenotypes), batch.label, batch.site)
+    with torch.no_grad():
+        logits, before = network(batch).double(), network(nothing).double()
+    classes = logits.argmax(dim=1)
+    rows = torch.arange(len(few))
+    changes = {"logit": (logits - before)[rows, classes], "margin": (logits - before)[:, 1] - (logits - before)[:, 0]}
+    for of, change in changes.items():
+        table = explain(small, few, of=of, steps=64).completeness
+        np.testing.assert_allclose(table["difference"], change, atol=1e-5)
+        assert table["absolute"].sum() < 0.05 * table["difference"].abs().sum()
+    assert not np.allclose(changes["logit"].abs(), changes["margin"].abs(), rtol=0.1)
+
+
+def test_the_option_of_command_and_study(small, fold, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small.save("model")
+    fold.target.save("west.cohort")
+    for of in ("logit", "margin"):
+        monkeypatch.setattr("sys.argv", ["m2lgdg", "explain", "model", "west.cohort", "--out", of, "--of", of, "--steps", "2"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        assert json.loads((tmp_path / of / "explanation.json").read_text())["of"] == of
+    assert (tmp_path / "logit" / "roi.csv").read_text() != (tmp_path / "margin" / "roi.csv").read_text()
+    monkeypatch.setattr("sys.argv", ["m2lgdg", "explain", "model", "west.cohort", "--out", "no", "--of", "loss"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "of the logit or the margin, not of 'loss'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="not of 'loss'"):
+        explain(small, fold.target, of="loss")
+
+
+def test_a_study_explains_what_it_asks_for_and_older_folders_stay_usable(tmp_path):
+    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    study = {"cohort": str(tmp_path / "tiny.cohort"), "methods": ["m2lgdg"], "seeds": [0], "targets": ["east"], "explain": True}
+    study |= {"explain_steps": 1, "method": {"m2lgdg": {"variant": "small", "epochs": 1, "warmup": 0, "length": 16}}}
+    run_study(study, tmp_path / "logit")
+    run_study({**study, "explain_of": "margin"}, tmp_path / "margin")
+    keys = set()
+    for of in ("logit", "margin"):
+        (folder,) = (tmp_path / of / "explanations").iterdir()
+        assert json.loads((folder / "explanation.json").read_text())["of"] == of
+        keys.add(folder.name)
+    assert len(keys) == 2
+    first, second = ((tmp_path / of / "predictions.csv").read_bytes() for of in ("logit", "margin"))
+    assert first == second
+    stored = tmp_path / "logit" / "study.json"
+    about = json.loads(stored.read_text())
+    assert about.pop("explain_of") == "logit"
+    stored.write_text(json.dumps(about))  # as an earlier version wrote it
+    assert run_study(study, tmp_path / "logit").reused == 1
+    with pytest.raises(InputError, match="key explain_of differs"):
+        run_study({**study, "explain_of": "margin"}, tmp_path / "logit")
