@@ -153,7 +153,8 @@ class UFANet(DeepMethod):
     ROI is removed and each scan is divided by one number, its root mean square, since scanners have different units
     (`scaling`).
     Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128. With
-    `mmd = "biased"` and 32 subjects most of it is sampling noise. A negative estimate counts as 0. Variant `two-sites` has two sites of 64 subjects in a batch.
+    `mmd = "biased"` and 32 subjects most of it is sampling noise. A negative estimate counts as 0. Variant
+    `two-sites` has two sites of 64 subjects in a batch.
     Differs from the publication, in variant `sparse` only: the graph has the strongest tenth of its edges and self-loops. The
     dense graph averages all ROIs within a few layers.
     Differs from the publication: batches are class-balanced within sites, so that alignment does not equalise the sites'
