@@ -279,7 +279,7 @@ def test_the_alignment_is_summed_over_the_dense_layers(weight, per_dimension, mm
     batch, gap = batch_for(own), {"biased": discrepancy, "unbiased": unbiased}[mmd]
     parts = {name: value.detach().double().numpy() for name, value in network.parts(batch).items()}
     layers = [parts[f"dense{i}"] for i in (1, 2, 3)]
-    total = sum(gap(one, batch.site.tolist()) / (one.shape[1] if per_dimension else 1) for one in layers)
+    total = sum(max(gap(one, batch.site.tolist()), 0) / (one.shape[1] if per_dimension else 1) for one in layers)
     terms = own.loss(network, batch)
     agrees(terms["alignment"], weight * total)
     agrees(terms["ce"], oracle.cross_entropy(parts["logits"], batch.label.tolist(), [0.8, 1.4], 0.0))

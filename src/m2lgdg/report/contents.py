@@ -151,7 +151,15 @@ def _variants(study: dict[str, Any], method: str, seen: set[str]) -> list[str]:
         named = requested.get(method, [])
     else:
         known = load_methods()
-        available = set(known.declaration(method).variants) if method in known else seen
+        declared = known.declaration(method).variants if method in known else {variant: {} for variant in seen}
+        fields = study.get("method")
+        recorded = fields.get(method) if isinstance(fields, dict) else None
+        # A variant of a field that the method did not have when the study ran was not requested of it.
+        available = {
+            variant
+            for variant, changes in declared.items()
+            if not isinstance(recorded, dict) or changes.keys() <= recorded.keys()
+        }
         named = [variant for variant in requested if variant in available]
     axes = _sweeps(study).get(method, {})
     return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
