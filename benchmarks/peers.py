@@ -63,7 +63,7 @@ def ruler_of(name, cohort, device):
         return public_style.BrainNetCNN(rois), (found["fc"], label), own
     graph = torch.from_numpy(own.prepare(cohort, found)["graph"])
     site = torch.tensor([cohort.site_names.index(one) for one in cohort.sites])
-    return public_style.UFANet(graph, own.length), (found["series"], label, site), own
+    return public_style.UFANet(graph, own.length), (found["scaled_series"], label, site), own
 
 
 def ruler_epochs(ruler, loaders, device):

@@ -120,9 +120,14 @@ def test_gradients_find_planted_rois_and_only_after_honest_training():
 @pytest.mark.parametrize("name", DEEP)
 def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     few = fold.target.select(np.arange(4))
-    found = explain(fitted[name], few, of="margin")
+    found = explain(
+        fitted[name], few, of="margin", steps=64 if name in JUMPS else 512
+    )  # without phenotypes paths are less even
     table = found.completeness
-    network, scaler = fitted[name].network(), PhenotypeScaler.restore(few.inputs, fitted[name].state_, "scaler")
+    network, scaler = (
+        fitted[name].network(),
+        PhenotypeScaler.restore(tuple(fitted[name].facts_["inputs"]), fitted[name].state_, "scaler"),
+    )
     batch = fitted[name].make_batch(few.unlabelled(), scaler, torch.device("cpu"))
     nothing = Batch(
         {key: torch.zeros_like(value) for key, value in batch.features.items()},
@@ -137,16 +142,16 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     np.testing.assert_allclose(table["relative"] * table["difference"].abs(), table["absolute"])
     assert table["subject"].tolist() == few.subjects.tolist()
     missed = table["absolute"].sum() / table["difference"].abs().sum()
-    if name == "msstan":  # correlations do not change along the path: all of the change is in the jump at its beginning
+    # Correlations do not change along the path: all of the change is in the jump at its beginning.
+    if name in ("msstan", "m2dc"):
         assert missed == pytest.approx(1, abs=0.01)
     else:
         assert missed < (0.5 if name in JUMPS else 0.05)
     for scores in (found.rois["score"], found.phenotypes["score"]):
         assert np.isfinite(scores).all()
-    assert (found.rois["score"] > 0).all()
-    used = {"cdann", "coral", "erm", "group-dro", "iib", "irm", "m2lgdg", "metaexplainer", "mixup", "mldg"}
-    used |= {"m2lgdg-plus", "mm-gtunets"}
-    assert found.phenotypes["score"].any() == (name in used)
+    # Without a clock M2DC sees nothing of a scan but graphs without weights.
+    assert (found.rois["score"] > 0).all() if name != "m2dc" else not found.rois["score"].any()
+    assert found.phenotypes["score"].any() == (name in {"m2lgdg", "m2lgdg-plus", "mm-gtunets"})
 
 
 class Plane(nn.Module):

@@ -83,7 +83,7 @@ def test_m2lgdg_in_prediction(variant):
 
 
 def test_ufa_net_in_training():
-    config = ufa_net.UFANet(**{**ufa_net.UFANet.variants["small"], "length": LENGTH, "dropout": 0.0})
+    config = ufa_net.UFANet(**{**ufa_net.UFANet.variants["small"], "length": LENGTH, "dropout": 0.0, "scaling": "roi"})
     graph = torch.rand(ROIS, ROIS, generator=torch.Generator().manual_seed(2)).numpy()
     plain, fast = both(config, ufa_net.Network, {"graph": graph})
     assert {type(block) for block in fast.blocks} == {fast_ufa_net.Block}

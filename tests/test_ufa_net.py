@@ -235,6 +235,23 @@ def test_it_is_zero_on_average_where_sites_do_not_differ_and_the_biased_one_is_n
     assert unbiased_discrepancy(draws[0], torch.zeros(32, dtype=torch.long), same).item() == 0.0
 
 
+def test_sampling_noise_below_zero_is_not_minimised():
+    """Otherwise features grow without limit: their products, and so the negative estimates, grow with the square."""
+    rng, site = np.random.default_rng(0), torch.arange(4).repeat_interleave(8)
+    series = torch.tensor(rng.normal(size=(32, ROIS, LENGTH)))
+    batch = Batch({"scaled_series": series}, torch.zeros(32, 0), torch.zeros(32, dtype=torch.long), site)
+    gaps, estimates = [], []
+    for _ in range(20):
+        features = torch.tensor(rng.normal(size=(32, 6)), requires_grad=True)
+        gap = UFANet().gap(features, batch)
+        gap.backward()
+        gaps.append((gap.item(), float(features.grad.abs().max())))
+        estimates.append(unbiased_discrepancy(features.detach(), site, torch.eye(32, dtype=torch.bool)).item())
+    assert min(estimates) < 0 < max(estimates)
+    for (gap, slope), estimate in zip(gaps, estimates, strict=True):
+        assert gap == pytest.approx(max(estimate, 0.0)) and (slope > 0) == (estimate > 0)
+
+
 def test_a_subject_drawn_twice_is_recognised():
     series = torch.randn(4, ROIS, LENGTH, generator=torch.Generator().manual_seed(0))[[0, 1, 0, 3]]
     assert torch.equal(
@@ -279,7 +296,7 @@ def test_the_alignment_is_summed_over_the_dense_layers(weight, per_dimension, mm
     batch, gap = batch_for(own), {"biased": discrepancy, "unbiased": unbiased}[mmd]
     parts = {name: value.detach().double().numpy() for name, value in network.parts(batch).items()}
     layers = [parts[f"dense{i}"] for i in (1, 2, 3)]
-    total = sum(gap(one, batch.site.tolist()) / (one.shape[1] if per_dimension else 1) for one in layers)
+    total = sum(max(gap(one, batch.site.tolist()), 0) / (one.shape[1] if per_dimension else 1) for one in layers)
     terms = own.loss(network, batch)
     agrees(terms["alignment"], weight * total)
     agrees(terms["ce"], oracle.cross_entropy(parts["logits"], batch.label.tolist(), [0.8, 1.4], 0.0))

@@ -5,7 +5,6 @@ A command parses its arguments, calls one library function, and prints what it w
 
 from __future__ import annotations
 
-import importlib
 import io
 import sys
 from typing import Annotated, NoReturn
@@ -13,15 +12,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from m2lgdg.commands import terminal
-
-# In the order in which a user needs them. A module registers its command when it is imported.
-COMMANDS = (
-    *("demo", "check", "convert", "methods", "run", "table", "report", "share"),
-    *("fit", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
-)
-for _name in COMMANDS:
-    importlib.import_module(f"m2lgdg.commands.{_name}")
-terminal.app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback.__name__ if command.callback else ""))
 
 
 def _version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m2lgdg.study.no_brain import NoBrainScore
 
 
-@terminal.app.command(context_settings=options.former(target="site"))
+@terminal.command(context_settings=options.former(target="site"))
 def audit(
     context: typer.Context,
     study: options.StudyFile,

@@ -12,7 +12,7 @@ from m2lgdg.commands.fit import print_data_line
 from m2lgdg.commands.predict import warn_of_training_sites
 
 
-@terminal.app.command()
+@terminal.command()
 def calibrate(
     context: typer.Context,
     model: options.Model,
@@ -39,8 +39,9 @@ def calibrate(
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
     before = fitted.threshold
-    labelled = with_checks(cohort.select(cohort.labels >= 0))
-    result = calibrate_model(fitted, labelled)
+    with terminal.progress("calibrating"):
+        labelled = with_checks(cohort.select(cohort.labels >= 0))
+        result = calibrate_model(fitted, labelled)
     with new_folder(to) as part:
         write_card(fitted.save(part))
     terminal.out.print(

@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, suggestions, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def card(
     context: typer.Context,
     model: options.Model,
@@ -28,7 +28,8 @@ def card(
     from m2lgdg.report.card import card as sections
 
     load_methods(tuple(map(str, plugin or [])))
-    parts = sections(model, study)
+    with terminal.progress("writing the model card"):
+        parts = sections(model, study)
     folder = write_parts(parts, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
     for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):

@@ -43,7 +43,7 @@ def write_check(result: Check, folder: Path) -> None:
     write_texts(folder, {f"{name}.csv": csv_text(table) for name, table in tables.items()})
 
 
-@terminal.app.command()
+@terminal.command()
 def check(
     context: typer.Context,
     path: reading.Source,
@@ -78,7 +78,8 @@ def check(
     from m2lgdg.data.check import check_cohort
 
     cohort = reading.read_cohort(context, path, kind, "exclude")
-    result = check_cohort(cohort, new_site=new_site)
+    with terminal.progress("checking the cohort"):
+        result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
     write_check(result, folder)
     terminal.out.print(f"[bold]{escape(repr(cohort))}[/]\n", soft_wrap=True)

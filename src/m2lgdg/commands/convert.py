@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, reading, suggestions, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def convert(
     context: typer.Context,
     path: reading.Source,
@@ -70,8 +70,10 @@ def convert(
         cohort = reading.merge_sites(cohort)
     if drop_duplicates:
         cohort = reading.drop_duplicates(cohort)
-    cohort = with_checks(cohort)
-    written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
+    with terminal.progress("checking the cohort"):
+        cohort = with_checks(cohort)
+    with terminal.progress(f"writing {to.name}"):
+        written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
     terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
     size = to.stat().st_size / 1e6
     terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)

@@ -21,10 +21,12 @@ explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be exp
 
 [method.m2lgdg]
 variant = "small"    # small enough for a laptop; without this line, the size of the paper, which needs a GPU
+epochs = 8           # fewer epochs and time points than `small` has, so that the demo ends sooner
+length = 25
 """
 
 
-@terminal.app.command()
+@terminal.command()
 def demo(
     context: typer.Context,
     to: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),
@@ -41,8 +43,9 @@ def demo(
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study
 
-    cohort = make_cohort(preset, seed=seed)
-    result = check_cohort(cohort)
+    with terminal.progress("making and checking the cohort"):
+        cohort = make_cohort(preset, seed=seed)
+        result = check_cohort(cohort)
     path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     write_check(result, to / "check")
     terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)

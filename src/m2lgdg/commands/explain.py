@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def explain(
     model: options.Model,
     path: options.Cohort,
@@ -48,7 +48,14 @@ def explain(
         cohort = options.with_sites(read(path, progress=progress), site)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
-        explanation = explain_model(fitted, cohort, of=of, steps=steps, device=device, progress=progress)
+        explanation = explain_model(
+            fitted,
+            cohort,
+            of=of,  # type: ignore[arg-type]
+            steps=steps,
+            device=device,
+            progress=progress,
+        )
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)
     terminal.out.print(f"{escape(explanation.about['scores'])}.", style="dim", soft_wrap=True)

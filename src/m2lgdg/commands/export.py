@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def export(
     model: options.Model,
     to: Annotated[

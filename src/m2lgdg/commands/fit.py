@@ -32,7 +32,7 @@ def _epochs() -> Iterator[Any]:
 FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_calibration", promise_folds="calibration_folds")
 
 
-@terminal.app.command(context_settings=FORMER)
+@terminal.command(context_settings=FORMER)
 def fit(
     context: typer.Context,
     path: options.Cohort,
@@ -93,7 +93,8 @@ def fit(
         raise InputError(f"cohort {cohort.name} has no labelled subjects to train on.")
     if not method_name and not variant and cohort.inputs:
         method = make(name, **{"phenotypes": True} | fields)
-    source = with_checks(source)
+    with terminal.progress("checking the cohort"):
+        source = with_checks(source)
     calibrated = _with_calibration(method, source, new_site_calibration, calibration_folds)
     with _epochs() as show:
         method.fit(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from m2lgdg.method import Method
 
 
-@terminal.app.command()
+@terminal.command()
 def methods(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,
@@ -89,6 +89,8 @@ def training_time(name: str) -> str | None:
     minutes = measured["minutes"].get(name)
     if minutes is None:
         return None
-    amount = f"{60 * minutes:.0f} s" if minutes < 2 else f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    amount = (
+        f"{60 * minutes:.0f} s" if minutes < 2 else f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    )
     size = f"{measured['subjects']:,} subjects with {measured['rois']} ROIs"
     return f"A training on {size} takes at most about {amount} on two CPU cores."

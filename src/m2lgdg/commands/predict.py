@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_SITES = 5  # up to this many sites are compared with source one by one
 
 
-@terminal.app.command(context_settings=options.former(only="site"))
+@terminal.command(context_settings=options.former(only="site"))
 def predict(
     context: typer.Context,
     model: options.Model,
@@ -62,10 +62,11 @@ def predict(
     new_site = None if coverage is None else _calibration_for(fitted, coverage)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
-    proba = fitted.predict_proba(cohort)[:, 1]
+    with terminal.progress("predicting"):
+        proba = fitted.predict_proba(cohort)[:, 1]
+        cohort = with_checks(cohort)
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
-    cohort = with_checks(cohort)
     flags = [raised + copies for raised, copies in zip(fitted.flags(cohort), duplicate_flags(cohort), strict=True)]
     lines = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
     for kind, score in (fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}).items():

@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def report(
     folder: options.Folder,
     three_d: Annotated[bool, typer.Option("--3d", help="Add rotatable 3D brains for explained methods.")] = False,

@@ -9,7 +9,7 @@ import typer
 from m2lgdg.commands import options, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def serve(
     model: options.Model,
     host: Annotated[

@@ -10,7 +10,7 @@ import typer
 from m2lgdg.commands import options, suggestions, terminal
 
 
-@terminal.app.command()
+@terminal.command()
 def share(
     context: typer.Context,
     folder: options.Folder,
@@ -22,7 +22,7 @@ def share(
     from m2lgdg.report.sharing import share_study
     from m2lgdg.storage import new_folder
 
-    with new_folder(to) as part:
+    with terminal.progress("copying the study"), new_folder(to) as part:
         files = share_study(folder, part)
         size = sum(file.stat().st_size for file in files) / 1e6
     terminal.out.print(f"Wrote {len(files)} files, {size:.1f} MB, to {escape(str(to))}.", soft_wrap=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@terminal.app.command()
+@terminal.command()
 def table(
     context: typer.Context,
     folder: options.Folder,
@@ -34,17 +34,18 @@ def table(
     from m2lgdg.report.text import table as text_of_tables
     from m2lgdg.study.predictions import read_predictions
 
-    predictions = read_predictions(folder)
-    text = text_of_tables(
-        folder,
-        form,
-        best=best,
-        rivals=rival or (),
-        tests=tests,
-        published=beside,
-        sites=site,
-        predictions=predictions,  # type: ignore[arg-type]
-    )
+    with terminal.progress("computing the tables"):
+        predictions = read_predictions(folder)
+        text = text_of_tables(
+            folder,
+            form,  # type: ignore[arg-type]
+            best=best,
+            rivals=rival or (),
+            tests=tests,
+            published=beside,
+            sites=site,
+            predictions=predictions,
+        )
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
         print_changes(folder, predictions)

@@ -1,20 +1,116 @@
 """The typer application, the two consoles and the display of progress that all commands share.
 
-Each module of this folder registers its command here, and `m2lgdg.cli` imports them all. Heavy imports are inside functions.
+Each module of this folder registers its command here, and is imported when that command is typed. Heavy imports are inside
+functions.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+# In the order in which a user needs them, each in a module of its name.
+COMMANDS = (
+    *("demo", "check", "convert", "methods", "run", "table", "report", "share"),
+    *("fit", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
+)
+_registered = typer.Typer()
+
+
+def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as the command of its name, with settings of `typer.Typer.command`."""
+    return _registered.command(cls=Command, **settings)
+
+
+class Plain:
+    """Converts texts and paths without pydantic, which recent versions of typer import for them (a tenth of a second)."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options and arguments of a command, which convert themselves."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if hasattr(parameter, "type_descriptor") and "process_value" not in vars(parameter):
+                parameter.process_value = _plainly(parameter)
+        return parameters
+
+
+def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
+    """Conversion of a parameter: here if it cannot fail, and otherwise by typer, with its messages."""
+    kind, by_typer = parameter.type_descriptor.annotation, parameter.process_value
+    many = parameter.multiple or parameter.nargs == -1
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if value is None and not parameter.required:
+            value = () if many else None
+        elif kind in (str, Path) and isinstance(value, str | Path) and not many:
+            value = kind(value)
+        else:
+            return by_typer(ctx, value)
+        return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
+
+    return process_value
+
+
+class Command(Plain, TyperCommand):
+    """One command."""
+
+
+class Commands(MutableMapping[str, Any]):
+    """Commands by name; each is imported, and its options are built, when it is first needed."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            if name not in COMMANDS:
+                raise KeyError(name)
+            importlib.import_module(f"m2lgdg.commands.{name}")
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            single.registered_commands = [one for one in _registered.registered_commands if _name(one) == name]
+            self._built[name] = typer.main.get_command(single)
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._built[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*COMMANDS, *self._built)))
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+
+def _name(registered: typer.models.CommandInfo) -> str:
+    return registered.callback.__name__ if registered.callback else ""
+
+
+class Group(Plain, TyperGroup):
+    """The command `m2lgdg`, which imports the command that was typed and no other."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, without importing them."""
+        return list(self.commands)
+
 
 app = typer.Typer(
+    cls=Group,
     name="m2lgdg",
     help="Train classifiers of resting-state fMRI on the imaging sites you have, and test them on sites they have never seen.",
     no_args_is_help=True,
@@ -23,8 +119,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)  # a file may be named :dog:, and the table of emoji takes time to import
+err = Console(stderr=True, emoji=False)
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 

@@ -78,7 +78,10 @@ class CDANN(SiteMethod):
     )
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "phenotypes": {"phenotypes": True},
-        "small": {"widths": (32, 16), "discriminator_widths": (16, 16), "epochs": 40, "warmup": 4, "patience": 15},
+        "small": {
+            **{"widths": (32, 16), "discriminator_widths": (16, 16)},
+            **{"learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
+        },
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "adversary_weight": (0.01, 0.1, 1.0, 10.0, 100.0),

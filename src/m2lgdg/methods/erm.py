@@ -118,7 +118,7 @@ class ERM(SiteMethod):
     reference: ClassVar[str] = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "phenotypes": {"phenotypes": True},
-        "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15},
+        "small": {"widths": (32, 16), "learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "site_power": (0.0, 0.5, 1.0),

@@ -211,7 +211,7 @@ class Network(nn.Module):
     def time_code(self, series: Tensor, windows: int) -> Tensor:
         """(subject window, 1, width): the bias, and with a clock the LSTM's output at the end of each window."""
         if self.clock is None:
-            return self.start.bias.expand(len(series) * windows, 1, -1)
+            return self.start.bias.expand(series.shape[0] * windows, 1, -1)  # not len, which would fix it in an export
         last = self.points + (windows - 1) * self.stride
         with torch.autocast(series.device.type, enabled=False):  # LSTMs in bfloat16 are missing on some CPUs
             time, _ = self.clock(series[..., :last].mT)  # (subject, time, width)

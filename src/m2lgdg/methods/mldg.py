@@ -38,7 +38,7 @@ class MLDG(SiteMethod):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "first-order": {"order": 1},
         "phenotypes": {"phenotypes": True},
-        "small": {"widths": (32, 16), "epochs": 40, "warmup": 4, "patience": 15},
+        "small": {"widths": (32, 16), "learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
     }
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "order": (1, 2),

@@ -153,7 +153,8 @@ class UFANet(DeepMethod):
     ROI is removed and each scan is divided by one number, its root mean square, since scanners have different units
     (`scaling`).
     Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128. With
-    `mmd = "biased"` and 32 subjects most of it is sampling noise. Variant `two-sites` has two sites of 64 subjects in a batch.
+    `mmd = "biased"` and 32 subjects most of it is sampling noise. A negative estimate counts as 0. Variant
+    `two-sites` has two sites of 64 subjects in a batch.
     Differs from the publication, in variant `sparse` only: the graph has the strongest tenth of its edges and self-loops. The
     dense graph averages all ROIs within a few layers.
     Differs from the publication: batches are class-balanced within sites, so that alignment does not equalise the sites'
@@ -213,6 +214,7 @@ class UFANet(DeepMethod):
             "batches_per_epoch": 8,
             "alignment_start": 5,
             "learning_rate": 0.5,
+            "clip": 1.0,  # at this rate
             "epochs": 40,
             "warmup": 4,
             "patience": 15,
@@ -285,4 +287,5 @@ class UFANet(DeepMethod):
         """Discrepancy of the batch's sites in (subject, d) features."""
         if self.mmd == "biased":
             return site_discrepancy(features, batch.site)
-        return unbiased_discrepancy(features, batch.site, same_subjects(batch[self.series]))
+        # Not below 0: larger features would make a chance value ever more negative.
+        return unbiased_discrepancy(features, batch.site, same_subjects(batch[self.series])).clamp(min=0.0)

@@ -1,19 +1,23 @@
 """Figures of explanations: the paper's top-20 ROIs, a glass brain, gate weights by site, maps of the representation.
 
-Each takes tables of an `Explanation`. Glass brains are drawn by nilearn from the outlines it ships, offline.
+Each takes tables of an `Explanation`. Glass brains are drawn over the outlines of nilearn, without importing it.
 """
 
 from __future__ import annotations
 
-import io
+import json
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as MplPath
 
 from m2lgdg.explain.explanation import roi_label
-from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, image, mark, plain, short
+from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
 
 TOP, HALF = 20, 10
 RED, GREY = "#c0392b", "#8a8d91"
@@ -25,12 +29,14 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
-        for i, row in enumerate(top.to_dict("records")):
-            (bar,) = axis.barh([i], [row["score"]], color=RED if i < HALF else GREY, height=0.75)
+        colours = [RED if i < HALF else GREY for i in range(len(top))]
+        bars = axis.barh(range(len(top)), top["score"], color=colours, height=0.75)
+        for i, (bar, row) in enumerate(zip(bars, top.to_dict("records"), strict=True)):
             interval = f", {row['low']:.3g} to {row['high']:.3g} over folds and seeds" if "low" in row else ""
             sheet.tip(bar, f"{i + 1}. {roi_label(str(row['roi']))}: {row['score']:.3g}{interval}")
-            if "low" in row:
-                axis.plot([row["low"], row["high"]], [i, i], color=FAINT if i < HALF else "#55585c", lw=1)
+        if "low" in top:
+            inks = [FAINT if i < HALF else "#55585c" for i in range(len(top))]
+            axis.hlines(range(len(top)), top["low"], top["high"], colors=inks, lw=1)
         axis.set_yticks(range(len(top)), [short(roi_label(str(name))) for name in top["roi"]])
         axis.set_ylim(len(top) - 0.5, -0.5)
         axis.set_xlabel("score")
@@ -45,30 +51,65 @@ def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
     top = rois.head(TOP)
     if not _placed(top):
         return None
-    import matplotlib
+    places = top[["x", "y", "z"]].to_numpy()
+    sizes = 20 + 80 * (top["score"] / (top["score"].max() or 1.0)).to_numpy()
+    colours = np.where(np.arange(len(top)) < HALF, RED, GREY)
+    views = _outlines()
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
-    from nilearn.plotting import plot_markers
+    def paint(sheet: Sheet) -> None:
+        widths = np.array([views[name].bounds[1] - views[name].bounds[0] for name, *_ in VIEWS])
+        edges = np.r_[0, np.cumsum(widths)] / widths.sum()  # one scale for all views
+        for (name, across, up, side), left, right in zip(VIEWS, edges[:-1], edges[1:], strict=True):
+            axis = sheet.canvas.add_axes((left, 0, right - left, 1), aspect="equal")
+            axis.axis("off")
+            for line in views[name].lines:
+                axis.add_artist(PathPatch(line.path, fill=False, ec=line.colour, lw=line.width, alpha=0.7))
+            shown = places[:, 0] * side >= 0  # of a view from one side, the ROIs of that hemisphere
+            axis.scatter(places[shown, across], places[shown, up], s=sizes[shown], c=colours[shown], alpha=0.85, zorder=3)
+            low, high, *heights = views[name].bounds
+            axis.set(xlim=(high, low) if side < 0 else (low, high), ylim=heights)
+            for letter, place in (("L", 0.1), ("R", 0.9)) if not side else ():
+                axis.text(
+                    place, 0.95, letter, transform=axis.transAxes, ha="left" if letter == "L" else "right", va="top", size=12
+                )
 
-    files = {}
-    relative = (top["score"] / (top["score"].max() or 1.0)).to_numpy()
-    with plt.rc_context({"svg.hashsalt": method, "svg.fonttype": "none"}):
-        figure = plt.figure(figsize=(9, 2.6))
-        plot_markers(
-            (np.arange(len(top)) < HALF).astype(float), top[["x", "y", "z"]].to_numpy(), node_size=20 + 80 * relative,
-            node_cmap=ListedColormap([GREY, RED]), node_vmin=0.0, node_vmax=1.0, alpha=0.85, display_mode="lyrz", figure=figure,
-            colorbar=False,
-        )  # fmt: skip
-        for form, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=form, dpi=110, facecolor="white", metadata=metadata)
-            files[form] = buffer.getvalue()
-        plt.close(figure)
     caption = f"{method}: MNI centroids of the top ROIs, size by score; colours as above."
     alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
-    return Figure(plain(f"brain-{method}"), caption, alt, files["svg"], files["png"], image(files["png"], alt))
+    return draw(f"brain-{method}", caption, alt, (9, 2.6), paint, raster=True, layout=False, dpi=110)
+
+
+# Outlines, columns of x, y, z shown across and upwards, and the hemisphere: left (-1), right (1) or both (0).
+VIEWS = (("side", 1, 2, -1), ("back", 0, 2, 0), ("side", 1, 2, 1), ("top", 0, 1, 0))
+
+
+class Line(NamedTuple):
+    """Outlines of one colour and width."""
+
+    path: MplPath
+    colour: str
+    width: float
+
+
+class View(NamedTuple):
+    """Outlines of a brain from one direction, in mm of MNI space, and the bounds of the axes (x, x, y, y)."""
+
+    bounds: tuple[float, float, float, float]
+    lines: list[Line]
+
+
+@cache
+def _outlines() -> dict[str, View]:
+    text = (files("m2lgdg.report") / "outlines.json").read_text(encoding="utf-8")
+    return {
+        name: View(
+            tuple(view["bounds"]),
+            [
+                Line(MplPath(np.reshape(line["points"], (-1, 2)), line["codes"]), line["colour"], line["width"])
+                for line in view["lines"]
+            ],
+        )
+        for name, view in json.loads(text)["views"].items()
+    }
 
 
 def _placed(top: pd.DataFrame) -> bool:

@@ -18,7 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Finding
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.spreadsheets import unquoted_table
-from m2lgdg.explain.explanation import Explanation
+from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
@@ -108,6 +108,11 @@ class Contents:
                 explained.setdefault(record["method"], []).append((record, explanation))
         return explained
 
+    @cached_property
+    def mean_explanations(self) -> dict[str, Explanation]:
+        """Mean explanation of each method over its cells, computed once for the page and for the files."""
+        return {method: mean_over(each for _, each in cells) for method, cells in self._explanations.items()}
+
     def missing(self) -> list[str]:
         """Number of cells of each method that have neither finished nor failed (`missing_cells`)."""
         return missing_cells(self.predictions, self.study, self.failures)
@@ -146,7 +151,15 @@ def _variants(study: dict[str, Any], method: str, seen: set[str]) -> list[str]:
         named = requested.get(method, [])
     else:
         known = load_methods()
-        available = set(known.declaration(method).variants) if method in known else seen
+        declared = known.declaration(method).variants if method in known else {variant: {} for variant in seen}
+        fields = study.get("method")
+        recorded = fields.get(method) if isinstance(fields, dict) else None
+        # A variant of a field that the method did not have when the study ran was not requested of it.
+        available = {
+            variant
+            for variant, changes in declared.items()
+            if not isinstance(recorded, dict) or changes.keys() <= recorded.keys()
+        }
         named = [variant for variant in requested if variant in available]
     axes = _sweeps(study).get(method, {})
     return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]

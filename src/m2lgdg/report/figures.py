@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
@@ -228,25 +229,36 @@ def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figur
     if not histories:
         return None
 
+    width, height = 9.0, 2.0 * len(histories) + 0.4
+
     def paint(sheet: Sheet) -> None:
-        grid = sheet.canvas.subplots(len(histories), 2, squeeze=False)
+        edges = {"left": 0.7 / width, "right": 1 - 0.1 / width, "bottom": 0.45 / height, "top": 1 - 0.3 / height}
+        grid = sheet.canvas.subplots(len(histories), 2, squeeze=False, gridspec_kw=edges | {"hspace": 0.42, "wspace": 0.18})
         for row, (name, runs) in zip(grid, histories.items(), strict=True):
-            for axis, curve, title in zip(row, (_loss, _area), ("training loss", "validation AUC"), strict=True):
-                lines = [[curve(epoch) for epoch in run] for run in runs]
-                for line in lines:
-                    axis.plot(range(1, len(line) + 1), line, color=FAINT, lw=0.6, alpha=0.6)
-                until = int(np.median([len(line) for line in lines]))
-                padded = np.array([line[:until] + [np.nan] * (until - len(line)) for line in lines])
-                axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=colour(0), lw=1.8)
-                axis.set_ylabel(title)
-            row[0].set_title(f"{short(name)}: {len(runs)} training{'s' if len(runs) > 1 else ''}", loc="left", fontsize=9)
-        for axis in grid.flat:
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            titles = (f"{short(name)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
+            for axis, curve, title in zip(row, (_loss, _area), titles, strict=True):
+                _training_panel(axis, [[curve(epoch) for epoch in run] for run in runs])
+                axis.set_title(title, loc="left", fontsize=9, y=1.02)
         for axis in grid[-1]:
             axis.set_xlabel("epoch")
 
     caption = "Training loss (all terms) and AUC on source-validation subjects by epoch. Grey: each training; blue: mean."
-    return draw("training", caption, "Training curves; their numbers are in no table", (9, 2.0 * len(histories) + 0.4), paint)
+    alt = "Training curves; their numbers are in no table"
+    return draw("training", caption, alt, (width, height), paint, layout=False)
+
+
+def _training_panel(axis: Axes, lines: list[list[float]]) -> None:
+    """A thin line per training, and their thick mean up to the median length."""
+    points = [np.column_stack([np.arange(1, len(line) + 1), line]) for line in lines]
+    axis.add_collection(LineCollection(points, colors=FAINT, linewidths=0.6, alpha=0.6))
+    until = int(np.median([len(line) for line in lines]))
+    padded = np.array([line[:until] + [np.nan] * (until - len(line)) for line in lines])
+    axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=colour(0), lw=1.8)
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.xaxis.set_label_coords(0.5, -0.2)  # a fixed place for both, so that no tick label is measured to find it
+    axis.yaxis.set_label_coords(-0.1, 0.5)
+    axis.yaxis.get_offset_text().set_x(-0.14)  # a power of ten is left of the title
 
 
 def _loss(epoch: dict[str, float]) -> float:

@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from m2lgdg.data.spreadsheets import csv_rows, csv_text
-from m2lgdg.explain.explanation import mean_over
 from m2lgdg.report.anonymised import shared_contents
 from m2lgdg.report.answer import answer
 from m2lgdg.report.brains import three_dimensional
@@ -52,8 +51,7 @@ def write_report(
     parts = sections(contents, summary, share is not None, best=best, rivals=rivals)
     _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")
     _write_figures(parts, to / "figures")
-    for method, cells in contents.explanations().items():
-        explanation = mean_over(each for _, each in cells)
+    for method, explanation in contents.mean_explanations.items():
         explanation.save(to / "explained" / plain(method))  # all ROIs and edges; the page has only the highest
         if three_d:
             three_dimensional(explanation.rois, to / "figures" / f"{plain(f'brain-{method}')}-3d.html")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.explain.explanation import Explanation, mean_over, roi_label
+from m2lgdg.explain.explanation import Explanation, roi_label
 from m2lgdg.registry import METHODS, PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
@@ -188,7 +188,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
     """A section per method with ROIs, edges, phenotypes, gate and maps; then one on site information for all methods."""
     probed: list[tuple[str, Explanation]] = []
     for method, cells in contents.explanations().items():
-        mean = mean_over(explanation for _, explanation in cells)
+        mean = contents.mean_explanations[method]
         if mean.about.get("readability"):
             probed.append((method, mean))
         drawn: list[Figure | None] = []
