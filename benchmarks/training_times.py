@@ -1,9 +1,10 @@
 """How long one training of each network takes on two cores, at the size of ABIDE, for `m2lgdg methods NAME`.
 
-Usage: OMP_NUM_THREADS=2 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--write]
-Two short trainings on some subjects of every site, of two and four epochs, give the seconds before the first epoch and of an
-epoch. Both are scaled to all subjects and to the epochs of the method's defaults: an upper limit, since training may stop
-earlier. `--write` stores the figures in src/m2lgdg/methods/training_times.json and keeps those of methods not measured.
+Usage: OMP_NUM_THREADS=2 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--epochs 2 6] [--write]
+Two short trainings on some subjects of every site give the seconds before the first epoch and those of an epoch; `--epochs` are
+their numbers of epochs. Both are scaled to all subjects and to the epochs of the method's defaults: an upper limit, since
+training may stop earlier. `--write` stores the figures in src/m2lgdg/methods/training_times.json and keeps those of methods
+not measured.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.registry import load_methods
 
 FILE = Path(__file__).parents[1] / "src/m2lgdg/methods/training_times.json"
-SHORT = (2, 4)  # epochs
 
 
 def some_of_every_site(cohort, count):
@@ -45,6 +45,7 @@ def main():
     parser.add_argument("cohort", type=Path)
     parser.add_argument("--only", nargs="*", default=None)
     parser.add_argument("--subjects", type=int, default=240)
+    parser.add_argument("--epochs", type=int, nargs=2, default=(2, 6))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     cohort = Cohort.load(options.cohort)
@@ -54,10 +55,12 @@ def main():
     stored = json.loads(FILE.read_text()) if FILE.exists() else {"minutes": {}}
     stored |= {"subjects": len(cohort), "rois": len(cohort.rois)}
     for name in options.only or networks:
-        short, long = (seconds(name, few, epochs) for epochs in SHORT)
-        epoch = max(long - short, 0.0) / (SHORT[1] - SHORT[0])
+        seconds(name, few, 1)  # imports and first calls
+        first, second = options.epochs
+        short, long = (seconds(name, few, epochs) for epochs in (first, second))
+        epoch = max(long - short, 0.0) / (second - first)
         scale, epochs = len(cohort) / len(few), known[name].__dataclass_fields__["epochs"].default
-        minutes = scale * (epochs * epoch + max(short - SHORT[0] * epoch, 0.0)) / 60
+        minutes = scale * (epochs * epoch + max(short - first * epoch, 0.0)) / 60
         stored["minutes"][name] = float(f"{minutes:.2g}")
         print(
             json.dumps({"method": name, "s an epoch": round(scale * epoch, 2), "epochs": epochs, "minutes": minutes}),
