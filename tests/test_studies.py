@@ -32,7 +32,8 @@ def cohorts():
 def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
-    assert Path(study.cohort).name == (f"{path.stem}.cohort" if path.stem == "abide-paper" else f"{release}.cohort")
+    cohort = "abide-paper" if path.stem.startswith("abide-paper") else release
+    assert Path(study.cohort).name == f"{cohort}.cohort"
     return make_cells(study, cohorts[release])
 
 
@@ -75,11 +76,19 @@ def test_ablations_and_sweeps_are_the_papers(release, cohorts):
 
 
 def test_the_papers_subjects_have_the_papers_methods(cohorts):
+    """The paper gives phenotypes to M²LG-DG and MM-GTUNets only; the second study gives them to all others."""
     cells = cells_of(STUDIES / "abide-paper.toml", cohorts)
-    assert Counter((cell.method, cell.variant) for cell in cells) == {(name, ""): 10 for name in PAPER}
+    counts = Counter((cell.method, cell.variant) for cell in cells)
+    peers = METHODS.with_role(*SIMPLE)
+    assert {key: counts[key] for key in counts if key[0] in PAPER and not key[1]} == {(name, ""): 10 for name in PAPER}
+    assert {name for name, variant in counts if not variant} == {*PAPER, *peers, "brainnet-transformer", "erm"}
+    assert {key for key in counts if key[1]} == {("ufa-net", "sparse")}
     assert {cell.target for cell in cells} == set(TARGETS["abide"]) and {cell.seed for cell in cells} == set(range(5))
-    whole = {cell.method: cell.fields for cell in cells_of(STUDIES / "abide.toml", cohorts) if not cell.variant}
-    assert all(cell.fields == whole[cell.method] for cell in cells)
+    taking = {cell.method for cell in cells if cell.fields.get("phenotypes")}
+    assert taking == {"m2lgdg", "mm-gtunets"}
+    second = cells_of(STUDIES / "abide-paper-phenotypes.toml", cohorts)
+    assert all(cell.fields["phenotypes"] for cell in second)
+    assert {cell.method for cell in second} == {name for name, _ in counts} - taking - {"prior", "phenotype-logistic"}
 
 
 def test_all_sites_are_all_of_abide(cohorts):
