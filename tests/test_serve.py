@@ -158,7 +158,7 @@ class TestAnswer:
         response = ask(fitted, npy(cohort.series[0]))
         said = words(response)
         assert f"Prediction {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
-        assert "Integrated gradients of the patient's logit" in said
+        assert "Integrated gradients of the predicted class's logit" in said
         assert explain_subject(fitted, bare(cohort), steps=16).rois["roi"][0] in said
         assert '<img alt="Glass brain' in response.text
 
