@@ -1,10 +1,10 @@
-"""How long one training of each network takes on two cores, at the size of ABIDE, for `m2lgdg methods NAME`.
+"""How long one training of each network takes on one core, at the size of ABIDE, for `m2lgdg methods NAME`.
 
-Usage: OMP_NUM_THREADS=2 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--epochs 2 6] [--write]
+Usage: OMP_NUM_THREADS=1 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--epochs 2 6] [--write]
 Two short trainings on some subjects of every site give the seconds before the first epoch and those of an epoch; `--epochs` are
-their numbers of epochs. Both are scaled to all subjects and to the epochs of the method's defaults: an upper limit, since
-training may stop earlier. `--write` stores the figures in src/m2lgdg/methods/training_times.json and keeps those of methods
-not measured.
+their numbers of epochs. A third one on half of the subjects shows how the steps of an epoch grow with them. All is scaled to
+the whole cohort and to the epochs of the method's defaults: an upper limit, since training may stop earlier. `--write` stores
+the figures in src/m2lgdg/methods/training_times.json and keeps those of methods not measured.
 """
 
 import argparse
@@ -31,13 +31,16 @@ def some_of_every_site(cohort, count):
     return cohort.select(np.sort(np.concatenate(taken)))
 
 
-def seconds(name, cohort, epochs):
-    """Wall seconds of one training without early stopping."""
+def train(name, cohort, epochs):
+    """CPU seconds of one training without early stopping, and its steps in one epoch."""
     fields = m2lgdg.METHODS[name].__dataclass_fields__
     changes = {"epochs": epochs, "warmup": 1} | ({"patience": epochs} if "patience" in fields else {})
-    start = time.perf_counter()
-    m2lgdg.make(name, **changes).fit(cohort, device="cpu")
-    return time.perf_counter() - start
+    own, steps = m2lgdg.make(name, **changes), []
+    plain = own.step
+    own.step = lambda *arguments: steps.append(None) or plain(*arguments)
+    start = time.process_time()
+    own.fit(cohort, device="cpu")
+    return time.process_time() - start, len(steps) / epochs
 
 
 def main():
@@ -49,26 +52,30 @@ def main():
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     cohort = Cohort.load(options.cohort)
-    few = some_of_every_site(cohort, options.subjects)
+    few, half = (some_of_every_site(cohort, count) for count in (options.subjects, options.subjects // 2))
     known = load_methods()
     networks = [name for name in known if "epochs" in known[name].__dataclass_fields__]
     stored = json.loads(FILE.read_text()) if FILE.exists() else {"minutes": {}}
     stored |= {"subjects": len(cohort), "rois": len(cohort.rois)}
     for name in options.only or networks:
-        seconds(name, few, 1)  # imports and first calls
+        _, steps_of_half = train(name, half, 1)  # also imports and first calls
         first, second = options.epochs
-        short, long = (seconds(name, few, epochs) for epochs in (first, second))
-        epoch = max(long - short, 0.0) / (second - first)
-        scale, epochs = len(cohort) / len(few), known[name].__dataclass_fields__["epochs"].default
-        minutes = scale * (epochs * epoch + max(short - first * epoch, 0.0)) / 60
+        (short, _), (long, steps) = (train(name, few, epochs) for epochs in (first, second))
+        step = max(long - short, 0.0) / (second - first) / steps
+        all_steps = steps + (steps - steps_of_half) / (len(few) - len(half)) * (len(cohort) - len(few))
+        before = max(short - first * steps * step, 0.0) * len(cohort) / len(few)
+        epochs = known[name].__dataclass_fields__["epochs"].default
+        minutes = (before + epochs * all_steps * step) / 60
         stored["minutes"][name] = float(f"{minutes:.2g}")
         print(
-            json.dumps({"method": name, "s an epoch": round(scale * epoch, 2), "epochs": epochs, "minutes": minutes}),
+            json.dumps(
+                {"method": name, "steps": round(all_steps), "s a step": round(step, 3), "epochs": epochs, "minutes": minutes}
+            ),
             flush=True,
         )
-    if options.write:
-        stored["minutes"] = dict(sorted(stored["minutes"].items()))
-        FILE.write_text(json.dumps(stored, indent=1) + "\n")
+        if options.write:
+            stored["minutes"] = dict(sorted(stored["minutes"].items()))
+            FILE.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _describe(name: str, cls: type[Method]) -> None:
 
 
 def training_time(name: str) -> str | None:
-    """A sentence on how long a training takes on two cores; None for methods whose time was not measured."""
+    """A sentence on how long a training takes on one core; None for methods whose time was not measured."""
     import json
     from importlib.resources import files
 
@@ -93,4 +93,4 @@ def training_time(name: str) -> str | None:
         f"{60 * minutes:.0f} s" if minutes < 2 else f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
     )
     size = f"{measured['subjects']:,} subjects with {measured['rois']} ROIs"
-    return f"A training on {size} takes at most about {amount} on two CPU cores."
+    return f"A training on {size} takes at most about {amount} on one CPU core."
