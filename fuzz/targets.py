@@ -193,7 +193,10 @@ SEEDS = {
     ],
     "npy": lambda: [_array()],
     "table": lambda: [PEOPLE, PEOPLE.replace(b"\t", b","), b"\xef\xbb\xbf" + PEOPLE],
-    "dataset": lambda: [b'name = "x"\ntr = 2.0\ninputs = ["age"]\npattern = "{subject}.npy"\n[columns]\nage = "age"\n'],
+    "dataset": lambda: [
+        b'name = "x"\ntr = 2.0\ninputs = ["age"]\npattern = "{subject}.npy"\n[columns]\nage = "age"\n',
+        b'atlas = "x"\n[atlases.y]\npattern = "{subject}.npy"\norientation = "time,roi"\n',
+    ],
     "cohort_file": lambda: [_cohort_bytes(), _cohort_bytes("ho", "cc")],
     "study": lambda: [STUDY],
     **{
