@@ -1,12 +1,16 @@
 """Several atlases in one reading: each kind of data, subjects that lack an atlas, and what the commands print."""
 
 import shutil
+from dataclasses import replace
 
 import miniature
 import numpy as np
 import pytest
 
-from m2lgdg import InputError, read
+from m2lgdg import Cohort, InputError, check_cohort, make_cohort, read
+from m2lgdg.cohort import Parcellation
+from m2lgdg.data.check import atlas_line, empty_scans
+from m2lgdg.data.duplicates import find_duplicates, without_duplicates
 
 HEMISPHERES = ("left", "right")
 
@@ -344,3 +348,167 @@ def test_wrong_tables_of_atlases(tmp_path, dataset, words):
     release = miniature.own_folder(tmp_path / "lab", dataset=dataset)
     with pytest.raises(InputError, match=words):
         read(release.folder)
+
+
+@pytest.fixture(scope="module")
+def checked():
+    """A cohort with a second atlas in which known problems were planted."""
+    sizes = {"a": 12, "b": 12, "c": 12}
+    cohort = make_cohort("tiny", n_rois=20, lengths=(140, 140), sizes=sizes, seed=1)
+    other = make_cohort("tiny", n_rois=16, lengths=(140, 140), sizes=sizes, seed=2)
+    first, second = [np.array(one) for one in cohort.series], [np.array(one) for one in other.series]
+    second[0][:, 3] = 5.0  # flat in the second atlas only
+    first[20], second[20] = first[3], second[3]  # a copy in both
+    second[30] = 2 * second[5]  # a copy in the second only
+    first[25] = 3 * first[2]  # a copy in the first only
+    second[7] = None
+    rois = [f"r{i}" for i in range(16)]
+    return replace(cohort, series=first, atlas="one", parcellations={"two": Parcellation(rois, second)})
+
+
+def texts(result, level="finding"):
+    return [each.text for each in result.findings if each.level == level]
+
+
+def test_duplicates_are_sought_in_every_atlas(checked):
+    pairs = {(pair.first, pair.second): pair.atlases for pair in find_duplicates(checked)}
+    assert pairs == {(3, 20): ("one", "two"), (5, 30): ("two",), (2, 25): ("one",)}
+    assert all(pair.atlases == () for pair in find_duplicates(checked.parcellation("one")))
+    found = [text for text in texts(check_cohort(checked)) if " and " in text and "the scan " in text]
+    assert len(found) == 3  # a pair is one finding, whatever the number of atlases
+    names = [f"{subject} ({site})" for subject, site in zip(checked.subjects, checked.sites, strict=True)]
+    assert any(text.startswith(f"{names[3]} and {names[20]} have identical series (atlas one, two)") for text in found)
+    assert any(text.startswith(f"{names[5]} and {names[30]} ") and "(atlas two)" in text for text in found)
+    kept = without_duplicates(checked)
+    assert len(kept) == len(checked) - len({each.subject for each in kept.excluded})
+    assert find_duplicates(kept) == []
+    assert kept.atlases == ("one", "two")
+
+
+def test_findings_name_the_atlas(checked):
+    result = check_cohort(checked)
+    first = str(checked.subjects[0])
+    assert "Atlas two: 1 subject has at least one flat ROI (most often r3 1)." in texts(result)
+    assert f"1 subject has no series of atlas two ({checked.subjects[7]})." in texts(result)
+    (lacking,) = [each for each in result.findings if each.kind == "atlas"]
+    assert lacking.subjects == (str(checked.subjects[7]),)
+    assert lacking.anonymous == "1 subject has no series of atlas two."
+    table = result.sites.set_index("site")
+    assert table.index.tolist() == ["a", "b", "c"]
+    assert table["subjects"].tolist() == [12, 12, 12]
+    assert table["with flat ROIs"].to_dict() == {"a": 1, "b": 0, "c": 0}
+    rows = result.inclusion.set_index("subject")["reason"]
+    assert "Atlas two: 1 subject has" in rows[first]
+    assert "no series of atlas two" in rows[checked.subjects[7]]
+    # With one atlas, nothing names it.
+    assert not any("tlas" in text for text in texts(check_cohort(checked.parcellation("two"))))
+    assert "1 subject has at least one flat ROI (most often r3 1)." in texts(check_cohort(checked.parcellation("two")))
+
+
+def test_a_sentence_names_a_few_of_many(checked):
+    series = [None if i < 9 else one for i, one in enumerate(checked.parcellations["two"].series)]
+    other = replace(checked, parcellations={"two": Parcellation(checked.parcellations["two"].rois, series)})
+    listed = ", ".join(checked.subjects[:6])
+    assert f"9 subjects have no series of atlas two ({listed} and 3 more)." in texts(check_cohort(other))
+    assert atlas_line(other) == "Atlases: one (20 ROIs, 36 subjects), two (16 ROIs, 27 subjects)."
+    assert atlas_line(other.parcellation("one")) == ""
+    nobody = replace(other, parcellations={"two": Parcellation(["x"], [None] * 36), "three": other.parcellations["two"]})
+    assert "Atlases: one (20 ROIs, 36 subjects), two (1 ROIs, 0 subjects), three" in atlas_line(nobody)
+    found = texts(check_cohort(nobody))
+    assert any(text.startswith("36 subjects have no series of atlas two (") for text in found)
+    assert any(text.startswith("9 subjects have no series of atlas three (") for text in found)
+
+
+def test_an_empty_scan_in_any_atlas(checked):
+    series = list(checked.parcellations["two"].series)
+    series[11] = series[11] * np.float32(1e-9)
+    empty = replace(checked, parcellations={"two": Parcellation(checked.parcellations["two"].rois, series)})
+    assert empty_scans(checked) == []
+    assert empty_scans(empty) == [11]
+    assert any(
+        text.startswith(f"Atlas two: {empty.subjects[11]} (a) is an unusable subject") for text in texts(check_cohort(empty))
+    )
+
+
+def test_an_unusable_series_is_a_finding_about_its_subject(abide):
+    place(abide, "Pitt_0050003", "ho").write_text("#1\t#2\n1\tx.5\n")
+    result = check_cohort(read(abide, atlas=("aal", "ho"), on_bad="exclude"))
+    found = [each for each in result.findings if each.kind == "atlas"]
+    assert [each.subjects for each in found] == [("Pitt_0050003",), ("Pitt_0050003",)]
+    assert found[1].text.startswith(
+        "Subject Pitt_0050003 has no series of atlas ho: Pitt_0050003_rois_ho.1D, line 2, column 2: "
+    )
+    assert found[1].anonymous == "A subject has no series of atlas ho, because its file is unusable."
+    assert all("Pitt" not in each.anonymous for each in found)
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    from m2lgdg.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["m2lgdg", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_the_commands(abide, typed):
+    place(abide, "Pitt_0050003", "ho").unlink()
+    line = "Atlases: aal (116 ROIs, 5 subjects), ho (20 ROIs, 4 subjects)."
+    code, text, _ = typed("check", abide, "--atlas", "aal", "--atlas", "ho")
+    assert code == 1
+    assert text.splitlines().count(line) == 1
+    assert sum(row.startswith("PITT") for row in text.splitlines()) == 1
+    assert "1 subject has no series of atlas ho (Pitt_0050003)." in text
+    (command,) = [row for row in text.splitlines() if row.startswith("Next: ")]
+    assert command == f"Next: m2lgdg convert {abide} abide.cohort --atlas aal --atlas ho"
+    code, text, _ = typed("convert", abide, "two.cohort", "--atlas", "aal", "--atlas", "ho")
+    assert code == 0 and line in text.splitlines()
+    loaded = Cohort.load("two.cohort")
+    assert loaded.hash == read(abide, atlas=("aal", "ho")).hash
+    assert any(each.text == "1 subject has no series of atlas ho (Pitt_0050003)." for each in loaded.findings)
+    code, text, _ = typed("check", "two.cohort")
+    assert line in text.splitlines()
+    assert typed("convert", abide, "all.cohort", "--atlas", "all", "--float16")[0] == 0
+    assert Cohort.load("all.cohort").atlases == ("aal", "cc200", "ho")
+    code, text, _ = typed("convert", abide, "one.cohort", "--atlas", "aal")
+    assert code == 0 and "Atlases:" not in text
+    assert Cohort.load("one.cohort").hash == read(abide, atlas="aal").hash
+    code, _, error = typed("convert", abide, "bad.cohort", "--atlas", "aal", "--atlas", "aal")
+    assert (code, error.strip()) == (2, "m2lgdg: option atlas: aal is given twice.")
+
+
+def test_other_options_work_with_several_atlases(abide, typed, tmp_path):
+    def converted(name, *options):
+        code, _, error = typed("convert", abide, name, "--atlas", "aal", "--atlas", "ho", *options)
+        assert code == 0, error
+        cohort = Cohort.load(name)
+        assert cohort.atlases == ("aal", "ho")
+        for subject, one in zip(cohort.subjects, cohort.parcellations["ho"].series, strict=True):
+            np.testing.assert_array_equal(one, alone[subject])
+        return cohort.subjects.tolist()
+
+    whole = read(abide, atlas="ho")
+    alone = dict(zip(whole.subjects.tolist(), whole.series, strict=True))
+    assert converted("site", "--site", "CMU") == ["CMU_a_0050649", "CMU_b_0050669"]
+    assert converted("still", "--max-motion", "0.25") == ["CMU_a_0050649", "CMU_b_0050669", "MaxMun_a_0051607"]
+    miniature.write_rows(tmp_path / "keep.csv", ("subject", "status"), [("Pitt_0050004", "included")], ",")
+    assert converted("keep", "--keep", "keep.csv") == ["Pitt_0050004"]
+    table = abide / miniature.ABIDE_TABLE
+    table.write_text(table.read_text().replace("CMU,CMU_b", "cmu,CMU_b"))
+    assert len(converted("merged", "--merge-sites")) == 5
+    assert set(Cohort.load("merged").sites) == {"CMU", "MAX_MUN", "PITT"}
+    shutil.copy(place(abide, "Pitt_0050003", "ho"), place(abide, "Pitt_0050004", "ho"))
+    rewrite(place(abide, "Pitt_0050004", "ho"), lambda rows: [*rows, rows[-1]])
+    shutil.copy(place(abide, "Pitt_0050003", "aal"), place(abide, "Pitt_0050004", "aal"))
+    rewrite(place(abide, "Pitt_0050004", "aal"), lambda rows: [*rows, rows[-1]])
+    whole = read(abide, atlas="ho")
+    alone = dict(zip(whole.subjects.tolist(), whole.series, strict=True))
+    dropped = converted("unique", "--drop-duplicates")
+    assert not {"Pitt_0050003", "Pitt_0050004"} & set(dropped)  # one scan with two labels

@@ -74,7 +74,7 @@ def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: On
     from m2lgdg.storage import InputError
 
     given = {name: context.params[name] for name in READER_OPTIONS}
-    given = {name: value for name, value in given.items() if value not in (None, "", []) and value is not False}
+    given = {name: value for name, value in given.items() if value not in (None, "", [], ()) and value is not False}
     named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:
