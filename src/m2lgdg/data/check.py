@@ -275,8 +275,7 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
         here, there = (str(cohort.sites[i]) for i in (pair.first, pair.second))
         leak = "would be in both source and target" if here != there else "could be in both training and validation data"
         conflict = {int(cohort.labels[pair.first]), int(cohort.labels[pair.second])} == {0, 1}
-        where = f" (atlas {', '.join(pair.atlases)})" if pair.atlases else ""
-        text = f"{_copy(pair)}{where}{', with different labels' if conflict else ''}: the scan {leak}."
+        text = f"{_copy(pair)}{', with different labels' if conflict else ''}: the scan {leak}."
         yield Finding(
             "finding",
             f"{first} ({here}) and {second} ({there}) {text}",
@@ -287,14 +286,15 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
 
 
 def _copy(pair: Pair) -> str:
+    atlases = f"atlas {', '.join(pair.atlases)}" if pair.atlases else ""
     if pair.exact:
-        return "have identical series"
+        return f"have identical series ({atlases})" if atlases else "have identical series"
     how = {
         "reversed": "their series correlate at {:.3f} if one is reversed in time",
         "resampled": "their series correlate at {:.3f} if one is resampled in time",
         "fc": "their FC correlates at {:.3f}, more than that of two people does",
     }.get(pair.how, "their series correlate at {:.3f}")
-    return f"appear to be the same scan ({how.format(pair.correlation)})"
+    return f"appear to be the same scan ({atlases}{': ' * bool(atlases)}{how.format(pair.correlation)})"
 
 
 def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
