@@ -81,7 +81,13 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
     counts = Counter((cell.method, cell.variant) for cell in cells)
     peers = METHODS.with_role(*SIMPLE)
     assert {key: counts[key] for key in counts if key[0] in PAPER and not key[1]} == {(name, ""): 10 for name in PAPER}
-    assert {name for name, variant in counts if not variant} == {*PAPER, *peers, "brainnet-transformer", "erm", "combat-logistic"}
+    assert {name for name, variant in counts if not variant} == {
+        *PAPER,
+        *peers,
+        "brainnet-transformer",
+        "erm",
+        "combat-logistic",
+    }
     assert {key for key in counts if key[1]} == {("ufa-net", "sparse")}
     assert {cell.target for cell in cells} == set(TARGETS["abide"]) and {cell.seed for cell in cells} == set(range(5))
     taking = {cell.method for cell in cells if cell.fields.get("phenotypes")}
