@@ -3,6 +3,7 @@
 Used by run.py (atheris, or a loop of its own) and by tests/test_fuzz.py, which runs the seeds that once broke something.
 """
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from m2lgdg import Cohort, InputError, make, make_cohort
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data.readers import read, text
 from m2lgdg.data.readers.gather import load_array
 from m2lgdg.method import Method
@@ -165,8 +167,11 @@ def _array():
     return (PLACE / "seed.npy").read_bytes()
 
 
-def _cohort_bytes():
-    path = cohort().select(np.arange(4)).save(PLACE / "seed.cohort")
+def _cohort_bytes(*parcellations):
+    """A cohort file with further atlases of these names, which the first subject lacks."""
+    some = dataclasses.replace(cohort().select(np.arange(4)), atlas="first")
+    halves = Parcellation(some.rois[:3], [None, *(np.asarray(one)[:, :3] for one in some.series[1:])])
+    path = dataclasses.replace(some, parcellations=dict.fromkeys(parcellations, halves)).save(PLACE / "seed.cohort")
     return path.read_bytes()
 
 
@@ -188,8 +193,11 @@ SEEDS = {
     ],
     "npy": lambda: [_array()],
     "table": lambda: [PEOPLE, PEOPLE.replace(b"\t", b","), b"\xef\xbb\xbf" + PEOPLE],
-    "dataset": lambda: [b'name = "x"\ntr = 2.0\ninputs = ["age"]\npattern = "{subject}.npy"\n[columns]\nage = "age"\n'],
-    "cohort_file": lambda: [_cohort_bytes()],
+    "dataset": lambda: [
+        b'name = "x"\ntr = 2.0\ninputs = ["age"]\npattern = "{subject}.npy"\n[columns]\nage = "age"\n',
+        b'atlas = "x"\n[atlases.y]\npattern = "{subject}.npy"\norientation = "time,roi"\n',
+    ],
+    "cohort_file": lambda: [_cohort_bytes(), _cohort_bytes("ho", "cc")],
     "study": lambda: [STUDY],
     **{
         f"model_{name.split('.')[0]}": functools.partial(lambda name: [(model() / name).read_bytes()], name)

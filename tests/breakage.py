@@ -1,6 +1,7 @@
 """Small healthy inputs of every kind, about which `check` finds nothing, and the tools that break them.
 
-Used by test_bad_input.py alone: 20 subjects of 2 sites, 100 volumes, 6 ROIs (REST-meta-MDD has the width it must have).
+Used by test_bad_input.py, the tools for cohort files also by test_parcellations.py: 20 subjects of 2 sites, 100 volumes, 6
+ROIs (REST-meta-MDD has the width it must have).
 """
 
 from __future__ import annotations
@@ -145,6 +146,22 @@ def make_cohort_file(path: Path) -> None:
     read(folder).save(path)
 
 
+def make_atlases(path: Path) -> None:
+    """The folder with a second atlas, four/P01_four.npy ... P20_four.npy."""
+    make_folder(path)
+    (path / "dataset.toml").write_text('atlas = "six"\n[atlases.four]\npattern = "four/{subject}_four.npy"\n')
+    (path / "four").mkdir()
+    for number in range(1, COUNT + 1):
+        np.save(path / "four" / f"P{number:02}_four.npy", signal(COUNT + number, 4))
+
+
+def make_atlases_file(path: Path) -> None:
+    """The folder with two atlases once more, as one file."""
+    folder = path.with_name(f"{path.name}-folder")
+    make_atlases(folder)
+    read(folder).save(path)
+
+
 MAKERS = {
     "folder": make_folder,
     "texts": make_texts,
@@ -153,6 +170,8 @@ MAKERS = {
     "bids": make_bids,
     "nifti": make_nifti,
     "cohort": make_cohort_file,
+    "atlases": make_atlases,
+    "atlases-file": make_atlases_file,
 }
 
 

@@ -3,6 +3,7 @@
 Trouble with one subject's series is that subject's alone, which `check` lists as excluded; trouble with a table stops both.
 """
 
+import json
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ import pandas as pd
 import pytest
 import typer
 from rich.console import Console
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from m2lgdg import Cohort, InputError, cli
@@ -635,6 +637,49 @@ COHORT = [
 ]
 
 
+def other_entry(**changes: object) -> b.Spoil:
+    """Change the entry of the second atlas in the header of a cohort file."""
+
+    def spoil(path: Path) -> None:
+        with safe_open(path, framework="np") as file:
+            head = json.loads(file.metadata()["cohort"])
+        head["parcellations"][0] |= changes
+        b.header(path, cohort=json.dumps(head))
+
+    return spoil
+
+
+def shorter_atlas(path: Path) -> None:
+    b.tensors(path, **{"atlas-0.series": lambda series: series[:-3]})
+
+
+def nan_in_atlas(path: Path) -> None:
+    b.tensors(path, **{"atlas-0.series": lambda series: np.where(np.arange(len(series))[:, None] == 105, np.nan, series)})
+
+
+FOUR = "four/P05_four.npy"
+ATLASES = [
+    Case(
+        "fewer volumes in one atlas", "atlases", b.array(FOUR, lambda one: one[:-1]), (FOUR[5:], "99 volumes, but 100"), "P05"
+    ),
+    Case("a bad series of the first atlas", "atlases", b.array("P05.npy", b.value(np.nan)), ("P05.npy", "NaN"), "P05"),
+    Case("no series of the first atlas", "atlases", b.without("P05.npy"), ("P05", "no series file"), "P05", reason=("six",)),
+    Case("an unknown atlas", "atlases", nothing, ("no atlas ho", "six, four"), options=("--atlas", "six", "--atlas", "ho")),
+    Case("an atlas twice", "atlases", nothing, ("six is given twice",), options=("--atlas", "six", "--atlas", "six")),
+    Case("all and another", "atlases", nothing, ("all stands for every",), options=("--atlas", "all", "--atlas", "six")),
+    Case("no first atlas", "atlases", b.change(TOML, 'atlas = "six"\n', ""), (TOML, "atlases.four", "needs a name")),
+    Case("a key that no atlas has", "atlases", b.change(TOML, "pattern", "patern"), (TOML, "atlases.four.patern", "pattern")),
+    Case("a table for an atlas", "atlases", toml("[atlas.six]\npattern = '{subject}.npy'"), (TOML, "key atlas", "string")),
+    Case("a cut atlas", "atlases-file", shorter_atlas, ("/input", "damaged", "atlas four")),
+    Case("NaN in an atlas", "atlases-file", nan_in_atlas, ("/input", "damaged", "atlas four", "P02", "NaN at volume 6")),
+    Case("an atlas of other subjects", "atlases-file", other_entry(lacking=[20]), ("/input", "damaged", "atlas four")),
+    Case("an atlas that is the first", "atlases-file", other_entry(name="six"), ("/input", "damaged", "six appears 2 times")),
+    Case("an atlas without a name", "atlases-file", other_entry(name=""), ("/input", "damaged", "no name")),
+    Case("an atlas with other ROIs", "atlases-file", other_entry(rois=["a", "b"]), ("/input", "damaged", "(100, 4)")),
+    Case("an atlas with another name", "atlases-file", other_entry(name="five"), ("/input", "altered")),
+]
+
+
 def gone(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
 
@@ -681,7 +726,7 @@ CHOICES = [
     ),
 ]
 
-CASES = [*TABLES, *DATASET, *ARRAYS, *TEXTS, *ABIDE, *MDD, *BIDS, *NIFTI, *COHORT, *CHOICES]
+CASES = [*TABLES, *DATASET, *ARRAYS, *TEXTS, *ABIDE, *MDD, *BIDS, *NIFTI, *COHORT, *ATLASES, *CHOICES]
 SUBJECTS = [case for case in CASES if case.subject]
 
 

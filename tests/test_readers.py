@@ -116,7 +116,11 @@ def test_nothing_of_this_machine_is_in_the_cohort(name, tmp_path):
 
 def test_wrong_calls_say_what_would_be_right(tmp_path):
     folder, _ = made("npy", tmp_path)
-    with pytest.raises(InputError, match=r"kind folder has no option atlas; available: join_runs\."):
+    with pytest.raises(InputError, match=r"kind folder has no option strategy; available: atlas, join_runs\."):
+        read(folder, strategy="x")
+    with pytest.raises(
+        InputError, match=r'dataset\.toml has no atlas aal; name the one of the files there: atlas = "\.\.\."\.'
+    ):
         read(folder, atlas="aal")
     with pytest.raises(InputError, match=r"kind abide-pcp has no option stratgy; did you mean strategy\?"):
         read(folder, "abide-pcp", stratgy="x")

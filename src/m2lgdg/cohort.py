@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import pandas as pd
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-cohort-1"
+FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas in a cohort file, numbered from 0
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
 SAME_SCAN = " (same scan as "  # comes before the other subject in the reason of a duplicate's exclusion
@@ -68,6 +69,27 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Parcellation:
+    """The scans of a cohort in a further atlas: one (time, roi) series per subject, None where a subject has none."""
+
+    rois: tuple[str, ...]
+    series: Sequence[npt.NDArray[np.float32] | None]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rois", tuple(map(str, self.rois)))
+        object.__setattr__(self, "series", tuple(None if one is None else _read_only(one) for one in self.series))
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """(subject,) mask of the subjects that have this atlas."""
+        return np.array([one is not None for one in self.series], dtype=bool)
+
+    def select(self, keep: Sequence[int]) -> Parcellation:
+        """The subjects at these positions."""
+        return Parcellation(self.rois, tuple(self.series[i] for i in keep))
+
+
+@dataclass(frozen=True, eq=False)
 class Cohort:
     """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
 
@@ -76,6 +98,9 @@ class Cohort:
     `excluded` and `notes` record how the cohort was made. `truth` holds the planted effects of a synthetic cohort.
     `findings` are those of `m2lgdg check`, None if this very cohort was not checked: any other content, such as a part of its
     subjects, has findings of its own. They are stored with the cohort but are not part of its hash.
+
+    A cohort may hold its scans in several atlases. `series`, `rois` and `atlas` are those of the first; `parcellations` holds
+    the others by name, and `parcellation` gives a cohort of one atlas alone.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -92,6 +117,7 @@ class Cohort:
     notes: tuple[str, ...] = ()
     truth: dict[str, Any] | None = None
     allow_proxies: bool = False
+    parcellations: Mapping[str, Parcellation] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = field(default=None, init=False)  # so that dataclasses.replace drops them
 
     def __post_init__(self) -> None:
@@ -109,7 +135,9 @@ class Cohort:
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
         self._check_counts(table)
         put("phenotypes", _canonical_table(table, self.subjects))
-        self._check_series()
+        _check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
+        put("parcellations", dict(self.parcellations))
+        self._check_parcellations()
         self._check_inputs()
 
     def _check_counts(self, table: pd.DataFrame) -> None:
@@ -125,20 +153,27 @@ class Cohort:
         wrong = np.flatnonzero((self.tr <= 0) | np.isinf(self.tr))
         if len(wrong):
             raise InputError(f"cohort {self.name}: subject {self.subjects[wrong[0]]} has a TR of {self.tr[wrong[0]]:g} s.")
-        for what, values in (("subject", self.subjects), ("ROI", np.asarray(self.rois))):
-            names, counts = np.unique(values, return_counts=True)
-            if (counts > 1).any():
-                raise InputError(f"cohort {self.name}: {what} {names[counts > 1][0]} appears {counts.max()} times.")
+        _check_unique(f"cohort {self.name}", "subject", self.subjects)
+        _check_unique(f"cohort {self.name}", "ROI", np.asarray(self.rois))
 
-    def _check_series(self) -> None:
-        for subject, one in zip(self.subjects, self.series, strict=True):
-            if one.ndim != 2 or one.shape[1] != len(self.rois):
-                raise InputError(
-                    f"cohort {self.name}: the series of subject {subject} has shape {one.shape}, not (time, {len(self.rois)})."
-                )
-            defect = series_defect(one, self.rois)
-            if defect:
-                raise InputError(f"cohort {self.name}: subject {subject}: {defect}.")
+    def _check_parcellations(self) -> None:
+        for name, other in self.parcellations.items():
+            if not isinstance(name, str) or not name.strip():
+                raise InputError(f"cohort {self.name}: one of its atlases has no name.")
+            if not self.atlas:
+                raise InputError(f"cohort {self.name}: its first atlas has no name, so it cannot hold atlas {name} too.")
+            if name == self.atlas:
+                raise InputError(f"cohort {self.name}: atlas {name} appears 2 times.")
+            where = f"cohort {self.name}, atlas {name}"
+            if len(other.series) != len(self):
+                raise InputError(f"{where}: {len(self)} subjects but {len(other.series)} series.")
+            _check_unique(where, "ROI", np.asarray(other.rois))
+            _check_series(where, self.subjects, other.series, other.rois)
+            for subject, first, one in zip(self.subjects, self.series, other.series, strict=True):
+                if one is not None and len(one) != len(first):
+                    raise InputError(
+                        f"{where}: subject {subject} has {len(one)} volumes, but {len(first)} in atlas {self.atlas}."
+                    )
 
     def _check_inputs(self) -> None:
         for column in self.inputs:
@@ -158,9 +193,10 @@ class Cohort:
     def __repr__(self) -> str:
         patients, controls = int((self.labels == 1).sum()), int((self.labels == 0).sum())
         atlas = f" ({self.atlas})" if self.atlas else ""
+        others = "".join(f", {len(each.rois)} ROIs ({name})" for name, each in self.parcellations.items())
         return (
             f"Cohort {self.name}: {len(self)} subjects ({patients} patients, {controls} controls) "
-            f"of {len(self.site_names)} sites, {len(self.rois)} ROIs{atlas}"
+            f"of {len(self.site_names)} sites, {len(self.rois)} ROIs{atlas}{others}"
         )
 
     @property
@@ -173,11 +209,30 @@ class Cohort:
         """Number of volumes of each subject."""
         return np.array([len(one) for one in self.series], dtype=np.int64)
 
+    @property
+    def atlases(self) -> tuple[str, ...]:
+        """Names of the atlases, that of `series` first; a single atlas may have an empty name."""
+        return (self.atlas, *self.parcellations)
+
+    def parcellation(self, atlas: str) -> Cohort:
+        """Cohort of one atlas alone, with the subjects that have it; planted effects are known in the first atlas only."""
+        if atlas not in self.atlases:
+            known = f"it has {', '.join(self.atlases)}" if self.atlas else "its only atlas has no name"
+            raise InputError(f"cohort {self.name} has no atlas {atlas}; {known}.")
+        if atlas == self.atlas:
+            return self._changed(parcellations={}) if self.parcellations else self
+        other = self.parcellations[atlas]
+        series = tuple(one for one in other.series if one is not None)
+        chosen = self.select(other.present)
+        return chosen._changed(series=series, rois=other.rois, atlas=atlas, parcellations={}, truth=None)
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content; it does not depend on subject order, folder or file format."""
-        head = json.dumps([self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))])
-        return hashlib.sha256(head.encode() + b"".join(sorted(self._digests))).hexdigest()
+        head: list[object] = [self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))]
+        if self.parcellations:
+            head += [self.atlas, [(name, each.rois) for name, each in self.parcellations.items()]]
+        return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(self._digests))).hexdigest()
 
     @cached_property
     def _digests(self) -> tuple[bytes, ...]:
@@ -188,8 +243,12 @@ class Cohort:
         for i, one in enumerate(self.series):
             values = [columns[name][i] for name in names]
             text = [str(self.subjects[i]), str(self.sites[i]), int(self.labels[i]), _json_value(self.tr[i]), values]
+            others = {name: each.series[i] for name, each in self.parcellations.items()}
+            if others:
+                text.append([name for name, other in others.items() if other is not None])
             digest = hashlib.sha256(json.dumps(text).encode())
-            digest.update(np.ascontiguousarray(one, dtype="<f4").data)
+            for each in (one, *(other for other in others.values() if other is not None)):
+                digest.update(np.ascontiguousarray(each, dtype="<f4").data)
             digests.append(digest.digest())
         return tuple(digests)
 
@@ -215,6 +274,7 @@ class Cohort:
             labels=self.labels[keep],
             tr=self.tr[keep],
             phenotypes=self.phenotypes.iloc[keep],
+            parcellations={name: each.select(keep.tolist()) for name, each in self.parcellations.items()},
             findings=self.findings if np.array_equal(np.sort(keep), np.arange(len(self))) else None,
         )
         if "_digests" in self.__dict__:
@@ -269,6 +329,16 @@ class Cohort:
             object.__setattr__(other, key, value)
         return other
 
+    def _each_series(self, change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]) -> Cohort:
+        """A copy of the cohort with every series of every atlas changed."""
+        return self._changed(
+            series=tuple(change(one) for one in self.series),
+            parcellations={
+                name: Parcellation(each.rois, tuple(None if one is None else change(one) for one in each.series))
+                for name, each in self.parcellations.items()
+            },
+        )
+
     def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
         """Write the cohort atomically to one safetensors file with the series and a JSON header.
 
@@ -285,27 +355,34 @@ class Cohort:
         content = self
         if dtype == "float16":
             with np.errstate(over="ignore", invalid="ignore"):
-                packed = [_pack(one) for one in self.series]
-                content = self._changed(series=tuple(_unpack(*parts) for parts in packed))
-            for subject, one in zip(self.subjects, content.series, strict=True):
-                if not np.isfinite(one).all():
+                content = self._each_series(lambda one: _unpack(*_pack(one)))
+            self._check_range(content)
+        tensors |= _series_tensors("", self.series, len(self.rois), dtype)
+        for i, each in enumerate(self.parcellations.values()):
+            present = [one for one in each.series if one is not None]
+            tensors |= _series_tensors(FURTHER.format(i), present, len(each.rois), dtype)
+        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header())}
+        return write_tensors(path, tensors, header)
+
+    def _check_range(self, rounded: Cohort) -> None:
+        """Refuse series that float16 cannot hold."""
+        for series in (rounded.series, *(each.series for each in rounded.parcellations.values())):
+            for subject, one in zip(self.subjects, series, strict=True):
+                if one is not None and not np.isfinite(one).all():
                     raise InputError(
                         f"cohort {self.name}: the series of subject {subject} is out of range for float16; save it as float32."
                     )
-            tensors["series"] = np.concatenate([half for half, _, _ in packed])
-            tensors["offset"] = np.stack([offset for _, offset, _ in packed])
-            tensors["scale"] = np.stack([scale for _, _, scale in packed])
-        else:
-            tensors["series"] = np.concatenate(self.series)
-        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header())}
-        return write_tensors(path, tensors, header)
 
     def _columns(self) -> dict[str, list[float | str | None]]:
         return {str(name): [_json_value(value) for value in self.phenotypes[name].tolist()] for name in self.phenotypes}
 
     def _header(self) -> dict[str, Any]:
         text = [str(name) for name in self.phenotypes.columns if self.phenotypes[name].dtype != np.float64]
-        return {
+        further = [
+            {"name": name, "rois": each.rois, "lacking": np.flatnonzero(~each.present).tolist()}
+            for name, each in self.parcellations.items()
+        ]
+        header = {
             "name": self.name,
             "atlas": self.atlas,
             "rois": self.rois,
@@ -320,6 +397,7 @@ class Cohort:
             "truth": self.truth,
             "findings": self.findings,
         }
+        return header | {"parcellations": further} if further else header
 
     @classmethod
     def load(cls, path: str | Path) -> Cohort:
@@ -335,16 +413,12 @@ class Cohort:
 
     @classmethod
     def _from_parts(cls, head: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]) -> Cohort:
-        lengths = tensors["lengths"]
-        parts = np.split(tensors["series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
-        if "scale" in tensors:
-            parts = [_unpack(*each) for each in zip(parts, tensors["offset"], tensors["scale"], strict=True)]
         columns = {
             name: values if name in head["text_columns"] else np.array(values, dtype=np.float64)
             for name, values in head["phenotypes"].items()
         }
         cohort = cls(
-            series=parts,
+            series=_stored_series("", tensors, tensors["lengths"]),
             subjects=head["subjects"],
             sites=head["sites"],
             labels=tensors["labels"],
@@ -358,6 +432,7 @@ class Cohort:
             notes=tuple(head["notes"]),
             truth=head["truth"],
             allow_proxies=head["allow_proxies"],
+            parcellations=_stored_parcellations(head.get("parcellations", []), tensors),
         )
         findings = head.get("findings")  # absent in files of earlier versions
         return cohort if findings is None else cohort.with_findings(read_findings(findings))
@@ -402,6 +477,68 @@ def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sort key that puts S2 before S10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
+
+
+def _check_unique(where: str, what: str, values: npt.NDArray[np.str_]) -> None:
+    names, counts = np.unique(values, return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"{where}: {what} {names[counts > 1][0]} appears {counts.max()} times.")
+
+
+def _check_series(
+    where: str, subjects: npt.NDArray[np.str_], series: Iterable[npt.NDArray[np.float32] | None], rois: tuple[str, ...]
+) -> None:
+    for subject, one in zip(subjects, series, strict=True):
+        if one is None:
+            continue
+        if one.ndim != 2 or one.shape[1] != len(rois):
+            raise InputError(f"{where}: the series of subject {subject} has shape {one.shape}, not (time, {len(rois)}).")
+        defect = series_defect(one, rois)
+        if defect:
+            raise InputError(f"{where}: subject {subject}: {defect}.")
+
+
+def _series_tensors(
+    prefix: str, series: Sequence[npt.NDArray[np.float32]], rois: int, dtype: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Tensors of a cohort file with the series of one atlas, one after the other."""
+    if prefix and not series:  # no subject of a selection has this atlas
+        return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
+    if dtype == "float32":
+        return {f"{prefix}series": np.concatenate(series)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = zip(*(_pack(one) for one in series), strict=True)
+    half, offset, scale = parts
+    return {f"{prefix}series": np.concatenate(half), f"{prefix}offset": np.stack(offset), f"{prefix}scale": np.stack(scale)}
+
+
+def _stored_series(
+    prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.float32]]:
+    parts = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
+    if f"{prefix}scale" in tensors:
+        packed = zip(parts, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)
+        parts = [_unpack(*each) for each in packed]
+    return parts
+
+
+def _stored_parcellations(
+    entries: Sequence[Mapping[str, Any]], tensors: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, Parcellation]:
+    """Further atlases of a cohort file; `entries` are those of its header."""
+    lengths = tensors["lengths"]
+    parcellations: dict[str, Parcellation] = {}
+    for i, entry in enumerate(entries):
+        name, lacking = entry["name"], set(entry["lacking"])
+        if name in parcellations or not lacking <= set(range(len(lengths))):
+            raise ValueError(f"atlas {name} is listed twice, or for subjects that the file does not have")
+        stored = lengths[[position not in lacking for position in range(len(lengths))]]
+        if int(stored.sum()) != len(tensors[f"{FURTHER.format(i)}series"]):
+            raise ValueError(f"the series of atlas {name} do not have the volumes of its subjects")
+        parts = iter(_stored_series(FURTHER.format(i), tensors, stored))
+        series = [None if position in lacking else next(parts) for position in range(len(lengths))]
+        parcellations[name] = Parcellation(entry["rois"], series)
+    return parcellations
 
 
 def _pack(

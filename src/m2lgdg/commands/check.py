@@ -75,14 +75,17 @@ def check(
     """
     from rich.markup import escape
 
-    from m2lgdg.data.check import check_cohort
+    from m2lgdg.data.check import atlas_line, check_cohort
 
     cohort = reading.read_cohort(context, path, kind, "exclude")
     with terminal.progress("checking the cohort"):
         result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
     write_check(result, folder)
-    terminal.out.print(f"[bold]{escape(repr(cohort))}[/]\n", soft_wrap=True)
+    terminal.out.print(f"[bold]{escape(repr(cohort))}[/]", soft_wrap=True)
+    if line := atlas_line(cohort):
+        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    terminal.out.print()
     show_check(result)
     verdict = {0: "usable", 1: "usable, with findings", 2: "unusable"}[result.exit_code]
     terminal.out.print(

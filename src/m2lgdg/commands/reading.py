@@ -21,7 +21,15 @@ Source = Annotated[
 Kind = Annotated[
     str | None, typer.Option(help="Kind of data: abide-pcp, rest-meta-mdd, bids, folder or cohort (default: guessed).")
 ]
-Atlas = Annotated[str | None, typer.Option(help="Atlas, if there are several (aal, cc200, power264, 4S156Parcels ...).")]
+Atlas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--atlas",
+        help="Atlas, if there are several (aal, cc200, power264 ...); may be repeated, the first one counts as the main one. "
+        "all: every atlas, in alphabetical order.",
+        show_default=False,
+    ),
+]
 Strategy = Annotated[str | None, typer.Option(help="Preprocessing pipeline, if there are several (cpac/filt_global ...).")]
 QualityChecked = Annotated[
     bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
@@ -66,7 +74,7 @@ def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: On
     from m2lgdg.storage import InputError
 
     given = {name: context.params[name] for name in READER_OPTIONS}
-    given = {name: value for name, value in given.items() if value not in (None, "") and value is not False}
+    given = {name: value for name, value in given.items() if value not in (None, "", [], ()) and value is not False}
     named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
 from m2lgdg.data.duplicates import Pair, find_duplicates
 from m2lgdg.data.readers.motion import TOO_LARGE
+from m2lgdg.data.readers.several import UNUSABLE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 from m2lgdg.metrics import auc
 
@@ -27,11 +28,15 @@ BAD = "bad files"
 MANY_FLAT = 0.1  # fraction of a subject's ROIs
 EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohort
 LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
+NAMED = 6  # subjects that a sentence names at most
 SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of one subject
+# Note of a reader on a series that it left out
+ATLAS_OF_SUBJECT = re.compile(rf"{UNUSABLE}subject (?P<subject>[^,]+), atlas (?P<atlas>[^:]+): (?P<reason>.+)")
 # Exclusions that the user requested or the release documents
 EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate", TOO_LARGE)
 TRAINING = ("leave-one-site-out", "small site")  # kinds of findings that do not matter where subjects are only predicted
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
+Part = tuple[Cohort, npt.NDArray[np.bool_]]  # cohort of one atlas, and the (subject, roi) mask of its flat ROIs
 
 
 @dataclass(frozen=True)
@@ -51,22 +56,23 @@ class Check:
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
-    flat = np.array([(one == one[0]).all(axis=0) for one in cohort.series])  # (subject, roi)
+    parts: list[Part] = [(part, _flat_rois(part)) for part in map(cohort.parcellation, cohort.atlases) if len(part)]
     checks = {
         "leave-one-site-out": _protocol(cohort),
         "small site": _tiny(cohort),
         "exclusion": _exclusions(cohort),
-        "empty scan": _empty(cohort, flat),
+        "empty scan": _by_atlas(cohort, parts, _empty),
         DUPLICATE: _duplicates(cohort),
-        "flat ROI": _flat(cohort, flat),
+        "atlas": _lacking(cohort),
+        "flat ROI": _by_atlas(cohort, parts, _flat),
         "short scan": _short(cohort),
-        "axes": _swapped(cohort),
+        "axes": _by_atlas(cohort, parts, lambda part, _: _swapped(part)),
         "TR": _repetition_times(cohort),
-        "units": _units(cohort, flat),
+        "units": _by_atlas(cohort, parts, _units),
         "value": _implausible(cohort),
         "missing": _missing(cohort),
         "proxy": _proxies(cohort),
-        "ROI names": _unnamed(cohort),
+        "ROI names": _by_atlas(cohort, parts, lambda part, _: _unnamed(part)),
         "inputs": iter([Finding("note", f"Inputs of the methods: {', '.join(cohort.inputs) or 'none'}.")]),
         "note": _notes(cohort),
     }
@@ -77,17 +83,56 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         for finding in sentences
     ]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return Check(_site_table(cohort, flat), tuple(findings), _inclusion(cohort, findings))
+    return Check(_site_table(cohort, parts), tuple(findings), _inclusion(cohort, findings))
+
+
+def atlas_line(cohort: Cohort) -> str:
+    """One line on the atlases of a cohort, with their ROIs and subjects; empty if there is only one."""
+    if not cohort.parcellations:
+        return ""
+    parts = map(cohort.parcellation, cohort.atlases)
+    listed = [f"{part.atlas} ({len(part.rois)} ROIs, {counted(len(part), 'subject')})" for part in parts]
+    return f"Atlases: {', '.join(listed)}."
+
+
+def _by_atlas(
+    cohort: Cohort, parts: Iterable[Part], check: Callable[[Cohort, npt.NDArray[np.bool_]], Iterator[Finding]]
+) -> Iterator[Finding]:
+    """Findings about each atlas in turn; they name it if the cohort has several."""
+    for part, flat in parts:
+        name = f"Atlas {part.atlas}: " if cohort.parcellations else ""
+        for finding in check(part, flat):
+            anonymous = finding.anonymous and f"{name}{finding.anonymous}"
+            yield finding._replace(text=f"{name}{finding.text}", anonymous=anonymous)
+
+
+def _flat_rois(cohort: Cohort) -> npt.NDArray[np.bool_]:
+    """(subject, roi) mask of the ROIs that are constant in time."""
+    return np.array([(one == one[0]).all(axis=0) for one in cohort.series])
+
+
+def _lacking(cohort: Cohort) -> Iterator[Finding]:
+    """Subjects that do not have every atlas."""
+    for atlas, each in cohort.parcellations.items():
+        subjects = tuple(cohort.subjects[~each.present].tolist())
+        if subjects:
+            text = f"{counted(len(subjects), 'subject')} {'has' if len(subjects) == 1 else 'have'} no series of atlas {atlas}"
+            rest = f" and {len(subjects) - NAMED} more" if len(subjects) > NAMED else ""
+            yield Finding("finding", f"{text} ({', '.join(subjects[:NAMED])}{rest}).", subjects, anonymous=f"{text}.")
 
 
 def empty_scans(cohort: Cohort) -> list[int]:
     """Positions of subjects whose scan is numerically empty: its sd is below a millionth of the median of the cohort.
 
+    If the cohort has several atlases, it is enough that the scan is empty in one of them.
+
     Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
     a site are so small, its units differ instead, which is another finding. To leave such subjects out:
     `cohort.select(np.setdiff1d(np.arange(len(cohort)), empty_scans(cohort)))`.
     """
-    return _empty_positions(cohort, _spreads(cohort))
+    parts = [cohort.parcellation(atlas) for atlas in cohort.atlases]
+    subjects = {str(part.subjects[i]) for part in parts for i in _empty_positions(part, _spreads(part))}
+    return [i for i, subject in enumerate(cohort.subjects.tolist()) if subject in subjects]
 
 
 def _spreads(cohort: Cohort, flat: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
@@ -120,7 +165,10 @@ def _empty(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
         yield Finding("finding", text, (subject,), anonymous=f"The scan of a subject ({cohort.sites[i]}) is numerically empty.")
 
 
-def _site_table(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> pd.DataFrame:
+def _site_table(cohort: Cohort, parts: Iterable[Part]) -> pd.DataFrame:
+    """One row per site; flat ROIs count in any atlas."""
+    with_flat = {subject for part, flat in parts for subject in part.subjects[flat.any(axis=1)].tolist()}
+    flat = np.isin(cohort.subjects, sorted(with_flat))
     lengths = cohort.lengths
     missing = cohort.phenotypes[list(cohort.inputs)].isna().any(axis=1).to_numpy()
     rows = []
@@ -135,7 +183,7 @@ def _site_table(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> pd.DataFrame:
                 "controls": int((cohort.labels[here] == 0).sum()),
                 "volumes": _span(lengths[here].tolist()),
                 "TR": _span([value for value in trs if not np.isnan(value)]) or "?",
-                "with flat ROIs": int(flat[here].any(axis=1).sum()),
+                "with flat ROIs": int(flat[here].sum()),
                 "missing phenotypes": int(missing[here].sum()),
             }
         )
@@ -238,14 +286,15 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
 
 
 def _copy(pair: Pair) -> str:
+    atlases = f"atlas {', '.join(pair.atlases)}" if pair.atlases else ""
     if pair.exact:
-        return "have identical series"
+        return f"have identical series ({atlases})" if atlases else "have identical series"
     how = {
         "reversed": "their series correlate at {:.3f} if one is reversed in time",
         "resampled": "their series correlate at {:.3f} if one is resampled in time",
         "fc": "their FC correlates at {:.3f}, more than that of two people does",
     }.get(pair.how, "their series correlate at {:.3f}")
-    return f"appear to be the same scan ({how.format(pair.correlation)})"
+    return f"appear to be the same scan ({atlases}{': ' * bool(atlases)}{how.format(pair.correlation)})"
 
 
 def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
@@ -350,6 +399,10 @@ def _notes(cohort: Cohort) -> Iterator[Finding]:
             subjects = (match[1],) if match else ()
             anonymous = f"A subject, column {text[match.end() :]}." if match else "A value is not plausible."
             yield Finding("finding", f"{text[0].upper()}{text[1:]}.", subjects, "value", anonymous)
+        elif (match := ATLAS_OF_SUBJECT.match(note)) is not None:
+            lacks = f"has no series of atlas {match['atlas']}"
+            text = f"Subject {match['subject']} {lacks}: {match['reason']}."
+            yield Finding("finding", text, (match["subject"],), "atlas", f"A subject {lacks}, because its file is unusable.")
         else:
             yield Finding("note", note)
 

@@ -38,7 +38,8 @@ class Pair(NamedTuple):
     """Positions of two subjects with the same scan, and how that was recognised.
 
     `correlation` is that of the aligned series, after reversal or resampling in time if `how` is so; for "fc" it is that of
-    FC without the global signal.
+    FC without the global signal. `atlases` are those in which it was recognised, if the cohort has several; the rest is that
+    of the first of them.
     """
 
     first: int
@@ -46,13 +47,30 @@ class Pair(NamedTuple):
     exact: bool
     correlation: float
     how: How = "aligned"
+    atlases: tuple[str, ...] = ()
 
 
 def find_duplicates(cohort: Cohort) -> list[Pair]:
     """Pairs of subjects with identical series, or with the same scan cropped, rescaled, shifted, reversed or resampled.
 
-    The module's docstring states which copies are recognised and which are not.
+    The module's docstring states which copies are recognised and which are not. Every atlas of the cohort is compared; it is
+    enough that two subjects have the same scan in one of them.
     """
+    if not cohort.parcellations:
+        return _pairs(cohort)
+    pairs: dict[tuple[int, int], Pair] = {}
+    for atlas in cohort.atlases:
+        part = cohort.parcellation(atlas)
+        position = np.flatnonzero(np.isin(cohort.subjects, part.subjects)).tolist()
+        for pair in _pairs(part):
+            key = position[pair.first], position[pair.second]
+            known = pairs.get(key, pair._replace(first=key[0], second=key[1]))
+            pairs[key] = known._replace(atlases=(*known.atlases, atlas))
+    return sorted(pairs.values())
+
+
+def _pairs(cohort: Cohort) -> list[Pair]:
+    """Pairs of subjects with the same scan in the first atlas."""
     pairs = []
     known: dict[bytes, int] = {}
     for i, one in enumerate(cohort.series):

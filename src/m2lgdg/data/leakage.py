@@ -32,6 +32,7 @@ def leakage_checks(cohort: Cohort, targets: Iterable[str] | None = None) -> list
 def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
     """`leakage_checks` of given folds. Details name sites and counts but no subjects, because reports are shared."""
     series = {subject: _digest(one) for subject, one in zip(cohort.subjects.tolist(), cohort.series, strict=True)}
+    # Copies in a further atlas only are near-duplicates: their series in the first atlas differ.
     names = cohort.subjects.tolist()
     pairs = [(names[pair.first], names[pair.second]) for pair in find_duplicates(cohort)]
     near = [(a, b) for a, b in pairs if series[a] != series[b]]

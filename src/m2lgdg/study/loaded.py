@@ -66,7 +66,7 @@ def _read(path: str, verify: bool) -> Cohort:
         raise _unreadable(path, error) from None
     if verify and cohort.hash != metadata["hash"]:
         raise InputError(f"{path} was altered after it was written: its content does not match its hash.")
-    return cohort._changed(series=tuple(_constant(series) for series in cohort.series))
+    return cohort._each_series(_constant)
 
 
 def _metadata(header: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from types import ModuleType
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.readers.gather import OnBad, Progress
 from m2lgdg.data.readers.motion import limit_motion
+from m2lgdg.data.readers.several import NO_SERIES
 from m2lgdg.storage import InputError
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
@@ -39,7 +40,8 @@ def read(
     """Read the cohort at `path`: a file written by `Cohort.save`, or a folder of a supported kind.
 
     An invalid subject (unreadable file, NaN, wrong columns, not listed ...) raises an error with its place and reason; with
-    `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind.
+    `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind;
+    `atlas` takes one name, several (`atlas=("aal", "ho")`) or `"all"`.
 
     `max_motion` keeps only subjects whose mean head motion is below it, for any kind of cohort (`motion.limit_motion`);
     `motion_column` names the phenotype with the motion if it has none of the usual names.
@@ -75,10 +77,10 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
 def stops_reading(path: Path, kind: str | None, excluded: Iterable[Exclusion]) -> bool:
     """Whether some of the subjects excluded from a folder would end its reading with `on_bad="stop"`."""
     # An own folder must be complete. A release or BIDS derivatives may have been downloaded in part.
-    reasons = {"series file but not listed"}
+    reasons = ["series file but not listed"]
     if (kind or guess(path)) == "folder":
-        reasons.add("listed but no series file")
-    return any(each.reason.endswith(".") or each.reason in reasons for each in excluded)
+        reasons.append(NO_SERIES)
+    return any(each.reason.endswith(".") or each.reason.startswith(tuple(reasons)) for each in excluded)
 
 
 def guess(path: Path) -> str:

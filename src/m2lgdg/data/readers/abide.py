@@ -6,6 +6,8 @@ Called by `m2lgdg.read`. The files may be in one folder, in pipeline/strategy fo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, numbered_rois
+from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.text import read_table
 from m2lgdg.storage import InputError
 
@@ -24,6 +27,7 @@ STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal"
 # Ratings that pass for each rater. They keep 871 of the release's 1,035 subjects, the subset that most papers use.
 RATINGS = {"qc_rater_1": ("OK",), "qc_anat_rater_2": ("OK", "maybe"), "qc_func_rater_2": ("OK", "maybe")}
 RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
+Files = dict[str, Path]  # series files by FILE_ID
 INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
 
 # Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band
@@ -40,7 +44,7 @@ def matches(path: Path) -> bool:
 def read(
     path: Path,
     *,
-    atlas: str | None = None,
+    atlas: Atlases = None,
     strategy: str | None = None,
     quality_checked: bool = False,
     on_bad: OnBad = "stop",
@@ -48,8 +52,9 @@ def read(
 ) -> Cohort:
     """Read the subjects that have both a phenotype row and a series file.
 
-    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed if the folder has several. `quality_checked`
-    keeps only subjects that passed all quality raters of the release.
+    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed if the folder has several. Several atlases can
+    be read at once (`several.gather_atlases`), `"all"` for all of them. `quality_checked` keeps only subjects that passed all
+    quality raters of the release.
     """
     table_path = _table_path(path)
     if table_path is None:
@@ -60,16 +65,17 @@ def read(
     table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
 
     tables.sites(table, "SITE_ID", table_path)  # raises for a subject without a site
-    atlas, strategy, files = _choose(path, atlas, strategy)
+    strategy, by_atlas = _choose(path, atlas, strategy)
+    atlases = tuple(by_atlas)
+    files = by_atlas[atlases[0]]
     excluded = [
         Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
     ]
-    excluded += [
-        Exclusion(one, table.at[one, "SITE_ID"], "listed but no series file") for one in table.index if one not in files
-    ]
-    unlisted = sorted(set(files) - set(table.index))
+    excluded += [Exclusion(one, table.at[one, "SITE_ID"], no_series(atlases)) for one in table.index if one not in files]
+    every = {one: file for each in reversed(by_atlas.values()) for one, file in each.items()}
+    unlisted = sorted(set(every) - set(table.index))
     if unlisted and on_bad == "stop":
-        raise InputError(f"{files[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
+        raise InputError(f"{every[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
     excluded += [Exclusion(one, "", "series file but not listed") for one in unlisted]
     table = table.loc[[one for one in table.index if one in files]]
     if quality_checked:
@@ -78,8 +84,10 @@ def read(
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
         table = table.drop(failed.index)
 
-    included = [SeriesFile(one, table.at[one, "SITE_ID"], files[one]) for one in table.index]
-    gathered = gather(included, lambda file: _load(file, atlas), table_path, on_bad=on_bad, progress=progress)
+    sources = [AtlasFiles(name, _series_files(table, each), partial(_load, atlas=name)) for name, each in by_atlas.items()]
+    gathered, parcellations, notes = gather_atlases(
+        sources[0], lambda: sources[1:], table_path, on_bad=on_bad, progress=progress
+    )
     table = table.loc[[each.subject for each in gathered.files]]
     labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
     phenotypes, implausible = _phenotypes(table, table_path)
@@ -92,11 +100,22 @@ def read(
         phenotypes=phenotypes,
         inputs=tuple(INPUTS),
         tr=np.array([_repetition_time(one, site) for one, site in table["SITE_ID"].items()]),
-        atlas=atlas,
+        atlas=atlases[0],
         name="abide",
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}, strategy {strategy}", note, "TR from the sites' scan protocols", *implausible),
+        notes=(
+            *(f"atlas {name}, strategy {strategy}" for name in atlases),
+            note,
+            "TR from the sites' scan protocols",
+            *implausible,
+            *notes,
+        ),
+        parcellations=parcellations,
     )
+
+
+def _series_files(table: pd.DataFrame, files: Files) -> list[SeriesFile]:
+    return [SeriesFile(one, table.at[one, "SITE_ID"], files[one]) for one in table.index if one in files]
 
 
 def _repetition_time(subject: str, site: str) -> float:
@@ -107,9 +126,21 @@ def _table_path(path: Path) -> Path | None:
     return min(path.glob("Phenotypic_V1_0b*.csv"), default=None)
 
 
-def _choose(path: Path, atlas: str | None, strategy: str | None) -> tuple[str, str, dict[str, Path]]:
-    """Atlas, strategy and series files by FILE_ID, for the requested or the only atlas and strategy."""
-    groups: dict[tuple[str, str], dict[str, Path]] = {}
+def _choose(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, Files]]:
+    """Strategy, and the series files of the requested atlases or the only one, by atlas."""
+    groups = _groups(path)
+    available = [key[0] for key in groups if _is_strategy(key[1], strategy)] or [key[0] for key in groups]
+    keys = [_one_group(path, groups, name, strategy) for name in requested(atlas, available) or (None,)]
+    for name, other in keys[1:]:
+        if other != keys[0][1]:
+            different = f"atlas {keys[0][0]} has the strategy {keys[0][1] or '(flat)'}, atlas {name} {other or '(flat)'}"
+            raise InputError(f"{path}: {different}; atlases that are read together must have the same.")
+    return keys[0][1] or "not known", {key[0]: groups[key] for key in keys}
+
+
+def _groups(path: Path) -> dict[tuple[str, str], Files]:
+    """Series files by atlas and strategy."""
+    groups: dict[tuple[str, str], Files] = {}
     for file in sorted(path.glob("**/*_rois_*.1D")):
         match = SERIES.match(file.name)
         if match:
@@ -119,14 +150,22 @@ def _choose(path: Path, atlas: str | None, strategy: str | None) -> tuple[str, s
             group[match["id"]] = file
     if not groups:
         raise InputError(f"{path} has no series files (<FILE_ID>_rois_<atlas>.1D).")
-    wanted = [key for key in groups if atlas in (None, key[0]) and (strategy is None or f"/{key[1]}".endswith(f"/{strategy}"))]
+    return groups
+
+
+def _one_group(path: Path, groups: Iterable[tuple[str, str]], atlas: str | None, strategy: str | None) -> tuple[str, str]:
+    """Atlas and strategy of the requested or the only group."""
+    wanted = [key for key in groups if atlas in (None, key[0]) and _is_strategy(key[1], strategy)]
     if len(wanted) != 1:
         problem = "matches several of" if wanted else "matches none of"
         available = "; ".join(f"atlas {each[0]}, strategy {each[1] or '(flat)'}" for each in sorted(wanted or groups))
         request = f"atlas {atlas or 'not given'}, strategy {strategy or 'not given'}"
         raise InputError(f"{path}: {request} {problem} the available series: {available}.")
-    (key,) = wanted
-    return key[0], key[1] or "not known", groups[key]
+    return wanted[0]
+
+
+def _is_strategy(present: str, wanted: str | None) -> bool:
+    return wanted is None or f"/{present}".endswith(f"/{wanted}")
 
 
 def _strategy_of(folder: Path) -> str:

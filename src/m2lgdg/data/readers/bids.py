@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, Exclusion, natural_key
-from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, gather, joined
+from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, joined
 from m2lgdg.data.readers.images import DAMAGED, load_image, need_whole
-from m2lgdg.data.readers.participants import read_participants
+from m2lgdg.data.readers.participants import Participants, read_participants
+from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.tables import need_columns, need_distinct, need_seconds, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
 from m2lgdg.storage import InputError, one_line, read_bytes
@@ -28,6 +30,8 @@ ADVICE = "give the words of each class with the options patient and control: --p
 # How to name the column of a role that was not found, by role.
 COLUMNS = {role: f"rename the right one to {role}" for role in ("subject", "label")}
 COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site-name NAME)"
+Runs = dict[str, list[Path]]  # by subject, without sub-
+SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of the scan from which a series was extracted
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
 LARGEST_SIDECAR = 16 << 20  # bytes
@@ -42,7 +46,7 @@ def matches(path: Path) -> bool:
 def read(
     path: Path,
     *,
-    atlas: str | None = None,
+    atlas: Atlases = None,
     participants: str | Path | None = None,
     atlas_image: str | Path | None = None,
     atlas_labels: str | Path | None = None,
@@ -56,7 +60,8 @@ def read(
 ) -> Cohort:
     """Read the subjects of participants.tsv that have a series.
 
-    `atlas` selects the `_atlas-` entity. `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
+    `atlas` selects the `_atlas-` entity, or several, which must be of the same runs; `"all"` stands for all of them.
+    `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
     from NIfTI runs instead. `only` lists entities that a file name must have ("task-rest run-01"), needed if a subject has
     several runs, unless `join_runs` puts them one after the other in the order of their names: each run of every subject, also
     of one with a single run, is z-scored per ROI first, and all runs of a subject must have one TR. `patient` and `control`
@@ -69,32 +74,47 @@ def read(
     people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE, where=COLUMNS, same=_label)
     load: Load = _load_table
     if atlas_image is None:
-        atlas, runs = _series_tables(path, atlas, only, join_runs)
+        by_atlas = _series_tables(path, atlas, only, join_runs)
     else:
         parcellation = _Parcellation(Path(atlas_image), Path(atlas_labels) if atlas_labels else None)
-        atlas = atlas or Path(atlas_image).name.split(".")[0]
-        runs = _by_subject([file for file in sorted(path.glob(IMAGES)) if _has(file, only)], path, join_runs)
+        images = [file for file in sorted(path.glob(IMAGES)) if _has(file, only)]
+        by_atlas = {_image_atlas(atlas, Path(atlas_image)): _by_subject(images, path, join_runs)}
         load = parcellation.load
-    files = {name: each[0] for name, each in runs.items()}
+    atlases = tuple(by_atlas)
+    runs = by_atlas[atlases[0]]
     order = {_label(one): i for i, one in enumerate(people.subjects)}
     excluded = [
-        Exclusion(one, str(people.sites[i]), "listed but no series file")
+        Exclusion(one, str(people.sites[i]), no_series(atlases))
         for i, one in enumerate(people.subjects)
-        if _label(one) not in files
+        if _label(one) not in runs
     ]
-    for name in sorted(set(files) - set(order)):
+    every = {name: files[0] for each in reversed(by_atlas.values()) for name, files in each.items()}
+    for name in sorted(set(every) - set(order)):
         if on_bad == "stop":
-            raise InputError(f"{files[name]}: subject sub-{name} is not in {table}.")
+            raise InputError(f"{every[name]}: subject sub-{name} is not in {table}.")
         excluded.append(Exclusion(f"sub-{name}", "", "series file but not listed"))
-    included = [SeriesFile(people.subjects[i], str(people.sites[i]), files[name]) for name, i in order.items() if name in files]
     trs: dict[Path, float] = {}
 
     def load_with_tr(file: Path) -> tuple[Rois, Series]:
-        together = runs[dict(ENTITY.findall(file.name))["sub"]]
+        together = runs[_subject_of(file)]
         trs[file] = _one_repetition_time(together)  # here, so that a bad sidecar file concerns its subject only
         return joined(together, load) if join_runs else load(file)
 
-    gathered = gather(included, load_with_tr, table, on_bad=on_bad, progress=progress)
+    def load_same_runs(file: Path, others: Runs) -> tuple[Rois, Series]:
+        together = others[_subject_of(file)]
+        _need_same_runs(together, runs[_subject_of(file)], atlases[0])
+        return joined(together, load) if join_runs else load(file)
+
+    gathered, parcellations, notes = gather_atlases(
+        AtlasFiles(atlases[0], _series_files(people, runs), load_with_tr),
+        lambda: [
+            AtlasFiles(name, _series_files(people, by_atlas[name]), partial(load_same_runs, others=by_atlas[name]))
+            for name in atlases[1:]
+        ],
+        table,
+        on_bad=on_bad,
+        progress=progress,
+    )
     rows = [order[_label(each.subject)] for each in gathered.files]
     measured = np.array([trs[each.path] for each in gathered.files])
     return Cohort(
@@ -106,10 +126,11 @@ def read(
         phenotypes=people.phenotypes.iloc[rows],
         inputs=people.inputs,
         tr=np.where(np.isnan(measured), people.tr[rows], measured),
-        atlas=atlas,
+        atlas=atlases[0],
         name=path.resolve().name,
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}", *people.notes, *((JOINED,) if join_runs else ())),
+        notes=(*(f"atlas {name}" for name in atlases), *people.notes, *((JOINED,) if join_runs else ()), *notes),
+        parcellations=parcellations,
     )
 
 
@@ -121,11 +142,38 @@ def _label(subject: str) -> str:
     return subject.removeprefix("sub-")
 
 
+def _subject_of(file: Path) -> str:
+    return str(dict(ENTITY.findall(file.name))["sub"])
+
+
+def _series_files(people: Participants, runs: Runs) -> list[SeriesFile]:
+    listed = zip(people.subjects, people.sites.tolist(), strict=True)
+    return [SeriesFile(one, site, runs[_label(one)][0]) for one, site in listed if _label(one) in runs]
+
+
+def _image_atlas(atlas: Atlases, image: Path) -> str:
+    """Name of the atlas of an image: the one that was given, or that of the file."""
+    names = requested(atlas, ())
+    if len(names) > 1:
+        raise InputError(f"{image} is one atlas; give one name with atlas (--atlas), not {len(names)}.")
+    return names[0] if names else image.name.split(".")[0]
+
+
+def _need_same_runs(runs: list[Path], first: list[Path], atlas: str) -> None:
+    """Refuse a series that was not extracted from the runs of the first atlas."""
+    scans, expected = (
+        [[dict(ENTITY.findall(run.name)).get(name) for name in SCAN_ENTITIES] for run in each] for each in (runs, first)
+    )
+    if scans != expected:
+        raise InputError(f"{runs[0]}: it is not of the same run as {first[0].name} of atlas {atlas}.")
+
+
 def _has(file: Path, only: str) -> bool:
     return all(f"_{part}_" in f"_{file.name}" for part in only.split())
 
 
-def _series_tables(path: Path, atlas: str | None, only: str, join_runs: bool) -> tuple[str, dict[str, list[Path]]]:
+def _series_tables(path: Path, atlas: Atlases, only: str, join_runs: bool) -> dict[str, Runs]:
+    """Runs of the requested atlases, or of the only one, by atlas."""
     groups: dict[str, list[Path]] = {}
     for file in sorted(path.glob(TABLES)):
         entities = dict(ENTITY.findall(file.name))
@@ -133,19 +181,20 @@ def _series_tables(path: Path, atlas: str | None, only: str, join_runs: bool) ->
             groups.setdefault(entities.get("atlas") or entities["seg"], []).append(file)
     if not groups:
         raise InputError(f"{path} has no series tables (sub-*_atlas-*_timeseries.tsv); for NIfTI runs give an atlas image.")
-    if atlas is None and len(groups) > 1:
+    names = requested(atlas, groups)
+    if not names and len(groups) > 1:
         raise InputError(f"{path} has several atlases; choose one of {', '.join(sorted(groups))}.")
-    name = atlas or next(iter(groups))
-    if name not in groups:
-        raise InputError(f"{path} has no atlas {name}; it has {', '.join(sorted(groups))}.")
-    return name, _by_subject([file for file in groups[name] if _has(file, only)], path, join_runs)
+    unknown = next((name for name in names if name not in groups), None)
+    if unknown is not None:
+        raise InputError(f"{path} has no atlas {unknown}; it has {', '.join(sorted(groups))}.")
+    return {name: _by_subject([file for file in groups[name] if _has(file, only)], path, join_runs) for name in names or groups}
 
 
-def _by_subject(files: list[Path], path: Path, join_runs: bool) -> dict[str, list[Path]]:
+def _by_subject(files: list[Path], path: Path, join_runs: bool) -> Runs:
     """Runs of each subject in natural order; without `join_runs`, a second run is an error."""
     if not files:
         raise InputError(f"{path} has no run with the requested entities.")
-    chosen: dict[str, list[Path]] = {}
+    chosen: Runs = {}
     for file in sorted(files, key=lambda one: natural_key(one.name)):
         entities = dict(ENTITY.findall(file.name))
         runs = chosen.setdefault(entities.get("sub", ""), [])

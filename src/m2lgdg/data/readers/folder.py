@@ -11,7 +11,8 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,12 +29,12 @@ from m2lgdg.data.readers.gather import (
     Rois,
     Series,
     SeriesFile,
-    gather,
     joined,
     load_array,
     numbered_rois,
 )
 from m2lgdg.data.readers.participants import Participants, read_participants
+from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.tables import ALIASES, LARGEST_TABLE, need_columns, need_distinct, need_seconds, read_text_table
 from m2lgdg.storage import InputError, one_line, read_bytes
 
@@ -57,6 +58,15 @@ class Labels(_Strict):
     control: list[str | int] = []
 
 
+class FurtherAtlas(_Strict):
+    """[atlases.NAME] of dataset.toml: the same scans in another atlas; what is not given is as in the first."""
+
+    pattern: str | None = Field(default=None, description="path of a series, as the pattern of the first atlas")
+    variable: str | None = None
+    orientation: Literal["time,roi", "roi,time"] | None = None
+    rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
+
+
 class Dataset(_Strict):
     """dataset.toml: every key is optional."""
 
@@ -77,6 +87,7 @@ class Dataset(_Strict):
     missing: list[str | int | float] = []
     columns: dict[str, str] = {}
     labels: Labels = Labels()
+    atlases: dict[str, FurtherAtlas] = Field(default={}, description="further atlases of the same scans, by name")
 
 
 def matches(path: Path) -> bool:
@@ -84,12 +95,21 @@ def matches(path: Path) -> bool:
     return (path / "participants.tsv").is_file() or (path / "dataset.toml").is_file()
 
 
-def read(path: Path, *, join_runs: bool = False, on_bad: OnBad = "stop", progress: Progress | None = None) -> Cohort:
+def read(
+    path: Path,
+    *,
+    atlas: Atlases = None,
+    join_runs: bool = False,
+    on_bad: OnBad = "stop",
+    progress: Progress | None = None,
+) -> Cohort:
     """Read the subjects of participants.tsv with their series.
 
-    A subject without a series, or a series without a row, is an error unless `on_bad` is "exclude". `join_runs` (also a key of
-    dataset.toml) puts the runs of a subject one after the other, in the order of their names; each run of every subject, also
-    of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by position.
+    `atlas` selects some of the atlases that dataset.toml names, by default all of them in the order of the file. A subject
+    without a series (of the first atlas), or a series without a row, is an error unless `on_bad` is "exclude". `join_runs`
+    (also a key of dataset.toml) puts the runs of a subject one after the other, in the order of their names; each run of every
+    subject, also of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by
+    position.
     """
     dataset = _dataset(path / "dataset.toml", join_runs)
     table = path / dataset.participants
@@ -104,29 +124,20 @@ def read(path: Path, *, join_runs: bool = False, on_bad: OnBad = "stop", progres
         advice=ADVICE,
     )
     _check_inputs(people, dataset, path / "dataset.toml")
-    files, excluded = [], []
-    runs: dict[Path, list[Path]] = {}
-    for subject, site in zip(people.subjects, people.sites.tolist(), strict=True):
-        series_files = _series_files(path, dataset, subject, site)
-        if series_files:
-            runs[series_files[0]] = series_files
-            files.append(SeriesFile(subject, site, series_files[0]))
-        elif on_bad == "stop":
-            raise InputError(f"{table}: subject {subject} has no series file{_expected(path, dataset, subject, site)}.")
-        else:
-            excluded.append(Exclusion(subject, site, "listed but no series file"))
-    for subject, file in _unlisted(path, dataset, {file for each in runs.values() for file in each}):
+    every = {name: _Source(path, each, people) for name, each in _by_atlas(dataset).items()}
+    names = _chosen(path / "dataset.toml", atlas, tuple(every))
+    sources = [every[name] for name in names]
+    excluded = [Exclusion(subject, site, no_series(names)) for subject, site in sources[0].absent]
+    if excluded and on_bad == "stop":
+        subject, site, _ = excluded[0]
+        raise InputError(f"{table}: subject {subject} has no series file{_expected(path, sources[0].dataset, subject, site)}.")
+    for subject, file in _all_unlisted(path, sources, [each for name, each in every.items() if name not in names]):
         if on_bad == "stop":
             raise InputError(f"{file}: subject {subject} is not in {table}.")
         excluded.append(Exclusion(subject, "", "series file but not listed"))
-    naming = _Naming(path / "dataset.toml", _roi_names(path, dataset))
-
-    def load(file: Path) -> tuple[Rois, Series]:
-        if dataset.join_runs:
-            return joined(runs[file], lambda run: _load(run, dataset, naming))
-        return _load(file, dataset, naming)
-
-    gathered = gather(files, load, table, on_bad=on_bad, progress=progress, rename=naming)
+    gathered, parcellations, notes = gather_atlases(
+        sources[0].files(), lambda: [each.files() for each in sources[1:]], table, on_bad=on_bad, progress=progress
+    )
     position = {subject: i for i, subject in enumerate(people.subjects)}
     rows = [position[each.subject] for each in gathered.files]
     return Cohort(
@@ -138,12 +149,91 @@ def read(path: Path, *, join_runs: bool = False, on_bad: OnBad = "stop", progres
         phenotypes=people.phenotypes.iloc[rows],
         inputs=people.inputs,
         tr=_repetition_times(people, dataset)[rows],
-        atlas=dataset.atlas,
+        atlas=names[0],
         name=dataset.name or path.resolve().name,
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(*people.notes, *naming.notes, *((JOINED,) if dataset.join_runs else ())),
+        notes=(
+            *people.notes,
+            *(note for each in sources for note in each.naming.notes),
+            *((JOINED,) if dataset.join_runs else ()),
+            *notes,
+        ),
         allow_proxies=dataset.allow_proxies,
+        parcellations=parcellations,
     )
+
+
+class _Source:
+    """The series files of one atlas, and how they are read; `dataset` has the keys of that atlas."""
+
+    def __init__(self, path: Path, dataset: Dataset, people: Participants) -> None:
+        self.path = path
+        self.dataset = dataset
+        self.runs: dict[Path, list[Path]] = {}
+        self.listed: list[SeriesFile] = []
+        self.absent: list[tuple[str, str]] = []  # subject and site
+        for subject, site in zip(people.subjects, people.sites.tolist(), strict=True):
+            series_files = _series_files(path, dataset, subject, site)
+            if series_files:
+                self.runs[series_files[0]] = series_files
+                self.listed.append(SeriesFile(subject, site, series_files[0]))
+            else:
+                self.absent.append((subject, site))
+
+    @cached_property
+    def naming(self) -> _Naming:
+        """Names of the ROIs."""
+        return _Naming(self.path / "dataset.toml", _roi_names(self.path, self.dataset))
+
+    @property
+    def taken(self) -> set[Path]:
+        """Every file of a listed subject."""
+        return {file for each in self.runs.values() for file in each}
+
+    def files(self) -> AtlasFiles:
+        """What `gather_atlases` reads."""
+        return AtlasFiles(self.dataset.atlas, self.listed, self._load, self.naming)
+
+    def _load(self, file: Path) -> tuple[Rois, Series]:
+        if self.dataset.join_runs:
+            return joined(self.runs[file], lambda run: _load(run, self.dataset, self.naming))
+        return _load(file, self.dataset, self.naming)
+
+
+def _by_atlas(dataset: Dataset) -> dict[str, Dataset]:
+    """The atlases of dataset.toml, each with its own keys."""
+    every = {dataset.atlas: dataset}
+    for name, further in dataset.atlases.items():
+        given = {key: value for key, value in further.model_dump().items() if value is not None}
+        every[name] = dataset.model_copy(update={"rois": None, **given, "atlas": name})
+    return every
+
+
+def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]:
+    """Names of the requested atlases, or of all that dataset.toml names."""
+    names = requested(atlas, known) or tuple(known)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        advice = f"it has {', '.join(known)}" if known[0] else 'name the one of the files there: atlas = "..."'
+        raise InputError(f"{path} has no atlas {unknown}; {advice}.")
+    return names
+
+
+def _all_unlisted(path: Path, sources: Sequence[_Source], others: Sequence[_Source]) -> list[tuple[str, Path]]:
+    """Series files of subjects that are not listed, in any of the atlases that are read; `others` are not read.
+
+    Atlases with a pattern come first: without one, every file in the folders of the series could be one of them.
+    """
+    if not others and len(sources) == 1:
+        return _unlisted(path, sources[0].dataset, sources[0].taken)
+    taken = {file for each in (*sources, *others) for file in each.taken}
+    unlisted: dict[str, Path] = {}
+    for each in sorted((*sources, *others), key=lambda one: one.dataset.pattern is None):
+        for subject, file in _unlisted(path, each.dataset, taken):
+            taken.add(file)
+            if each in sources:
+                unlisted.setdefault(subject, file)
+    return sorted(unlisted.items())
 
 
 class _Naming:
@@ -191,9 +281,37 @@ class _Naming:
 def _dataset(path: Path, join_runs: bool) -> Dataset:
     dataset = _parsed(path) if path.exists() else Dataset()
     dataset = dataset.model_copy(update={"join_runs": dataset.join_runs or join_runs})
-    if dataset.pattern and "{run}" in dataset.pattern and not dataset.join_runs:
-        raise InputError(f"{path}, key pattern: {{run}} needs join_runs = true, which joins the runs of a subject.")
+    for key, pattern in _patterns(dataset).items():
+        if "{run}" in pattern and not dataset.join_runs:
+            raise InputError(f"{path}, key {key}: {{run}} needs join_runs = true, which joins the runs of a subject.")
     return dataset
+
+
+def _patterns(dataset: Dataset) -> dict[str, str]:
+    """Patterns of all atlases by their key in dataset.toml."""
+    patterns = {"pattern": dataset.pattern} | {
+        f"atlases.{name}.pattern": each.pattern for name, each in dataset.atlases.items()
+    }
+    return {key: pattern for key, pattern in patterns.items() if pattern}
+
+
+def _check_pattern(path: Path, key: str, pattern: str) -> None:
+    if "{subject}" not in pattern:
+        raise InputError(f"{path}, key {key}: {pattern!r} does not contain {{subject}}.")
+    if max(len(os.fsencode(part)) for part in Path(pattern).parts) > LONGEST_NAME:
+        raise InputError(f"{path}, key {key}: a file or folder in it has a name of more than {LONGEST_NAME} characters.")
+    if Path(pattern).is_absolute():
+        raise InputError(f"{path}, key {key}: {pattern!r} is absolute; write it relative to {path.parent}.")
+
+
+def _check_atlases(path: Path, dataset: Dataset) -> None:
+    for name, each in dataset.atlases.items():
+        if not dataset.atlas:
+            raise InputError(f'{path}, key atlases.{name}: the first atlas needs a name, too: atlas = "...".')
+        if name == dataset.atlas or not name.strip():
+            raise InputError(f"{path}, key atlases.{name}: the name of a further atlas is not that of the first, nor empty.")
+        if each.pattern is None and each.variable is None:
+            raise InputError(f"{path}, key atlases.{name}: give the pattern of its files, or their variable.")
 
 
 def _parsed(path: Path) -> Dataset:
@@ -206,18 +324,16 @@ def _parsed(path: Path) -> Dataset:
     except ValidationError as error:
         first = max(error.errors(), key=lambda one: len(one["loc"]))  # for a union of types, the deepest error
         key = ".".join(str(part) for part in first["loc"] if not UNION_PART.fullmatch(str(part)))[:100]
-        known = f"; known keys: {', '.join(Dataset.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        keys = FurtherAtlas.model_fields if first["loc"][0] == "atlases" else Dataset.model_fields
+        known = f"; known keys: {', '.join(keys)}" if first["type"] == "extra_forbidden" else ""
         raise InputError(f"{path}, key {key}: {first['msg'][0].lower()}{first['msg'][1:]}{known}.") from None
     unknown = set(dataset.columns) - set(ALIASES)
     if unknown:
         raise InputError(f"{path}, key columns.{min(unknown)[:100]}: not one of {', '.join(ALIASES)}.")
     need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
-    if dataset.pattern and "{subject}" not in dataset.pattern:
-        raise InputError(f"{path}, key pattern: {dataset.pattern!r} does not contain {{subject}}.")
-    if dataset.pattern and max(len(os.fsencode(part)) for part in Path(dataset.pattern).parts) > LONGEST_NAME:
-        raise InputError(f"{path}, key pattern: a file or folder in it has a name of more than {LONGEST_NAME} characters.")
-    if dataset.pattern and Path(dataset.pattern).is_absolute():
-        raise InputError(f"{path}, key pattern: {dataset.pattern!r} is absolute; write it relative to {path.parent}.")
+    for pattern_key, pattern in _patterns(dataset).items():
+        _check_pattern(path, pattern_key, pattern)
+    _check_atlases(path, dataset)
     by_site = dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]
     for site, seconds in by_site:
         need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")

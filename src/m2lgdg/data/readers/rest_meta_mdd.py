@@ -6,7 +6,7 @@ Called by `m2lgdg.read`. A file holds the columns of several atlases side by sid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import regions
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, gather, load_mat, numbered_rois
+from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, numbered_rois
+from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, is_all, no_series, requested
 from m2lgdg.storage import InputError
 
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
@@ -33,6 +34,7 @@ COLUMNS = {  # first and last column of each atlas, from 1
     "power264": (1570, 1833),
     "schaefer400": (1834, 2233),
 }
+HALVES = ("harvard-oxford-cortical", "harvard-oxford-subcortical")  # of harvard-oxford, so not read with all atlases
 PAPER_STRATEGY = "FunImgARCWF"
 LEFT_OUT = {
     "S4": "site left out: its subjects duplicate those of S14",
@@ -49,7 +51,7 @@ def matches(path: Path) -> bool:
 def read(
     path: Path,
     *,
-    atlas: str = "aal",
+    atlas: Atlases = "aal",
     strategy: str | None = None,
     exclude_sites: Iterable[str] = tuple(LEFT_OUT),
     tr: float | None = None,
@@ -59,10 +61,13 @@ def read(
     """Read the subjects that have both a phenotype row and a series file; sites 4, 5 and 19 are left out by default.
 
     `strategy` selects the folder if there are several: FunImgARCWF (used by the paper, and the default), or FunImgARglobalCWF
-    with global signal regression.
+    with global signal regression. Several atlases can be read at once; `"all"` stands for those that some file holds, without
+    the two halves of harvard-oxford. A file of an older DPARSF lacks some of them (`several.gather_atlases`).
     """
-    if atlas not in COLUMNS:
-        raise InputError(f"atlas {atlas} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
+    atlases = requested(atlas, set(COLUMNS) - set(HALVES)) or ("aal",)
+    for name in atlases:
+        if name not in COLUMNS:
+            raise InputError(f"atlas {name} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
     book = _workbook(path)
     if tr is not None:
         tables.need_seconds(tr, "option tr")
@@ -74,7 +79,7 @@ def read(
         if row["site"] in left_out:
             excluded.append(Exclusion(subject, row["site"], LEFT_OUT.get(row["site"], "site left out by the user")))
         elif subject not in files:
-            excluded.append(Exclusion(subject, row["site"], "listed but no series file"))
+            excluded.append(Exclusion(subject, row["site"], no_series(())))  # a file holds every atlas
     for subject in sorted(set(files) - set(table.index)):
         site = subject.split("-")[0]
         if site in left_out:
@@ -85,7 +90,14 @@ def read(
             excluded.append(Exclusion(subject, site, "series file but not listed"))
     excluded_subjects = {each.subject for each in excluded}
     included = [SeriesFile(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
-    gathered = gather(included, lambda file: _load(file, atlas), book, on_bad=on_bad, progress=progress)
+    columns = _Columns(atlases)
+    gathered, parcellations, notes = gather_atlases(
+        AtlasFiles(atlases[0], included, columns.load),
+        lambda: columns.others(included, skip_absent=is_all(atlas)),
+        book,
+        on_bad=on_bad,
+        progress=progress,
+    )
     table = table.loc[[each.subject for each in gathered.files]]
     return Cohort(
         series=gathered.series,
@@ -96,10 +108,16 @@ def read(
         phenotypes=table.drop(columns=["site", "label"]),
         inputs=tuple(INPUTS),
         tr=np.array(np.nan if tr is None else tr),
-        atlas=atlas,
+        atlas=atlases[0],
         name="rest-meta-mdd",
         excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(f"atlas {atlas}, folder {folder}", "site and label from the id: group 1 = patient, 2 = control", *implausible),
+        notes=(
+            *(f"atlas {name}, folder {folder}" for name in (atlases[0], *parcellations)),
+            "site and label from the id: group 1 = patient, 2 = control",
+            *implausible,
+            *notes,
+        ),
+        parcellations=parcellations,
     )
 
 
@@ -171,14 +189,43 @@ def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, Path]]:
     return wanted[0].name, folders[wanted[0]]
 
 
-def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
-    signals = load_mat(file, "ROISignals")
+class _Columns:
+    """Columns of the requested atlases. A file is read once; its series in further atlases are held until they are taken."""
+
+    def __init__(self, atlases: Sequence[str]) -> None:
+        self.first = atlases[0]
+        self.held: dict[str, dict[Path, Series]] = {name: {} for name in atlases[1:]}
+
+    def load(self, file: Path) -> tuple[Rois, Series]:
+        """ROI names and series of the first atlas."""
+        signals = load_mat(file, "ROISignals")
+        first, last = COLUMNS[self.first]
+        width = signals.shape[1]
+        if width not in WIDTHS:
+            raise InputError(f"{file}: {width} columns, but files of the release have {', '.join(map(str, WIDTHS))}.")
+        if last > width:
+            raise InputError(f"{file}: {width} columns, but atlas {self.first} needs columns {first} to {last}.")
+        for name, series in self.held.items():
+            if COLUMNS[name][1] <= width:
+                series[file] = _columns(signals, name)
+        return _rois(self.first), _columns(signals, self.first)
+
+    def others(self, files: Sequence[SeriesFile], *, skip_absent: bool) -> Iterator[AtlasFiles]:
+        """The further atlases with the files that hold them; with `skip_absent`, without those that no file holds."""
+        for name, series in self.held.items():
+            if series or not skip_absent:
+                yield AtlasFiles(name, [each for each in files if each.path in series], self._take(name))
+
+    def _take(self, atlas: str) -> Load:
+        return lambda file: (_rois(atlas), self.held[atlas].pop(file))
+
+
+def _rois(atlas: str) -> Rois:
     first, last = COLUMNS[atlas]
-    width = signals.shape[1]
-    if width not in WIDTHS:
-        raise InputError(f"{file}: {width} columns, but files of the release have {', '.join(map(str, WIDTHS))}.")
-    if last > width:
-        raise InputError(f"{file}: {width} columns, but atlas {atlas} needs columns {first} to {last}.")
     known = regions(atlas)
-    rois = numbered_rois(last - first + 1) if known is None else tuple(known["name"])
-    return rois, np.ascontiguousarray(signals[:, first - 1 : last])
+    return numbered_rois(last - first + 1) if known is None else tuple(known["name"])
+
+
+def _columns(signals: Series, atlas: str) -> Series:
+    first, last = COLUMNS[atlas]
+    return np.ascontiguousarray(signals[:, first - 1 : last])
