@@ -9,6 +9,7 @@ import pytest
 import m2lgdg.study.audit
 from m2lgdg import InputError, make_cohort
 from m2lgdg.cli import main
+from m2lgdg.cohort import Parcellation
 from m2lgdg.study.audit import Audited, audit, other_target
 
 # What honest methods do, and a family of leaks; each differs from the first in one place.
@@ -213,6 +214,21 @@ def test_noise_is_at_the_target_and_nowhere_else():
     ).all()
     for i in np.flatnonzero(west):
         assert abs(np.corrcoef(noise.series[i].ravel(), cohort.series[i].ravel())[0, 1]) < 0.1
+
+
+def test_noise_is_in_every_atlas():
+    cohort = make_cohort("tiny", seed=1)
+    series = [one[:, :5] for one in cohort.series]
+    series[int(np.flatnonzero(cohort.sites == "west")[0])] = None  # a target subject that lacks the atlas
+    cohort = dataclasses.replace(cohort, parcellations={"other": Parcellation(tuple("abcde"), series)})
+    noise = other_target(cohort, "west", "noise").parcellations["other"]
+    for i, (one, before) in enumerate(zip(noise.series, series, strict=True)):
+        if before is None:
+            assert one is None
+        elif cohort.sites[i] == "west":
+            assert abs(np.corrcoef(one.ravel(), before.ravel())[0, 1]) < 0.2
+        else:
+            assert np.array_equal(one, before)
 
 
 def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, capsys):

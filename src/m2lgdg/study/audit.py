@@ -155,13 +155,22 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
         return cohort
     draw = np.random.default_rng(9)
     labels[here] = np.where(labels[here] == UNKNOWN, draw.integers(0, 2, len(here)), 1 - labels[here])
-    series = list(cohort.series)
-    for i in here.tolist():
-        series[i] = draw.normal(size=series[i].shape).astype(np.float32)
+    series = [_noise(one, draw) if i in here else one for i, one in enumerate(cohort.series)]
+    parcellations = {  # a subject that lacks an atlas still lacks it: which ones it has is not hidden
+        name: dataclasses.replace(
+            each, series=[one if one is None or i not in here else _noise(one, draw) for i, one in enumerate(each.series)]
+        )
+        for name, each in cohort.parcellations.items()
+    }
     phenotypes = cohort.phenotypes.apply(lambda column: _noisy(column, here, draw))
     tr = np.array(cohort.tr)
     tr[here] = draw.uniform(1, 3, len(here))
-    return dataclasses.replace(cohort, labels=labels, series=series, phenotypes=phenotypes, tr=tr)
+    changed = {"series": series, "parcellations": parcellations, "phenotypes": phenotypes, "tr": tr}
+    return dataclasses.replace(cohort, labels=labels, **changed)
+
+
+def _noise(series: npt.NDArray[np.float32], draw: np.random.Generator) -> npt.NDArray[np.float32]:
+    return np.asarray(draw.normal(size=series.shape), dtype=np.float32)
 
 
 def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.Generator) -> pd.Series[Any]:
