@@ -153,7 +153,7 @@ def by_the_json(told, series, phenotypes):
 
 @pytest.mark.parametrize("name", ["fc-logistic", "connectome-adaptive", "metaexplainer"])
 def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
-    fields = small(name) if name == "metaexplainer" else {"phenotypes": True}
+    fields = (small(name) if name == "metaexplainer" else {}) | {"phenotypes": True}
     holes = fold.source.phenotypes.assign(education=12.0)  # what does not vary in source counts for nobody
     source = make_whole_with(fold.source, holes)
     fitted = make(name, **fields).fit(source, seed=0)

@@ -70,7 +70,7 @@ class Network(nn.Module):
         if self.support is None:
             return f * g  # type: ignore[no-any-return]
         bank = functional.gelu(feature((self.support - self.mean) / self.scale))  # (support, width)
-        match = torch.cat([g @ bank.T, (g * f).sum(dim=1, keepdim=True)], dim=1)  # (subject, support + itself)
+        match = torch.cat([g @ bank.mT, (g * f).sum(dim=1, keepdim=True)], dim=1)  # (subject, support + itself)
         attention = torch.softmax(match.float(), dim=1).to(f.dtype)
         return attention[:, :-1] @ bank + attention[:, -1:] * f
 

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import stat
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ JOINED = "runs joined: each run of every subject was z-scored per ROI, then put 
 TRANSPOSE = 'transpose the files, or write orientation = "roi,time" into dataset.toml if all are so'
 LARGEST_VARIABLE = 512 << 20  # bytes of a variable of a .mat file
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+ONE_AT_A_TIME = threading.Lock()  # numpy parses headers as Python code, which fails now and then in threads of Python 3.11
 NUMBERS = ("double", "single", "logical", *INTEGERS)  # classes of MATLAB
 
 
@@ -200,13 +202,13 @@ def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
     try:
         version = np.lib.format.read_magic(file)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(file)
+        with ONE_AT_A_TIME:
+            shape, by_columns, dtype = header(file)
         if dtype.hasobject:
             raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
         if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is allocated for it
             raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
-        file.seek(0)
-        array = np.lib.format.read_array(file, allow_pickle=False)  # np.load would open zip archives too
+        array = np.frombuffer(content, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if by_columns else "C")
     except InputError:
         raise
     except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
