@@ -34,7 +34,7 @@ METHODS += ["connectome-ensemble", "connectome-adaptive"]
 LARGE = """
 import m2lgdg
 sizes = {f"S{i + 1}": 69 if i < 8 else 68 for i in range(14)}
-m2lgdg.make_cohort("tiny", n_rois=352, n_time=180, sizes=sizes, seed=0).save("large.cohort")
+m2lgdg.make_cohort("tiny", n_rois=352, lengths=(170, 190), sizes=sizes, seed=0).save("large.cohort")
 """
 
 
