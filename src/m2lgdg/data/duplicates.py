@@ -71,10 +71,24 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
 
 def _pairs(cohort: Cohort) -> list[Pair]:
     """Pairs of subjects with the same scan in the first atlas."""
+    digests = tuple(hashlib.sha256(one.tobytes()).digest() for one in cohort.series)
+    key = len(cohort.rois), digests
+    if key not in _LAST:
+        _LAST.clear()
+        _LAST[key] = _compared(cohort, digests)
+    return list(_LAST[key])
+
+
+_LAST: dict[
+    tuple[int, tuple[bytes, ...]], list[Pair]
+] = {}  # of the last cohort: a study checks its findings, then its folds for leaks
+
+
+def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:
     pairs = []
     known: dict[bytes, int] = {}
-    for i, one in enumerate(cohort.series):
-        first = known.setdefault(hashlib.sha256(one.tobytes()).digest(), i)
+    for i, digest in enumerate(digests):
+        first = known.setdefault(digest, i)
         if first != i:
             pairs.append(Pair(first, i, True, 1.0, "identical"))
     exact = {(pair.first, pair.second) for pair in pairs}
