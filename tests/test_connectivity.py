@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.linalg import expm, logm, sqrtm
 from sklearn.covariance import ledoit_wolf
 
+from m2lgdg import connectivity
 from m2lgdg.connectivity import (
     amplitude_features,
     correlations,
@@ -385,3 +386,28 @@ def test_the_number_of_threads_changes_no_bit(tiny):
             reference = connectivity.geometric_mean(matrices)
             found.append(connectivity.tangent_features(matrices, reference))
     assert found[0].tobytes() == found[1].tobytes()
+
+
+def test_a_first_step_from_a_sample_is_close_to_that_of_all():
+    """The control variate removes most of the sampling error."""
+    rng = np.random.default_rng(0)
+    factors = rng.normal(size=(600, 8, 12))
+    matrices = factors @ factors.transpose(0, 2, 1) / 12 + 0.1 * np.eye(8)
+    start = connectivity._start(matrices)
+    whitening = connectivity._symmetric(start, connectivity._inverse_root)
+    full, _ = connectivity._mean_log(matrices, whitening)
+    estimated, _ = connectivity._estimated_mean_log(matrices[::4], whitening)
+    plain, _ = connectivity._mean_log(matrices[::4], whitening)
+    assert np.linalg.norm(estimated - full) < np.linalg.norm(plain - full) / 2
+    exact = geometric_mean(matrices, tolerance=1e-12)
+    whitening = connectivity._symmetric(exact, connectivity._inverse_root)
+    typical = np.median([np.linalg.norm(log) for log in connectivity._whitened_logs(matrices, whitening)])
+
+    def distance(reference):
+        return np.linalg.norm(connectivity._symmetric(whitening @ reference @ whitening, np.log)) / typical
+
+    sampled = geometric_mean(matrices, tolerance=1.0, first_step=150)
+    assert distance(sampled) < 0.02 < distance(start)
+    assert distance(geometric_mean(matrices, tolerance=1e-12, first_step=150)) < 1e-6  # later steps use all subjects
+    few = matrices[:200]  # less than twice the sample: all subjects
+    np.testing.assert_array_equal(geometric_mean(few, tolerance=1.0, first_step=150), geometric_mean(few, tolerance=1.0))
