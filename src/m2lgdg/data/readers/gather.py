@@ -204,6 +204,8 @@ def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with ONE_AT_A_TIME:
             shape, by_columns, dtype = header(file)
+        if min(shape, default=0) < 0:  # numpy would read -1 as "as many as there are"
+            raise InputError(f"{path} is not a readable .npy file.")
         if dtype.hasobject:
             raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
         if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is allocated for it
