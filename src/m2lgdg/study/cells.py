@@ -19,6 +19,7 @@ from m2lgdg.method import make
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.config import Study
+from m2lgdg.study.predictions import sweep_variant
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
@@ -91,11 +92,11 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield variant, dict(known[variant])
     for key, values in study.sweep.get(name, {}).items():
         for value in values:
-            yield f"{key}={value}", {key: value}
+            yield sweep_variant(key, value), {key: value}
 
 
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, plugins, versions of numerical libraries.
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, plugins, numerical libraries.
 
     Plugins count as they are loaded in this process, the package as it was when this was first called.
     """
@@ -107,7 +108,8 @@ def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 @cache
 def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
     """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
-    files = [*package.glob("*.py"), *(package / "methods").rglob("*.py"), *(package / "fast").rglob("*.py")]
+    folders = (package / name for name in ("methods", "fast", "model"))
+    files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
 
 
