@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import make
+from m2lgdg.model.over_atlases import chosen_atlases
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.config import Study
@@ -57,6 +58,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         for variant, changes in _variants(study, name):
             fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
             steps = 0 if variant else _explained(study, name)
             explained = [steps, study.explain_of, explaining_code_version()] if steps else []
             code = cell_code(plugins, steps)
