@@ -39,6 +39,7 @@ from m2lgdg.model.over_atlases import (
     parts_for,
     split_parts,
 )
+from m2lgdg.model.site_level import SiteLevel, stored_level
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -193,10 +194,22 @@ class Method:
 
     @property
     def recalibration(self) -> tuple[float, float] | None:
-        """Slope and offset applied to the logit of `score`: local calibration if any, else new-site calibration, else None."""
+        """Slope and offset applied to the logit of `score`: of local calibration, or of new-site calibration and site level.
+
+        None if the model has none of them.
+        """
         if "local" in self.facts_:
             return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
-        return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
+        level = self.site_level
+        if level is None:
+            return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
+        slope, offset = (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else (1.0, 0.0)
+        return slope, offset + level.shift
+
+    @property
+    def site_level(self) -> SiteLevel | None:
+        """Level of the site that the model was adapted to with unlabelled subjects (`m2lgdg adapt`), or None."""
+        return stored_level(self.facts_)
 
     @property
     def threshold(self) -> float:

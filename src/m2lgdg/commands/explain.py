@@ -70,6 +70,8 @@ def explain(
                     highlight=False,
                     soft_wrap=True,
                 )
+    if fitted.site_level is not None:
+        terminal.out.print(fitted.site_level.sentence(), markup=False, highlight=False, soft_wrap=True)
     error = explanation.error()
     if error is not None:
         relative = error.get("median_relative", 0.0)

@@ -49,6 +49,8 @@ def export(
         return
     with terminal.progress(f"exporting {fitted.name}"):
         written = export_onnx(fitted, to)
+    if fitted.site_level is not None:
+        terminal.out.print(fitted.site_level.sentence(), markup=False, highlight=False, soft_wrap=True)
     preparation = written.with_suffix(".json").name
     terminal.out.print(f"Wrote {escape(str(written))}, and {escape(preparation)} on how to prepare its inputs.", soft_wrap=True)
     note = "onnxruntime reproduced the model's probabilities on synthetic subjects. Research use; not a diagnostic device."

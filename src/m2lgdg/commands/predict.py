@@ -80,7 +80,7 @@ def predict(
     patients = int((table["decision"].astype(str) == "1").sum())
     rule = "decided as patients" if abstain else f"at or above the threshold of {fitted.threshold:.3g}"
     terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {rule}.", soft_wrap=True)
-    for line in [*lines, *_compared(fitted, cohort)]:
+    for line in [*_level_lines(fitted, cohort), *lines, *_compared(fitted, cohort)]:
         terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     kinds = Counter(flag.split(":")[0] for raised in flags for flag in raised)
     if kinds:
@@ -102,6 +102,16 @@ def _can_be_explained(fitted: Method, cohort: Cohort) -> bool:
     from m2lgdg.methods.linear import Linear
 
     return is_network(fitted) or (isinstance(fitted, Linear) and len(cohort) >= 3)
+
+
+def _level_lines(fitted: Method, cohort: Cohort) -> Iterator[str]:
+    """Lines on the level of the site that the model was adapted to, if any, and on subjects of other sites."""
+    level = fitted.site_level
+    if level is not None:
+        yield level.sentence()
+        others = [name for name in cohort.site_names if name != level.site]
+        if others:
+            yield f"Note: the level does not hold for subjects of other sites: {', '.join(others)}."
 
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:

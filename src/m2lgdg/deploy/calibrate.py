@@ -37,6 +37,11 @@ def calibrate(fitted: Method, cohort: Cohort) -> SiteCalibration:
     """Calibrate a fitted method to the labelled subjects of a site, which must not be used to evaluate it."""
     if "local" in fitted.facts_:
         raise InputError("this model is already calibrated to a site; use the model that `m2lgdg fit` wrote.")
+    if fitted.site_level is not None:
+        raise InputError(
+            "this model is at the level of a site (m2lgdg adapt); labels give the level, too, so calibrate the model that "
+            "`m2lgdg fit` wrote."
+        )
     known = cohort.select(cohort.labels >= 0)
     y = known.labels.astype(np.float64)
     patients, controls = int(y.sum()), int((1 - y).sum())

@@ -90,7 +90,7 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
 
 
 class _Graph(nn.Module):
-    """Inputs to the probability of being a patient: the calibrated logit, then new-site or local calibration, if any."""
+    """Inputs to the probability of being a patient: calibrated logit, then new-site or local calibration and site level."""
 
     def __init__(self, fitted: Method) -> None:
         super().__init__()
@@ -241,6 +241,7 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         "method": fitted.name,
         "use": "Research use; not a diagnostic device.",
         "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": fitted.threshold},
+        **({} if fitted.site_level is None else {"site_level": fitted.site_level._asdict()}),
         "inputs": rows,
         "atlas": fitted.facts_["atlas"],
         "rois": fitted.facts_["rois"],

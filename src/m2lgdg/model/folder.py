@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from m2lgdg.model.site_level import check_site_level
 from m2lgdg.storage import InputError, file_hash, read_bytes
 
 FORMAT = "m2lgdg-model-1"
@@ -36,7 +37,7 @@ def read_about(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     check_facts(about["facts"])
     for part in about["facts"].get("parts", {}).values():
         check_facts(part)
-        if "parts" in part or "local" in part:
+        if {"parts", "local", "site_level"} & set(part):
             raise ValueError("a part of the model has parts or a calibration of its own")
     return about, hashes
 
@@ -99,9 +100,19 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         _counts({"patients": site["patients"], "controls": site["controls"]})
         if len(site) > 2:
             raise ValueError("a source site has other keys than patients and controls")
-    for findings in (source.get("findings", []), facts.get("local", {}).get("findings", [])):
+    _check_site(facts)
+    stored = [given.get("findings", []) for given in (source, facts.get("local", {}), facts.get("site_level", {}))]
+    for findings in stored:
         if not isinstance(findings, list) or not all(isinstance(one[key], str) for one in findings for key in FINDING):
             raise ValueError("findings are not a list of texts")
+
+
+def _check_site(facts: Mapping[str, Any]) -> None:
+    """Refuse a local calibration or a site level with other values than those that predictions use, and both together."""
+    if "site_level" in facts:
+        check_site_level(facts["site_level"])
+        if "local" in facts:
+            raise ValueError("it has both a local calibration and a site level")
     if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
         raise ValueError("the local calibration is not finite")
 

@@ -93,6 +93,7 @@ def shared_contents(contents: Contents) -> Contents:
     return replace(
         contents,
         predictions=names.sorted_table(contents.predictions, CELL),
+        adapted=None if contents.adapted is None else names.sorted_table(contents.adapted, CELL),
         study=study,
         inclusion=[
             row | {"subject": names(row["subject"]), "reason": _exclusion(row["reason"], filtered)}
@@ -160,6 +161,9 @@ def shared_model(fitted: Method) -> Method:
     shared.facts_ = fitted.facts_ | {"source": _stored_findings(source, filtered) | {"cohort": cohort_name(source["cohort"])}}
     if "local" in shared.facts_:
         shared.facts_["local"] = _stored_findings(fitted.facts_["local"], filtered)
+    if "site_level" in shared.facts_:  # without the counts of scores, which only an update needs
+        level = {name: value for name, value in fitted.facts_["site_level"].items() if name != "logits"}
+        shared.facts_["site_level"] = _stored_findings(level, filtered)
     if "notes" in shared.facts_:
         shared.facts_["notes"] = [note for note in fitted.facts_["notes"] if filtered(note) != WITHHELD]
     shared.state_ = {

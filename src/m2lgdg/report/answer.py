@@ -17,7 +17,9 @@ from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.tables import FEW, chosen_among, constant_keys, label
+from m2lgdg.report.tracks import what_was_seen
 from m2lgdg.study.checks import NOT_CHECKED
+from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.stats import half_interval, over_seeds
 
 MOST_FINDINGS = 5  # of the box on the data that are not collapsed
@@ -142,6 +144,10 @@ def _cohort(contents: Contents) -> str:
 
 def _warnings(contents: Contents) -> list[str]:
     sentences = failure_sentences(contents.checks)
+    if contents.track == ADAPTED:
+        sentences.append(
+            f"Adapted track only: {what_was_seen(contents.batch)}. The target was seen, so this is no strict test."
+        )
     missing = contents.missing()
     if missing:
         sentences.append(f"Not run yet: {', '.join(missing)}. Repeat m2lgdg run to continue.")

@@ -104,6 +104,11 @@ OTHERWISE = "so the performance of this model may differ."
 AMPLITUDES = "those of the training data: the model uses the amplitude of each ROI, so do not z-score or rescale the ROIs"
 OTHER_COHORT = "The cohort of the study, or its inputs, differ from those of this model."
 ROIS_UNKNOWN = "Its ROIs are not known, so it may be on another atlas."
+SHARE_ASSUMED = (
+    "The level of the site assumes the share of patients of the training sites. With fewer patients among the scans that it "
+    "was learned from, too many subjects are called patients; with more, too few."
+)
+SHARE_GIVEN = "The level of the site is as wrong as the share of patients that was given for the scans it was learned from."
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
 
 
@@ -185,6 +190,8 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
     if new_site is not None:
         formula = f"then logit times {new_site.slope:.4g} plus {new_site.offset:.4g}, fitted on left-out source sites"
         facts.append(("new-site calibration", f"{formula}; applied by predict_proba, m2lgdg predict and the ONNX graph"))
+    if fitted.site_level is not None:
+        facts.append(("level of a site", fitted.site_level.sentence()))
     local = fitted.facts_.get("local")
     if local is not None:
         formula = f"then logit times {local['slope']:.4g} plus {local['offset']:.4g}, fitted on labelled subjects of one site"
@@ -280,6 +287,10 @@ def _failures(fitted: Method) -> list[str]:
     sentences = list(fitted.facts_.get("notes", []))
     local = fitted.facts_.get("local", {}).get("findings", [])
     sentences += [f"Subjects of the local calibration: {sentence}" for sentence in anonymous_sentences(local)]
+    if fitted.site_level is not None:
+        sentences.append(SHARE_ASSUMED if fitted.site_level.assumed else SHARE_GIVEN)
+        findings = fitted.facts_["site_level"].get("findings", [])
+        sentences += [f"Subjects of the site level: {sentence}" for sentence in anonymous_sentences(findings)]
     one_class = [site for site, n in sites.items() if not n["patients"] or not n["controls"]]
     small = [site for site, n in sites.items() if sum(n.values()) < SMALL_SITE]
     if one_class:

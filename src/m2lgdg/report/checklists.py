@@ -25,9 +25,10 @@ from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import changed_fields, label
+from m2lgdg.report.tracks import what_was_seen
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, one_line
-from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_predictions
 from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, site_scores
 
 TO_COMPLETE = "authors to complete"
@@ -98,8 +99,12 @@ def known_facts(folder: Path, scores: pd.DataFrame | None = None) -> dict[str, s
     if (folder / "inclusion.csv").is_file():
         facts |= _inclusion_facts(unquoted_table(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False)))
     if (folder / "predictions.csv").is_file():
-        predictions = read_predictions(folder)
+        tracks = by_track(read_predictions(folder))
+        predictions = next(iter(tracks.values()))
         facts |= _prediction_facts(predictions, cell_scores(predictions) if scores is None else scores)
+        if ADAPTED in tracks:
+            which = "" if STRICT in tracks else ", the only one of this study"
+            facts["updating"] = f"In the adapted track{which}: {what_was_seen(int((study or {}).get('adapt_subjects') or 0))}"
     cohort = _cohort(folder, study or {})
     return facts | (_cohort_facts(cohort, (study or {}).get("targets")) if cohort is not None else {})
 

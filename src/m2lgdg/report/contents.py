@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
+from m2lgdg.report.tracks import in_track
 from m2lgdg.storage import InputError
 from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
-from m2lgdg.study.predictions import read_predictions, sweep_variant
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.runner import explanation_path
 from m2lgdg.study.stats import cell_scores, site_scores
 
@@ -34,7 +35,11 @@ RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
 
 @dataclass(frozen=True)
 class Contents:
-    """Files of a study folder; `records` are those of the cells in the predictions."""
+    """Files of a study folder; `records` are those of the cells in the predictions.
+
+    `predictions` are those of the strict track. `adapted` are those of the adapted track, if the study has both; of a study
+    with the adapted track alone, `predictions` are of that track, and `track` says so. Variants are named without the track.
+    """
 
     folder: Path
     predictions: pd.DataFrame
@@ -48,6 +53,24 @@ class Contents:
     about_cohort: CohortFacts = NOT_KNOWN
     centroids: pd.DataFrame | None = None  # of ROIs, for an atlas that is not included
     published: Published | None = None
+    track: str = STRICT
+    adapted: pd.DataFrame | None = None
+
+    @property
+    def all_predictions(self) -> pd.DataFrame:
+        """Rows of both tracks, as in predictions.csv but for their order."""
+        tracks = {self.track: self.predictions} | ({} if self.adapted is None else {ADAPTED: self.adapted})
+        return joined_tracks(tracks)
+
+    @property
+    def batch(self) -> int:
+        """Subjects of a batch in the adapted track."""
+        size = self.study.get("adapt_subjects")
+        return size if isinstance(size, int) else 0
+
+    def of_adapted_track(self) -> Contents | None:
+        """The same study with the adapted track as its predictions; None if it has both tracks or only the strict one."""
+        return None if self.adapted is None else replace(self, predictions=self.adapted, track=ADAPTED, adapted=None)
 
     @cached_property
     def cell_scores(self) -> pd.DataFrame:
@@ -88,7 +111,9 @@ class Contents:
         return any(key[1] == sweep_variant(field, value) for field, values in axes.items() for value in values)
 
     def with_published(self, tables: list[Table]) -> list[Table]:
-        """The tables, with published values in brackets if there are any."""
+        """The tables, with the track in their titles if it is the adapted one, else with published values if there are any."""
+        if self.track == ADAPTED:  # published values are of sites that nothing was seen of
+            return in_track(tables, self.track, self.batch)
         return tables if self.published is None else with_published(tables, self.published)
 
     def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
@@ -124,7 +149,7 @@ def missing_cells(predictions: pd.DataFrame, study: dict[str, Any], failures: Se
     """Number of cells of each method, variants and sweeps included, that have neither finished nor failed."""
     ended = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in failures}
     rows = predictions.drop_duplicates(["method", "variant", "target", "seed"])
-    ended |= {(row.method, row.variant, row.target, str(row.seed)) for row in rows.itertuples()}
+    ended |= {(row.method, without_track(row.variant), row.target, str(row.seed)) for row in rows.itertuples()}
     counts = []
     methods, all_seeds, targets = (_listed(study, name) for name in ("methods", "seeds", "targets"))
     for method in methods:
@@ -187,7 +212,8 @@ def _runs_once(method: str, seen: bool) -> bool:
 def read_contents(folder: str | Path, centroids: str | Path | None = None, published: str | Path | None = None) -> Contents:
     """Read a study folder, ROI centroids from a table or an atlas image, and published values."""
     folder = Path(folder)
-    predictions = read_predictions(folder)
+    tracks = by_track(read_predictions(folder))
+    (track, predictions), *others = tracks.items()
     study = read_json(folder / "study.json", {})
     cohort = _cohort(folder, study)
     if centroids is not None and cohort is None:
@@ -202,8 +228,10 @@ def read_contents(folder: str | Path, centroids: str | Path | None = None, publi
         checks=read_json(folder / "checks.json", []),
         inclusion=_rows(folder / "inclusion.csv"),
         failures=_rows(folder / "failures.csv"),
-        records=_records(folder, predictions),
+        records=_records(folder, predictions, track),
         cohort=cohort,
+        track=track,
+        adapted=others[0][1] if others else None,
         about_cohort=read_cohort_facts(folder),
     )
 
@@ -224,7 +252,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
+def _records(folder: Path, predictions: pd.DataFrame, track: str) -> list[dict[str, Any]]:
     """The finished record of each cell in the predictions, in their order.
 
     A folder can have records of older code: the one that matches the predictions is taken, whatever the file dates.
@@ -235,16 +263,18 @@ def _records(folder: Path, predictions: pd.DataFrame) -> list[dict[str, Any]]:
         cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
         if cell not in cells or record.get("status") != "done":
             continue
-        same = _matches(record, cells[cell])
+        same = _matches(record, "proba" if track == STRICT else ADAPTED, cells[cell])
         if cell not in chosen or (same and not chosen[cell][0]):
             chosen[cell] = (same, record)
     return [chosen[cell][1] for cell in cells if cell in chosen]
 
 
-def _matches(record: dict[str, Any], part: pd.DataFrame) -> bool:
+def _matches(record: dict[str, Any], name: str, part: pd.DataFrame) -> bool:
     """Whether a record has the subjects and probabilities of a cell, up to rounding of the CSV file."""
-    proba = np.array(record.get("proba", []), dtype=np.float64)
-    return record.get("subjects") == part["subject"].tolist() and bool(np.allclose(proba, part["proba"], rtol=0, atol=1e-12))
+    proba = np.array(record.get(name, []), dtype=np.float64)
+    if record.get("subjects") != part["subject"].tolist() or len(proba) != len(part):
+        return False
+    return bool(np.allclose(proba, part["proba"], rtol=0, atol=1e-12))
 
 
 def _all_records(folder: Path) -> Iterator[dict[str, Any]]:

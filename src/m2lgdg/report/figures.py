@@ -27,13 +27,16 @@ DISTINCT = 10  # colours that can be distinguished in one figure
 ROWS = 120  # of methods and sites; beyond this the forest plot shows means only
 
 
-def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Figure:
-    """Forest plot of AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds."""
+def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key], name: str = "forest", first: str = "") -> Figure:
+    """Forest plot of AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds.
+
+    `name` is that of its files, and `first` the start of its caption.
+    """
     sites = list(dict.fromkeys(mean["target"]))
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
-        return _forest_of_means(areas, sites, keys)
+        return _forest_of_means(areas, sites, keys, name, first)
     step, parts = 0.8 / len(keys), _parts(mean)
 
     def paint(sheet: Sheet) -> None:
@@ -66,15 +69,15 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key]) -> Fig
             axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")
 
     height = 1.0 + max((0.16 if by_row else 0.1) * len(keys) + 0.12, 0.35) * len(sites)
-    caption = (
+    caption = first + (
         "AUC at each target site (mean over seeds). Lines: 95 % DeLong intervals of the probabilities averaged over seeds; "
         "dotted: chance."
     )
     alt = "AUC of each method at each target site with intervals; numbers in the tables"
-    return draw("forest", caption, alt, (9, height), paint)
+    return draw(name, caption, alt, (9, height), paint)
 
 
-def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]) -> Figure:
+def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key], name: str, first: str) -> Figure:
     """Forest plot with one row per method: its AUC at each target, and their mean with an interval over targets."""
 
     def paint(sheet: Sheet) -> None:
@@ -98,9 +101,9 @@ def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key]
         axis.set_ylim(len(keys) - 0.5, -0.5)
         axis.set_xlabel("AUC at unseen sites")
 
-    caption = "Mean AUC over target sites with 95 % t interval. Grey: each site (mean over seeds); dotted: chance."
+    caption = f"{first}Mean AUC over target sites with 95 % t interval. Grey: each site (mean over seeds); dotted: chance."
     alt = "Mean AUC of each method over target sites with intervals; numbers in the tables"
-    return draw("forest", caption, alt, (9, 1.0 + 0.24 * len(keys)), paint)
+    return draw(name, caption, alt, (9, 1.0 + 0.24 * len(keys)), paint)
 
 
 def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:

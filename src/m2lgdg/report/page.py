@@ -46,7 +46,7 @@ def write_report(
     to = contents.folder
     if share is not None:
         contents, to = shared_contents(contents), _new_folder(share)
-        write_text(to / "predictions.csv", csv_text(contents.predictions))
+        write_text(to / "predictions.csv", csv_text(contents.all_predictions))
     summary = answer(contents)
     parts = sections(contents, summary, share is not None, best=best, rivals=rivals)
     _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")

@@ -32,6 +32,8 @@ from m2lgdg.report.tables import (
     study_tables,
     training_table,
 )
+from m2lgdg.report.tracks import in_track, level_table, what_was_seen
+from m2lgdg.study.predictions import ADAPTED, STRICT
 from m2lgdg.study.stats import over_seeds
 
 MOST_MAPS = 3  # targets with maps on the page, to keep it small
@@ -72,6 +74,7 @@ def sections(
         _sites(contents, mean, shown, summary, sites),
         _discrimination(mean, shown, focus),
         _operating(contents, mean, focus),
+        _adapted(contents, shown, best, rivals),
         *_ablations(contents),
         *_sweeps(contents),
         _training(contents),
@@ -105,6 +108,25 @@ def _overall(contents: Contents, shown: list[Key], everything: Table, best: str 
     text = f"The folded table below also has the {more} ablations and sweep values of this study."
     methods = replace(table, title="Methods over all target sites")
     return Section("overall", title, text, [methods], folded=[everything, *panel])
+
+
+def _adapted(contents: Contents, shown: list[Key], best: str | None, rivals: Sequence[str]) -> Section | None:
+    """The adapted track of a study with both tracks: its own tables, tests and forest plot, and one table with both tracks."""
+    adapted = contents.of_adapted_track()
+    if adapted is None:
+        return None
+    keys = [key for key in shown if key in adapted.keys]
+    predictions, scores = _parts_of(adapted, keys)
+    *sites, overall = adapted.with_published(study_tables(predictions, best, rivals=rivals, scores=scores))
+    panel = in_track(one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores)), ADAPTED, adapted.batch)
+    operating = in_track([operating_table(adapted.predictions)], ADAPTED, adapted.batch)
+    first = f"Adapted track: {what_was_seen(adapted.batch)}. "
+    forest = figures.forest(over_seeds(adapted.predictions), adapted.site_scores, keys, "forest-adapted", first)
+    text = (
+        f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
+    )
+    both = level_table(contents.predictions, adapted.predictions, adapted.batch)
+    return Section("adapted", "Adapted track", text, [overall, both], [forest], [*sites, *panel, *operating])
 
 
 def _parts_of(contents: Contents, keys: list[Key]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -306,11 +328,13 @@ CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to 
 def facts(contents: Contents) -> list[tuple[str, str]]:
     """Settings, versions and training time of the study."""
     study, seconds = contents.study, sum(float(record.get("seconds") or 0) for record in contents.records)
+    both = contents.track if contents.adapted is None else f"{STRICT} and {ADAPTED}"
     devices = (
         f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
     )
     return [
         ("targets", ", ".join(dict.fromkeys(contents.predictions["target"]))),
+        *([("tracks", f"{both}; in the adapted one {what_was_seen(contents.batch)}")] if both != STRICT else []),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
         ("selection", "penalties, calibration and early stopping on source subjects only"),

@@ -38,7 +38,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
     study["plugins"] = [file_name(str(plugin)) for plugin in study.get("plugins") or []]
     records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
     texts = {
-        "predictions.csv": csv_text(contents.predictions),
+        "predictions.csv": csv_text(contents.all_predictions),
         "study.json": _json(study, names),
         "environment.json": _json(contents.environment, names),
         "checks.json": _json(contents.checks, names),
@@ -60,7 +60,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
 
 def structural_names(contents: Contents) -> set[str]:
     """Names that tables are joined by, so they are shared as they are: methods, variants, sites, subjects and inputs."""
-    table = contents.predictions
+    table = contents.all_predictions
     names = {*table["method"], *table["variant"], *table["target"], *table["subject"], *(contents.study.get("inputs") or [])}
     return names | {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row}
 

@@ -9,10 +9,12 @@ import pandas as pd
 
 from m2lgdg.method import nearest
 from m2lgdg.metrics import PAPER_METRICS
+from m2lgdg.report.contents import read_json
 from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, one_panel, paired_tables, render, study_tables, training_tables
+from m2lgdg.report.tracks import in_track, level_table
 from m2lgdg.storage import InputError
-from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_predictions
 from m2lgdg.study.stats import cell_scores
 
 
@@ -34,19 +36,29 @@ def table(
     follow (Panel B of the paper): one table per metric as text, one wide table in the other formats.
     `published` is a table (method, target, metric, value) of values to show in brackets.
     `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
-    `predictions` are those of the folder, if they were already read.
+    `predictions` are those of the folder, if they were already read. A study with both tracks has the tables of each, and one
+    with both next to each other.
     """
     predictions = read_predictions(folder) if predictions is None else predictions
-    scores = cell_scores(predictions, PAPER_METRICS)
-    tables = study_tables(predictions, best, rivals=rivals, scores=scores)
-    if tests or rivals:
-        panels = paired_tables(predictions, best, rivals=rivals, scores=scores)
-        if not panels:
-            raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
-        tables += panels if form == "text" else one_panel(panels)
-    tables += training_tables(scores)
-    if published is not None:
-        tables = with_published(tables, read_published(published, predictions))
+    tracks = by_track(predictions)
+    batch = int(read_json(Path(folder) / "study.json", {}).get("adapt_subjects") or 0)
+    if published is not None and STRICT not in tracks:
+        raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
+    tables = []
+    for track, part in tracks.items():
+        scores = cell_scores(part, PAPER_METRICS)
+        of_track = study_tables(part, best, rivals=rivals, scores=scores)
+        if tests or rivals:
+            panels = paired_tables(part, best, rivals=rivals, scores=scores)
+            if not panels:
+                raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
+            of_track += panels if form == "text" else one_panel(panels)
+        of_track += training_tables(scores)
+        if published is not None and track == STRICT:
+            of_track = with_published(of_track, read_published(published, part))
+        tables += in_track(of_track, track, batch)
+    if len(tracks) > 1:
+        tables.append(level_table(tracks[STRICT], tracks[ADAPTED], batch))
     if sites:
         targets = predictions["target"].unique().tolist()
         for site in sites:

@@ -29,7 +29,7 @@ from m2lgdg.study.cells import Cell, make_cells
 from m2lgdg.study.config import Study
 from m2lgdg.study.kept import kept_outside
 from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
-from m2lgdg.study.runner import CellContext, check_device, checked, failure_reason, fitted_cell, study_cohort
+from m2lgdg.study.runner import CellContext, adapted_proba, check_device, checked, failure_reason, fitted_cell, study_cohort
 from m2lgdg.study.watch import Used, Watch
 
 Proba = npt.NDArray[np.float64]
@@ -68,6 +68,7 @@ class Seen:
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
     kept: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
     proba: dict[str, Proba] = field(default_factory=dict)  # how the target was given -> its probabilities
+    adapted: dict[str, Proba] = field(default_factory=dict)  # the same in the adapted track, if the study has it
     tolerance: float = 0.0
     used: Used = field(default_factory=Used)
     reason: str | None = None
@@ -236,6 +237,8 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         seen.learned = digests(fitted)
         seen.kept = {name: value for name, value in kept_outside(cls, fitted).items() if before.get(name) != value}
         seen.proba["as it is"] = fitted.predict_proba(target)[:, 1]
+        if cell.adapt:
+            _observe_adapted(cell, fitted, target, seen)
         if world != REAL:
             return
         draw = np.random.default_rng(9)
@@ -250,6 +253,25 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         fresh = refitted if seen.again == seen.learned else fitted
         alone = [fresh.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
         seen.proba["one subject at a time"] = np.concatenate(alone)
+
+
+def _observe_adapted(cell: Cell, fitted: Method, target: Cohort, seen: Seen) -> None:
+    """Predictions of the adapted track, which sees a batch of the target: as it is, with other labels, in another order.
+
+    A batch of one subject is no batch: the predictions are then those of the strict track.
+    """
+
+    def predicted(given: Cohort) -> Proba:
+        return adapted_proba(fitted, given, fitted.predict_proba(given)[:, 1], cell.seed, cell.adapt)
+
+    draw = np.random.default_rng(9)
+    order = draw.permutation(len(target))
+    relabelled = dataclasses.replace(target, labels=draw.permutation(1 - np.maximum(target.labels, 0)))
+    seen.adapted["as it is"] = predicted(target)
+    seen.adapted["with other labels"] = predicted(relabelled)
+    seen.adapted["in another order"] = predicted(target.select(order))[np.argsort(order)]
+    alone = [predicted(target.select([i])) for i in range(len(target))]
+    seen.adapted["in a batch of one"] = np.concatenate(alone) if alone else np.empty(0)
 
 
 def _tolerance(fitted: Method) -> float:
@@ -297,7 +319,27 @@ def _compare(cell: Cell, seen: dict[str, Seen]) -> Audited:
             most = float(np.abs(proba - base).max(initial=0))
             if most > tolerance:
                 differs.append(f"predictions {how} differ by up to {most:.2g}")
-    return dataclasses.replace(head, differs=tuple(differs))
+    return dataclasses.replace(head, differs=(*differs, *_compare_adapted(real, withheld)))
+
+
+def _compare_adapted(real: Seen, withheld: Seen) -> list[str]:
+    """Differences in the adapted track: labels and order must not matter, and a batch of one gives the strict predictions."""
+    if not real.adapted:
+        return []
+    base = real.adapted["as it is"]
+    pairs = (
+        ("with labels withheld", 0.0, base, withheld.adapted["as it is"]),
+        ("with other labels", 0.0, base, real.adapted["with other labels"]),
+        ("in another order", real.tolerance, base, real.adapted["in another order"]),
+        ("in a batch of one", real.tolerance, real.proba["as it is"], real.adapted["in a batch of one"]),
+    )
+    sentences = []
+    for how, tolerance, first, second in pairs:
+        most = float(np.abs(first - second).max(initial=0))
+        if most > tolerance:
+            against = " from those of the strict track" if how == "in a batch of one" else ""
+            sentences.append(f"predictions of the adapted track {how} differ{against} by up to {most:.2g}")
+    return sentences
 
 
 def _files_used(used: list[Used]) -> list[str]:

@@ -20,7 +20,7 @@ from m2lgdg.model.over_atlases import chosen_atlases
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.config import Study
-from m2lgdg.study.predictions import sweep_variant
+from m2lgdg.study.predictions import ADAPTED, STRICT, sweep_variant
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
@@ -42,6 +42,8 @@ class Cell:
     explain: int = 0  # steps of integrated gradients; 0: not explained
     code: str = ""
     explain_of: Literal["logit", "margin"] = "logit"  # what attributions of a network are of
+    adapt: int = 0  # subjects of a batch in the adapted track; 0: the cell is of the strict track only
+    tracks: tuple[str, ...] = (STRICT,)  # whose rows `predictions.csv` has; one fit serves both
 
     def __str__(self) -> str:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
@@ -62,11 +64,14 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             steps = 0 if variant else _explained(study, name)
             explained = [steps, study.explain_of, explaining_code_version()] if steps else []
             code = cell_code(plugins, steps)
+            batch = study.adapt_subjects if ADAPTED in study.tracks else 0
+            adapted = [[ADAPTED, batch]] if batch else []
             for target in targets:
                 for seed in seeds:
-                    identity = json.dumps([name, fields, target, seed, *common, *explained], sort_keys=True)
+                    identity = json.dumps([name, fields, target, seed, *common, *explained, *adapted], sort_keys=True)
                     key = hashlib.sha256(identity.encode()).hexdigest()[:24]
-                    cells.append(Cell(name, variant, target, seed, fields, key, steps, code, study.explain_of))
+                    shown = (steps, code, study.explain_of)
+                    cells.append(Cell(name, variant, target, seed, fields, key, *shown, batch, study.tracks))
     return cells
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from m2lgdg.method import checked_fields, find, nearest, shown
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
+from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
 
 Scalar = bool | int | float | str
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
@@ -40,6 +41,10 @@ class Study(BaseModel):
     )
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
     allow_proxies: bool = False
+    track: Literal["strict", "adapted"] | list[Literal["strict", "adapted"]] = Field(
+        default="strict", description="strict: nothing of the target is seen; adapted: a batch of its unlabelled subjects is"
+    )
+    adapt_subjects: int = Field(default=20, ge=2, le=100000, description="subjects of a batch in the adapted track")
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
     variants: list[str] | dict[str, list[str]] = Field(
         default=[], description="for every method with such a variant, or by method"
@@ -52,6 +57,12 @@ class Study(BaseModel):
     device: str = "cpu"
     threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")
     cohort_hash: str | None = Field(default=None, description="refuse a cohort with other content")
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        """Tracks of the study, the strict one first."""
+        given = [self.track] if isinstance(self.track, str) else self.track
+        return tuple(track for track in (STRICT, ADAPTED) if track in given)
 
 
 def read_study(path: str | Path, changes: list[str] | None = None, plugins: list[str] | None = None) -> Study:
@@ -136,7 +147,7 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
 def _check_once(study: Study, where: str) -> None:
     if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
         raise InputError(f"{where}: a method or seed is listed twice.")
-    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants", "atlases")}
+    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants", "atlases", "track")}
     if isinstance(study.variants, dict):
         lists |= {f"variants.{name}": variants for name, variants in study.variants.items()}
     lists |= {f"sweep.{name}.{field}": values for name, axes in study.sweep.items() for field, values in axes.items()}
@@ -188,8 +199,18 @@ def _check_fields(study: Study, where: str) -> None:
         raise InputError(f"{where}: {error}") from None
 
 
+def _check_tracks(study: Study, where: str) -> None:
+    if not study.tracks:
+        raise InputError(f"{where}, key track: the list is empty; choose strict, adapted or both.")
+    listed = [study.variants] if isinstance(study.variants, list) else study.variants.values()
+    for variant in (variant for variants in listed for variant in variants):
+        if is_adapted(variant):
+            raise InputError(f"{where}, key variants: {variant} is the name of rows of the adapted track; rename the variant.")
+
+
 def _check_variants(study: Study, where: str) -> None:
     known = load_methods()
+    _check_tracks(study, where)
     if isinstance(study.variants, list):
         variants = {variant for name in study.methods for variant in known[name].variants}
         for variant in study.variants:

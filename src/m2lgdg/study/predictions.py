@@ -5,6 +5,7 @@ Written by `study.records` and read here; a table edited so that its scores woul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,42 @@ from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.storage import InputError, one_line
 
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
+
+
+STRICT, ADAPTED = "strict", "adapted"  # tracks of a study; rows of the second have the variant "adapted" or "X, adapted"
+
+
+def adapted_variant(variant: str) -> str:
+    """Name of a variant in rows of the adapted track."""
+    return f"{variant}, {ADAPTED}" if variant else ADAPTED
+
+
+def is_adapted(variant: str) -> bool:
+    """Whether rows of this variant are of the adapted track."""
+    return variant == ADAPTED or variant.endswith(f", {ADAPTED}")
+
+
+def without_track(variant: str) -> str:
+    """Name of a variant without that of its track."""
+    return variant.removesuffix(ADAPTED).removesuffix(", ") if is_adapted(variant) else variant
+
+
+def by_track(predictions: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Rows of each track that a predictions table has, the strict one first; variants are named without their track."""
+    adapted = predictions["variant"].map(is_adapted).to_numpy(dtype=bool)
+    if not adapted.any():
+        return {STRICT: predictions}
+    parts = {STRICT: predictions[~adapted], ADAPTED: predictions[adapted]}
+    parts[ADAPTED] = parts[ADAPTED].assign(variant=parts[ADAPTED]["variant"].map(without_track))
+    return {track: part.reset_index(drop=True) for track, part in parts.items() if len(part)}
+
+
+def joined_tracks(tracks: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """One predictions table from the rows of each track (`by_track`)."""
+    parts = [
+        part if track == STRICT else part.assign(variant=part["variant"].map(adapted_variant)) for track, part in tracks.items()
+    ]
+    return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
 
 
 def sweep_variant(field: str, value: object) -> str:

@@ -23,10 +23,10 @@ from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.cells import Cell
 from m2lgdg.study.folder import one_at_a_time
 from m2lgdg.study.loaded import in_order
-from m2lgdg.study.predictions import COLUMNS
+from m2lgdg.study.predictions import ADAPTED, COLUMNS, STRICT, adapted_variant
 
 DEEPEST = 50  # levels of lists and tables in a fact
-HIDDEN = ("fields", "explain", "code", "explain_of")  # of a cell: not in its record
+HIDDEN = ("fields", "explain", "code", "explain_of", "adapt", "tracks")  # of a cell: not in its record
 
 
 def record_path(out: str | Path, key: str) -> Path:
@@ -107,7 +107,8 @@ class Records:
         subjects, labels = self.targets[cell.target]
         if record.get("target") != cell.target or record.get("subjects") != subjects:
             return False
-        return same_labels(record.get("labels"), labels) and are_probabilities(record.get("proba"), len(subjects))
+        probabilities = [record.get("proba"), *([record.get("adapted")] if cell.adapt else [])]
+        return same_labels(record.get("labels"), labels) and all(are_probabilities(one, len(subjects)) for one in probabilities)
 
     def done(self, cell: Cell) -> bool:
         """Whether a cell has a record of a finished training."""
@@ -159,8 +160,10 @@ class Records:
                 continue
             named = (cell.method, cell.variant, cell.seed, cell.target)
             if record["status"] == "done":
-                triples = zip(record["subjects"], record["labels"], record["proba"], strict=True)
-                rows += [(*named, subject, label, proba) for subject, label, proba in triples]
+                for track in cell.tracks:
+                    name, key = (cell.variant, "proba") if track == STRICT else (adapted_variant(cell.variant), ADAPTED)
+                    triples = zip(record["subjects"], record["labels"], record[key], strict=True)
+                    rows += [(cell.method, name, *named[2:], subject, label, proba) for subject, label, proba in triples]
             else:
                 failures.append((*named, record["reason"]))
         return pd.DataFrame(rows, columns=COLUMNS), pd.DataFrame(failures, columns=[*COLUMNS[:4], "reason"])

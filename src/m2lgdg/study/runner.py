@@ -22,6 +22,7 @@ import numpy as np
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
 from m2lgdg.method import Method, make
+from m2lgdg.model.site_level import Floats, at_cross_levels, source_share
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
@@ -31,6 +32,7 @@ from m2lgdg.study.engines import ENGINES, Engine
 from m2lgdg.study.features import forget_features, share_features
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.loaded import cohort_in_memory
+from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
 from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
 
@@ -194,6 +196,8 @@ def run_cell(cell: Cell, context: CellContext) -> str | None:
             proba = np.asarray(fitted.predict_proba(fold.target)[:, 1], dtype=np.float64).tolist()
             if not are_probabilities(proba, len(fold.target)):
                 raise ValueError(f"method {cell.method} did not give one probability between 0 and 1 for each subject")
+            if cell.adapt:
+                record[ADAPTED] = adapted_proba(fitted, fold.target, np.array(proba), cell.seed, cell.adapt).tolist()
             if cell.explain:
                 record |= _explain_cell(cell, fitted, fold, context)
         record |= {
@@ -221,6 +225,14 @@ def run_cell(cell: Cell, context: CellContext) -> str | None:
         text = encoded(failed)
     write_text(record_path(context.out, cell.key), text)
     return reason
+
+
+def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
+    """Probabilities of the adapted track: each subject of the target is at the level of up to `size` others, unlabelled.
+
+    `proba` are the probabilities of the strict track.
+    """
+    return at_cross_levels(proba, target.subjects.tolist(), source_share(fitted.facts_), seed, size)
 
 
 @contextmanager

@@ -69,6 +69,7 @@ class Answer:
     ood_scores: list[tuple[str, str, bool]]  # name, score, whether outside
     compared: list[str]
     explained: Explained
+    level: str = ""  # sentence on the level of the site that the model was adapted to
 
     @property
     def positive(self) -> bool:
@@ -92,6 +93,7 @@ def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
         flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
         ood_scores=ood_scores,
         compared=fitted.compare(cohort),
+        level="" if fitted.site_level is None else fitted.site_level.sentence(),
         explained=_explained(fitted, cohort) if explained else Explained(sentences=["Not requested."]),
     )
 

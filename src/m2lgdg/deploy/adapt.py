@@ -1,0 +1,139 @@
+"""The level of a site in a model: learned from unlabelled subjects of the site, and updated with further ones.
+
+No weight of the model changes; `predict_proba` adds the shift to the logit. With labelled subjects, use `deploy.calibrate`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.data.findings import is_duplicate, problems, with_checks
+from m2lgdg.method import Method
+from m2lgdg.metrics import logit
+from m2lgdg.model.site_level import (
+    EXTREME,
+    LEAST,
+    SiteLevel,
+    read_counts,
+    rounded_counts,
+    shift_of_counts,
+    source_share,
+    written_counts,
+)
+from m2lgdg.storage import InputError
+
+TR_ALIKE = 0.1  # relative difference of repetition times from which scans may be of two scanners
+
+
+class Adapted(NamedTuple):
+    """Level that was learned, decisions on the subjects it was learned from, and what is to be said about them."""
+
+    level: SiteLevel
+    added: int  # subjects that this call counted
+    patients_before: int  # of these, at or above the threshold without the level
+    patients_after: int
+    notes: list[str]
+
+
+def adapt(fitted: Method, cohort: Cohort, *, prevalence: float | None = None, update: bool = False) -> Adapted:
+    """Set a fitted method to the level of a site, from subjects of it; labels are not used.
+
+    `prevalence` is the share of patients at the site, by default that of the training sites. With `update`, the subjects are
+    added to those of the level that the model has; they must be others than those.
+    """
+    stored = _stored(fitted, update)
+    if prevalence is not None and not EXTREME <= prevalence <= 1 - EXTREME:
+        raise InputError(f"prevalence {prevalence:g} is not a share of patients from {EXTREME:g} to {1 - EXTREME:g}.")
+    site = _site(cohort, stored)
+    cohort = with_checks(cohort)
+    batch, notes = _distinct(cohort)
+    counts = read_counts(stored["logits"]) if stored else Counter[int]()
+    fitted.facts_.pop("site_level", None)
+    try:
+        before = fitted.predict_proba(batch)[:, 1]  # after new-site calibration, if there is one
+        counts = counts + rounded_counts(logit(before))
+        number = sum(counts.values())
+        if number < LEAST:
+            raise InputError(f"the level of a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
+    except InputError:
+        fitted.facts_ |= {"site_level": stored} if stored else {}  # a refused batch leaves the model as it was
+        raise
+    share, assumed = _share(fitted, prevalence, stored)
+    level = SiteLevel(shift_of_counts(counts, share), number, share, assumed, site)
+    facts: dict[str, Any] = level._asdict() | {"logits": written_counts(counts)}
+    findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
+    facts["findings"] = [*(stored or {}).get("findings", []), *findings]
+    fitted.facts_["site_level"] = facts
+    after = fitted.predict_proba(batch)[:, 1]
+    at_first, now = (int((proba >= fitted.threshold).sum()) for proba in (before, after))
+    return Adapted(level, len(batch), at_first, now, [*notes, *_two_scanners(batch)])
+
+
+def _stored(fitted: Method, update: bool) -> dict[str, Any] | None:
+    """Level that the model has and that is updated, or None; combinations without a meaning are refused."""
+    stored: dict[str, Any] | None = fitted.facts_.get("site_level")
+    if "local" in fitted.facts_:
+        raise InputError(
+            "this model is calibrated to a site with labels, which gives its level, too; there is nothing to adapt."
+        )
+    if stored and not update:
+        raise InputError(
+            "this model is at the level of a site already; add --update for further subjects of that site, or use the model "
+            "that `m2lgdg fit` wrote."
+        )
+    if update and not stored:
+        raise InputError("--update: this model is not at the level of a site yet; run m2lgdg adapt without --update first.")
+    if stored and "logits" not in stored:
+        raise InputError("--update: this model is a copy for sharing, which does not have the counts that an update needs.")
+    return stored
+
+
+def _site(cohort: Cohort, stored: dict[str, Any] | None) -> str:
+    """Name of the one site of the cohort, which must be that of a stored level."""
+    names = cohort.site_names
+    if len(names) != 1:
+        have = (
+            "no subjects"
+            if not names
+            else f"subjects of {len(names)} sites ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+        )
+        raise InputError(f"cohort {cohort.name} has {have}; the level is that of one site: choose it with --site.")
+    if stored and names[0] != stored["site"]:
+        raise InputError(
+            f"--update: the model is at the level of site {stored['site']}, and the subjects are of site {names[0]}."
+        )
+    return names[0]
+
+
+def _share(fitted: Method, prevalence: float | None, stored: dict[str, Any] | None) -> tuple[float, bool]:
+    """Share of patients, and whether it is assumed; an update keeps that of the model unless it is given."""
+    if prevalence is not None:
+        return float(prevalence), False
+    return (stored["prevalence"], stored["assumed"]) if stored else (source_share(fitted.facts_), True)
+
+
+def _distinct(cohort: Cohort) -> tuple[Cohort, list[str]]:
+    """Subjects with distinct scans, and a note if some were left out: of two with the same scan, the first id counts."""
+    copies: set[str] = set()
+    for one in cohort.findings or ():
+        if is_duplicate(one):
+            copies |= set(sorted(one.subjects)[1:])
+    kept = cohort.select(~np.isin(cohort.subjects, sorted(copies)))
+    left = len(cohort) - len(kept)
+    return kept, [f"{left} subjects with the same scan as another were not counted."] if left else []
+
+
+def _two_scanners(batch: Cohort) -> list[str]:
+    """A note if repetition times differ as those of two scanners do."""
+    known = np.asarray(batch.tr, dtype=np.float64)
+    known = known[np.isfinite(known) & (known > 0)]
+    if not len(known) or known.max() <= (1 + TR_ALIKE) * known.min():
+        return []
+    return [
+        f"The scans have repetition times from {known.min():g} to {known.max():g} s. If they are of two scanners, make a model "
+        "for each: their levels may differ."
+    ]

@@ -1,0 +1,343 @@
+"""The level of a site: the equation it solves, what it does not depend on, and the command that stores it in a model."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m2lgdg import InputError, make, make_cohort
+from m2lgdg.cohort import UNKNOWN
+from m2lgdg.deploy.adapt import adapt
+from m2lgdg.deploy.calibrate import calibrate
+from m2lgdg.method import Method
+from m2lgdg.metrics import logit, sigmoid
+from m2lgdg.model.site_level import (
+    PRIOR_SUBJECTS,
+    at_cross_levels,
+    cross_batches,
+    read_counts,
+    rounded_counts,
+    site_shift,
+    source_share,
+    written_counts,
+)
+
+logits = st.lists(st.floats(-4, 4), min_size=2, max_size=40).map(np.array)
+shares = st.floats(0.05, 0.95)
+
+
+def bisected(values, share):
+    """The same equation, solved on its own: rounded logits, a wide bracket, plain Python."""
+    low, high = -40.0, 40.0
+    values = [max(-5.0, min(5.0, math.floor(10 * value + 0.5) / 10)) for value in values]
+    for _ in range(200):
+        middle = (low + high) / 2
+        mean = math.fsum(1 / (1 + math.exp(-(value + middle))) for value in values) / len(values)
+        low, high = (middle, high) if mean < share else (low, middle)
+    return low * len(values) / (len(values) + PRIOR_SUBJECTS)
+
+
+@given(logits, shares)
+def test_the_shift_solves_its_equation(values, share):
+    values = np.where(np.abs(10 * values % 1 - 0.5) < 1e-9, 0.0, values)  # a tie may be rounded either way
+    assert site_shift(values, share) == pytest.approx(bisected(values, share), abs=1e-9)
+
+
+@given(logits, shares, st.randoms())
+def test_order_does_not_matter(values, share, random):
+    shuffled = values.tolist()
+    random.shuffle(shuffled)
+    assert site_shift(np.array(shuffled), share) == site_shift(values, share)
+
+
+@given(logits, shares, st.floats(0, 3))
+def test_the_shift_falls_as_the_logits_rise_and_grows_with_the_share(values, share, more):
+    assert site_shift(values + more, share) <= site_shift(values, share) + 1e-12
+    assert site_shift(values, min(share + 0.04, 0.99)) > site_shift(values, share)
+
+
+@given(st.integers(2, 50), st.integers(-40, 40), shares)
+def test_equal_subjects_are_moved_to_the_share(number, tenth, share):
+    shift = site_shift(np.full(number, tenth / 10), share)
+    full = math.log(share / (1 - share)) - tenth / 10
+    assert shift == pytest.approx(full * number / (number + PRIOR_SUBJECTS), abs=1e-9)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(-2, 2), min_size=20, max_size=20).map(np.array), st.floats(-1e6, 1e6))
+def test_one_outlier_moves_the_level_little(values, outlier):
+    changed = values.copy()
+    changed[0] = outlier
+    # One of 20 probabilities changes by at most 1, so the mean by 0.05; its slope in the shift is at least that at |logit| 4.
+    assert abs(site_shift(changed, 0.5) - site_shift(values, 0.5)) < 0.05 / (sigmoid(np.array(4.0)) * sigmoid(np.array(-4.0)))
+    assert abs(site_shift(changed, 0.5) - site_shift(values, 0.5)) < 0.8
+
+
+def test_fewer_than_two_subjects_have_no_level():
+    assert site_shift(np.array([3.0]), 0.5) == site_shift(np.empty(0), 0.5) == 0.0
+
+
+def test_more_subjects_count_more():
+    shifts = [site_shift(np.full(n, -1.0), 0.5) for n in (2, 5, 20, 1000)]
+    np.testing.assert_allclose(shifts, [0.5, 5 / 7, 20 / 22, 1000 / 1002], atol=1e-9)
+
+
+@given(logits)
+def test_counts_survive_json(values):
+    counts = rounded_counts(values)
+    assert read_counts(json.loads(json.dumps(written_counts(counts)))) == counts
+    assert sum(counts.values()) == len(values)
+
+
+@pytest.mark.parametrize("stored", [{"0.33": 1}, {"9.0": 1}, {"0.1": 0}, {"0.1": 1.0}, {"a": 1}, {"nan": 1}])
+def test_other_counts_are_refused(stored):
+    with pytest.raises(ValueError):
+        read_counts(stored)
+
+
+@given(st.integers(0, 40), st.integers(2, 25), st.integers(0, 5))
+def test_nobody_is_in_their_own_batch(number, size, seed):
+    ids = [f"s{i}" for i in range(number)]
+    scored = []
+    for group, batch in cross_batches(ids, seed, size):
+        assert not set(group.tolist()) & set(batch.tolist())
+        assert len(set(batch.tolist())) == len(batch) == min(size, number - 1)
+        scored += group.tolist()
+    assert sorted(scored) == list(range(number))
+
+
+@given(st.permutations(range(12)), st.integers(0, 3))
+def test_cross_levels_depend_on_neither_order(order, seed):
+    proba = np.linspace(0.05, 0.7, 12)
+    ids = np.array([f"s{i}" for i in range(12)])
+    usual = at_cross_levels(proba, ids.tolist(), 0.5, seed, 5)
+    shuffled = at_cross_levels(proba[list(order)], ids[list(order)].tolist(), 0.5, seed, 5)
+    np.testing.assert_array_equal(shuffled, usual[list(order)])
+
+
+def test_subjects_outside_of_the_batch_share_one_level():
+    ids = [f"s{i}" for i in range(30)]
+    draw = np.random.default_rng(0)
+    proba = sigmoid(draw.normal(-1, 1, 30))
+    shifts = logit(at_cross_levels(proba, ids, 0.5, 3, 10)) - logit(proba)
+    (outside, batch), *_ = cross_batches(ids, 3, 10)
+    assert len(outside) == 20
+    np.testing.assert_allclose(shifts[outside], site_shift(logit(proba[batch]), 0.5), atol=1e-9)
+    assert np.ptp(shifts) > 0  # the ten of the batch have others
+
+
+def test_a_site_of_one_or_two_subjects_is_as_without_level():
+    for proba in ([0.2], [0.2, 0.9]):  # of two, each has a batch of one
+        np.testing.assert_array_equal(at_cross_levels(np.array(proba), list("ab")[: len(proba)], 0.5, 0, 20), proba)
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return make_cohort("tiny", sizes={"a": 40, "b": 40, "c": 40, "new": 40}, roi_effect=2.0, edge_effect=2.5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def model(cohort, tmp_path_factory):
+    source = cohort.select(cohort.sites != "new")
+    fitted = make("fc-logistic").fit(source, new_site_calibration=True, source_distribution=True)
+    return fitted.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def fitted(model):
+    return Method.load(model)
+
+
+@pytest.fixture(scope="module")
+def new(cohort):
+    return cohort.select(cohort.sites == "new")
+
+
+def test_a_model_at_a_level(fitted, new, tmp_path):
+    before = fitted.predict_proba(new)[:, 1]
+    threshold = fitted.threshold
+    result = adapt(fitted, new)
+    share = source_share(fitted.facts_)
+    assert result.level.prevalence == share
+    assert result.level.assumed
+    assert (result.level.subjects, result.added, result.level.site) == (40, 40, "new")
+    assert result.level.shift == pytest.approx(bisected(logit(before), share), abs=1e-9)
+    loaded = Method.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], sigmoid(logit(before) + result.level.shift), rtol=1e-12)
+    assert loaded.threshold == threshold
+    assert loaded.site_level == result.level
+    assert result.patients_before == (before >= threshold).sum()
+    assert result.patients_after == (loaded.predict_proba(new)[:, 1] >= threshold).sum()
+    np.testing.assert_array_equal(np.argsort(loaded.predict_proba(new)[:, 1]), np.argsort(before))
+
+
+def test_labels_and_order_do_not_reach_it(model, new):
+    shuffled = new.select(np.random.default_rng(0).permutation(len(new)))
+    without = new._changed(labels=np.full(len(new), UNKNOWN))
+    turned = new._changed(labels=1 - new.labels)
+    stored = []
+    for batch in (new, shuffled, without, turned):
+        fitted = Method.load(model)
+        adapt(fitted, batch)
+        stored.append({name: value for name, value in fitted.facts_["site_level"].items() if name != "findings"})
+    assert stored[0] == stored[1] == stored[2] == stored[3]
+
+
+def test_an_update_equals_all_at_once(model, new, tmp_path):
+    fitted, stepwise = Method.load(model), Method.load(model)
+    adapt(fitted, new, prevalence=0.3)
+    adapt(stepwise, new.select(range(15)), prevalence=0.3)
+    stepwise = Method.load(stepwise.save(tmp_path / "first"))
+    adapt(stepwise, new.select([15]), update=True)
+    result = adapt(stepwise, new.select(range(16, 40)), update=True)
+    assert result.added == 24
+    assert stepwise.site_level == fitted.site_level
+    assert not fitted.site_level.assumed
+    assert stepwise.facts_["site_level"]["logits"] == fitted.facts_["site_level"]["logits"]
+    assert sum(fitted.facts_["site_level"]["logits"].values()) == 40
+
+
+def test_a_higher_share_calls_more_patients(model, new):
+    called = []
+    for share in (0.1, 0.5, 0.9):
+        fitted = Method.load(model)
+        called.append(adapt(fitted, new, prevalence=share).patients_after)
+        assert not fitted.site_level.assumed
+    assert called[0] < called[1] < called[2]
+
+
+def test_the_same_scan_counts_once(model, new):
+    fitted = Method.load(model)
+    series = list(new.series)
+    series[7] = series[3]
+    result = adapt(fitted, new._changed(series=series, findings=None))
+    assert result.added == 39
+    assert result.notes == ["1 subjects with the same scan as another were not counted."]
+    assert any(
+        one["kind"].startswith("duplicate") or "same scan" in one["text"] for one in fitted.facts_["site_level"]["findings"]
+    )
+
+
+def test_two_repetition_times_are_said(model, new):
+    tr = np.where(np.arange(len(new)) % 2, 2.0, 3.0)
+    (note,) = adapt(Method.load(model), new._changed(tr=tr)).notes
+    assert "from 2 to 3 s" in note
+
+
+def test_what_is_refused_leaves_the_model_as_it_was(model, cohort, new):
+    fitted = Method.load(model)
+    others = cohort.select(np.isin(cohort.sites, ["a", "new"]))
+    for batch, options, words in (
+        (others, {}, "subjects of 2 sites"),
+        (new.select([0]), {}, "at least 2 subjects"),
+        (new, {"prevalence": 0.0}, "prevalence 0"),
+        (new, {"prevalence": math.nan}, "prevalence nan"),
+        (new, {"update": True}, "not at the level of a site yet"),
+    ):
+        with pytest.raises(InputError, match=words):
+            adapt(fitted, batch, **options)
+        assert fitted.site_level is None
+    adapt(fitted, new.select(range(20)))
+    level = fitted.site_level
+    other_site = new._changed(sites=np.array(["other"] * len(new)))
+    for batch, options, words in (
+        (new, {}, "already"),
+        (other_site, {"update": True}, "level of site new, and the subjects are of site other"),
+    ):
+        with pytest.raises(InputError, match=words):
+            adapt(fitted, batch, **options)
+        assert fitted.site_level == level
+    with pytest.raises(InputError, match="labels give the level, too"):
+        calibrate(fitted, new)
+    local = Method.load(model)
+    calibrate(local, new)
+    with pytest.raises(InputError, match="nothing to adapt"):
+        adapt(local, new)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shift": math.nan},
+        {"shift": "0"},
+        {"shift": True},
+        {"subjects": 1},
+        {"subjects": 2.5},
+        {"prevalence": 0.0},
+        {"assumed": 1},
+        {"site": 3},
+        {"more": 1},
+        {"logits": {"0.1": 3}},
+        {"findings": 3},
+        {"findings": [{}]},
+    ],
+)
+def test_a_damaged_level_is_refused(fitted, new, tmp_path, change):
+    adapt(fitted, new)
+    fitted.facts_["site_level"] |= change
+    with pytest.raises(InputError, match="damaged"):
+        Method.load(fitted.save(tmp_path / "model"))
+
+
+def test_both_a_level_and_a_local_calibration_are_refused(fitted, model, new, tmp_path):
+    adapt(fitted, new)
+    local = Method.load(model)
+    calibrate(local, new)
+    fitted.facts_["local"] = local.facts_["local"]
+    with pytest.raises(InputError, match="both a local calibration and a site level"):
+        Method.load(fitted.save(tmp_path / "model"))
+
+
+def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new.select(range(20)).save("first.cohort")
+    new.select(range(20, 40)).save("rest.cohort")
+    code, text, _ = typed("adapt", model, "first.cohort", "--out", "site")
+    assert code == 0
+    fitted, before = Method.load("site"), Method.load(model)
+    rest = new.select(range(20, 40))
+    expected = sigmoid(logit(before.predict_proba(rest)[:, 1]) + fitted.site_level.shift)
+    sentence = fitted.site_level.sentence()
+    assert sentence in text
+    assert "is assumed" in text
+    assert "m2lgdg predict site" in text
+    code, text, _ = typed("predict", "site", "rest.cohort", "--out", "table.csv", "--coverage", "0.9")
+    assert code == 0
+    assert sentence in text
+    table = pd.read_csv("table.csv")
+    np.testing.assert_allclose(table["proba"], expected, rtol=1e-12)
+    assert table["set"].tolist() == before.new_site_.sets(expected, 0.9).tolist()
+    assert (table["decision"] == (expected >= before.threshold)).all()
+    code, text, _ = typed("adapt", "site", "rest.cohort", "--out", "both", "--update", "--prevalence", "0.2")
+    assert code == 0
+    assert Method.load("both").site_level.subjects == 40
+    assert "(given)" in text
+    card = (tmp_path / "both" / "card.md").read_text()
+    assert "level of a site" in card
+    assert "from 40 scans" in card
+    code, text, _ = typed("export", "both", "--share", "--out", "shared")
+    assert code == 0
+    shared = Method.load("shared")
+    assert "logits" not in shared.facts_["site_level"]
+    np.testing.assert_allclose(shared.predict_proba(rest), Method.load("both").predict_proba(rest))
+    code, _, error = typed("adapt", "shared", "rest.cohort", "--out", "more", "--update")
+    assert code == 2
+    assert "copy for sharing" in error
+    assert not (tmp_path / "more").exists()
+
+
+def test_explanations_and_onnx_are_at_the_level(fitted, new, tmp_path):
+    from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+    from m2lgdg.deploy.serve.answer import answer
+
+    adapt(fitted, new)
+    path = export_onnx(fitted, tmp_path / "model.onnx")
+    assert json.loads((tmp_path / "model.json").read_text())["site_level"]["subjects"] == 40
+    np.testing.assert_allclose(run_onnx(path, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
+    shown = answer(fitted, new.select([0]), explained=False)
+    assert shown.level == fitted.site_level.sentence()
+    assert shown.proba == pytest.approx(fitted.predict_proba(new.select([0]))[0, 1])
