@@ -1,5 +1,7 @@
 """The level of a site: the equation it solves, what it does not depend on, and the command that stores it in a model."""
 
+import copy
+import dataclasses
 import json
 import math
 
@@ -15,6 +17,7 @@ from m2lgdg.deploy.adapt import adapt
 from m2lgdg.deploy.calibrate import calibrate
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, sigmoid
+from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.site_level import (
     PRIOR_SUBJECTS,
     at_cross_levels,
@@ -158,8 +161,12 @@ def new(cohort):
 
 
 def test_a_model_at_a_level(fitted, new, tmp_path):
-    before = fitted.predict_proba(new)[:, 1]
+    strict = fitted.predict_proba(new)[:, 1]
     threshold = fitted.threshold
+    known = fitted.new_site_.adapted
+    plain = copy.copy(fitted)
+    plain.new_site_ = known
+    before = plain.predict_proba(new)[:, 1]
     result = adapt(fitted, new)
     share = source_share(fitted.facts_)
     assert result.level.prevalence == share
@@ -167,12 +174,40 @@ def test_a_model_at_a_level(fitted, new, tmp_path):
     assert (result.level.subjects, result.added, result.level.site) == (40, 40, "new")
     assert result.level.shift == pytest.approx(bisected(logit(before), share), abs=1e-9)
     loaded = Method.load(fitted.save(tmp_path / "model"))
-    np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], sigmoid(logit(before) + result.level.shift), rtol=1e-12)
-    assert loaded.threshold == threshold
+    assert loaded.new_site_.whole == known.whole
+    assert loaded.new_site_.adapted is None
+    np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], sigmoid(logit(before) + result.level.shift), atol=1e-9)
+    assert loaded.threshold == known.threshold == threshold
     assert loaded.site_level == result.level
-    assert result.patients_before == (before >= threshold).sum()
+    assert result.patients_before == (strict >= threshold).sum()
     assert result.patients_after == (loaded.predict_proba(new)[:, 1] >= threshold).sum()
-    np.testing.assert_array_equal(np.argsort(loaded.predict_proba(new)[:, 1]), np.argsort(before))
+    np.testing.assert_array_equal(np.argsort(loaded.predict_proba(new)[:, 1]), np.argsort(strict))
+
+
+def test_calibration_at_left_out_sites_with_a_level(model, cohort):
+    """The second calibration of a model is that of left-out sites at the level of 20 other subjects each."""
+    source = cohort.select(cohort.sites != "new")
+    levelled = np.empty(len(source))
+    for site in source.site_names:
+        here = source.sites == site
+        proba = make("fc-logistic").fit(source.select(~here)).predict_proba(source.select(here))[:, 1]
+        share = float((source.labels[~here] == 1).mean())
+        levelled[here] = at_cross_levels(proba, source.subjects[here].tolist(), share, 0, 20)
+    expected = NewSiteCalibration.from_scores(levelled, source.labels, source.sites, 3)
+    stored = Method.load(model).new_site_
+    assert stored.adapted.slope == pytest.approx(expected.slope)
+    assert stored.adapted.offset == pytest.approx(expected.offset)
+    np.testing.assert_array_equal(stored.adapted.quantiles, expected.quantiles)
+    assert stored.adapted.whole == expected.whole
+    assert stored.whole != expected.whole
+
+
+def test_a_model_without_the_second_calibration_keeps_its_own(model, new):
+    fitted = Method.load(model)
+    fitted.new_site_ = dataclasses.replace(fitted.new_site_, adapted=None)  # as of an earlier version
+    before = fitted.predict_proba(new)[:, 1]
+    shift = adapt(fitted, new).level.shift
+    np.testing.assert_allclose(fitted.predict_proba(new)[:, 1], sigmoid(logit(before) + shift), atol=1e-9)
 
 
 def test_labels_and_order_do_not_reach_it(model, new):
@@ -300,6 +335,8 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
     assert code == 0
     fitted, before = Method.load("site"), Method.load(model)
     rest = new.select(range(20, 40))
+    known = before.new_site_.adapted
+    before.new_site_ = known
     expected = sigmoid(logit(before.predict_proba(rest)[:, 1]) + fitted.site_level.shift)
     sentence = fitted.site_level.sentence()
     assert sentence in text
@@ -309,9 +346,9 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
     assert code == 0
     assert sentence in text
     table = pd.read_csv("table.csv")
-    np.testing.assert_allclose(table["proba"], expected, rtol=1e-12)
-    assert table["set"].tolist() == before.new_site_.sets(expected, 0.9).tolist()
-    assert (table["decision"] == (expected >= before.threshold)).all()
+    np.testing.assert_allclose(table["proba"], expected, atol=1e-9)
+    assert table["set"].tolist() == known.sets(expected, 0.9).tolist()
+    assert (table["decision"] == (expected >= known.threshold)).all()
     code, text, _ = typed("adapt", "site", "rest.cohort", "--out", "both", "--update", "--prevalence", "0.2")
     assert code == 0
     assert Method.load("both").site_level.subjects == 40

@@ -34,7 +34,7 @@ class Adapted(NamedTuple):
 
     level: SiteLevel
     added: int  # subjects that this call counted
-    patients_before: int  # of these, at or above the threshold without the level
+    patients_before: int  # of these, at or above the threshold with the model as it was
     patients_after: int
     notes: list[str]
 
@@ -52,25 +52,22 @@ def adapt(fitted: Method, cohort: Cohort, *, prevalence: float | None = None, up
     cohort = with_checks(cohort)
     batch, notes = _distinct(cohort)
     counts = read_counts(stored["logits"]) if stored else Counter[int]()
+    called = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
+    number = sum(counts.values()) + len(batch)
+    if number < LEAST:
+        raise InputError(f"the level of a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
     fitted.facts_.pop("site_level", None)
-    try:
-        before = fitted.predict_proba(batch)[:, 1]  # after new-site calibration, if there is one
-        counts = counts + rounded_counts(logit(before))
-        number = sum(counts.values())
-        if number < LEAST:
-            raise InputError(f"the level of a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
-    except InputError:
-        fitted.facts_ |= {"site_level": stored} if stored else {}  # a refused batch leaves the model as it was
-        raise
+    if fitted.new_site_ and fitted.new_site_.adapted:
+        fitted.new_site_ = fitted.new_site_.adapted  # calibration, sets and figures for a site whose level is known
+    counts = counts + rounded_counts(logit(fitted.predict_proba(batch)[:, 1]))
     share, assumed = _share(fitted, prevalence, stored)
     level = SiteLevel(shift_of_counts(counts, share), number, share, assumed, site)
     facts: dict[str, Any] = level._asdict() | {"logits": written_counts(counts)}
     findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
     facts["findings"] = [*(stored or {}).get("findings", []), *findings]
     fitted.facts_["site_level"] = facts
-    after = fitted.predict_proba(batch)[:, 1]
-    at_first, now = (int((proba >= fitted.threshold).sum()) for proba in (before, after))
-    return Adapted(level, len(batch), at_first, now, [*notes, *_two_scanners(batch)])
+    now = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
+    return Adapted(level, len(batch), called, now, [*notes, *_two_scanners(batch)])
 
 
 def _stored(fitted: Method, update: bool) -> dict[str, Any] | None:

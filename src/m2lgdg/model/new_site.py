@@ -29,6 +29,7 @@ from m2lgdg.metrics import (
     shrunken_platt,
     sigmoid,
 )
+from m2lgdg.model.site_level import ADAPT_SUBJECTS, EXTREME, at_cross_levels
 from m2lgdg.splits import Indices, site_folds
 from m2lgdg.storage import InputError, file_hash, one_line, write_text
 
@@ -78,6 +79,8 @@ class Expected(NamedTuple):
 class NewSiteCalibration:
     """Calibration of a model at sites it has not seen, learned by leaving out each source site in turn.
 
+    `m2lgdg adapt` puts `adapted` in its place: sites whose level is known differ less, so their logits need less shrinking.
+
     Probabilities are those of `predict_proba`, which already applies the slope and offset. The figures of a site use slope,
     offset, threshold and quantiles learned from the other sites, so that they are not optimistic for a new site.
     """
@@ -91,6 +94,8 @@ class NewSiteCalibration:
     quantiles: Floats  # (level, class): a class is in a subject's set if the subject is no further from it than this
     whole: Performance
     sites: Mapping[str, Performance]
+    # The same for a site whose level is known: each left-out site at the level of `ADAPT_SUBJECTS` of its subjects.
+    adapted: NewSiteCalibration | None = None
 
     @classmethod
     def fit(
@@ -103,7 +108,10 @@ class NewSiteCalibration:
             if progress:
                 progress(i, len(cuts))
         predicted = ~np.isnan(proba)  # a site is not predicted if the other sites have one class only
-        return cls.from_scores(proba[predicted], source.labels[predicted], source.sites[predicted], len(cuts))
+        known, labels, sites = proba[predicted], source.labels[predicted], source.sites[predicted]
+        levelled = _at_levels(known, labels, sites, source.subjects[predicted])
+        adapted = cls.from_scores(levelled, labels, sites, len(cuts))
+        return dataclasses.replace(cls.from_scores(known, labels, sites, len(cuts)), adapted=adapted)
 
     @classmethod
     def from_scores(
@@ -167,12 +175,14 @@ class NewSiteCalibration:
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file; undefined values are null."""
-        content = {"format": FORMAT, "levels": LEVELS} | {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        }
+        content = {"format": FORMAT, "levels": LEVELS} | self._content()
+        return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _content(self) -> dict[str, Any]:
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "adapted"}
         content |= {"quantiles": self.quantiles.tolist(), "whole": _plain(self.whole)}
         content |= {"sites": {site: _plain(figures) for site, figures in self.sites.items()}}
-        return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        return content if self.adapted is None else content | {"adapted": self.adapted._content()}
 
     @classmethod
     def load(cls, path: str | Path) -> NewSiteCalibration:
@@ -182,20 +192,27 @@ class NewSiteCalibration:
             content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
             if content.pop("format") != FORMAT or tuple(content.pop("levels")) != LEVELS:
                 raise ValueError(f"the format is not {FORMAT}")
-            least = {"slope": 1e-9, "offset": -1e9, "threshold": 0.0, "slope_sd": 0.0, "offset_sd": 0.0, "folds": 2}
-            most = {"slope": 1e9, "offset": 1e9, "threshold": 1.0, "slope_sd": 10.0, "offset_sd": 10.0, "folds": 1e6}
-            values = {name: _number(content.pop(name), least[name], most[name]) for name in least}
-            quantiles = [[_number(value, 0, 1) for value in row] for row in content.pop("quantiles")]
-            if [len(row) for row in quantiles] != [2] * len(LEVELS):
-                raise ValueError("quantiles are not two per level")
-            whole = _read_figures(content.pop("whole"))
-            sites = {str(site): _read_figures(figures) for site, figures in dict(content.pop("sites")).items()}
-            if content:
-                raise ValueError(f"key {next(iter(content))} is not known")
-            folds = int(values.pop("folds"))
-            return cls(**values, folds=folds, quantiles=np.array(quantiles), whole=whole, sites=sites)
+            adapted = content.pop("adapted", None)  # older models lack it
+            calibration = cls._read(content)
+            return calibration if adapted is None else dataclasses.replace(calibration, adapted=cls._read(dict(adapted)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
+
+    @classmethod
+    def _read(cls, content: dict[str, Any]) -> NewSiteCalibration:
+        least = {"slope": 1e-9, "offset": -1e9, "threshold": 0.0, "slope_sd": 0.0, "offset_sd": 0.0, "folds": 2}
+        most = {"slope": 1e9, "offset": 1e9, "threshold": 1.0, "slope_sd": 10.0, "offset_sd": 10.0, "folds": 1e6}
+        values = {name: _number(content.pop(name), least[name], most[name]) for name in least}
+        quantiles = [[_number(value, 0, 1) for value in row] for row in content.pop("quantiles")]
+        if [len(row) for row in quantiles] != [2] * len(LEVELS):
+            raise ValueError("quantiles are not two per level")
+        whole = _read_figures(content.pop("whole"))
+        sites = {str(site): _read_figures(figures) for site, figures in dict(content.pop("sites")).items()}
+        if content:
+            raise ValueError(f"key {next(iter(content))} is not known")
+        folds = int(values.pop("folds"))
+        given: dict[str, Any] = {**values, "quantiles": np.array(quantiles), "whole": whole, "sites": sites}
+        return cls(folds=folds, **given)
 
 
 def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
@@ -213,6 +230,16 @@ def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indic
             f"are {len(usable)}."
         )
     return cuts
+
+
+def _at_levels(proba: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str_], subjects: npt.NDArray[np.str_]) -> Floats:
+    """Probabilities at left-out sites, each subject at the level of others of its site; the share is that of other sites."""
+    levelled = proba.copy()
+    for site in sorted(set(sites.tolist())):
+        here = sites == site
+        share = float(np.clip(labels[~here].mean(), EXTREME, 1 - EXTREME))
+        levelled[here] = at_cross_levels(proba[here], subjects[here].tolist(), share, 0, ADAPT_SUBJECTS)
+    return levelled
 
 
 class _Rule(NamedTuple):

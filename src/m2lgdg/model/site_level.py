@@ -20,6 +20,7 @@ from m2lgdg.metrics import logit, sigmoid
 STEPS = 10  # logits are rounded to a tenth, so that a model stores counts instead of scores of subjects
 MOST = 50  # tenths; a logit further out counts as this one, so that no single subject matters much
 PRIOR_SUBJECTS = 2  # weight of source: the shift of n subjects is multiplied by n / (n + PRIOR_SUBJECTS)
+ADAPT_SUBJECTS = 20  # of a batch, where a study or model does not say otherwise
 LEAST = 2  # subjects; one subject has no level
 EXTREME = 0.01  # shares of patients nearer to 0 or 1 are refused
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from m2lgdg.method import checked_fields, find, nearest, shown
+from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
@@ -44,7 +45,7 @@ class Study(BaseModel):
     track: Literal["strict", "adapted"] | list[Literal["strict", "adapted"]] = Field(
         default="strict", description="strict: nothing of the target is seen; adapted: a batch of its unlabelled subjects is"
     )
-    adapt_subjects: int = Field(default=20, ge=2, le=100000, description="subjects of a batch in the adapted track")
+    adapt_subjects: int = Field(default=ADAPT_SUBJECTS, ge=2, le=100000, description="subjects of a batch in the adapted track")
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
     variants: list[str] | dict[str, list[str]] = Field(
         default=[], description="for every method with such a variant, or by method"
