@@ -68,6 +68,10 @@ def explain(
                     highlight=False,
                     soft_wrap=True,
                 )
+    lobes = explanation.by_group("lobe")
+    if lobes["score"].any():
+        sums = ", ".join(f"{row['lobe']} {row['score']:.3g} ({row['rois']} ROIs)" for row in lobes.to_dict("records"))
+        terminal.out.print(f"Sum of ROI scores by lobe: {sums}.", highlight=False, soft_wrap=True)
     error = explanation.error()
     if error is not None:
         relative = error.get("median_relative", 0.0)
