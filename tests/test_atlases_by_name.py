@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, make, make_cohort, read
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data import atlases
 from m2lgdg.data.check import check_cohort
 from m2lgdg.explain.attribution import explain
@@ -337,3 +338,19 @@ def test_where_no_brain_can_be_drawn_a_sentence_says_so(tiny):
 def test_the_description_is_valid_json():
     text = (files("m2lgdg.data.atlases") / "about.json").read_text()
     assert json.loads(text) == atlases.about()
+
+
+def test_lobes_of_a_model_of_several_atlases(tmp_path):
+    whole = read(write_folder(tmp_path / "lab", 111), atlas="ho")
+    rng = np.random.default_rng(1)
+    second = Parcellation(tuple(atlases.regions("tt")["name"]), [rng.standard_normal((24, 97)) for _ in whole.series])
+    both = dataclasses.replace(whole, parcellations={"tt": second})
+    explained = explain(make("fc-logistic", atlases="all").fit(both, seed=0), both)
+    lobes = explained.by_group("lobe")
+    assert lobes.groupby("atlas")["rois"].sum().to_dict() == {"ho": 111, "tt": 97}
+    assert lobes["score"].sum() == pytest.approx(explained.rois["score"].sum())
+    assert [line.split(":")[0] for line in explained.about_lobes()] == [
+        "Sum of ROI scores by lobe (ho)",
+        "Sum of ROI scores by lobe (tt)",
+    ]
+    assert explained.about_rois() == []

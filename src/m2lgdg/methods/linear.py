@@ -106,6 +106,13 @@ class Linear(UsesAmplitude, Method):
         self.state_["calibration"] = np.array(platt(total, source.labels))
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
 
+    def held_out_logits(self) -> Floats | None:
+        """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
+        if not hasattr(self, "held_out_"):
+            return None
+        slope, offset = self.state_["calibration"]
+        return np.asarray(slope * self.held_out_ + offset)
+
     def _amplitude_is_usable(self, features: Features, source: Cohort) -> bool:
         """Store the range of amplitudes in source, and fill in those of standardised scans.
 
@@ -408,6 +415,7 @@ class ConnectomeAdaptive(Linear):
     Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
     """
 
+    atlases: str | tuple[str, ...] = "all"  # every further atlas adds to the AUC at unseen sites: docs/atlases.md
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
     blocks: ClassVar[Mapping[str, float]] = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
