@@ -3,15 +3,18 @@
 import dataclasses
 import json
 
+import miniature
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.io import savemat
 
-from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
+from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, read
 from m2lgdg.cohort import Parcellation
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, platt, sigmoid
 from m2lgdg.model.new_site import NewSiteCalibration
+from m2lgdg.study.audit import NOISE, WITHHELD, digests, other_target
 from m2lgdg.study.runner import run_study
 
 ROIS = 9
@@ -292,9 +295,41 @@ def test_the_report_draws_each_atlas(cohort, tmp_path):
     assert len(figures) == 2
 
 
-def test_the_audit_finds_no_leak(cohort, tmp_path):
-    from m2lgdg.study.audit import audit
+@pytest.mark.parametrize("world", [NOISE, WITHHELD])
+def test_nothing_of_the_target_reaches_the_fit(world, cohort, fold, fitted):
+    """In the worlds of the leak audit, in which all atlases of the target are noise or its labels are withheld."""
+    (other,) = leave_one_site_out(other_target(cohort, "west", world), ["west"])
+    refitted = make("connectome-adaptive", phenotypes=True).fit(other.source)
+    assert digests(refitted) == digests(fitted)
+    if world == NOISE:
+        first, second = (target.parcellations["mixed"].series[0] for target in (fold.target, other.target))
+        assert not np.allclose(first, second)
 
-    cohort.save(tmp_path / "two.cohort")
-    (result,) = audit({"cohort": str(tmp_path / "two.cohort"), "methods": ["connectome-adaptive"], "targets": ["west"]})
-    assert result.passed, result
+
+def test_six_atlases_of_rest_meta_mdd(tmp_path):
+    """The columns of one release file as six atlases, in one study."""
+    rng = np.random.default_rng(5)
+    place = tmp_path / "mdd" / "Results" / "ROISignals_FunImgARCWF"
+    place.mkdir(parents=True)
+    sheets = {"MDD": [], "Controls": []}
+    for site in (1, 2, 3):
+        for group, sheet in ((1, "MDD"), (2, "Controls")):
+            for number in range(4):
+                subject = f"S{site}-{group}-{number:04d}"
+                savemat(place / f"ROISignals_{subject}.mat", {"ROISignals": miniature.signals(rng, 40, 2233)})
+                sheets[sheet].append((subject, 1 + number % 2, 30 + number, 12))
+    with pd.ExcelWriter(tmp_path / "mdd" / miniature.REST_BOOK, engine="openpyxl") as book:
+        for sheet, rows in sheets.items():
+            pd.DataFrame(rows, columns=list(miniature.REST_COLUMNS)).to_excel(book, sheet_name=sheet, index=False)
+    names = ("aal", "craddock200", "dosenbach160", "harvard-oxford", "power264", "schaefer400")
+    cohort = read(tmp_path / "mdd", atlas=names)
+    cohort.save(tmp_path / "mdd.cohort")
+    study = {"cohort": str(tmp_path / "mdd.cohort"), "methods": ["connectome-adaptive"], "targets": ["S1"]}
+    summary = run_study(study | {"sweep": {"connectome-adaptive": {"atlases": [*names]}}}, tmp_path / "out")
+    assert (summary.done, summary.failed) == (7, [])
+    table = pd.read_csv(tmp_path / "out" / "predictions.csv", keep_default_na=False)
+    logits = table.assign(logit=logit(table["proba"].to_numpy())).pivot(index="subject", columns="variant", values="logit")
+    mean = logits[[f"atlases={name}" for name in names]].mean(axis=1)
+    (fold,) = leave_one_site_out(cohort, ["S1"])
+    slope, offset = make("connectome-adaptive").fit(fold.source).state_["calibration"]
+    np.testing.assert_allclose(logits[""], slope * mean + offset, rtol=0, atol=1e-5)
