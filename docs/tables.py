@@ -20,6 +20,7 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
+from m2lgdg.data.atlases import about, regions
 from m2lgdg.metrics import auc, calibration, delong_test, logit
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import (
@@ -749,6 +750,33 @@ def fusion() -> list[str]:
         areas, alike = fused(linear, networks)
         rows.append([name(linear), text, number(alike, 2), *(number(areas[weight]) for weight in WEIGHTS)])
     return table(["linear model", "networks", "correlation", *(f"{weight:g}" for weight in WEIGHTS)], rows)
+
+
+# Atlases
+
+
+@block("atlases")
+def included_atlases() -> list[str]:
+    """Names, sizes, codes and licences of the included atlases."""
+    rows = []
+    for atlas, facts in about().items():
+        known = regions(atlas)
+        codes = known["code"].tolist()
+        numbered = codes == [str(i + 1) for i in range(len(codes))]
+        names = ", ".join(f"`{other}`" for other in (atlas, *facts.get("aliases", ())))
+        keys = f"1 to {len(codes)}" if numbered else ", ".join([*codes[:3], "...", codes[-1]])
+        networks = len(set(known["network"]) - {""})
+        rows.append([names, facts["title"], str(len(codes)), keys, str(networks or ""), facts["licence"]])
+    return table(["name", "atlas", "ROIs", "codes", "networks", "licence of the atlas"], rows)
+
+
+@block("atlas-sources")
+def atlas_sources() -> list[str]:
+    """Where the tables of the included atlases come from."""
+    rows = [
+        [f"`{atlas}`", facts["reference"], facts["source"], facts["made"], facts["lobe"]] for atlas, facts in about().items()
+    ]
+    return table(["name", "reference", "source", "centroids and names", "lobe"], rows)
 
 
 # Pages
