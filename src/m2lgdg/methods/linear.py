@@ -171,18 +171,19 @@ class Linear(UsesAmplitude, Method):
         self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
     ) -> tuple[Block, Floats | None]:
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
-        if confounds is not None:
-            standardised = _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
-            return self._solve(name, standardised, source, folds), standardised.slopes
         # Methods and variants that are fitted on the same source share their blocks.
-        shared = (*_in_order(source), name, self.within_sites, type(self)._features)  # a subclass may compute other features
+        regressed = () if confounds is None else (confounds.tobytes(),)
+        shared = (*_in_order(source), *regressed, name, self.within_sites, type(self)._features)  # a subclass may have others
         fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
 
-        def solve() -> Block:
-            rows = _ROWS.get(shared, lambda: _standardised(features, source, self._subject_weights(source), self.within_sites))
-            return self._solve(name, rows, source, folds)
+        def standardise() -> Standardised:
+            return _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
 
-        return _BLOCKS.get(fitted, solve), None
+        def solve() -> tuple[Block, Floats | None]:
+            standardised = _ROWS.get(shared, standardise)
+            return self._solve(name, standardised, source, folds), standardised.slopes
+
+        return _BLOCKS.get(fitted, solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return _balance(source) if self.within_sites else np.ones(len(source))
@@ -292,7 +293,7 @@ class _Recent(Generic[Value]):
 _REFERENCES: _Recent[Floats] = _Recent(4)
 _TANGENTS: _Recent[Features] = _Recent(1)
 _ROWS: _Recent[Standardised] = _Recent(1)
-_BLOCKS: _Recent[Block] = _Recent(32)
+_BLOCKS: _Recent[tuple[Block, Floats | None]] = _Recent(32)  # with the slopes of confounds
 
 
 def _in_order(source: Cohort) -> tuple[str, bytes]:
