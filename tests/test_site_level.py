@@ -24,6 +24,7 @@ from m2lgdg.model.site_level import (
     cross_batches,
     read_counts,
     rounded_counts,
+    shift_of_counts,
     site_shift,
     source_share,
     written_counts,
@@ -176,6 +177,7 @@ def test_a_model_at_a_level(fitted, new, tmp_path):
     loaded = Method.load(fitted.save(tmp_path / "model"))
     assert loaded.new_site_.whole == known.whole
     assert loaded.new_site_.adapted is None
+    assert loaded.site_level.recalibrated
     np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], sigmoid(logit(before) + result.level.shift), atol=1e-9)
     assert loaded.threshold == known.threshold == threshold
     assert loaded.site_level == result.level
@@ -236,13 +238,49 @@ def test_an_update_equals_all_at_once(model, new, tmp_path):
     assert sum(fitted.facts_["site_level"]["logits"].values()) == 40
 
 
-def test_a_higher_share_calls_more_patients(model, new):
-    called = []
+def test_a_given_share_moves_probabilities_and_threshold_together(model, new):
+    usual = Method.load(model)
+    adapt(usual, new)
+    at_source = source_share(usual.facts_)
+    means, decisions, sets = [], [], []
     for share in (0.1, 0.5, 0.9):
         fitted = Method.load(model)
-        called.append(adapt(fitted, new, prevalence=share).patients_after)
+        adapt(fitted, new, prevalence=share)
         assert not fitted.site_level.assumed
-    assert called[0] < called[1] < called[2]
+        proba = fitted.predict_proba(new)[:, 1]
+        means.append(proba.mean())
+        assert fitted.threshold == pytest.approx(share)  # that of new-site calibration is the share of source
+        decisions.append((proba >= fitted.threshold).mean())
+        sets.append(fitted.conformal_sets(proba, 0.9))
+    assert means[0] < means[1] < means[2]
+    given = Method.load(model)
+    adapt(given, new, prevalence=at_source)
+    np.testing.assert_array_equal(given.predict_proba(new), usual.predict_proba(new))
+    assert given.threshold == usual.threshold
+    # The fewer of the same scans are patients, the more the site resembles patients elsewhere, or the reverse: sets follow.
+    order = np.sign(np.diff(decisions))
+    assert (np.sign(np.diff([(one == "patient").mean() for one in sets])) * order >= 0).all()
+
+
+@given(st.integers(2, 60), st.integers(-30, 30), shares, shares)
+def test_few_subjects_are_shrunk_towards_the_given_share(number, tenth, share, usual):
+    counts = {tenth: number}
+    moved = math.log(share / (1 - share)) - math.log(usual / (1 - usual))
+    full = math.log(share / (1 - share)) - tenth / 10
+    expected = moved + (full - moved) * number / (number + PRIOR_SUBJECTS)
+    assert shift_of_counts(counts, share, usual) == pytest.approx(expected, abs=1e-9)
+    assert shift_of_counts({tenth: 1}, share, usual) == pytest.approx(moved)
+
+
+def test_a_model_without_new_site_calibration(cohort, new):
+    fitted = make("fc-logistic").fit(cohort.select(cohort.sites != "new"))
+    before = fitted.predict_proba(new)[:, 1]
+    shift = adapt(fitted, new).level.shift
+    np.testing.assert_allclose(fitted.predict_proba(new)[:, 1], sigmoid(logit(before) + shift), atol=1e-9)
+    assert fitted.threshold == 0.5
+    assert not fitted.site_level.recalibrated
+    with pytest.raises(InputError, match="no conformal sets"):
+        fitted.conformal_sets(before)
 
 
 def test_the_same_scan_counts_once(model, new):
@@ -304,6 +342,7 @@ def test_what_is_refused_leaves_the_model_as_it_was(model, cohort, new):
         {"subjects": 2.5},
         {"prevalence": 0.0},
         {"assumed": 1},
+        {"recalibrated": None},
         {"site": 3},
         {"more": 1},
         {"logits": {"0.1": 3}},

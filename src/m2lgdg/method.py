@@ -40,7 +40,7 @@ from m2lgdg.model.over_atlases import (
     parts_for,
     split_parts,
 )
-from m2lgdg.model.site_level import SiteLevel, stored_level
+from m2lgdg.model.site_level import SiteLevel, shift_of_share, source_share, stored_level
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -214,9 +214,27 @@ class Method:
 
     @property
     def threshold(self) -> float:
-        """Probability from which a subject is classified as patient: of the local or the new-site calibration, else 0.5."""
+        """Probability from which a subject is classified as patient: of the local or the new-site calibration, else 0.5.
+
+        It moves with a share of patients that was given for the site of the model (`m2lgdg adapt --prevalence`).
+        """
         default = self.new_site_.threshold if self.new_site_ else THRESHOLD
+        moved = self._shift_of_share()
+        if moved:  # with the probabilities, so that a given share alone changes no decision
+            return float(sigmoid(logit(np.array(default)) + moved))
         return float(self.facts_.get("local", {}).get("threshold", default))
+
+    def _shift_of_share(self) -> float:
+        """Part of the site level that is due to a share of patients that was given for the site; 0 without one."""
+        level = self.site_level
+        return 0.0 if level is None or level.assumed else shift_of_share(level.prevalence, source_share(self.facts_))
+
+    def conformal_sets(self, proba: npt.NDArray[np.float64], coverage: float = 0.9) -> npt.NDArray[np.str_]:
+        """Conformal sets (`NewSiteCalibration.sets`) of probabilities of this model, whatever share of patients they assume."""
+        if self.new_site_ is None:
+            raise InputError("the model has no new-site calibration, so it has no conformal sets.")
+        moved = self._shift_of_share()
+        return self.new_site_.sets(sigmoid(logit(proba) - moved) if moved else proba, coverage)
 
     def flags(self, target: Cohort) -> list[list[str]]:
         """Quality flags of each subject: short reasons why its prediction may be less reliable."""

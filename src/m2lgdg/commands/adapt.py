@@ -47,6 +47,7 @@ def adapt(
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
+    threshold = fitted.threshold
     need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
@@ -56,13 +57,12 @@ def adapt(
     with new_folder(to) as part:
         write_card(fitted.save(part))
     level = result.level
-    called = (
-        f"{result.patients_before} of these {result.added} subjects were at or above the threshold of {fitted.threshold:.3g}"
-    )
+    called = f"{result.patients_before} of these {result.added} subjects were at or above the threshold of {threshold:.3g}"
+    consequence = ASSUMED if level.assumed else GIVEN
     lines = [
         f"Wrote {to}: {level.sentence()}",
-        f"Decisions: {called}, now {result.patients_after} are. The threshold is the same.",
-        *([ASSUMED.format(100 * level.prevalence)] if level.assumed else [GIVEN]),
+        f"Decisions: {called}; now {result.patients_after} are at or above {fitted.threshold:.3g}.",
+        consequence.format(100 * level.prevalence),
         *(f"Note: {note}" for note in result.notes),
     ]
     for line in lines:
@@ -83,6 +83,6 @@ ASSUMED = (
     "subjects are patients, too many are called patients now, and if more are, too few: give the share with --prevalence."
 )
 GIVEN = (
-    "A share below that of the training sites lowers all probabilities, so that fewer subjects reach the threshold; a share "
-    "above it raises them."
+    "With {:.0f} % patients at the site, probabilities and the threshold move together, so that the share itself changes no "
+    "decision: about the same proportion of patients, and of controls, is called a patient as at the training sites."
 )

@@ -68,7 +68,7 @@ def predict(
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
     flags = [raised + copies for raised, copies in zip(fitted.flags(cohort), duplicate_flags(cohort), strict=True)]
-    lines = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
+    lines = _add_sets(table, flags, fitted, coverage, abstain) if new_site and coverage else []
     for kind, score in fitted.ood_scores(cohort).items():
         table[f"{kind}_ood"] = score.round(3)
     table["flags"] = ["; ".join(raised) for raised in flags]
@@ -145,14 +145,13 @@ def _calibration_for(fitted: Method, coverage: float) -> NewSiteCalibration:
     return fitted.new_site_
 
 
-def _add_sets(
-    table: pd.DataFrame, flags: list[list[str]], new_site: NewSiteCalibration, coverage: float, abstain: bool
-) -> list[str]:
+def _add_sets(table: pd.DataFrame, flags: list[list[str]], fitted: Method, coverage: float, abstain: bool) -> list[str]:
     """Add interval and conformal set to the table, and a flag to undecided subjects; returns lines to print."""
     from m2lgdg.model.new_site import percent
 
+    new_site = _calibration_for(fitted, coverage)
     table["low"], table["high"] = new_site.interval(table["proba"].to_numpy())
-    table["set"] = new_site.sets(table["proba"].to_numpy(), coverage)
+    table["set"] = fitted.conformal_sets(table["proba"].to_numpy(), coverage)
     expected = new_site.expected(coverage)
     lines = [
         f"Conformal sets of {percent(coverage)} coverage: at left-out source sites, they held the true class of "

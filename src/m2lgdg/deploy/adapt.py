@@ -57,11 +57,14 @@ def adapt(fitted: Method, cohort: Cohort, *, prevalence: float | None = None, up
     if number < LEAST:
         raise InputError(f"the level of a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
     fitted.facts_.pop("site_level", None)
+    recalibrated = bool(stored and stored["recalibrated"])
     if fitted.new_site_ and fitted.new_site_.adapted:
+        recalibrated = True
         fitted.new_site_ = fitted.new_site_.adapted  # calibration, sets and figures for a site whose level is known
     counts = counts + rounded_counts(logit(fitted.predict_proba(batch)[:, 1]))
     share, assumed = _share(fitted, prevalence, stored)
-    level = SiteLevel(shift_of_counts(counts, share), number, share, assumed, site)
+    shift = shift_of_counts(counts, share, source_share(fitted.facts_))
+    level = SiteLevel(shift, number, share, assumed, site, recalibrated)
     facts: dict[str, Any] = level._asdict() | {"logits": written_counts(counts)}
     findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
     facts["findings"] = [*(stored or {}).get("findings", []), *findings]

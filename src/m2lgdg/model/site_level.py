@@ -31,11 +31,12 @@ Indices = npt.NDArray[np.int64]
 class SiteLevel(NamedTuple):
     """Level of one site, as `facts_["site_level"]` of a model stores it."""
 
-    shift: float  # of the logit, shrunk towards 0
+    shift: float  # of the logit, shrunk for few subjects
     subjects: int
     prevalence: float  # share of patients at the site
     assumed: bool  # whether it is the share of source, because that of the site was not given
     site: str
+    recalibrated: bool  # whether the new-site calibration of the model is that of left-out sites at their level
 
     def sentence(self) -> str:
         """One sentence for every place where probabilities at this level are shown."""
@@ -58,11 +59,20 @@ def rounded_counts(logits: Floats) -> Counter[int]:
     return Counter(tenths.astype(int).tolist())
 
 
-def shift_of_counts(counts: Mapping[int, int], share: float) -> float:
-    """Shift after which the mean probability is `share`, shrunk towards 0; exactly 0 for fewer than two subjects."""
-    number = sum(counts.values())
+def shift_of_share(share: float, usual: float) -> float:
+    """Shift of the logit that another share of patients than the usual one causes, without any difference between sites."""
+    return math.log(share / (1 - share)) - math.log(usual / (1 - usual)) if share != usual else 0.0
+
+
+def shift_of_counts(counts: Mapping[int, int], share: float, usual: float | None = None) -> float:
+    """Shift after which the mean probability is `share`, shrunk towards that of a site like source.
+
+    `usual` is the share of patients in source, by default `share`, so that the shift is shrunk towards 0. Fewer than two
+    subjects have no level, only a share.
+    """
+    number, without = sum(counts.values()), shift_of_share(share, share if usual is None else usual)
     if number < LEAST:
-        return 0.0
+        return without
     tenths = sorted(tenth for tenth, count in counts.items() if count)  # in order, so that sums repeat bit for bit
     values = np.array(tenths, dtype=np.float64) / STEPS
     weights = np.array([counts[tenth] for tenth in tenths], dtype=np.float64) / number
@@ -71,7 +81,7 @@ def shift_of_counts(counts: Mapping[int, int], share: float) -> float:
     for _ in range(60):  # halves an interval of at most 10 until it has no width
         middle = (low + high) / 2
         low, high = (middle, high) if float(weights @ sigmoid(values + middle)) < share else (low, middle)
-    return float((low + high) / 2 * number / (number + PRIOR_SUBJECTS))
+    return float(without + ((low + high) / 2 - without) * number / (number + PRIOR_SUBJECTS))
 
 
 def site_shift(logits: Floats, share: float) -> float:
@@ -122,8 +132,8 @@ def check_site_level(stored: Any) -> None:
             raise ValueError(f"{name} of the site level is not a number from {least:g} to {most:g}")
     if (
         not isinstance(stored["subjects"], int)
-        or not isinstance(stored["assumed"], bool)
         or not isinstance(stored["site"], str)
+        or not all(isinstance(stored[name], bool) for name in ("assumed", "recalibrated"))
     ):
         raise ValueError("the site level has a value of the wrong type")
     if "logits" in stored and sum(read_counts(stored["logits"]).values()) != stored["subjects"]:

@@ -23,9 +23,11 @@ from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.report.contents import Contents, read_contents, read_json
 from m2lgdg.report.escaping import markdown
 from m2lgdg.report.new_site import (
+    AT_LEVEL,
     NOT_CALIBRATED,
     READING,
     UNSEEN,
+    WITHOUT_LEVEL,
     low_coverage,
     new_site_facts,
     new_site_tables,
@@ -206,7 +208,9 @@ def _new_site(fitted: Method) -> list[Part]:
         return []
     if fitted.new_site_ is None:
         return [Part(UNSEEN, sentences=[NOT_CALIBRATED])]
-    return [Part(UNSEEN, new_site_facts(fitted.new_site_), new_site_tables(fitted.new_site_), READING)]
+    level = fitted.site_level
+    first = [AT_LEVEL] if level and level.recalibrated else [WITHOUT_LEVEL] if level else []
+    return [Part(UNSEEN, new_site_facts(fitted.new_site_), new_site_tables(fitted.new_site_), [*first, *READING])]
 
 
 def _results(fitted: Method, contents: Contents) -> Part:

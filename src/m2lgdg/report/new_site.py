@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from m2lgdg.model.new_site import LEAST_SUBJECTS, LEVELS, NewSiteCalibration, Performance, percent
+from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.report.tables import Table
 
 UNSEEN = "Expected performance at an unseen site"
@@ -23,6 +24,11 @@ READING = [
     "A conformal set has every class that cannot be ruled out: both (undecided) or none (unlike either class) are possible.",
     "The interval of a probability describes differences between sites, not the uncertainty about one subject.",
 ]
+AT_LEVEL = (
+    f"Each left-out site is at its level, learned from up to {ADAPT_SUBJECTS} of its other subjects without labels, as this "
+    "model is at the level of its site."
+)
+WITHOUT_LEVEL = "The left-out sites are not at their level, so these figures are not those of this model at its site."
 
 
 def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from m2lgdg.cohort import Cohort
 from m2lgdg.explain.attribution import LOOSE_COMPLETENESS, explain_subject
 from m2lgdg.method import Method
@@ -104,7 +106,7 @@ def _new_site(fitted: Method, proba: float) -> NewSiteInterval | None:
         return None
     ends = calibration.interval([proba], COVERAGE)
     low, high = (float(end[0]) for end in ends)
-    conformal_set, expected = str(calibration.sets([proba], COVERAGE)[0]), calibration.expected(COVERAGE)
+    conformal_set, expected = str(fitted.conformal_sets(np.array([proba]), COVERAGE)[0]), calibration.expected(COVERAGE)
     sentences = [
         f"Interval: among subjects with this score, the proportion of patients is {low:.2f} to {high:.2f} at nine in ten sites "
         "like the source sites. It describes how sites differ, not the uncertainty about one subject.",
