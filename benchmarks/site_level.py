@@ -157,17 +157,19 @@ def draw_figure(sizes, shares, path):
         xlabel="unlabelled scans", ylabel="balanced accuracy (%)", xscale="log", xticks=adapted["n"], xticklabels=adapted["n"]
     )
     first.minorticks_off()
-    first.legend(frameon=False)
+    first.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.1))
     second.axhline(sizes["sen_sd"].iloc[0], color="0.5", ls=":")
     second.plot(adapted["n"], adapted["sen_sd"], "o-")
     second.set(xlabel="unlabelled scans", ylabel="sd of sensitivity over sites", xscale="log", ylim=(0, None))
     second.set_xticks(adapted["n"], adapted["n"])
     second.minorticks_off()
-    third.axhline(sizes["bacc"].iloc[0], color="0.5", ls=":", label="strict")
-    for kind, label in (("assumed", "share of source assumed"), ("given", "share given")):
-        third.plot(100 * shares["share"], shares[f"{kind}_bacc"], "o-", label=label)
-    third.set(xlabel=f"patients in a batch of {BATCH} (%)", ylabel="balanced accuracy (%)")
-    third.legend(frameon=False)
+    for kind, style in (("assumed", "-"), ("given", "--")):
+        for name, label, colour in (("sen", "sensitivity", "C0"), ("spe", "specificity", "C1")):
+            third.plot(
+                100 * shares["share"], shares[f"{kind}_{name}"], f"o{style}", color=colour, label=f"{label}, share {kind}"
+            )
+    third.set(xlabel=f"patients in a batch of {BATCH} (%)", ylabel="%", ylim=(30, 100))
+    third.legend(frameon=False, fontsize=7, ncols=2, loc="upper center")
     for axis in (first, second, third):
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)

@@ -39,6 +39,7 @@ def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
     cohort = next((name for name in ("abide-paper", "abide-atlases") if path.stem.startswith(name)), release)
+    cohort = "abide-atlases" if path.stem == "abide-adapted" else cohort
     assert Path(study.cohort).name == f"{cohort}.cohort"
     return make_cells(study, cohorts.get(cohort, cohorts[release]))
 
