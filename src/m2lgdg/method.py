@@ -72,6 +72,7 @@ class Method:
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> smallest value, and the value it must stay below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
+    sees_batch: ClassVar[bool] = False  # whether the adapted track calls `score_adapted` instead of using the level of the site
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
     older: ClassVar[Mapping[str, Any]] = {"atlases": "first"}  # fields that earlier versions lacked -> value of their models
 
@@ -193,6 +194,13 @@ class Method:
             positive = sigmoid(slope * logit(positive) + offset)
         return np.stack([1 - positive, positive], axis=1)
 
+    def predict_adapted(self, target: Cohort, batch: Cohort) -> npt.NDArray[np.float64]:
+        """(subject,) probability of the patient class for a method that `sees_batch`: unlabelled subjects of the same site."""
+        positive = np.asarray(self.score_adapted(self.visible(target), self.visible(batch)), dtype=np.float64)
+        if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
+            raise ValueError(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
+        return positive
+
     @property
     def recalibration(self) -> tuple[float, float] | None:
         """Slope and offset applied to the logit of `score`: of local calibration, or of new-site calibration and site level.
@@ -300,6 +308,10 @@ class Method:
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) probability of the positive class."""
         raise NotImplementedError(f"{type(self).__name__} must implement score")
+
+    def score_adapted(self, target: Cohort, batch: Cohort) -> npt.NDArray[np.float64]:
+        """(subject,) probability of the positive class, with other subjects of the site, for a class that `sees_batch`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement score_adapted, or leave sees_batch as it is")
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "state_"):

@@ -22,7 +22,7 @@ import numpy as np
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
 from m2lgdg.method import Method, make
-from m2lgdg.model.site_level import Floats, at_cross_levels, source_share
+from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
@@ -230,8 +230,15 @@ def run_cell(cell: Cell, context: CellContext) -> str | None:
 def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
     """Probabilities of the adapted track: each subject of the target is at the level of up to `size` others, unlabelled.
 
-    `proba` are the probabilities of the strict track.
+    A method that `sees_batch` predicts with them itself. `proba` are the probabilities of the strict track, which stay where
+    there is no batch.
     """
+    if fitted.sees_batch:
+        result = np.array(proba)
+        for scored, batch in cross_batches(target.subjects.tolist(), seed, size):
+            if len(batch) >= LEAST:
+                result[scored] = fitted.predict_adapted(target.select(scored), target.select(batch))
+        return result
     return at_cross_levels(proba, target.subjects.tolist(), source_share(fitted.facts_), seed, size)
 
 
