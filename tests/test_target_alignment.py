@@ -68,7 +68,8 @@ def test_mida_maximises_variance_and_independence():
     sites = np.array(["a", "b"]).repeat(12)
     source = draw.normal(size=(24, 40)) + np.where(sites == "a", 1.0, -1.0)[:, None] * np.eye(40)[0] * 5
     batch, target = draw.normal(size=(8, 40)) + np.eye(40)[0] * 20, draw.normal(size=(5, 40)) + np.eye(40)[0] * 20
-    trained, scored = make("mida", components=6, mu=0.5).aligned(source, batch, target, sites)
+    method = make("mida", components=6, mu=0.5)
+    trained, scored = method.aligned(source, method.prepared(source), batch, target, sites)
     known = np.concatenate([source, batch])
     kernel, centre = known @ known.T, np.eye(32) - 1 / 32
     groups = np.array([*"a" * 12, *"b" * 12, *"t" * 8])
@@ -89,7 +90,7 @@ def test_coral_gives_source_the_mean_and_covariance_of_the_batch():
     draw = np.random.default_rng(2)
     source, batch = draw.normal(size=(60, 5)), draw.normal(size=(400, 5)) @ draw.normal(size=(5, 5)) + 3
     method = make("coral-target", components=5, ridge=1e-6)
-    trained, scored = method.aligned(source, batch, batch, np.array(["a"] * 60))
+    trained, scored = method.aligned(source, method.prepared(source), batch, batch, np.array(["a"] * 60))
     np.testing.assert_allclose(trained.mean(axis=0), scored.mean(axis=0), atol=1e-9)
     np.testing.assert_allclose(np.cov(trained.T), np.cov(scored.T), rtol=1e-3, atol=1e-3)
 

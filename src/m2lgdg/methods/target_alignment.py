@@ -41,15 +41,16 @@ class Aligned(Linear):
         values = self._features("fc", source).astype(np.float64)
         centre, spread = values.mean(axis=0), values.std(axis=0)
         scale = np.where(spread > SMALLEST_SPREAD, spread, 1.0) * np.sqrt(values.shape[1])  # mean squared norm of about 1
-        self.source_ = source, (values - centre) / scale, centre, scale  # not saved with the model
+        own = (values - centre) / scale
+        self.source_ = source, own, self.prepared(own), centre, scale  # not saved with the model
 
     def score_adapted(self, target: Cohort, batch: Cohort) -> Floats:
         """(subject,) probability by a ridge on aligned features; penalty and Platt scaling are from held-out source sites."""
         if not hasattr(self, "source_"):
             raise InputError(f"method {self.name} can be aligned with a batch only in the process that fitted it.")
-        source, own, centre, scale = self.source_
+        source, own, prepared, centre, scale = self.source_
         other, wanted = ((self._features("fc", one) - centre) / scale for one in (batch, target))
-        trained, scored = self.aligned(own, other, wanted, source.sites)
+        trained, scored = self.aligned(own, prepared, other, wanted, source.sites)
         middle = trained.mean(axis=0)
         names, site = np.unique(source.sites, return_inverse=True)
         rows = Rows(trained - middle, np.zeros((len(names), trained.shape[1])), site)
@@ -62,7 +63,13 @@ class Aligned(Linear):
         slope, offset = platt(block.held_out, source.labels)
         return sigmoid(slope * (scored @ block.weights + block.intercept) + offset)
 
-    def aligned(self, source: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]) -> tuple[Floats, Floats]:
+    def prepared(self, source: Floats) -> Floats:
+        """What `aligned` needs of source alone, computed once for all batches."""
+        raise NotImplementedError
+
+    def aligned(
+        self, source: Floats, prepared: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]
+    ) -> tuple[Floats, Floats]:
         """(subject, component) of source and of the subjects to predict, from standardised features."""
         raise NotImplementedError
 
@@ -85,10 +92,16 @@ class Mida(Aligned):
     )
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"components": (1, np.inf), "mu": (0, np.inf)}
 
-    def aligned(self, source: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]) -> tuple[Floats, Floats]:
+    def prepared(self, source: Floats) -> Floats:
+        """(subject, subject) kernel of source."""
+        return np.asarray(source @ source.T)
+
+    def aligned(
+        self, source: Floats, prepared: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]
+    ) -> tuple[Floats, Floats]:
         """Components of the kernel of source and batch."""
-        known = np.concatenate([source, batch])
-        kernel = known @ known.T  # (subject, subject)
+        known, between = np.concatenate([source, batch]), source @ batch.T
+        kernel = np.block([[prepared, between], [between.T, batch @ batch.T]])  # (subject, subject)
         _, site = np.unique(sites, return_inverse=True)
         number = int(site.max()) + 1
         domain = np.eye(number + 1)[np.concatenate([site, np.full(len(batch), number)])]  # (subject, site)
@@ -115,13 +128,18 @@ class CoralTarget(Aligned):
     reference: ClassVar[str] = "Sun et al. 2016, Return of frustratingly easy domain adaptation, AAAI"
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"components": (1, np.inf), "ridge": (1e-6, np.inf)}
 
-    def aligned(self, source: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]) -> tuple[Floats, Floats]:
-        """Components of source, whitened with their covariance and coloured with that of the batch."""
+    def prepared(self, source: Floats) -> Floats:
+        """(feature, component) leading axes of source."""
         values, vectors = np.linalg.eigh(source @ source.T)
         count = min(self.components, int((values > 1e-10 * values[-1]).sum()))
-        axes = source.T @ (vectors[:, ::-1][:, :count] / np.sqrt(values[::-1][:count]))  # (feature, component)
-        own, other, scored = (one @ axes for one in (source, batch, target))
-        added = self.ridge * own.var(axis=0).mean() * np.eye(count)
+        return np.asarray(source.T @ (vectors[:, ::-1][:, :count] / np.sqrt(values[::-1][:count])))
+
+    def aligned(
+        self, source: Floats, prepared: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]
+    ) -> tuple[Floats, Floats]:
+        """Components of source, whitened with their covariance and coloured with that of the batch."""
+        own, other, scored = (one @ prepared for one in (source, batch, target))
+        added = self.ridge * own.var(axis=0).mean() * np.eye(prepared.shape[1])
         whiten, colour = _power(np.cov(own.T) + added, -0.5), _power(np.cov(other.T) + added, 0.5)
         return (own - own.mean(axis=0)) @ whiten @ colour + other.mean(axis=0), scored
 
