@@ -34,7 +34,8 @@ def report(
     if to is not None and not share:
         raise InputError("--out needs --share; without --share, the report is written to the study folder.")
     shared = (to or folder / "share") if share else None
-    gc.freeze()  # what was imported stays; searching it again and again while figures are drawn takes a tenth of the time
+    gc.freeze()  # imported modules stay; searching them again and again while figures are drawn takes a tenth of the time
+    gc.set_threshold(50_000)
     with terminal.progress("writing the report"):
         page = write_report(
             folder, three_d=three_d, centroids=rois, published=beside, best=best, rivals=rival or (), share=shared
