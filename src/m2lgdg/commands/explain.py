@@ -59,7 +59,9 @@ def explain(
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)
     terminal.out.print(f"{escape(explanation.about['scores'])}.", style="dim", soft_wrap=True)
-    for title, table, column in (("ROIs", explanation.rois, "roi"), ("Phenotypes", explanation.phenotypes, "phenotype")):
+    parts = explanation.by_atlas()
+    shown = [(f"ROIs ({atlas})" if len(parts) > 1 else "ROIs", part.rois, "roi") for atlas, part in parts.items()]
+    for title, table, column in (*shown, ("Phenotypes", explanation.phenotypes, "phenotype")):
         if table["score"].any():
             terminal.out.print(f"[bold]{title}[/]")
             for _, row in table.head(10).iterrows():

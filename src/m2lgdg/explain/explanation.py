@@ -7,7 +7,7 @@ shows them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ MAP_COLUMNS = ("site", "label", "part", "x", "y")
 TABLES = {"roi": "rois", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate", "map": "map"}  # file -> table
 COLUMNS = {"roi": ROI_COLUMNS, "edges": EDGE_COLUMNS, "phenotypes": PHENOTYPE_COLUMNS, "gate": GATE_COLUMNS, "map": MAP_COLUMNS}
 TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate weights", "map": "a map of subjects"}
-TEXTS = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
+TEXTS = dict.fromkeys(("atlas", "roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
 COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 
@@ -43,6 +43,8 @@ class Explanation:
     `gate`: mean gate weights by site and label (-1: unknown), for networks with a gate.
     `completeness`: for each subject, how far the attributions are from the change of the decision that they should sum to.
     `map`: the network's representation in two dimensions, with the site and label of each point and no id.
+
+    Of a model of several atlases, `rois` and `edges` have a column `atlas`, and `by_atlas` gives the explanation of each.
     """
 
     rois: pd.DataFrame
@@ -72,6 +74,16 @@ class Explanation:
         tables = {name: getattr(self, table) for name, table in TABLES.items()}
         return [name for name, table in tables.items() if len(table) and ("score" not in table or table["score"].any())]
 
+    def by_atlas(self) -> dict[str, Explanation]:
+        """Explanations of the parts of a model of several atlases; of a model of one atlas, itself."""
+        abouts = self.about.get("by_atlas")
+        if not abouts:
+            return {str(self.about.get("atlas", "")): self}
+        return {
+            name: replace(self, rois=_of_atlas(self.rois, name), edges=_of_atlas(self.edges, name), about=about)
+            for name, about in abouts.items()
+        }
+
     def lacking(self) -> list[str]:
         """Sentences on the parts that this explanation does not have, and why."""
         parts, linear = self.parts, self.about.get("steps") is None
@@ -92,6 +104,8 @@ class Explanation:
 
     def about_rois(self) -> list[str]:
         """Sentences on ROIs without names or without places in the brain."""
+        if "by_atlas" in self.about:
+            return [sentence for part in self.by_atlas().values() for sentence in part.about_rois()]
         if "roi" not in self.parts:
             return []
         atlas = f"atlas {self.about['atlas']}" if self.about.get("atlas") else "this atlas"
@@ -128,7 +142,10 @@ class Explanation:
         return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
 
     def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
-        """The same explanation with other ROI codes and centroids (a table of `read_centroids`)."""
+        """The same explanation with other ROI codes and centroids (a table of `read_centroids`), in the first atlas."""
+        if "by_atlas" in self.about:
+            (name, first), *others = self.by_atlas().items()
+            return joined({name: first.with_centroids(centroids), **dict(others)}, self.phenotypes)
         scores = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
         return replace(self, rois=_ranked(scores.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
@@ -141,6 +158,36 @@ class Explanation:
         if len(relative):
             summary |= {"median_relative": float(relative.median()), "max_relative": float(relative.max())}
         return summary
+
+
+def joined(parts: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None) -> Explanation:
+    """One explanation of the parts of a model, by atlas; phenotype scores and gate weights are means over the parts."""
+    first, every = next(iter(parts.values())), list(parts.values())
+    if phenotypes is None:
+        pooled = pd.concat([one.phenotypes for one in every])
+        phenotypes = _sorted(pooled.groupby("phenotype", sort=False, as_index=False).mean())
+    gate = pd.concat([one.gate for one in every]).groupby(["site", "label"], as_index=False).mean()
+    return Explanation(
+        rois=_with_atlas({name: one.rois for name, one in parts.items()}),
+        edges=_with_atlas({name: one.edges for name, one in parts.items()}),
+        phenotypes=phenotypes,
+        gate=_by_site(gate),
+        completeness=pd.concat([one.completeness for one in every], ignore_index=True),
+        map=first.map,
+        about=first.about
+        | _joined_about(every)
+        | {"atlas": " + ".join(parts), "by_atlas": {name: one.about | {"atlas": name} for name, one in parts.items()}},
+    )
+
+
+def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several atlases one after the other, with the atlas in the first column."""
+    named = [table.assign(atlas=name)[["atlas", *table.columns]] for name, table in tables.items()]
+    return pd.concat(named, ignore_index=True)
+
+
+def _of_atlas(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    return table[table["atlas"] == name].drop(columns="atlas").reset_index(drop=True) if "atlas" in table else table
 
 
 def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
@@ -219,6 +266,12 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     methods = sorted({one.about["method"] for one in given})
     if len(methods) != 1:
         raise InputError(f"only explanations of one method can be averaged, not of {', '.join(methods) or 'none'}.")
+    atlases = list(given[0].by_atlas())
+    if any(list(one.by_atlas()) != atlases for one in given):
+        raise InputError("only explanations in the same atlases can be averaged.")
+    if len(atlases) > 1:
+        phenotypes = _sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes"))
+        return joined({name: mean_over(one.by_atlas()[name] for one in given) for name in atlases}, phenotypes)
     gate = pd.concat([one.gate for one in given]).groupby(["site", "label"], as_index=False).mean()
     return Explanation(
         rois=_ranked(_averaged([one.rois for one in given], ["roi", "code"], "ROIs")),

@@ -192,11 +192,13 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         if mean.about.get("readability"):
             probed.append((method, mean))
         drawn: list[Figure | None] = []
-        if mean.rois["score"].any():
-            drawn += [brains.top_rois(method, mean.rois), brains.glass_brain(method, mean.rois)]
+        tables = []
+        for name, part in named_parts(method, mean).items():
+            if part.rois["score"].any():
+                drawn += [brains.top_rois(name, part.rois), brains.glass_brain(name, part.rois)]
+            tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
+            tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
-        tables = [_scores(f"ROIs, {method}", mean.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
-        tables += [_scores(f"Edges, {method}", mean.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
         if mean.about.get("agreement") is not None:
@@ -208,6 +210,12 @@ def _explanations(contents: Contents) -> Iterator[Section]:
     if probed:
         title = "Site information in the representations"
         yield Section("readability", title, READABILITY, [_readability(title, probed)], link="Site information")
+
+
+def named_parts(method: str, explanation: Explanation) -> dict[str, Explanation]:
+    """Explanation of each atlas, by a name for tables and figures: that of the method, with the atlas if there are several."""
+    parts = explanation.by_atlas()
+    return {f"{method} ({atlas})" if len(parts) > 1 else method: part for atlas, part in parts.items()}
 
 
 READABILITY = (
