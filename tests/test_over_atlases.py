@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import miniature
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.io import savemat
 
-from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
+from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, read
 from m2lgdg.cohort import Parcellation
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, platt, sigmoid
@@ -302,3 +304,32 @@ def test_nothing_of_the_target_reaches_the_fit(world, cohort, fold, fitted):
     if world == NOISE:
         first, second = (target.parcellations["mixed"].series[0] for target in (fold.target, other.target))
         assert not np.allclose(first, second)
+
+
+def test_six_atlases_of_rest_meta_mdd(tmp_path):
+    """The columns of one release file as six atlases, in one study."""
+    rng = np.random.default_rng(5)
+    place = tmp_path / "mdd" / "Results" / "ROISignals_FunImgARCWF"
+    place.mkdir(parents=True)
+    sheets = {"MDD": [], "Controls": []}
+    for site in (1, 2, 3):
+        for group, sheet in ((1, "MDD"), (2, "Controls")):
+            for number in range(4):
+                subject = f"S{site}-{group}-{number:04d}"
+                savemat(place / f"ROISignals_{subject}.mat", {"ROISignals": miniature.signals(rng, 40, 2233)})
+                sheets[sheet].append((subject, 1 + number % 2, 30 + number, 12))
+    with pd.ExcelWriter(tmp_path / "mdd" / miniature.REST_BOOK, engine="openpyxl") as book:
+        for sheet, rows in sheets.items():
+            pd.DataFrame(rows, columns=list(miniature.REST_COLUMNS)).to_excel(book, sheet_name=sheet, index=False)
+    names = ("aal", "craddock200", "dosenbach160", "harvard-oxford", "power264", "schaefer400")
+    cohort = read(tmp_path / "mdd", atlas=names)
+    cohort.save(tmp_path / "mdd.cohort")
+    study = {"cohort": str(tmp_path / "mdd.cohort"), "methods": ["connectome-adaptive"], "targets": ["S1"]}
+    summary = run_study(study | {"sweep": {"connectome-adaptive": {"atlases": [*names]}}}, tmp_path / "out")
+    assert (summary.done, summary.failed) == (7, [])
+    table = pd.read_csv(tmp_path / "out" / "predictions.csv", keep_default_na=False)
+    logits = table.assign(logit=logit(table["proba"].to_numpy())).pivot(index="subject", columns="variant", values="logit")
+    mean = logits[[f"atlases={name}" for name in names]].mean(axis=1)
+    (fold,) = leave_one_site_out(cohort, ["S1"])
+    slope, offset = make("connectome-adaptive").fit(fold.source).state_["calibration"]
+    np.testing.assert_allclose(logits[""], slope * mean + offset, rtol=0, atol=1e-5)

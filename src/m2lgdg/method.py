@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import keeping_features
+from m2lgdg.data.atlases import same_rois
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, digest, distribution_name, read_about, stored_name
 from m2lgdg.model.new_site import NewSiteCalibration
@@ -281,9 +282,10 @@ class Method:
         if len(target.rois) != len(rois):
             trained = f"the model was trained on {len(rois)} ROIs ({self.facts_['atlas'] or 'atlas not named'})"
             raise InputError(f"{trained}, the cohort has {len(target.rois)}.")
-        for i, (expected, name) in enumerate(zip(rois, target.rois, strict=True), start=1):
-            if expected != name:
-                raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
+        if not same_rois(rois, self.facts_["atlas"], target.rois, target.atlas):
+            pairs = enumerate(zip(rois, target.rois, strict=True), start=1)
+            i, (expected, name) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+            raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
         refuse_short_scans(target)
         return target
 

@@ -85,7 +85,7 @@ def explain(
         terminal.out.print(
             f"A linear probe predicts the site from the representation with accuracy {accuracy} (chance {chance})."
         )
-    for sentence in [*explanation.lacking(), *explanation.about_rois()]:
+    for sentence in [*explanation.about_lobes(), *explanation.lacking(), *explanation.about_rois()]:
         terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     written = "".join(f"{name}.csv ({TITLES[name]}), " for name in explanation.parts)
     terminal.out.print(f"Wrote {escape(str(to))}: {written[:-2]} and explanation.json.", soft_wrap=True)

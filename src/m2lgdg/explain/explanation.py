@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
-from m2lgdg.data.atlases import regions
+from m2lgdg.data.atlases import groups, places
 from m2lgdg.data.spreadsheets import csv_text, unquoted_table
 from m2lgdg.storage import InputError, one_line, write_texts
 
@@ -108,10 +108,12 @@ class Explanation:
             return [sentence for part in self.by_atlas().values() for sentence in part.about_rois()]
         if "roi" not in self.parts:
             return []
-        atlas = f"atlas {self.about['atlas']}" if self.about.get("atlas") else "this atlas"
+        atlas = f"atlas {self.atlas}" if self.atlas else "this atlas"
         sentences = []
         numbered = [str(name) for name in self.rois["roi"] if str(name).isdigit()]
-        if numbered:
+        if numbered and places(self.atlas, self.rois["roi"].astype(str).tolist()) is not None:
+            sentences.append(f"The cohort has the codes of the ROIs of {atlas}: convert its files again to have their names.")
+        elif numbered:
             example = f"{roi_label(numbered[0])}, for example, is the one that the cohort calls {numbered[0]}"
             sentences.append(f"The cohort has no names for the ROIs of {atlas}: {example}.")
         if "x" not in self.rois or self.rois[["x", "y", "z"]].isna().any(axis=None):
@@ -119,6 +121,16 @@ class Explanation:
                 f"No brain can be drawn, because there are no MNI coordinates for all ROIs of {atlas}: give them with --rois "
                 "FILE, a table with the columns name, x, y and z, or the atlas image."
             )
+        return sentences
+
+    def about_lobes(self) -> list[str]:
+        """A sentence with the sums of ROI scores by lobe for each atlas whose lobes are known."""
+        parts, sentences = self.by_atlas(), []
+        for atlas, part in parts.items():
+            lobes = part.by_group("lobe")
+            sums = ", ".join(f"{row['lobe']} {row['score']:.3g} ({row['rois']} ROIs)" for row in lobes.to_dict("records"))
+            if lobes["score"].any():
+                sentences.append(f"Sum of ROI scores by lobe{f' ({atlas})' if len(parts) > 1 else ''}: {sums}.")
         return sentences
 
     @classmethod
@@ -139,7 +151,24 @@ class Explanation:
             raise InputError(
                 f"{folder} has no readable explanation (a table without scores, or explanation.json without fields)."
             )
-        return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+        loaded = cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+        return loaded if "x" in loaded.rois else replace(loaded, rois=_placed(loaded.rois, loaded.atlas))
+
+    @property
+    def atlas(self) -> str:
+        """Name of the atlas; empty if the cohort has none."""
+        return str(self.about.get("atlas") or "")
+
+    def by_group(self, by: str = "lobe") -> pd.DataFrame:
+        """Sum of the ROI scores of each lobe, network or hemisphere, highest first; empty if the groups are not known.
+
+        Of a model of several atlases, the sums are those of each atlas, with the atlas in the first column.
+        """
+        if "by_atlas" in self.about:
+            return _with_atlas({name: part.by_group(by) for name, part in self.by_atlas().items()})
+        table = self.rois[["score"]].assign(**{by: groups(self.atlas, self.rois["roi"].astype(str).tolist(), by)})
+        sums = table[table[by] != ""].groupby(by, as_index=False).agg(rois=("score", "size"), score=("score", "sum"))
+        return _sorted(sums.assign(**{"score per roi": sums["score"] / sums["rois"]}))
 
     def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
         """The same explanation with other ROI codes and centroids (a table of `read_centroids`), in the first atlas."""
@@ -195,11 +224,14 @@ def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
     n = len(cohort.rois)
     each = sum(parts.values(), np.zeros((1, n)))  # (subject, roi)
     table = pd.DataFrame({"roi": cohort.rois, "score": each.mean(axis=0), "sd": _spread(each)})
-    known = regions(cohort.atlas)
-    if known is not None:
-        table = table.join(known.set_index("name")[["code", "x", "y", "z"]], on="roi")
-    table = table.assign(**{name: values.mean(axis=0) for name, values in parts.items()})
+    table = _placed(table, cohort.atlas).assign(**{name: values.mean(axis=0) for name, values in parts.items()})
     return _ranked(table)
+
+
+def _placed(table: pd.DataFrame, atlas: str) -> pd.DataFrame:
+    """ROI table with codes and centroids, if the atlas is included."""
+    known = places(atlas, table["roi"].astype(str).tolist())
+    return table if known is None else table.join(known[["code", "x", "y", "z"]], on="roi")
 
 
 def _ranked(table: pd.DataFrame) -> pd.DataFrame:

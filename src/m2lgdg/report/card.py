@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.data.findings import anonymous_sentences
 from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
@@ -159,7 +160,7 @@ def _inputs(fitted: Method) -> list[tuple[str, str]]:
     # Only networks have a length; asking for their class would import PyTorch.
     resampled = getattr(fitted, "length", None) if "length" not in fitted.unused else None
     length = f"any; resampled to {resampled} points" if resampled else "any"
-    atlases = [part.facts_["atlas"] or "not named" for part in _parts(fitted)]
+    atlases = [_atlas(part.facts_["atlas"]) for part in _parts(fitted)]
     amplitudes = any(part.uses_amplitude for part in _parts(fitted))
     counts = " and ".join(f"{len(part.facts_['rois'])} ROIs" for part in _parts(fitted))
     return [
@@ -229,6 +230,12 @@ def _results(fitted: Method, contents: Contents) -> Part:
     return Part(LEFT_OUT, mean, [table], sentences)
 
 
+def _atlas(atlas: str) -> str:
+    """Name of an atlas, with its title if it is included."""
+    name = included(atlas)
+    return f"{atlas} ({about()[name]['title']})" if name is not None else atlas or "not named"
+
+
 def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
     """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
@@ -236,7 +243,7 @@ def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
     (atlas, rois), expected = contents.known_rois, tuple(fitted.facts_["rois"])
     numbered = all(name.isdigit() for name in rois)
     other_atlas = numbered and atlas and fitted.facts_["atlas"] and atlas != fitted.facts_["atlas"]
-    if rois == expected and not other_atlas:
+    if same_rois(rois, atlas, expected, fitted.facts_["atlas"]) and not other_atlas:
         return
     names = [
         f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (fitted.facts_["atlas"], expected))

@@ -197,6 +197,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
             if part.rois["score"].any():
                 drawn += [brains.top_rois(name, part.rois), brains.glass_brain(name, part.rois)]
             tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
+            tables += [_grouped(name, part, by) for by in ("lobe", "network")]
             tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
         tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
@@ -245,6 +246,26 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
     rows = [[_cell(name, value) for name, value in row.items()] for row in top.to_dict("records")]
     note = f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds"
     return Table(title, names, rows, [[0] * len(names) for _ in rows], note)
+
+
+def _grouped(method: str, explanation: Explanation, by: str) -> Table:
+    """Sums of the ROI scores of each lobe or network; without rows if the atlas has none."""
+    groups = explanation.by_group(by)
+    total = groups["score"].sum() or 1.0
+    rows = [
+        [
+            str(row[by]),
+            str(row["rois"]),
+            f"{row['score']:.4g}",
+            f"{100 * row['score'] / total:.1f} %",
+            f"{row['score per roi']:.4g}",
+        ]
+        for row in groups.to_dict("records")
+        if row["score"] > 0
+    ]
+    names = [by, "ROIs", "score", "of all", "score per ROI"]
+    note = f"sum of the scores of the ROIs of each {by}; a {by} with more ROIs has a higher sum"
+    return Table(f"ROI scores by {by}, {method}", names, rows, [[0] * len(names) for _ in rows], note)
 
 
 def _cell(name: str, value: Any) -> str:
