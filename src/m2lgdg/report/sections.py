@@ -151,7 +151,7 @@ def _ablations(contents: Contents) -> Iterator[Section]:
 
 
 def _pairs(table: pd.DataFrame) -> list[Key]:
-    return list(zip(table["method"], table["variant"], strict=True))
+    return list(zip(table["method"].tolist(), table["variant"].tolist(), strict=True))
 
 
 def _sweeps(contents: Contents) -> Iterator[Section]:
@@ -341,7 +341,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
     )
     return [
-        ("targets", ", ".join(dict.fromkeys(contents.predictions["target"]))),
+        ("targets", ", ".join(contents.predictions["target"].unique())),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
         ("selection", "penalties, calibration and early stopping on source subjects only"),
