@@ -352,5 +352,6 @@ def test_lobes_of_a_model_of_several_atlases(tmp_path):
     assert [line.split(":")[0] for line in explained.about_lobes()] == [
         "Sum of ROI scores by lobe (ho)",
         "Sum of ROI scores by lobe (tt)",
+        "Mean over atlases",
     ]
     assert explained.about_rois() == []
