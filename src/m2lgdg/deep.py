@@ -121,6 +121,7 @@ class DeepMethod(Method):
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
     epoch = 0  # the current epoch, from 0
+    _size_checked = cast(Mapping[str, Any] | None, None)  # arrays of a loaded model whose size is known to fit its fields
     class_weight = cast(Tensor | None, None)  # (class,) weights n / (2 n_class) of source-training subjects
 
     def build(self, shape: Shape) -> nn.Module:
@@ -387,8 +388,9 @@ class DeepMethod(Method):
             if name.startswith("network.")
         }
         with torch.random.fork_rng(devices=[]):
-            if self._folder:  # fields read from a folder may request any size
+            if self._folder and self._size_checked is not self.state_:  # fields read from a folder may request any size
                 check_network_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
+                self._size_checked = self.state_
             network = self.build(shape)
         try:
             network.load_state_dict(weights)
