@@ -21,11 +21,13 @@ class GraphConvolution(plain.GraphConvolution):
     def forward(self, nodes: Tensor, operator: Tensor) -> Tensor:
         """(subject, roi, width) -> (subject, roi, channel)."""
         order, _, channels = self.weights.shape
-        terms = (nodes @ self.weights.transpose(0, 1).flatten(1)).split(channels, dim=-1)  # nodes W_k, (subject, roi, channel)
+        products = nodes @ self.weights.transpose(0, 1).flatten(1)  # (subject, roi, order * channel)
+        terms = torch.split(products, channels, dim=-1)  # nodes W_k, (subject, roi, channel)
         after, now = torch.zeros_like(terms[0]), torch.zeros_like(terms[0])
         for k in range(order - 1, 0, -1):
             after, now = now, terms[k] + 2 * (operator @ now) - after
-        return terms[0] + operator @ now - after + self.bias
+        result: Tensor = terms[0] + operator @ now - after + self.bias
+        return result
 
 
 class Network(plain.Network):

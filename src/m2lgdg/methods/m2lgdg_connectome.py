@@ -142,7 +142,7 @@ class Network(m2lgdg.Network):
             fc = fc - batch.phenotypes @ self.get_buffer("slopes")
         fc = (fc - self.get_buffer("mean")) * self.get_buffer("scale")
         fc = functional.dropout(fc, config.edge_dropout, self.training)
-        rows = fc[:, self.get_buffer("edge").flatten()].view(len(fc), *self.get_buffer("edge").shape)
+        rows = fc[:, self.get_buffer("edge")]  # (subject, roi, roi)
         if self.training and config.roi_dropout:
             kept = functional.dropout(torch.ones_like(rows[:, 0]), config.roi_dropout)  # (subject, roi)
             rows = rows * kept[:, :, None] * kept[:, None, :]
@@ -191,7 +191,7 @@ class Members(nn.Module):
     def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
         """(member,) results of a function of each network and its part of the batch, which has one part for each in order."""
         size = len(batch) // len(self.networks)
-        rows = torch.arange(len(batch), device=batch.label.device).split(size)
+        rows = torch.split(torch.arange(len(batch), device=batch.label.device), size)
         results = [function(network, batch.take(some)) for network, some in zip(self.networks, rows, strict=True)]
         return {name: torch.stack([one[name] for one in results]) for name in results[0]}
 
@@ -223,7 +223,8 @@ def cropped_fc(series: Tensor, lengths: Tensor, fraction: float) -> Tensor:
     crop = torch.where(spread > FLAT, crop / spread.clamp(min=FLAT), 0.0)  # a flat ROI is 0
     with torch.autocast(series.device.type, enabled=False):  # bfloat16 has too few digits for correlations
         correlation = crop.mT @ crop / size  # (subject, roi, roi)
-    above = torch.triu_indices(*correlation.shape[1:], 1, device=series.device)
+    n_rois = correlation.shape[1]
+    above = torch.triu_indices(n_rois, n_rois, 1, device=series.device)
     return torch.atanh(correlation[:, above[0], above[1]].clamp(-CLIP, CLIP))
 
 
@@ -351,7 +352,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         confounds = scaler.transform(train)[:, columns] if columns else None
         rows, centre, spread, slopes = _standardised(edges, train, weights, self.centring == "site", confounds)
         signs = np.where(train.labels == 1, 1.0, -1.0)
-        scale = association(rows.trained, signs, weights) if self.scaling == "association" else np.ones_like(spread)
+        scale = association(rows.trained.astype(np.float64), signs, weights) if self.scaling == "association" else np.ones_like(spread)
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
         self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features["fc"].device)  # (site, edge)
@@ -472,9 +473,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         self.state_["calibration"] = np.array(platt(linear + weight * network, labels), dtype=np.float64)
 
 
-def network_weight(
-    linear: npt.NDArray[np.float64], network: npt.NDArray[np.float64], labels: npt.NDArray[np.int8]
-) -> float:
+def network_weight(linear: npt.NDArray[np.float64], network: npt.NDArray[np.float64], labels: npt.NDArray[np.int8]) -> float:
     """The weight of `network` with the least log loss of the calibrated sum on these subjects; ties go to the smaller."""
 
     def log_loss(weight: float) -> float:
