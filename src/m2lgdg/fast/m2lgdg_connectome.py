@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from m2lgdg.deep import Batch
 from m2lgdg.methods import m2lgdg_connectome as plain
@@ -87,8 +88,9 @@ def together(
         return result
 
     tensors = (*batch.features.values(), batch.phenotypes, batch.label, batch.site)
-    parts = [value.view(len(networks), -1, *value.shape[1:]) for value in tensors]
-    results: dict[str, Tensor] = torch.func.vmap(one, randomness="different")(weights, statistics, *parts)
+    parts = [value.view(len(networks), len(batch) // len(networks), *value.shape[1:]) for value in tensors]
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention is not vectorised on every device
+        results: dict[str, Tensor] = torch.func.vmap(one, randomness="different")(weights, statistics, *parts)
     with torch.no_grad():
         for name, stacked in statistics.items():
             if "running" in name or "tracked" in name:

@@ -116,8 +116,8 @@ class Network(m2lgdg.Network):
         super().__init__(shape, config)
         if not config.imaging:
             return
-        for name in ("mean", "scale", "slopes"):  # (edge,), (edge,) and (input, edge)
-            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])))
+        for name in ("mean", "scale", "slopes"):  # (edge,), (edge,) and (input, edge); a model stores them once, as fitted
+            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         edge = torch.zeros(shape.n_rois, shape.n_rois, dtype=torch.int64)
         above = torch.triu_indices(shape.n_rois, shape.n_rois, 1)
         edge[above[0], above[1]] = edge[above[1], above[0]] = torch.arange(len(above[0]))
@@ -161,7 +161,8 @@ class Members(nn.Module):
         self.plus = config.plus
         for name, value in shape.fitted.items() if config.plus else ():
             if name.startswith("head."):
-                self.register_buffer(name.replace(".", "_"), torch.from_numpy(np.array(value, dtype=np.float32)))
+                weights = torch.from_numpy(np.array(value, dtype=np.float32))
+                self.register_buffer(name.replace(".", "_"), weights, persistent=False)
         if config.plus:
             self.register_buffer("share", torch.ones(()))
 
@@ -180,6 +181,12 @@ class Members(nn.Module):
             half = self.head(batch) / 2
             parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
         return parts
+
+    def baselines(self) -> dict[str, Tensor]:
+        """Means of source, from which integrated gradients start: the network sees deviations from them."""
+        first: Any = self.networks[0]
+        means = {"fc": first.mean} if first.config.imaging else {}
+        return means | ({name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS} if self.plus else {})
 
     def head(self, batch: Batch) -> Tensor:
         """(subject,) logit of the linear model."""
@@ -352,7 +359,11 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         confounds = scaler.transform(train)[:, columns] if columns else None
         rows, centre, spread, slopes = _standardised(edges, train, weights, self.centring == "site", confounds)
         signs = np.where(train.labels == 1, 1.0, -1.0)
-        scale = association(rows.trained.astype(np.float64), signs, weights) if self.scaling == "association" else np.ones_like(spread)
+        scale = (
+            association(rows.trained.astype(np.float64), signs, weights)
+            if self.scaling == "association"
+            else np.ones_like(spread)
+        )
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
         self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features["fc"].device)  # (site, edge)
@@ -444,6 +455,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         fitted, inputs = head.state_, tuple(self.facts_["inputs"])
         slope, offset = fitted["calibration"]
         weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
+        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in BLOCKS}
         intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
         weights["head.phenotypes"] = np.zeros(len(inputs))
         if self.phenotypes:
