@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
-from m2lgdg.connectivity import fc_features, upper_triangle
+from m2lgdg.connectivity import fc_features, steady, upper_triangle
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.explain.attribution import explain
 from m2lgdg.fast import fast_form, plain_form
@@ -376,3 +376,27 @@ def test_the_weight_is_what_helps_subjects_not_trained_on():
     assert network_weight(linear, -y, labels) == 0
     assert network_weight(linear, y + rng.normal(size=400), labels) == 1
     assert 0 < network_weight(linear, y + 2 * rng.normal(size=400), labels) < 1
+
+
+def test_offsets_of_random_sites_are_those_of_source(fold, monkeypatch):
+    """Added to what is centred by site: every difference between crops of the whole series is the offset of one site."""
+    method, seen = fits(fold.source, monkeypatch, crop=1.0, members=1, site_offsets=1.0, validation_share=0.0)
+    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    means = np.array(
+        [np.average(edges[fold.source.sites == s], axis=0, weights=weights[fold.source.sites == s]) for s in "abc"]
+    )
+    drawn = set()
+    for given, augmented in seen:
+        added = augmented["fc"].numpy() - given["fc"].numpy() + means[given.site.numpy()] - method.state_["fitted.mean"]
+        distance = np.abs(added[:, None] - (means - method.state_["fitted.mean"])).max(axis=2)  # (subject, site)
+        assert distance.min(axis=1).max() < 1e-5
+        drawn |= set(distance.argmin(axis=1).tolist())
+    assert drawn == {0, 1, 2}
+
+
+def test_connectivity_without_unusual_time_points(fold):
+    method = make(NAME, **SMALL | {"connectivity": "steady", "plus": True}).fit(fold.source, seed=0)
+    batch = scaled(method, fold.target)
+    np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, steady))
+    assert set(batch.features) == {"steady", "swings", "amplitude"}
+    assert np.isfinite(method.predict_proba(fold.target)).all()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import CLIP, fc_features, standardised
+from m2lgdg.connectivity import CLIP, View, fc_features, standardised
 from m2lgdg.deep import Batch, Shape, total_of
 from m2lgdg.fast import fast_form
 from m2lgdg.graph import chebyshev, propagation, thresholded
@@ -137,7 +137,7 @@ class Network(m2lgdg.Network):
 
     def rows(self, batch: Batch) -> Tensor:
         """(subject, roi, roi) FC less confounds and the mean of source, in the scale of each edge; 0 on the diagonal."""
-        config, fc = self.config, batch["fc"]  # (subject, edge)
+        config, fc = self.config, batch[self.config.connectivity]  # (subject, edge)
         if config.confounds and batch.phenotypes.shape[1]:
             fc = fc - batch.phenotypes @ self.get_buffer("slopes")
         fc = (fc - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -177,7 +177,7 @@ class Members(nn.Module):
         for name in ("logits", "gate"):
             if name in each[0]:
                 parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
-        if self.plus and BLOCKS[0] in batch.features:
+        if self.plus and BLOCKS[-1] in batch.features:
             half = self.head(batch) / 2
             parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
         return parts
@@ -185,8 +185,8 @@ class Members(nn.Module):
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start: the network sees deviations from them."""
         first: Any = self.networks[0]
-        means = {"fc": first.mean} if first.config.imaging else {}
-        return means | ({name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS} if self.plus else {})
+        means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS} if self.plus else {}
+        return means | ({first.config.connectivity: first.mean} if first.config.imaging else {})
 
     def head(self, batch: Batch) -> Tensor:
         """(subject,) logit of the linear model."""
@@ -206,12 +206,12 @@ class Members(nn.Module):
 # ---------------------------------------------------------------- crops of the series
 
 
-def padded_series(cohort: Cohort) -> tuple[Tensor, Tensor]:
-    """(subject, time, roi) standardised series, 0 after the end of each, and their lengths (subject,)."""
+def padded_series(cohort: Cohort, view: View = standardised) -> tuple[Tensor, Tensor]:
+    """(subject, time, roi) series after `view`, 0 after the end of each, and their lengths (subject,)."""
     lengths = [len(one) for one in cohort.series]
     padded = np.zeros((len(cohort), max(lengths), len(cohort.rois)), dtype=np.float32)
     for i, one in enumerate(cohort.series):
-        padded[i, : len(one)] = standardised(one)
+        padded[i, : len(one)] = view(one)
     return torch.from_numpy(padded), torch.tensor(lengths)
 
 
@@ -251,8 +251,10 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
     local_channels: tuple[int, ...] = (64,)
     readout: int = 8  # numbers that each readout keeps for a ROI
     readout_dropout: float = 0.5
+    connectivity: Literal["fc", "steady"] = "fc"  # of all time points alike, or as in `connectome-adaptive`
     crop: float = 0.7  # of the time points of a series, in training; 1: the whole series
     centring: Literal["site", "source"] = "site"  # in training
+    site_offsets: float = 0.0  # of the offset of a random source site that is added in training, as an unseen site has one
     scaling: Literal["association", "sd"] = "association"
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.0
@@ -268,6 +270,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         "crop": (0.1, 1.001),
+        "site_offsets": (0, math.inf),
         **dict.fromkeys(("readout_dropout", "edge_dropout", "roi_dropout", "averaging"), (0, 1)),
     }
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden", "local_channels", "confounds")
@@ -328,10 +331,10 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher-z FC above the diagonal; in variant `plus`, also the features of the linear model."""
-        blocks = {"fc": fc_features(cohort.series)} if self.imaging else {}
+        names = ((self.connectivity,) if self.imaging else ()) + (BLOCKS if self.plus else ())
+        blocks = {name: fc_features(cohort.series, VIEWS[name]) for name in names if name in VIEWS}
         if self.plus:
-            views = {name: fc_features(cohort.series, VIEWS[name]) for name in BLOCKS if name in VIEWS}
-            blocks |= views | {"amplitude": self.amplitude_block(cohort).astype(np.float32)}
+            blocks["amplitude"] = self.amplitude_block(cohort).astype(np.float32)
         return {name: torch.from_numpy(value) for name, value in blocks.items()}
 
     def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
@@ -339,9 +342,10 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         batch = super().make_batch(cohort, scaler, device)
         if getattr(self, "_source", None) is not cohort or not self.imaging:
             return batch
-        features = {"fc": batch["fc"]}
+        features: dict[str, Tensor] = {self.connectivity: batch[self.connectivity]}
         if self.crop < 1:
-            features["series"], features["lengths"] = (value.to(device) for value in padded_series(cohort))
+            series = padded_series(cohort, VIEWS[self.connectivity])
+            features["series"], features["lengths"] = (value.to(device) for value in series)
         return replace(batch, features=features)
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
@@ -352,7 +356,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         head = {} if self._head is None else self._linear_weights(self._head, train)
         if not self.imaging:
             return head
-        edges = features["fc"].cpu().numpy()  # (subject, edge)
+        edges = features[self.connectivity].cpu().numpy()  # (subject, edge)
         weights = _balance(train)  # of patients and controls, within each site
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
@@ -366,7 +370,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         )
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
-        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features["fc"].device)  # (site, edge)
+        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.connectivity].device)
         all_slopes = np.zeros((len(self.facts_["inputs"]), len(centre)))
         if slopes is not None:
             all_slopes[columns] = slopes
@@ -399,8 +403,12 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         """Training subjects with the FC of a random crop, moved by the offset of their site from the mean of source."""
         if not self.imaging:
             return batch
-        fc = cropped_fc(batch["series"], batch["lengths"], self.crop) if self.crop < 1 else batch["fc"]
-        return replace(batch, features={"fc": fc - self._offsets[batch.site]})
+        fc = cropped_fc(batch["series"], batch["lengths"], self.crop) if self.crop < 1 else batch[self.connectivity]
+        fc = fc - self._offsets[batch.site]
+        if self.site_offsets:
+            other = (torch.rand(len(fc), device=fc.device) * len(self._offsets)).long().clamp(max=len(self._offsets) - 1)
+            fc = fc + self.site_offsets * self._offsets[other]
+        return replace(batch, features={self.connectivity: fc})
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """The field `update_rule` for all parameters, in one fused operation."""
