@@ -57,7 +57,7 @@ def test_a_plugin_is_described_by_its_class():
 
     try:
         described = METHODS.declaration("declared-by-a-test")
-        assert described.fields == {"strength": 2.0} and described.variants == {"weak": {"strength": 0.5}}
+        assert described.fields == {"atlases": "first", "strength": 2.0} and described.variants == {"weak": {"strength": 0.5}}
         assert described.stochastic
     finally:
         del METHODS["declared-by-a-test"]

@@ -22,7 +22,7 @@ def cohort():
 @pytest.fixture(autouse=True)
 def nothing_kept():
     yield
-    keep_features(None)
+    keep_features()
     for recent in (linear._REFERENCES, linear._TANGENTS, linear._ROWS, linear._BLOCKS):
         recent.results.clear()
 

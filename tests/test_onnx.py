@@ -18,8 +18,12 @@ NO_GRAPH = {"prior"}  # gives everybody the same
 # Layers of the same kind become the same nodes again, and the time to export grows with the number of nodes.
 FEW_LAYERS = {
     "m2lgdg": {"global_channels": (4,), "global_kernels": (3,), "local_channels": (8,), "local_strides": (2,)},
-    "mm-gtunets": {"imaging_depth": 1, "phenotype_depth": 2},
+    "mm-gtunets": {"imaging_depth": 1, "phenotype_depth": 1, "used_phenotypes": ("age", "sex")},
+    "m2dc": {"layers": 1, "crops": 2},
+    "msstan": {"scales": (0.3, 0.7)},
+    "metaexplainer": {"channels": (4, 4), "kernels": (4, 4), "strides": (2, 1)},
 }
+FEW_LAYERS["m2lgdg"] |= {"layers": 1, "fusion_layers": 1, "phenotype_hidden": (16,)}
 FEW_LAYERS["m2lgdg-plus"] = FEW_LAYERS["m2lgdg"]
 BRAIN_ALONE = {"braingnn", "brainnetcnn", "ibgnn-plus", "msstan", "ufa-net", "genm", "m2dc"}  # networks that see no phenotype
 

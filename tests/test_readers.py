@@ -123,8 +123,10 @@ def test_wrong_calls_say_what_would_be_right(tmp_path):
     with pytest.raises(InputError, match=r"kind folder has no option strategy; available: atlas, join_runs\."):
         read(folder, strategy="x")
     with pytest.raises(
-        InputError, match=r'dataset\.toml has no atlas aal; name the one of the files there: atlas = "\.\.\."\.'
+        InputError, match=r'dataset\.toml has no atlas other; name the one of the files there: atlas = "\.\.\."\.'
     ):
+        read(folder, atlas="other")
+    with pytest.raises(InputError, match=r"\.npy: 4 ROI columns, but aal names 116\."):
         read(folder, atlas="aal")
     with pytest.raises(InputError, match=r"kind abide-pcp has no option stratgy; did you mean strategy\?"):
         read(folder, "abide-pcp", stratgy="x")

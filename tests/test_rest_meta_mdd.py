@@ -98,7 +98,28 @@ def test_rois_are_named_where_we_know_the_names(cohort, release):
     assert cohort.rois == tuple(regions("aal")["name"])
     assert cohort.rois[0] == "Precentral_L"
     assert cohort.rois[115] == "Vermis_10"
-    assert read(release.folder, atlas="dosenbach160").rois == tuple(str(i) for i in range(1, 161))
+    assert read(release.folder, atlas="zalesky980").rois == tuple(str(i) for i in range(1, 981))
+
+
+@pytest.mark.parametrize(
+    ("atlas", "first", "last"),
+    [
+        ("dosenbach160", "vmPFC_1", "post_occipital_160"),
+        ("craddock200", "Occipital_Mid_L_1", regions("cc200")["name"][199]),
+        ("harvard-oxford", "Frontal_Pole_L", "Accumbens_R"),
+        ("harvard-oxford-cortical", "Frontal_Pole_L", "Occipital_Pole_R"),
+        ("harvard-oxford-subcortical", "Brain_Stem_L", "Accumbens_R"),
+    ],
+)
+def test_columns_of_included_atlases_are_named_in_their_order(release, atlas, first, last):
+    cohort = read(release.folder, atlas=atlas)
+    assert (cohort.rois[0], cohort.rois[-1]) == (first, last)
+    assert not any(name.isdigit() for name in cohort.rois)
+
+
+def test_power_and_schaefer_are_named(release):
+    assert read(release.folder, atlas="power264", on_bad="exclude").rois == tuple(regions("power264")["name"])
+    assert read(release.folder, atlas="schaefer400", on_bad="exclude").rois[0] == "LH_Vis_1"
 
 
 def test_power_atlas_skips_the_global_signal(release):

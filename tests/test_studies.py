@@ -1,5 +1,6 @@
 """The study files in `studies/`: each resolves, against a cohort with the sites it is for, to the cells it says it has."""
 
+import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import make_cohort, run_study
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data.synthetic import REST_SITES
 from m2lgdg.registry import METHODS, PAPER, SIMPLE, load_methods
 from m2lgdg.study.cells import distinct, make_cells
@@ -24,17 +26,21 @@ TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]
 
 @pytest.fixture(scope="module")
 def cohorts():
-    """The sites of both releases, four people at each."""
-    sites = {"abide": ABIDE_SITES, "rest-meta-mdd": REST_SITES}
-    return {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), lengths=(30, 40)) for name, names in sites.items()}
+    """The sites of both releases, four people at each; the last cohort has six atlases."""
+    sites = {"abide": ABIDE_SITES, "rest-meta-mdd": REST_SITES, "abide-atlases": (*ABIDE_SITES, "UM_1", "YALE")}
+    made = {name: make_cohort("tiny", sizes=dict.fromkeys(names, 4), lengths=(30, 40)) for name, names in sites.items()}
+    first, *others = ("aal", "ho", "cc200", "ez", "tt", "dosenbach160")
+    several = made["abide-atlases"]
+    further = dict.fromkeys(others, Parcellation(several.rois, several.series))
+    return made | {"abide-atlases": dataclasses.replace(several, atlas=first, parcellations=further)}
 
 
 def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
-    cohort = "abide-paper" if path.stem.startswith("abide-paper") else release
+    cohort = next((name for name in ("abide-paper", "abide-atlases") if path.stem.startswith(name)), release)
     assert Path(study.cohort).name == f"{cohort}.cohort"
-    return make_cells(study, cohorts[release])
+    return make_cells(study, cohorts.get(cohort, cohorts[release]))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

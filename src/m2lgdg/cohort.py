@@ -226,6 +226,10 @@ class Cohort:
         chosen = self.select(other.present)
         return chosen._changed(series=series, rois=other.rois, atlas=atlas, parcellations={}, truth=None)
 
+    def each_atlas(self) -> list[Cohort]:
+        """The cohort in each of its atlases (`parcellation`)."""
+        return [self.parcellation(name) for name in self.atlases]
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content; it does not depend on subject order, folder or file format."""

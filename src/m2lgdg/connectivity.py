@@ -343,19 +343,20 @@ _KEPT: list[KeptFeatures] = []
 
 
 @contextmanager
-def keeping_features(series: Series) -> Iterator[None]:
-    """Within this context, features of these subjects are computed once; for several fits on parts of one cohort."""
-    kept = KeptFeatures(series)
-    _KEPT.append(kept)
+def keeping_features(*series: Series) -> Iterator[None]:
+    """Within this context, features of these subjects, by atlas, are computed once; for several fits on parts of one cohort."""
+    kept = [KeptFeatures(of_atlas) for of_atlas in series]
+    _KEPT.extend(kept)
     try:
         yield
     finally:
-        _KEPT.remove(kept)
+        for one in kept:
+            _KEPT.remove(one)
 
 
-def keep_features(kept: KeptFeatures | None) -> None:
+def keep_features(*kept: KeptFeatures) -> None:
     """Use these features until others take their place; a worker process holds one cohort at a time."""
-    _KEPT[:] = [kept] if kept else []
+    _KEPT[:] = kept
 
 
 def _kept(series: Series, name: str, shape: tuple[int, ...], compute: Compute, dtype: type = np.float32) -> npt.NDArray[Any]:

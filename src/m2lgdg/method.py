@@ -24,10 +24,22 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import keeping_features
+from m2lgdg.data.atlases import same_rois
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
-from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, SOURCE_DISTRIBUTION, digest, read_about, stored_name
+from m2lgdg.model.folder import FORMAT, LARGEST, NEW_SITE_CALIBRATION, digest, distribution_name, read_about, stored_name
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.out_of_distribution import SourceDistribution, flags, refuse_short_scans
+from m2lgdg.model.over_atlases import (
+    chosen_atlases,
+    fit_parts,
+    in_one_atlas,
+    joined_flags,
+    joined_ood_scores,
+    joined_state,
+    mean_score,
+    parts_for,
+    split_parts,
+)
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -43,7 +55,12 @@ class Method:
     and `score(target)`, which computes the probability of the positive class from these alone. Class attributes: `reference`
     (citation), `variants` (ablation -> changed fields), `space` (field -> values of a sensitivity sweep), `stochastic` (whether
     the seed matters).
+
+    Field `atlases` selects from a cohort with several atlases: "first", "all", a name, or several names. With more than one,
+    the method is fitted in each, and the logits of these parts are averaged. `learn` and `score` always see one atlas.
     """
+
+    atlases: str | tuple[str, ...] = "first"
 
     name: ClassVar[str] = ""
     role: ClassVar[Role] = ""  # headline of reports, default of `m2lgdg fit`, simple peer, or phenotypes only
@@ -55,11 +72,12 @@ class Method:
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
-    older: ClassVar[Mapping[str, Any]] = {}  # fields that earlier versions did not have -> value that their models work with
+    older: ClassVar[Mapping[str, Any]] = {"atlases": "first"}  # fields that earlier versions lacked -> value of their models
 
     # Fitted on request. Casts, because annotations would make them hyper-parameters.
     source_distribution_ = typing.cast(SourceDistribution | None, None)
     new_site_ = typing.cast(NewSiteCalibration | None, None)
+    parts_ = typing.cast(Mapping[str, "Method"], types.MappingProxyType({}))  # by atlas, if fitted in more than one
     _folder = typing.cast(Path | None, None)  # folder that the method was loaded from
 
     def fit(
@@ -83,6 +101,9 @@ class Method:
         if labels != {0, 1}:
             problem = "subjects without a label" if -1 in labels else "only one class"
             raise InputError(f"method {self.name} cannot be fitted: source has {problem}.")
+        self.check()
+        names, findings = chosen_atlases(self.atlases, source), source.findings
+        source = source.parcellation(names[0]) if len(names) == 1 else source
         self.state_: dict[str, npt.NDArray[Any]] = {}
         self.facts_: dict[str, Any] = {
             "rois": list(source.rois),
@@ -100,17 +121,19 @@ class Method:
                     for site in source.site_names
                 },
             }
-            | (
-                {}
-                if source.findings is None
-                else {"findings": [one.shared() for one in source.findings if one.level != "note"]}
-            ),
+            | ({} if findings is None else {"findings": [one.shared() for one in findings if one.level != "note"]}),
         }
-        self._folder = self.new_site_ = None
-        self.check()
-        with keeping_features(source.series) if new_site_calibration else contextlib.nullcontext():
-            self.learn(source, seed=seed, device=device, progress=progress)
-            self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
+        self._folder = self.new_site_ = self.source_distribution_ = None
+        self.parts_ = {}
+        all_series = [one.series for one in source.each_atlas()]
+        with keeping_features(*all_series) if new_site_calibration else contextlib.nullcontext():
+            if len(names) == 1:
+                self.learn(source, seed=seed, device=device, progress=progress)
+                self.source_distribution_ = SourceDistribution.fit(source) if source_distribution else None
+            else:
+                settings = {"seed": seed, "device": device, "progress": progress}
+                self.parts_ = fit_parts(self, source, names, source_distribution=source_distribution, **settings)
+                self._join_parts(source)
             if new_site_calibration:
 
                 def predict_left_out(part: Cohort, rest: Cohort) -> npt.NDArray[np.float64]:
@@ -118,6 +141,17 @@ class Method:
 
                 self.new_site_ = NewSiteCalibration.fit(source, predict_left_out, calibration_folds, progress)
         return self
+
+    def _join_parts(self, source: Cohort) -> None:
+        """Arrays and facts of the parts, as those of this method."""
+        self.state_ = joined_state(self.parts_, source)
+        first = next(iter(self.parts_.values())).facts_
+        self.facts_ |= {name: first[name] for name in ("rois", "atlas", "inputs")}
+        self.facts_["parts"] = {name: part.facts_ for name, part in self.parts_.items()}
+
+    def held_out_logits(self) -> npt.NDArray[np.float64] | None:
+        """(source subject,) calibrated logits from fits without the subject's site, if `learn` computes them."""
+        return None
 
     def check(self) -> None:
         """Refuse unusable field values. Integers are counts: at least 1 unless the default is smaller or `bounds` differs."""
@@ -144,11 +178,12 @@ class Method:
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject, class) probabilities; column 1 is the patient class. Labels, sites and ids of the target are not used."""
-        masked = self.visible(target)
+        self._check_fitted()
+        masked = target if self.parts_ else self.visible(target)
         if not len(target):
             return np.empty((0, 2))
         with self.checking_weights():
-            positive = np.asarray(self.score(masked), dtype=np.float64)
+            positive = mean_score(self, target) if self.parts_ else np.asarray(self.score(masked), dtype=np.float64)
         if positive.shape != (len(target),) or not ((positive >= 0) & (positive <= 1)).all():
             kind = InputError if self._folder else ValueError  # bad input if loaded from a folder, else a bug in the method
             raise kind(f"method {self.name} did not give one probability between 0 and 1 for each subject.")
@@ -172,10 +207,28 @@ class Method:
 
     def flags(self, target: Cohort) -> list[list[str]]:
         """Quality flags of each subject: short reasons why its prediction may be less reliable."""
-        self._check_target(target)
+        self._check_fitted()
+        if self.parts_:
+            return joined_flags(self, target)
+        target = self._checked_target(target)
         common = flags(target, self.facts_["inputs"], self.source_distribution_)
         with self.checking_weights():
             return [raised + added for raised, added in zip(common, self.method_flags(target), strict=True)]
+
+    def ood_scores(self, target: Cohort) -> dict[str, npt.NDArray[np.float64]]:
+        """Out-of-distribution scores by name; above 1 is outside of source. Empty without a source distribution."""
+        self._check_fitted()
+        if self.parts_:
+            return joined_ood_scores(self, target)
+        return self.source_distribution_.scores(self._checked_target(target)) if self.source_distribution_ else {}
+
+    def compare(self, target: Cohort) -> list[str]:
+        """Compare a whole target with source, one line per measure; empty without a source distribution."""
+        self._check_fitted()
+        if self.parts_:  # the measures are of subjects and scans, and the same in all atlases
+            part = parts_for(self, target)[0]
+            return part.fitted.compare(part.target)
+        return self.source_distribution_.compare(self._checked_target(target)) if self.source_distribution_ else []
 
     def method_flags(self, target: Cohort) -> list[list[str]]:
         """Quality flags of each subject that only this method raises."""
@@ -188,7 +241,7 @@ class Method:
 
     def visible(self, target: Cohort) -> Cohort:
         """The target as `score` sees it: without label, site and id; inputs that the target lacks are added as missing."""
-        self._check_target(target)
+        target = self._checked_target(target)
         inputs, table = self.facts_["inputs"], target.phenotypes
         missing = [name for name in inputs if name not in table.columns or (table[name] == "").all()]
         completed = target._changed(phenotypes=table.assign(**dict.fromkeys(missing, np.nan)))
@@ -217,17 +270,24 @@ class Method:
         """(subject,) probability of the positive class."""
         raise NotImplementedError(f"{type(self).__name__} must implement score")
 
-    def _check_target(self, target: Cohort) -> None:
+    def _check_fitted(self) -> None:
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet.")
+
+    def _checked_target(self, target: Cohort) -> Cohort:
+        """The target in the atlas of this model; other ROIs and scans that are too short are refused."""
+        self._check_fitted()
+        target = in_one_atlas(target, self.facts_["atlas"])
         rois = self.facts_["rois"]
         if len(target.rois) != len(rois):
             trained = f"the model was trained on {len(rois)} ROIs ({self.facts_['atlas'] or 'atlas not named'})"
             raise InputError(f"{trained}, the cohort has {len(target.rois)}.")
-        for i, (expected, name) in enumerate(zip(rois, target.rois, strict=True), start=1):
-            if expected != name:
-                raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
+        if not same_rois(rois, self.facts_["atlas"], target.rois, target.atlas):
+            pairs = enumerate(zip(rois, target.rois, strict=True), start=1)
+            i, (expected, name) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+            raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
         refuse_short_scans(target)
+        return target
 
     def fields(self) -> dict[str, Any]:
         """Hyper-parameters by name."""
@@ -249,8 +309,9 @@ class Method:
         }
         write_tensors(folder / "weights.safetensors", self.state_, {"format": FORMAT})
         names = ["weights.safetensors"]
-        if self.source_distribution_:
-            names.append(self.source_distribution_.save(folder / SOURCE_DISTRIBUTION).name)
+        for i, one in enumerate([self, *self.parts_.values()]):
+            if one.source_distribution_:
+                names.append(one.source_distribution_.save(folder / distribution_name(i)).name)
         if self.new_site_:
             names.append(self.new_site_.save(folder / NEW_SITE_CALIBRATION).name)
         about["hashes"] = {name: file_hash(folder / name, LARGEST) for name in names} | {"method.json": digest(about)}
@@ -278,11 +339,13 @@ class Method:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
         _, tensors = read_tensors(folder / "weights.safetensors", FORMAT)
         fitted.state_ = {name: np.array(value) for name, value in tensors.items()}
-        if distribution := stored_name(SOURCE_DISTRIBUTION, hashes):
-            fitted.source_distribution_ = SourceDistribution.load(folder / distribution, len(fitted.facts_["rois"]))
+        fitted._folder = folder
+        fitted.parts_ = split_parts(fitted)
+        for i, one in enumerate([fitted, *fitted.parts_.values()]):
+            if distribution := stored_name(distribution_name(i), hashes):
+                one.source_distribution_ = SourceDistribution.load(folder / distribution, len(one.facts_["rois"]))
         if calibration := stored_name(NEW_SITE_CALIBRATION, hashes):
             fitted.new_site_ = NewSiteCalibration.load(folder / calibration)
-        fitted._folder = folder
         return fitted
 
 

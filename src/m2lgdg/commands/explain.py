@@ -59,7 +59,9 @@ def explain(
     explanation = explanation if centroids is None else explanation.with_centroids(centroids)
     explanation.save(to)
     terminal.out.print(f"{escape(explanation.about['scores'])}.", style="dim", soft_wrap=True)
-    for title, table, column in (("ROIs", explanation.rois, "roi"), ("Phenotypes", explanation.phenotypes, "phenotype")):
+    parts = explanation.by_atlas()
+    shown = [(f"ROIs ({atlas})" if len(parts) > 1 else "ROIs", part.rois, "roi") for atlas, part in parts.items()]
+    for title, table, column in (*shown, ("Phenotypes", explanation.phenotypes, "phenotype")):
         if table["score"].any():
             terminal.out.print(f"[bold]{title}[/]")
             for _, row in table.head(10).iterrows():
@@ -83,7 +85,7 @@ def explain(
         terminal.out.print(
             f"A linear probe predicts the site from the representation with accuracy {accuracy} (chance {chance})."
         )
-    for sentence in [*explanation.lacking(), *explanation.about_rois()]:
+    for sentence in [*explanation.about_lobes(), *explanation.lacking(), *explanation.about_rois()]:
         terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     written = "".join(f"{name}.csv ({TITLES[name]}), " for name in explanation.parts)
     terminal.out.print(f"Wrote {escape(str(to))}: {written[:-2]} and explanation.json.", soft_wrap=True)

@@ -49,6 +49,14 @@ def fit(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field of the method: field=value; may be repeated.")
     ] = None,
+    atlas: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Atlas to train on, from a cohort with several; may be repeated, 'all' for all. Decisions are averaged over "
+            f"atlases (default: all with {METHODS.default}, otherwise the first).",
+            show_default=False,
+        ),
+    ] = None,
     inputs: Annotated[
         str | None, typer.Option(help="Phenotype columns, comma-separated; 'none' for none (default: those of the cohort).")
     ] = None,
@@ -81,6 +89,8 @@ def fit(
     load_methods(tuple(map(str, plugin or [])))
     name = method_name or METHODS.default
     fields = method_fields(name, variant, changes or [])
+    if atlas:
+        fields["atlases"] = atlas[0] if len(atlas) == 1 else atlas
     method = make(name, **fields)
     need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:

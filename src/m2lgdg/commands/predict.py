@@ -69,7 +69,7 @@ def predict(
     table["decision"] = (proba >= fitted.threshold).astype(int)
     flags = [raised + copies for raised, copies in zip(fitted.flags(cohort), duplicate_flags(cohort), strict=True)]
     lines = _add_sets(table, flags, new_site, coverage, abstain) if new_site and coverage else []
-    for kind, score in (fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}).items():
+    for kind, score in fitted.ood_scores(cohort).items():
         table[f"{kind}_ood"] = score.round(3)
     table["flags"] = ["; ".join(raised) for raised in flags]
     if share:
@@ -106,19 +106,20 @@ def _can_be_explained(fitted: Method, cohort: Cohort) -> bool:
 
 def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
     """Lines on how the cohort differs from source: site by site, or as a whole if there are many sites."""
-    if fitted.source_distribution_ is None:
+    lines = fitted.compare(cohort)
+    if not lines:
         return
     sites = cohort.site_names
     if len(sites) == 1:
-        yield from fitted.source_distribution_.compare(cohort)
+        yield from lines
     elif len(sites) > MOST_SITES:
         yield f"All {len(sites)} sites pooled:"
-        yield from (f"  {line}" for line in fitted.source_distribution_.compare(cohort))
+        yield from (f"  {line}" for line in lines)
     else:
         for site in sites:
             here = cohort.select(cohort.sites == site)
             yield f"{site} ({len(here)} subjects):"
-            yield from (f"  {line}" for line in fitted.source_distribution_.compare(here))
+            yield from (f"  {line}" for line in fitted.compare(here))
 
 
 def _calibration_for(fitted: Method, coverage: float) -> NewSiteCalibration:

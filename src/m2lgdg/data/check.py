@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
+from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import Pair, find_duplicates
 from m2lgdg.data.readers.motion import TOO_LARGE
 from m2lgdg.data.readers.several import UNUSABLE
@@ -348,6 +349,9 @@ def _unnamed(cohort: Cohort) -> Iterator[Finding]:
             "with as many ROIs cannot be told apart"
         )
         advice = "name them by a header, or in dataset.toml by rois or atlas, before a model is applied to other data"
+        name = recognised(cohort.rois)
+        if name is not None:
+            advice = f'they are the codes of the included atlas {name}: name it in dataset.toml (atlas = "{name}")'
         yield Finding("note", f"{text}; {advice}.")
 
 

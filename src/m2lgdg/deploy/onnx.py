@@ -7,12 +7,13 @@ connectivity, imputation) are described in the JSON file. Predictions in Python 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,22 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, Parcellation
 from m2lgdg.connectivity import CLIP
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.fast import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
+from m2lgdg.metrics import logit
+from m2lgdg.model.over_atlases import PREFIX, parts_for
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
 from m2lgdg.storage import InputError, one_line, write_texts
 
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
 TOLERANCE = 1e-5  # largest difference allowed between probabilities of the graph and of the method
+MOST = float(logit(np.array(1.0)))  # logits beyond it are clipped before another calibration, as in Python
 TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
 
 CORRELATION = (
@@ -85,44 +89,80 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
 }
 
 
-def calibration_of(fitted: Method) -> tuple[float, float]:
-    """Slope and offset of the logit: the method's calibration, combined with its new-site or local calibration, if any."""
-    slope, offset = map(float, fitted.state_["calibration"])
-    after, added = fitted.recalibration or (1.0, 0.0)
-    return after * slope, after * offset + added
+class _Graph(nn.Module):
+    """Inputs to the probability of being a patient: the calibrated logit, then new-site or local calibration, if any."""
 
-
-class _NetworkGraph(nn.Module):
-    """Network with its calibration: features and phenotypes to probability."""
-
-    def __init__(self, fitted: DeepMethod, names: list[str]) -> None:
+    def __init__(self, fitted: Method) -> None:
         super().__init__()
-        self.network, self.names = plain_form(fitted.network()), names
-        self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
+        self.calibration = nn.Parameter(torch.from_numpy(np.array(fitted.state_["calibration"], dtype=np.float64)))
+        after = fitted.recalibration
+        self.after = None if after is None else nn.Parameter(torch.tensor(after, dtype=torch.float64))
+
+    def logit(self, *values: Tensor) -> Tensor:
+        """(subject,) calibrated logit."""
+        raise NotImplementedError
 
     def forward(self, *values: Tensor) -> Tensor:
         """(subject,) probability of being a patient."""
+        logit = self.logit(*values)
+        return torch.sigmoid(logit if self.after is None else self.after[0] * logit.clamp(-MOST, MOST) + self.after[1])
+
+
+class _NetworkGraph(_Graph):
+    """Network with its calibration: features and phenotypes to the logit."""
+
+    def __init__(self, fitted: DeepMethod, names: list[str]) -> None:
+        super().__init__(fitted)
+        self.network, self.names = plain_form(fitted.network()), names
+
+    def logit(self, *values: Tensor) -> Tensor:
+        """(subject,) calibrated difference of the network's logits."""
         given = dict(zip(self.names, values, strict=True))
         unknown = torch.zeros_like(values[0].flatten(1)[:, 0], dtype=torch.int64)  # labels and sites are not known here
         phenotypes = given.pop("phenotypes", values[0].flatten(1)[:, :0])
         logits = self.network(Batch(given, phenotypes, unknown, unknown)).double()  # (subject, 2)
-        return torch.sigmoid(self.calibration[0] * (logits[:, 1] - logits[:, 0]) + self.calibration[1])
+        calibrated: Tensor = self.calibration[0] * (logits[:, 1] - logits[:, 0]) + self.calibration[1]
+        return calibrated
 
 
-class _LinearGraph(nn.Module):
-    """Linear method with its calibration: sum of its blocks to probability."""
+class _LinearGraph(_Graph):
+    """Linear method with its calibration: sum of its blocks to the logit."""
 
     def __init__(self, fitted: Linear, names: list[str]) -> None:
-        super().__init__()
+        super().__init__(fitted)
         intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in names)
         self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a Python float would become float32
-        self.calibration = nn.Parameter(torch.tensor(calibration_of(fitted), dtype=torch.float64))
         self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in names)
 
-    def forward(self, *values: Tensor) -> Tensor:
-        """(subject,) probability of being a patient."""
+    def logit(self, *values: Tensor) -> Tensor:
+        """(subject,) calibrated sum of the blocks' decisions."""
         total = torch.stack([value @ weight for value, weight in zip(values, self.weights, strict=True)]).sum(dim=0)
-        return torch.sigmoid(self.calibration[0] * (total + self.intercept) + self.calibration[1])
+        return self.calibration[0] * (total + self.intercept) + self.calibration[1]
+
+
+class _AverageGraph(_Graph):
+    """Graphs of the parts of a model of several atlases, the mean of their logits, and its calibration."""
+
+    def __init__(self, fitted: Method, names: list[str]) -> None:
+        super().__init__(fitted)
+        owned = [_of_part(names, i) for i in range(len(fitted.parts_))]
+        self.counts = [len(some) for some in owned]
+        self.parts = nn.ModuleList(graph_of(part, some) for part, some in zip(fitted.parts_.values(), owned, strict=True))
+
+    def logit(self, *values: Tensor) -> Tensor:
+        """(subject,) calibrated mean of the parts' logits."""
+        logits, start = [], 0
+        for part, count in zip(self.parts, self.counts, strict=True):
+            assert isinstance(part, _Graph)
+            logits.append(part.logit(*values[start : start + count]).clamp(-MOST, MOST))
+            start += count
+        return self.calibration[0] * torch.stack(logits).mean(0) + self.calibration[1]
+
+
+def _of_part(names: Iterable[str], i: int) -> list[str]:
+    """Inputs of one part of a model of several atlases, by their names in that part."""
+    prefix = PREFIX.format(i)
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def export_onnx(fitted: Method, path: str | Path) -> Path:
@@ -130,7 +170,7 @@ def export_onnx(fitted: Method, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".onnx":
         raise InputError(f"{path}: the name of an ONNX file must end in .onnx.")
-    graph_class(fitted)
+    check_exportable(fitted)
     for needed in ("onnx", "onnxscript", "onnxruntime"):
         _need(needed)
     with fitted.checking_weights():
@@ -147,19 +187,35 @@ def export_onnx(fitted: Method, path: str | Path) -> Path:
     return path
 
 
-def graph_class(fitted: Method) -> type[nn.Module]:
-    """Graph class of a method; methods without one are refused."""
+def check_exportable(fitted: Method) -> None:
+    """Refuse methods without a graph."""
     if isinstance(fitted, Prior):
         raise InputError("method prior uses no inputs, so there is no graph to export.")
     if not isinstance(fitted, DeepMethod | Linear):
         raise InputError(f"method {fitted.name} cannot be exported: it is neither a network nor a linear method.")
     if not hasattr(fitted, "state_"):
         raise InputError(f"method {fitted.name} is not fitted; fit it before exporting.")
-    return _NetworkGraph if isinstance(fitted, DeepMethod) else _LinearGraph
+
+
+def graph_of(fitted: Method, inputs: list[str]) -> _Graph:
+    """Graph of a fitted method with these inputs."""
+    check_exportable(fitted)
+    if fitted.parts_:
+        return _AverageGraph(fitted, inputs)
+    return _NetworkGraph(fitted, inputs) if isinstance(fitted, DeepMethod) else _LinearGraph(fitted, inputs)  # type: ignore[arg-type]
 
 
 def prepared(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods."""
+    """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods.
+
+    The inputs of a model of several atlases are those of its parts, with the number of the atlas before their names.
+    """
+    if fitted.parts_:
+        parts = parts_for(fitted, cohort)
+        if len(parts) < len(fitted.parts_) or any(len(part.rows) < len(cohort) for part in parts):
+            raise InputError(f"the graph needs all atlases of the model ({', '.join(fitted.parts_)}) for each subject.")
+        of_parts = [prepared(part.fitted, part.target) for part in parts]
+        return {f"{PREFIX.format(i)}{name}": value for i, given in enumerate(of_parts) for name, value in given.items()}
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
         return {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
@@ -174,6 +230,27 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
     """Description of the graph's inputs and output, for other programs."""
     from m2lgdg import __version__
 
+    parts = list(fitted.parts_.values())
+    rows = [] if parts else _rows(fitted, inputs)
+    for i, part in enumerate(parts):
+        names = _of_part(inputs, i)
+        for row in _rows(part, {name: inputs[f"{PREFIX.format(i)}{name}"] for name in names}):
+            rows.append(row | {"name": f"{PREFIX.format(i)}{row['name']}", "atlas": part.facts_["atlas"]})
+    return {
+        "format": FORMAT,
+        "method": fitted.name,
+        "use": "Research use; not a diagnostic device.",
+        "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": fitted.threshold},
+        "inputs": rows,
+        "atlas": fitted.facts_["atlas"],
+        "rois": fitted.facts_["rois"],
+        **({"atlases": {name: part.facts_["rois"] for name, part in fitted.parts_.items()}} if parts else {}),
+        "versions": {"m2lgdg": __version__, "torch": torch.__version__, "opset": OPSET},
+    }
+
+
+def _rows(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
+    """Descriptions of the inputs of a model of one atlas."""
     rows = []
     for name, value in inputs.items():
         how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
@@ -187,16 +264,7 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         if name == "phenotypes":
             row["columns"] = _columns(_scaler(fitted))
         rows.append(row)
-    return {
-        "format": FORMAT,
-        "method": fitted.name,
-        "use": "Research use; not a diagnostic device.",
-        "output": {"name": "proba", "type": "float64", "shape": ["subject"], "threshold": fitted.threshold},
-        "inputs": rows,
-        "atlas": fitted.facts_["atlas"],
-        "rois": fitted.facts_["rois"],
-        "versions": {"m2lgdg": __version__, "torch": torch.__version__, "opset": OPSET},
-    }
+    return rows
 
 
 def _amplitude_range(fitted: UsesAmplitude) -> dict[str, Any]:
@@ -223,7 +291,7 @@ def _converted(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> tuple[byt
 
     Source locations that the exporter stores with each operation are removed, because they contain local paths.
     """
-    graph = graph_class(fitted)(fitted, list(inputs)).eval()
+    graph = graph_of(fitted, list(inputs)).eval()
     subject = torch.export.Dim("subject")
     try:
         with _quiet():
@@ -262,7 +330,11 @@ def _stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bo
 
 
 def _synthetic(fitted: Method) -> Cohort:
-    """Synthetic subjects of noise with the ROIs and phenotypes of a model, to trace and test its graph."""
+    """Synthetic subjects of noise with the atlases, ROIs and phenotypes of a model, to trace and test its graph."""
+    if fitted.parts_:
+        (name, first), *others = [(name, _synthetic(part)) for name, part in fitted.parts_.items()]
+        further = {other: Parcellation(made.rois, made.series) for other, made in others}
+        return dataclasses.replace(first, atlas=name, parcellations=further)
     draw = np.random.default_rng(0)
     rois, inputs = tuple(fitted.facts_["rois"]), fitted.facts_["inputs"]
     names = [f"made-up-{i}" for i in range(TRIED)]

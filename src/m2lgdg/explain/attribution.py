@@ -24,12 +24,14 @@ from m2lgdg.explain.explanation import (
     completeness_table,
     edge_table,
     gate_table,
+    joined,
     phenotype_table,
     roi_table,
 )
 from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear
+from m2lgdg.model.over_atlases import in_one_atlas, parts_for
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.storage import InputError
 
@@ -85,9 +87,17 @@ def explain(
     A network with thresholds (windowed graphs, top-k pooling) is discontinuous along the path, which gradients miss: its
     `completeness` is poor, and more `steps` do not improve it.
     """
-    visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     if not len(cohort):
         raise InputError(f"cohort {cohort.name} has no subjects to explain.")
+    if fitted.parts_:
+        settings: dict[str, Any] = {"of": of, "steps": steps, "device": device, "progress": progress}
+        sources = {} if source is None else {part.atlas: part.target for part in parts_for(fitted, source)}
+        parts = parts_for(fitted, cohort)
+        return joined(
+            {part.atlas: explain(part.fitted, part.target, source=sources.get(part.atlas), **settings) for part in parts}
+        )
+    visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
+    cohort = in_one_atlas(cohort, fitted.facts_["atlas"])
     if of not in GRADIENTS:
         raise InputError(f"explanations are of the {' or the '.join(GRADIENTS)}, not of {of!r}.")
     if steps < 1:
@@ -113,10 +123,23 @@ def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Expla
     """As `explain`, for one subject; linear methods, which have no pattern then, by the contribution of each feature."""
     if not isinstance(fitted, Linear):
         return explain(fitted, cohort, steps=steps)
+    if fitted.parts_:
+        parts = parts_for(fitted, cohort)
+        scale = fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0] / len(parts)
+        explained = {part.atlas: _subject(part.fitted, part.target, scale) for part in parts}
+        total = pd.concat([one.phenotypes for one in explained.values()]).groupby("phenotype", sort=False)["direction"].sum()
+        return joined(explained, phenotype_table(total.to_numpy()[None], total.index.tolist()))
+    return _subject(fitted, in_one_atlas(cohort, fitted.facts_["atlas"]), (fitted.recalibration or (1.0, 0.0))[0])
+
+
+def _subject(fitted: Method, cohort: Cohort, scale: float) -> Explanation:
+    """Contributions to the decision of a linear method in one atlas, times `scale`."""
+    assert isinstance(fitted, Linear)
     visible = fitted.visible(cohort)
     about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
     about["baseline"] = AVERAGE
-    return _explanation(_contributions(fitted, visible), cohort, visible.inputs, pd.DataFrame(columns=list(MAP_COLUMNS)), about)
+    points = pd.DataFrame(columns=list(MAP_COLUMNS))
+    return _explanation(_contributions(fitted, visible, scale), cohort, visible.inputs, points, about)
 
 
 def _explanation(
@@ -278,8 +301,8 @@ def _patterns(fitted: Linear, cohort: Cohort) -> _Attributions:
     return _Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
 
 
-def _contributions(fitted: Linear, cohort: Cohort) -> _Attributions:
-    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0]
+def _contributions(fitted: Linear, cohort: Cohort, scale: float) -> _Attributions:
+    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * scale
     rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
     for name in fitted._weights():
         features = fitted._features(name, cohort) - fitted.state_[f"{name}.mean"]

@@ -7,7 +7,7 @@ shows them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
-from m2lgdg.data.atlases import regions
+from m2lgdg.data.atlases import groups, places
 from m2lgdg.data.spreadsheets import csv_text, unquoted_table
 from m2lgdg.storage import InputError, one_line, write_texts
 
@@ -30,7 +30,7 @@ MAP_COLUMNS = ("site", "label", "part", "x", "y")
 TABLES = {"roi": "rois", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate", "map": "map"}  # file -> table
 COLUMNS = {"roi": ROI_COLUMNS, "edges": EDGE_COLUMNS, "phenotypes": PHENOTYPE_COLUMNS, "gate": GATE_COLUMNS, "map": MAP_COLUMNS}
 TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate weights", "map": "a map of subjects"}
-TEXTS = dict.fromkeys(("roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
+TEXTS = dict.fromkeys(("atlas", "roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
 COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 
@@ -43,6 +43,8 @@ class Explanation:
     `gate`: mean gate weights by site and label (-1: unknown), for networks with a gate.
     `completeness`: for each subject, how far the attributions are from the change of the decision that they should sum to.
     `map`: the network's representation in two dimensions, with the site and label of each point and no id.
+
+    Of a model of several atlases, `rois` and `edges` have a column `atlas`, and `by_atlas` gives the explanation of each.
     """
 
     rois: pd.DataFrame
@@ -72,6 +74,16 @@ class Explanation:
         tables = {name: getattr(self, table) for name, table in TABLES.items()}
         return [name for name, table in tables.items() if len(table) and ("score" not in table or table["score"].any())]
 
+    def by_atlas(self) -> dict[str, Explanation]:
+        """Explanations of the parts of a model of several atlases; of a model of one atlas, itself."""
+        abouts = self.about.get("by_atlas")
+        if not abouts:
+            return {str(self.about.get("atlas", "")): self}
+        return {
+            name: replace(self, rois=_of_atlas(self.rois, name), edges=_of_atlas(self.edges, name), about=about)
+            for name, about in abouts.items()
+        }
+
     def lacking(self) -> list[str]:
         """Sentences on the parts that this explanation does not have, and why."""
         parts, linear = self.parts, self.about.get("steps") is None
@@ -92,12 +104,16 @@ class Explanation:
 
     def about_rois(self) -> list[str]:
         """Sentences on ROIs without names or without places in the brain."""
+        if "by_atlas" in self.about:
+            return [sentence for part in self.by_atlas().values() for sentence in part.about_rois()]
         if "roi" not in self.parts:
             return []
-        atlas = f"atlas {self.about['atlas']}" if self.about.get("atlas") else "this atlas"
+        atlas = f"atlas {self.atlas}" if self.atlas else "this atlas"
         sentences = []
         numbered = [str(name) for name in self.rois["roi"] if str(name).isdigit()]
-        if numbered:
+        if numbered and places(self.atlas, self.rois["roi"].astype(str).tolist()) is not None:
+            sentences.append(f"The cohort has the codes of the ROIs of {atlas}: convert its files again to have their names.")
+        elif numbered:
             example = f"{roi_label(numbered[0])}, for example, is the one that the cohort calls {numbered[0]}"
             sentences.append(f"The cohort has no names for the ROIs of {atlas}: {example}.")
         if "x" not in self.rois or self.rois[["x", "y", "z"]].isna().any(axis=None):
@@ -106,6 +122,17 @@ class Explanation:
                 "FILE, a table with the columns name, x, y and z, or the atlas image."
             )
         return sentences
+
+    def about_lobes(self) -> list[str]:
+        """A sentence with the sums of ROI scores by lobe for each atlas whose lobes are known."""
+        parts, sentences = self.by_atlas(), []
+        for atlas, part in parts.items():
+            lobes = part.by_group("lobe")
+            sums = ", ".join(f"{row['lobe']} {row['score']:.3g} ({row['rois']} ROIs)" for row in lobes.to_dict("records"))
+            if lobes["score"].any():
+                sentences.append(f"Sum of ROI scores by lobe{f' ({atlas})' if len(parts) > 1 else ''}: {sums}.")
+        overall = ", ".join(f"{row['lobe']} {100 * row['score']:.0f} %" for row in self.over_atlases().to_dict("records"))
+        return [*sentences, f"Mean over atlases: {overall}."] if overall else sentences
 
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
@@ -125,10 +152,43 @@ class Explanation:
             raise InputError(
                 f"{folder} has no readable explanation (a table without scores, or explanation.json without fields)."
             )
-        return cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+        loaded = cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+        return loaded if "x" in loaded.rois else replace(loaded, rois=_placed(loaded.rois, loaded.atlas))
+
+    @property
+    def atlas(self) -> str:
+        """Name of the atlas; empty if the cohort has none."""
+        return str(self.about.get("atlas") or "")
+
+    def by_group(self, by: str = "lobe") -> pd.DataFrame:
+        """Sum of the ROI scores of each lobe, network or hemisphere, highest first; empty if the groups are not known.
+
+        Of a model of several atlases, the sums are those of each atlas, with the atlas in the first column.
+        """
+        if "by_atlas" in self.about:
+            return _with_atlas({name: part.by_group(by) for name, part in self.by_atlas().items()})
+        table = self.rois[["score"]].assign(**{by: groups(self.atlas, self.rois["roi"].astype(str).tolist(), by)})
+        sums = table[table[by] != ""].groupby(by, as_index=False).agg(rois=("score", "size"), score=("score", "sum"))
+        return _sorted(sums.assign(**{"score per roi": sums["score"] / sums["rois"]}))
+
+    def over_atlases(self, by: str = "lobe") -> pd.DataFrame:
+        """Proportion of the ROI scores in each lobe, by atlas and as their mean, highest first; empty without several atlases.
+
+        Atlases divide the brain differently, so each counts as a whole. Networks of different atlases have different names.
+        """
+        sums = {name: part.by_group(by).set_index(by)["score"] for name, part in self.by_atlas().items()}
+        known = {name: each / each.sum() for name, each in sums.items() if each.sum() > 0}
+        if len(known) < 2:
+            return _empty_table((by, "score"))
+        table = pd.DataFrame(known).fillna(0.0)
+        mean = table.mean(axis=1).rename("score")
+        return _sorted(pd.concat([mean, table], axis=1).rename_axis(by).reset_index())
 
     def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
-        """The same explanation with other ROI codes and centroids (a table of `read_centroids`)."""
+        """The same explanation with other ROI codes and centroids (a table of `read_centroids`), in the first atlas."""
+        if "by_atlas" in self.about:
+            (name, first), *others = self.by_atlas().items()
+            return joined({name: first.with_centroids(centroids), **dict(others)}, self.phenotypes)
         scores = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
         return replace(self, rois=_ranked(scores.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
@@ -143,16 +203,49 @@ class Explanation:
         return summary
 
 
+def joined(parts: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None) -> Explanation:
+    """One explanation of the parts of a model, by atlas; phenotype scores and gate weights are means over the parts."""
+    first, every = next(iter(parts.values())), list(parts.values())
+    if phenotypes is None:
+        pooled = pd.concat([one.phenotypes for one in every])
+        phenotypes = _sorted(pooled.groupby("phenotype", sort=False, as_index=False).mean())
+    gate = pd.concat([one.gate for one in every]).groupby(["site", "label"], as_index=False).mean()
+    return Explanation(
+        rois=_with_atlas({name: one.rois for name, one in parts.items()}),
+        edges=_with_atlas({name: one.edges for name, one in parts.items()}),
+        phenotypes=phenotypes,
+        gate=_by_site(gate),
+        completeness=pd.concat([one.completeness for one in every], ignore_index=True),
+        map=first.map,
+        about=first.about
+        | _joined_about(every)
+        | {"atlas": " + ".join(parts), "by_atlas": {name: one.about | {"atlas": name} for name, one in parts.items()}},
+    )
+
+
+def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several atlases one after the other, with the atlas in the first column."""
+    named = [table.assign(atlas=name)[["atlas", *table.columns]] for name, table in tables.items()]
+    return pd.concat(named, ignore_index=True)
+
+
+def _of_atlas(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    return table[table["atlas"] == name].drop(columns="atlas").reset_index(drop=True) if "atlas" in table else table
+
+
 def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
     """ROI table from (subject, roi) scores by feature, with codes and centroids if the atlas is known."""
     n = len(cohort.rois)
     each = sum(parts.values(), np.zeros((1, n)))  # (subject, roi)
     table = pd.DataFrame({"roi": cohort.rois, "score": each.mean(axis=0), "sd": _spread(each)})
-    known = regions(cohort.atlas)
-    if known is not None:
-        table = table.join(known.set_index("name")[["code", "x", "y", "z"]], on="roi")
-    table = table.assign(**{name: values.mean(axis=0) for name, values in parts.items()})
+    table = _placed(table, cohort.atlas).assign(**{name: values.mean(axis=0) for name, values in parts.items()})
     return _ranked(table)
+
+
+def _placed(table: pd.DataFrame, atlas: str) -> pd.DataFrame:
+    """ROI table with codes and centroids, if the atlas is included."""
+    known = places(atlas, table["roi"].astype(str).tolist())
+    return table if known is None else table.join(known[["code", "x", "y", "z"]], on="roi")
 
 
 def _ranked(table: pd.DataFrame) -> pd.DataFrame:
@@ -219,6 +312,12 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     methods = sorted({one.about["method"] for one in given})
     if len(methods) != 1:
         raise InputError(f"only explanations of one method can be averaged, not of {', '.join(methods) or 'none'}.")
+    atlases = list(given[0].by_atlas())
+    if any(list(one.by_atlas()) != atlases for one in given):
+        raise InputError("only explanations in the same atlases can be averaged.")
+    if len(atlases) > 1:
+        phenotypes = _sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes"))
+        return joined({name: mean_over(one.by_atlas()[name] for one in given) for name in atlases}, phenotypes)
     gate = pd.concat([one.gate for one in given]).groupby(["site", "label"], as_index=False).mean()
     return Explanation(
         rois=_ranked(_averaged([one.rois for one in given], ["roi", "code"], "ROIs")),

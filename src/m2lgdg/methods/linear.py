@@ -106,6 +106,13 @@ class Linear(UsesAmplitude, Method):
         self.state_["calibration"] = np.array(platt(total, source.labels))
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
 
+    def held_out_logits(self) -> Floats | None:
+        """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
+        if not hasattr(self, "held_out_"):
+            return None
+        slope, offset = self.state_["calibration"]
+        return np.asarray(slope * self.held_out_ + offset)
+
     def _amplitude_is_usable(self, features: Features, source: Cohort) -> bool:
         """Store the range of amplitudes in source, and fill in those of standardised scans.
 
@@ -164,18 +171,19 @@ class Linear(UsesAmplitude, Method):
         self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
     ) -> tuple[Block, Floats | None]:
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
-        if confounds is not None:
-            standardised = _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
-            return self._solve(name, standardised, source, folds), standardised.slopes
         # Methods and variants that are fitted on the same source share their blocks.
-        shared = (*_in_order(source), name, self.within_sites, type(self)._features)  # a subclass may compute other features
+        regressed = () if confounds is None else (confounds.tobytes(),)
+        shared = (*_in_order(source), *regressed, name, self.within_sites, type(self)._features)  # a subclass may have others
         fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
 
-        def solve() -> Block:
-            rows = _ROWS.get(shared, lambda: _standardised(features, source, self._subject_weights(source), self.within_sites))
-            return self._solve(name, rows, source, folds)
+        def standardise() -> Standardised:
+            return _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
 
-        return _BLOCKS.get(fitted, solve), None
+        def solve() -> tuple[Block, Floats | None]:
+            standardised = _ROWS.get(shared, standardise)
+            return self._solve(name, standardised, source, folds), standardised.slopes
+
+        return _BLOCKS.get(fitted, solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return _balance(source) if self.within_sites else np.ones(len(source))
@@ -285,7 +293,7 @@ class _Recent(Generic[Value]):
 _REFERENCES: _Recent[Floats] = _Recent(4)
 _TANGENTS: _Recent[Features] = _Recent(1)
 _ROWS: _Recent[Standardised] = _Recent(1)
-_BLOCKS: _Recent[Block] = _Recent(32)
+_BLOCKS: _Recent[tuple[Block, Floats | None]] = _Recent(32)  # with the slopes of confounds
 
 
 def _in_order(source: Cohort) -> tuple[str, bytes]:
@@ -408,6 +416,7 @@ class ConnectomeAdaptive(Linear):
     Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
     """
 
+    atlases: str | tuple[str, ...] = "all"  # every further atlas adds to the AUC at unseen sites: docs/atlases.md
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
     blocks: ClassVar[Mapping[str, float]] = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}

@@ -34,12 +34,21 @@ def read_about(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ValueError("method is not a string")
     _texts(about["versions"])
     check_facts(about["facts"])
+    for part in about["facts"].get("parts", {}).values():
+        check_facts(part)
+        if "parts" in part or "local" in part:
+            raise ValueError("a part of the model has parts or a calibration of its own")
     return about, hashes
 
 
 def stored_name(name: str, hashes: Mapping[str, str]) -> str | None:
     """Current or former name under which a folder stores an optional file; None if it has no such file."""
-    return next((candidate for candidate in (name, FORMER[name]) if candidate in hashes), None)
+    return next((candidate for candidate in (name, FORMER.get(name)) if candidate in hashes), None)
+
+
+def distribution_name(part: int) -> str:
+    """File of a source distribution: 0 is that of a model of one atlas, others are those of its parts."""
+    return f"source_distribution-{part}.safetensors" if part else SOURCE_DISTRIBUTION
 
 
 def digest(about: Mapping[str, Any]) -> str:
@@ -61,7 +70,8 @@ def _checked_hashes(folder: Path, about: dict[str, Any]) -> dict[str, str]:
     if "hashes" not in about:
         raise InputError(f"{folder / ABOUT} has no hashes (written by an earlier version, or altered); fit the model again.")
     hashes = dict(about.pop("hashes"))
-    others = set(hashes) - {ABOUT, WEIGHTS, *FORMER, *FORMER.values()}
+    parts = (distribution_name(i + 1) for i in range(len(about["facts"].get("parts", {}))))
+    others = set(hashes) - {ABOUT, WEIGHTS, *FORMER, *FORMER.values(), *parts}
     if others:
         raise ValueError(f"hashes lists {str(min(others))[:100]}, which is not a file of a model")
     for name in (WEIGHTS, *sorted(set(hashes) - {ABOUT, WEIGHTS})):

@@ -146,6 +146,7 @@ def shared_model(fitted: Method) -> Method:
 
     Its predictions for subjects of known age are the same, bit for bit.
     """
+    parts = {name: shared_model(part) for name, part in fitted.parts_.items()}
     remembered = [name for name in fitted.remembers if name in fitted.state_] or _rows_of_subjects(fitted)
     if remembered:
         names = ", ".join(remembered)
@@ -170,6 +171,9 @@ def shared_model(fitted: Method) -> Method:
         low, middle, high = ranges[MEASURES.index("age")]
         ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
         shared.source_distribution_ = replace(fitted.source_distribution_, ranges=ranges)
+    if parts:
+        shared.parts_ = parts
+        shared.facts_["parts"] = {name: part.facts_ for name, part in parts.items()}
     return shared
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.data.findings import anonymous_sentences
 from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
@@ -115,9 +116,15 @@ def _about(fitted: Method) -> list[tuple[str, str]]:
         ("fields changed from their defaults", changed_fields({"method": {fitted.name: fields}}) or "none"),
         ("seed", str(fitted.facts_["seed"]) if fitted.stochastic else "none (the method has no randomness)"),
     ]
-    if "parameters" in fitted.facts_:
-        facts.append(("trained parameters", f"{fitted.facts_['parameters']:,}"))
+    parameters = [part.facts_["parameters"] for part in _parts(fitted) if "parameters" in part.facts_]
+    if parameters:
+        facts.append(("trained parameters", f"{sum(parameters):,}"))
     return facts
+
+
+def _parts(fitted: Method) -> list[Method]:
+    """Parts of a model of several atlases; of a model of one atlas, itself."""
+    return list(fitted.parts_.values()) or [fitted]
 
 
 def _training(fitted: Method) -> Part:
@@ -127,9 +134,11 @@ def _training(fitted: Method) -> Part:
     rows.append(["all", *map(str, totals), str(sum(totals))])
     table = _plain_table("Training sites", ["Site", "patients", "controls", "subjects"], rows, "labelled subjects of the fit")
     facts = [("cohort", fitted.facts_["source"]["cohort"]), *_ranges(fitted)]
-    if "training_subjects" in fitted.facts_:
-        counts = (fitted.facts_["training_subjects"], fitted.facts_["validation_subjects"])
-        facts.append(("trained on", "{} subjects; early stopping and calibration on {} subjects".format(*counts)))
+    for part in _parts(fitted):
+        if "training_subjects" in part.facts_:
+            counts = (part.facts_["training_subjects"], part.facts_["validation_subjects"])
+            key = f"trained on ({part.facts_['atlas']})" if fitted.parts_ else "trained on"
+            facts.append((key, "{} subjects; early stopping and calibration on {} subjects".format(*counts)))
     stored = fitted.facts_["source"].get("findings")
     findings = [NOT_CHECKED] if stored is None else anonymous_sentences(stored) or [NO_FINDING]
     return Part("Training data", facts, [table], findings)
@@ -138,9 +147,8 @@ def _training(fitted: Method) -> Part:
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
     """Scan and age ranges of the training subjects, from the source distribution if the model has one."""
     units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
-    ranges = (
-        [] if fitted.source_distribution_ is None else zip(MEASURES, fitted.source_distribution_.ranges.tolist(), strict=True)
-    )
+    distribution = _parts(fitted)[0].source_distribution_  # these measures are the same in all atlases
+    ranges = [] if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True)
     return [
         (name, f"median {middle:.3g}{units[name]}, 95 % of subjects {low:.3g} to {high:.3g}")
         for name, (low, middle, high) in ranges
@@ -152,11 +160,14 @@ def _inputs(fitted: Method) -> list[tuple[str, str]]:
     # Only networks have a length; asking for their class would import PyTorch.
     resampled = getattr(fitted, "length", None) if "length" not in fitted.unused else None
     length = f"any; resampled to {resampled} points" if resampled else "any"
+    atlases = [_atlas(part.facts_["atlas"]) for part in _parts(fitted)]
+    amplitudes = any(part.uses_amplitude for part in _parts(fitted))
+    counts = " and ".join(f"{len(part.facts_['rois'])} ROIs" for part in _parts(fitted))
     return [
-        ("series", f"(time, roi) with {len(fitted.facts_['rois'])} ROIs, in the order of method.json"),
-        ("atlas", fitted.facts_["atlas"] or "not named"),
+        ("series", f"(time, roi) with {counts}, in the order of method.json"),
+        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if fitted.parts_ else ("atlas", atlases[0]),
         ("scan length", length),
-        ("units", AMPLITUDES if fitted.uses_amplitude else "any; each ROI is standardised within its scan"),
+        ("units", AMPLITUDES if amplitudes else "any; each ROI is standardised within its scan"),
         ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
     ]
 
@@ -166,7 +177,10 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
     if "calibration" in fitted.state_:
         slope, offset = fitted.state_["calibration"]
         validation = fitted.facts_.get("validation", "source sites held out in turn")
-        calibrated = f"logit times {slope:.4g} plus {offset:.4g}, fitted on {validation}, never on a target"
+        of = "mean of the calibrated logits of the atlases" if fitted.parts_ else "logit"
+        calibrated = f"{of} times {slope:.4g} plus {offset:.4g}, fitted on {validation}, never on a target"
+        if fitted.parts_ and (slope, offset) == (1, 0):
+            calibrated = of
     facts = [("output", "probability of being a patient"), ("calibration", calibrated)]
     new_site = fitted.new_site_
     if new_site is not None:
@@ -216,6 +230,12 @@ def _results(fitted: Method, contents: Contents) -> Part:
     return Part(LEFT_OUT, mean, [table], sentences)
 
 
+def _atlas(atlas: str) -> str:
+    """Name of an atlas, with its title if it is included."""
+    name = included(atlas)
+    return f"{atlas} ({about()[name]['title']})" if name is not None else atlas or "not named"
+
+
 def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
     """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
@@ -223,7 +243,7 @@ def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
     (atlas, rois), expected = contents.known_rois, tuple(fitted.facts_["rois"])
     numbered = all(name.isdigit() for name in rois)
     other_atlas = numbered and atlas and fitted.facts_["atlas"] and atlas != fitted.facts_["atlas"]
-    if rois == expected and not other_atlas:
+    if same_rois(rois, atlas, expected, fitted.facts_["atlas"]) and not other_atlas:
         return
     names = [
         f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (fitted.facts_["atlas"], expected))

@@ -24,7 +24,7 @@ from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
 from m2lgdg.storage import InputError
 from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
-from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.predictions import read_predictions, sweep_variant
 from m2lgdg.study.runner import explanation_path
 from m2lgdg.study.stats import cell_scores, site_scores
 
@@ -75,7 +75,7 @@ class Contents:
     @cached_property
     def keys(self) -> list[Key]:
         """Every (method, variant), in the order of the predictions."""
-        return list(dict.fromkeys(zip(self.predictions["method"], self.predictions["variant"], strict=True)))
+        return list(self.predictions[["method", "variant"]].drop_duplicates().itertuples(index=False, name=None))
 
     @property
     def swept(self) -> dict[str, dict[str, list[Any]]]:
@@ -84,7 +84,8 @@ class Contents:
 
     def is_sweep(self, key: Key) -> bool:
         """Whether a (method, variant) is one value of a sweep."""
-        return any(key[1] == f"{field}={value}" for field, values in self.swept.get(key[0], {}).items() for value in values)
+        axes = self.swept.get(key[0], {})
+        return any(key[1] == sweep_variant(field, value) for field, values in axes.items() for value in values)
 
     def with_published(self, tables: list[Table]) -> list[Table]:
         """The tables, with published values in brackets if there are any."""
@@ -102,7 +103,8 @@ class Contents:
             if path.is_dir():
                 explanation = Explanation.load(path)
                 if "atlas" in explanation.about:  # an atlas may be called by the path of its image
-                    explanation.about["atlas"] = without_paths(str(explanation.about["atlas"]))
+                    for about in (explanation.about, *explanation.about.get("by_atlas", {}).values()):
+                        about["atlas"] = without_paths(str(about["atlas"]))
                 if self.centroids is not None:
                     explanation = explanation.with_centroids(self.centroids)
                 explained.setdefault(record["method"], []).append((record, explanation))
@@ -162,7 +164,7 @@ def _variants(study: dict[str, Any], method: str, seen: set[str]) -> list[str]:
         }
         named = [variant for variant in requested if variant in available]
     axes = _sweeps(study).get(method, {})
-    return [*named, *(f"{field}={value}" for field, values in axes.items() for value in values)]
+    return [*named, *(sweep_variant(field, value) for field, values in axes.items() for value in values)]
 
 
 def _listed(study: dict[str, Any], name: str) -> list[str]:

@@ -17,7 +17,7 @@ from m2lgdg.report.answer import answer
 from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
-from m2lgdg.report.sections import Section, facts, sections
+from m2lgdg.report.sections import Section, facts, named_parts, sections
 from m2lgdg.report.tables import Format, Table, label, render
 from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
@@ -54,7 +54,8 @@ def write_report(
     for method, explanation in contents.mean_explanations.items():
         explanation.save(to / "explained" / plain(method))  # all ROIs and edges; the page has only the highest
         if three_d:
-            three_dimensional(explanation.rois, to / "figures" / f"{plain(f'brain-{method}')}-3d.html")
+            for name, part in named_parts(method, explanation).items():
+                three_dimensional(part.rois, to / "figures" / f"{plain(f'brain-{name}')}-3d.html")
     text = _page(
         study={"name": contents.study.get("name", "study")},
         summary=summary,

@@ -151,7 +151,7 @@ def _ablations(contents: Contents) -> Iterator[Section]:
 
 
 def _pairs(table: pd.DataFrame) -> list[Key]:
-    return list(zip(table["method"], table["variant"], strict=True))
+    return list(zip(table["method"].tolist(), table["variant"].tolist(), strict=True))
 
 
 def _sweeps(contents: Contents) -> Iterator[Section]:
@@ -192,11 +192,15 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         if mean.about.get("readability"):
             probed.append((method, mean))
         drawn: list[Figure | None] = []
-        if mean.rois["score"].any():
-            drawn += [brains.top_rois(method, mean.rois), brains.glass_brain(method, mean.rois)]
+        tables = []
+        for name, part in named_parts(method, mean).items():
+            if part.rois["score"].any():
+                drawn += [brains.top_rois(name, part.rois), brains.glass_brain(name, part.rois)]
+            tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
+            tables += [_grouped(name, part, by) for by in ("lobe", "network")]
+            tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
+        tables.insert(0, _lobes_over_atlases(method, mean))
         drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
-        tables = [_scores(f"ROIs, {method}", mean.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
-        tables += [_scores(f"Edges, {method}", mean.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
         tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
         if mean.about.get("agreement") is not None:
@@ -208,6 +212,12 @@ def _explanations(contents: Contents) -> Iterator[Section]:
     if probed:
         title = "Site information in the representations"
         yield Section("readability", title, READABILITY, [_readability(title, probed)], link="Site information")
+
+
+def named_parts(method: str, explanation: Explanation) -> dict[str, Explanation]:
+    """Explanation of each atlas, by a name for tables and figures: that of the method, with the atlas if there are several."""
+    parts = explanation.by_atlas()
+    return {f"{method} ({atlas})" if len(parts) > 1 else method: part for atlas, part in parts.items()}
 
 
 READABILITY = (
@@ -237,6 +247,35 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
     rows = [[_cell(name, value) for name, value in row.items()] for row in top.to_dict("records")]
     note = f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds"
     return Table(title, names, rows, [[0] * len(names) for _ in rows], note)
+
+
+def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
+    """Proportion of the ROI scores of each lobe, by atlas and their mean; without rows unless two atlases have lobes."""
+    table = explanation.over_atlases()
+    names = ["lobe", "mean", *(str(name) for name in table.columns[2:])]
+    rows = [[str(lobe), *(f"{100 * value:.1f} %" for value in values)] for lobe, *values in table.itertuples(index=False)]
+    note = "proportion of the sum of all ROI scores of an atlas; mean: over atlases, each counting the same"
+    return Table(f"ROI scores by lobe over atlases, {method}", names, rows, [[0] * len(names) for _ in rows], note)
+
+
+def _grouped(method: str, explanation: Explanation, by: str) -> Table:
+    """Sums of the ROI scores of each lobe or network; without rows if the atlas has none."""
+    groups = explanation.by_group(by)
+    total = groups["score"].sum() or 1.0
+    rows = [
+        [
+            str(row[by]),
+            str(row["rois"]),
+            f"{row['score']:.4g}",
+            f"{100 * row['score'] / total:.1f} %",
+            f"{row['score per roi']:.4g}",
+        ]
+        for row in groups.to_dict("records")
+        if row["score"] > 0
+    ]
+    names = [by, "ROIs", "score", "of all", "score per ROI"]
+    note = f"sum of the scores of the ROIs of each {by}; a {by} with more ROIs has a higher sum"
+    return Table(f"ROI scores by {by}, {method}", names, rows, [[0] * len(names) for _ in rows], note)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -302,7 +341,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
     )
     return [
-        ("targets", ", ".join(dict.fromkeys(contents.predictions["target"]))),
+        ("targets", ", ".join(contents.predictions["target"].unique())),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
         ("selection", "penalties, calibration and early stopping on source subjects only"),

@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import make
+from m2lgdg.model.over_atlases import chosen_atlases
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.config import Study
+from m2lgdg.study.predictions import sweep_variant
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
@@ -56,6 +58,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         for variant, changes in _variants(study, name):
             fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
             steps = 0 if variant else _explained(study, name)
             explained = [steps, study.explain_of, explaining_code_version()] if steps else []
             code = cell_code(plugins, steps)
@@ -91,11 +94,11 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield variant, dict(known[variant])
     for key, values in study.sweep.get(name, {}).items():
         for value in values:
-            yield f"{key}={value}", {key: value}
+            yield sweep_variant(key, value), {key: value}
 
 
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, plugins, versions of numerical libraries.
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, plugins, numerical libraries.
 
     Plugins count as they are loaded in this process, the package as it was when this was first called.
     """
@@ -107,7 +110,8 @@ def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 @cache
 def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
     """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
-    files = [*package.glob("*.py"), *(package / "methods").rglob("*.py"), *(package / "fast").rglob("*.py")]
+    folders = (package / name for name in ("methods", "fast", "model"))
+    files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
 
 

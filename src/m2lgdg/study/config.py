@@ -34,6 +34,10 @@ class Study(BaseModel):
     options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
     seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
+    atlas: str | None = Field(default=None, description="the only atlas of the cohort to use, for all methods")
+    atlases: str | list[str] | None = Field(
+        default=None, description="field `atlases` of all methods that do not set their own"
+    )
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
     allow_proxies: bool = False
     method: dict[str, dict[str, Any]] = Field(default={}, description="[method.NAME]: changed fields")
@@ -95,9 +99,7 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         if name not in study.methods:
             hint = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
             raise InputError(f"{where}, key explain: {name} is not one of the study's methods{hint}.")
-    study = study.model_copy(
-        update={"method": {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}}
-    )
+    study = study.model_copy(update={"method": _method_fields(study, where)})
     _check_fields(study, where)
     _check_variants(study, where)
     return study
@@ -134,7 +136,7 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
 def _check_once(study: Study, where: str) -> None:
     if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
         raise InputError(f"{where}: a method or seed is listed twice.")
-    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants")}
+    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants", "atlases")}
     if isinstance(study.variants, dict):
         lists |= {f"variants.{name}": variants for name, variants in study.variants.items()}
     lists |= {f"sweep.{name}.{field}": values for name, axes in study.sweep.items() for field, values in axes.items()}
@@ -142,6 +144,14 @@ def _check_once(study: Study, where: str) -> None:
         for value in listed if isinstance(listed, list) else []:
             if listed.count(value) > 1:
                 raise InputError(f"{where}, key {key}: {value} is listed twice.")
+
+
+def _method_fields(study: Study, where: str) -> dict[str, dict[str, Any]]:
+    """Changed fields of the methods: those of their sections, and `atlases` of the study."""
+    fields = {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}
+    if study.atlases is None:
+        return fields
+    return {name: {"atlases": study.atlases} | fields.get(name, {}) for name in study.methods}
 
 
 def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
@@ -218,7 +228,8 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 def _sentence(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in ("list[str]", "dict[str,list[str]]"))[:100]
+    kinds = ("str", "list[str]", "dict[str,list[str]]")  # of a value that may have several types
+    key = ".".join(str(part) for part in first["loc"] if part not in kinds)[:100]
     if first["type"] == "extra_forbidden":
         return f"{where}: key {key} is not known{nearest(key, list(Study.model_fields))}"
     if first["type"] == "missing":

@@ -24,11 +24,11 @@ FOLDER = ".features"  # in the study folder
 
 
 class SharedFeatures(KeptFeatures):
-    """Features of a cohort in memory-mapped files; the first process that asks for a kind writes its file."""
+    """Features of a cohort of one atlas in memory-mapped files; the first process that asks for a kind writes its file."""
 
     def __init__(self, cohort: Cohort, folder: Path, code: str) -> None:
         super().__init__(cohort.series)
-        self.folder, self.cohort = folder, cohort
+        self.folder = folder
         # Rows are in the order of the subjects, which is not part of the cohort's hash.
         self.key = hashlib.sha256("\n".join([cohort.hash, code, *cohort.subjects.tolist()]).encode()).hexdigest()[:16]
 
@@ -52,21 +52,20 @@ class SharedFeatures(KeptFeatures):
             return np.asarray(np.load(path, mmap_mode="r"))
 
 
-_SHARED: dict[str, SharedFeatures] = {}  # by study folder, of the cohort that this process holds; at most one
+_SHARED: dict[str, tuple[Cohort, list[SharedFeatures]]] = {}  # by study folder: the cohort that this process holds; at most one
 
 
 def share_features(cohort: Cohort, out: str, code: str) -> None:
     """Use the shared features of this cohort, or start them, for the next fits of this process."""
-    held = _SHARED.get(out)
-    if held is None or held.cohort is not cohort:
+    if out not in _SHARED or _SHARED[out][0] is not cohort:
         _SHARED.clear()
-        held = _SHARED[out] = SharedFeatures(cohort, Path(out) / FOLDER, code)
-    keep_features(held)
+        _SHARED[out] = cohort, [SharedFeatures(one, Path(out) / FOLDER, code) for one in cohort.each_atlas()]
+    keep_features(*_SHARED[out][1])
 
 
 def forget_features(out: str | Path) -> None:
     """Remove the files of a study; processes that still use them keep their maps."""
     _SHARED.pop(str(out), None)
-    keep_features(None)
+    keep_features()
     with contextlib.suppress(OSError):  # some systems keep files that are in use
         shutil.rmtree(Path(out) / FOLDER)

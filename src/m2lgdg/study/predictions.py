@@ -16,6 +16,11 @@ from m2lgdg.storage import InputError, one_line
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
 
 
+def sweep_variant(field: str, value: object) -> str:
+    """Name of the variant with one value of a sweep, such as `margin=0.1` or `atlases=aal+ho`."""
+    return f"{field}={'+'.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+
+
 def read_predictions(out: str | Path) -> pd.DataFrame:
     """Read the predictions table of a study folder."""
     path = Path(out) / "predictions.csv"

@@ -128,7 +128,8 @@ def run_study(
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    converted = Path(study.cohort).is_dir() or bool(study.options)  # once, into the study folder, since workers read a file
+    # Once, into the study folder, since workers read a file.
+    converted = Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
     cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
     shard_cells = distinct(cells)[part - 1 :: parts]
     context = CellContext(
@@ -317,6 +318,7 @@ def study_cohort(study: Study) -> Cohort:
     """Cohort of a study, with the inputs of the study."""
     options: dict[str, Any] = dict(study.options)
     content = read(study.cohort, study.kind, **options)
+    content = content if study.atlas is None else content.parcellation(study.atlas)
     inputs = content.inputs if study.inputs is None else study.inputs
     cohort = content.with_inputs(inputs, allow_proxies=study.allow_proxies or content.allow_proxies)
     if study.cohort_hash not in (None, content.hash, cohort.hash):  # study.json has the hash with the inputs of the study

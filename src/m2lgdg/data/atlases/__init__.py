@@ -1,11 +1,13 @@
-"""Region names, codes and MNI centroids of the included atlases (tables, no images) or of a user's table or image.
+"""Names, codes, MNI centroids, lobes and networks of the included atlases (tables, no images), or of a user's table or image.
 
-Readers take ROI names from here, and brain figures take centroids.
+Readers take ROI names from here, brain figures take centroids, and explanations take the groups of ROIs.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -18,24 +20,134 @@ import pandas as pd
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 LARGEST = 64 << 20  # bytes of a table of ROIs
+FOLDER = files("m2lgdg.data.atlases")
+LOBES = ("frontal", "parietal", "temporal", "occipital", "insula", "limbic", "subcortical", "cerebellum", "brainstem")
+GROUPS = ("lobe", "network", "hemisphere")  # columns of a table that group its ROIs
+COLUMNS = ("code", "x", "y", "z", *GROUPS)
+DISTINCT = 1000  # a code from here on belongs to one atlas; smaller ones are used in many
+# Other spellings of a name: parcels of Schaefer with their prefix, regions of FreeSurfer and nilearn with the side in front.
+SPELLINGS = ((r"^7Networks_", ""), (r"^(?:ctx[_-])?([lr])h[_-](.+)$", r"\2_\1"), (r"^([LR]) (.+)$", r"\2_\1"))
+
+
+@cache
+def about() -> dict[str, dict[str, Any]]:
+    """Title, reference, source, licence and making of each included atlas, by its name."""
+    atlases: dict[str, dict[str, Any]] = json.loads((FOLDER / "about.json").read_text(encoding="utf-8"))
+    return atlases
+
+
+@cache
+def included(atlas: str) -> str | None:
+    """Name of the included table of an atlas, which may have other names; None if there is none."""
+    wanted = atlas.lower()
+    return next((name for name, facts in about().items() if wanted in (name, *facts.get("aliases", ()))), None)
 
 
 @cache
 def regions(atlas: str) -> pd.DataFrame | None:
-    """Regions of an atlas in column order (name, code, x, y, z), or None if the atlas is not included."""
-    resource = files("m2lgdg.data.atlases") / f"{atlas.lower()}.tsv"
-    if not resource.is_file():
+    """Regions of an atlas in column order (name, code, x, y, z, hemisphere, lobe, network); None if it is not included."""
+    name = included(atlas)
+    if name is None:
         return None
-    with resource.open() as file:
-        return pd.read_csv(file, sep="\t", dtype={"code": str})
+    with (FOLDER / f"{name}.tsv").open(encoding="utf-8") as file:
+        return pd.read_csv(file, sep="\t", dtype={"code": str}, keep_default_na=False)
 
 
 @cache
 def roi_names(header: tuple[str, ...], atlas: str) -> tuple[str, ...]:
-    """Region names for the codes of a header; codes that are not in an included atlas stay as they are."""
+    """Region names for the codes of a header; other headers stay as they are.
+
+    Small codes are used in many atlases. They are only named if the header has all codes of the atlas.
+    """
     known = regions(atlas)
-    names = {} if known is None else dict(zip(known["code"], known["name"], strict=True))
-    return tuple(names.get(code, code) for code in header)
+    if known is None:
+        return header
+    names = dict(zip(known["code"], known["name"], strict=True))
+    further = set(_further(atlas))
+    complete = set(header) in (set(names), set(names) - further)
+    return tuple(names.get(code, code) if complete or _is_distinct(code) else code for code in header)
+
+
+def names_by_position(atlas: str, count: int) -> tuple[str, ...] | None:
+    """Names of the columns of a file without names; None if the atlas is not included or has another number of ROIs."""
+    known = regions(atlas)
+    if known is None:
+        return None
+    usual = known[~known["code"].isin(_further(atlas))]
+    return next((tuple(table["name"]) for table in (known, usual) if len(table) == count), None)
+
+
+def same_rois(rois: Sequence[str], atlas: str, others: Sequence[str], other_atlas: str) -> bool:
+    """Whether two lists of ROIs are the same, also if one has the names of an included atlas and the other its codes."""
+    return tuple(rois) == tuple(others) or _named(rois, atlas) == _named(others, other_atlas)
+
+
+def recognised(rois: Sequence[str]) -> str | None:
+    """Name of the only included atlas whose codes are exactly these; numbers from 1 on are the codes of several."""
+    codes = set(rois)
+    if codes == {str(i + 1) for i in range(len(rois))}:
+        return None
+    fitting = [name for name in about() if codes == set(_table(name)["code"])]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+@cache
+def _places(atlas: str, rois: tuple[str, ...]) -> pd.DataFrame | None:
+    known = regions(atlas)
+    if known is None:
+        return None
+    by_name = known.set_index("name")
+    names = pd.Index([_spelled(name, by_name.index) for name in _named(rois, atlas)])
+    table = by_name.reindex(names)[list(COLUMNS)].set_axis(list(rois))
+    return None if table["x"].isna().all() else table
+
+
+def places(atlas: str, rois: Sequence[str]) -> pd.DataFrame | None:
+    """Code, MNI centroid, hemisphere, lobe and network of each ROI of a cohort, by its name; None if none is known."""
+    table = _places(atlas, tuple(rois))
+    return None if table is None else table.copy()
+
+
+def groups(atlas: str, rois: Sequence[str], by: str = "lobe") -> tuple[str, ...]:
+    """Lobe (one of `LOBES`), network or hemisphere (L, R, M) of each ROI; empty where it is not known."""
+    if by not in GROUPS:
+        raise InputError(f"ROIs are grouped by {', '.join(GROUPS)}, not by {by}.")
+    table = _places(atlas, tuple(rois))
+    return ("",) * len(rois) if table is None else tuple(table[by].fillna(""))
+
+
+def _table(atlas: str) -> pd.DataFrame:
+    table = regions(atlas)
+    assert table is not None
+    return table
+
+
+def _further(atlas: str) -> list[str]:
+    """Codes of regions that only some files of an atlas have."""
+    name = included(atlas)
+    return [] if name is None else list(about()[name].get("further", ()))
+
+
+def _is_distinct(code: str) -> bool:
+    return code.isdigit() and int(code) >= DISTINCT
+
+
+def _named(rois: Sequence[str], atlas: str) -> tuple[str, ...]:
+    """Names of ROIs that a cohort of an earlier version has by their codes or numbers."""
+    names = roi_names(tuple(rois), atlas)
+    numbered = names == tuple(str(i + 1) for i in range(len(names)))
+    return (names_by_position(atlas, len(names)) if numbered else None) or names
+
+
+def _spelled(name: str, known: pd.Index[str]) -> str:
+    """A name as the table spells it, if it does."""
+    if name in known:
+        return name
+    for pattern, replacement in SPELLINGS:
+        other = re.sub(r"_([lr])$", lambda side: side[0].upper(), re.sub(pattern, replacement, name))
+        if other in known:
+            return other
+    return name
 
 
 def read_centroids(path: str | Path, rois: Sequence[str]) -> pd.DataFrame:

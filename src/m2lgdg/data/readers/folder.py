@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from m2lgdg.cohort import Cohort, Exclusion, is_proxy, natural_key
-from m2lgdg.data.atlases import regions, roi_names
+from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
 from m2lgdg.data.readers.gather import (
     JOINED,
     TRANSPOSE,
@@ -40,6 +40,7 @@ from m2lgdg.storage import InputError, one_line, read_bytes
 
 RUN = "[A-Za-z0-9]+"  # the name of a run
 PARTS = ("", "series/", "timeseries/")
+POSITIONAL = "aal"  # its files have one order: columns of any names are named by position, and another number is refused
 ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
 LONGEST_NAME = 255  # bytes of a file or folder name on common file systems
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
@@ -105,13 +106,14 @@ def read(
 ) -> Cohort:
     """Read the subjects of participants.tsv with their series.
 
-    `atlas` selects some of the atlases that dataset.toml names, by default all of them in the order of the file. A subject
+    `atlas` selects some of the atlases that dataset.toml names, by default all of them in the order of the file. If it names
+    none, `atlas` may be the name of an included atlas, which then names the ROIs. A subject
     without a series (of the first atlas), or a series without a row, is an error unless `on_bad` is "exclude". `join_runs`
     (also a key of dataset.toml) puts the runs of a subject one after the other, in the order of their names; each run of every
     subject, also of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by
     position.
     """
-    dataset = _dataset(path / "dataset.toml", join_runs)
+    dataset = _with_atlas(_dataset(path / "dataset.toml", join_runs), atlas)
     table = path / dataset.participants
     people = read_participants(
         table,
@@ -183,7 +185,7 @@ class _Source:
     @cached_property
     def naming(self) -> _Naming:
         """Names of the ROIs."""
-        return _Naming(self.path / "dataset.toml", _roi_names(self.path, self.dataset))
+        return _Naming(self.path / "dataset.toml", _roi_names(self.path, self.dataset), self.dataset.atlas)
 
     @property
     def taken(self) -> set[Path]:
@@ -237,22 +239,23 @@ def _all_unlisted(path: Path, sources: Sequence[_Source], others: Sequence[_Sour
 
 
 class _Naming:
-    """Names of `rois` or of the atlas for files whose columns are named otherwise: by the position in their usual order.
+    """Names of `rois` or of AAL for files whose columns are named otherwise: by the position in their usual order.
 
-    Without such names, columns whose own names are repeated are numbered in the same way.
+    Without such names, columns whose own names are repeated are numbered in the same way, and columns that have only numbers
+    get the names of the atlas if it is included with as many ROIs.
     """
 
-    def __init__(self, path: Path, names: Rois | None) -> None:
+    def __init__(self, path: Path, names: Rois | None, atlas: str) -> None:
         self.path = path
         self.names = names
+        self.atlas = atlas
         self.repeated: set[Rois] = set()
         self.notes: list[str] = []
 
     def __call__(self, orders: Counter[Rois]) -> Mapping[Rois, Rois]:
         numbers = numbered_rois(len(next(iter(orders), ())))
         rois = self.names or numbers
-        by_number = dict(zip(numbers, rois, strict=False))
-        names = {order: by_number for order in orders if set(order) == set(numbers)}
+        names = {order: self._by_number(numbers) for order in orders if set(order) == set(numbers)}
         foreign = Counter({one: n for one, n in orders.items() if self._is_foreign(one) and one not in names})
         if foreign:
             usual = self._usual(foreign)
@@ -261,6 +264,14 @@ class _Naming:
                 f"ROIs named by position: column {usual[0]} of the files is {rois[0]}, column {usual[-1]} is {rois[-1]}"
             )
         return {order: tuple(name.get(column, column) for column in order) for order, name in names.items()}
+
+    def _by_number(self, numbers: Rois) -> dict[str, str]:
+        names = self.names or names_by_position(self.atlas, len(numbers))
+        known = regions(self.atlas)
+        if names is None and known is not None:
+            counts = f"the included atlas {self.atlas} has {len(known)} ROIs, the files have {len(numbers)} columns"
+            self.notes.append(f"ROIs without names: {counts}")
+        return dict(zip(numbers, names or numbers, strict=False))
 
     def _is_foreign(self, order: Rois) -> bool:
         return set(order) != set(self.names) if self.names is not None else order in self.repeated
@@ -285,6 +296,14 @@ def _dataset(path: Path, join_runs: bool) -> Dataset:
         if "{run}" in pattern and not dataset.join_runs:
             raise InputError(f"{path}, key {key}: {{run}} needs join_runs = true, which joins the runs of a subject.")
     return dataset
+
+
+def _with_atlas(dataset: Dataset, atlas: Atlases) -> Dataset:
+    """The dataset with the name of an included atlas that was requested, if dataset.toml names none."""
+    names = requested(atlas, ())
+    if dataset.atlas or dataset.atlases or len(names) != 1 or included(names[0]) is None:
+        return dataset
+    return dataset.model_copy(update={"atlas": names[0]})
 
 
 def _patterns(dataset: Dataset) -> dict[str, str]:
@@ -426,7 +445,9 @@ def _roi_names(path: Path, dataset: Dataset) -> Rois | None:
         if len(repeated):
             raise InputError(f"{path / dataset.rois}: ROI {repeated.iloc[0]} is listed twice.")
         return tuple(table["name"])
-    known = regions(dataset.atlas) if dataset.atlas else None
+    if included(dataset.atlas) != POSITIONAL:
+        return None
+    known = regions(dataset.atlas)
     return None if known is None else tuple(known["name"])
 
 

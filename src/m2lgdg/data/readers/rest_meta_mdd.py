@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, Exclusion
-from m2lgdg.data.atlases import regions
+from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, is_all, no_series, requested
@@ -221,9 +221,12 @@ class _Columns:
 
 
 def _rois(atlas: str) -> Rois:
+    """Names of the ROIs of an atlas; a half of Harvard-Oxford has those of its columns."""
     first, last = COLUMNS[atlas]
-    known = regions(atlas)
-    return numbered_rois(last - first + 1) if known is None else tuple(known["name"])
+    whole = "harvard-oxford" if atlas in HALVES else atlas
+    start, end = COLUMNS[whole]
+    names = names_by_position(whole, end - start + 1) or numbered_rois(end - start + 1)
+    return names[first - start : last - start + 1] if atlas in HALVES else names
 
 
 def _columns(signals: Series, atlas: str) -> Series:

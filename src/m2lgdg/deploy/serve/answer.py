@@ -22,6 +22,7 @@ MEANINGS = {
     "short scan": "fewer than 100 volumes, so correlations are noisy",
     "flat rois": "number of constant ROIs; their correlations count as 0",
     "amplitude not used": "ROIs were standardised or rescaled one by one; give the series in the units of the training data",
+    "atlas missing": "the prediction is the mean over the other atlases of the model",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
 
@@ -78,7 +79,7 @@ class Answer:
 def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
     """Answer of a fitted method for a cohort of one subject; explaining a large network takes long."""
     proba = float(fitted.predict_proba(cohort)[0, 1])
-    scores = fitted.source_distribution_.scores(cohort) if fitted.source_distribution_ else {}
+    scores = fitted.ood_scores(cohort)
     ood_scores = [
         (name, "not known" if math.isnan(score[0]) else f"{score[0]:.2f}", bool(score[0] > 1)) for name, score in scores.items()
     ]
@@ -90,7 +91,7 @@ def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
         new_site=_new_site(fitted, proba),
         flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
         ood_scores=ood_scores,
-        compared=fitted.source_distribution_.compare(cohort) if fitted.source_distribution_ else [],
+        compared=fitted.compare(cohort),
         explained=_explained(fitted, cohort) if explained else Explained(sentences=["Not requested."]),
     )
 
@@ -121,15 +122,22 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
     missed = (explanation.error() or {}).get("median_relative", 0.0)
     if missed > LOOSE_COMPLETENESS:
         sentences.append(f"The attributions miss {percent(missed)} of the change in the decision: they are a rough guide only.")
-    top = explanation.rois[explanation.rois["score"] > 0].head(TOP)
-    brain = glass_brain(fitted.name, top) if len(top) else None
-    if not len(top):
+    parts = explanation.by_atlas()
+    top = {atlas: part.rois[part.rois["score"] > 0].head(TOP) for atlas, part in parts.items()}
+    brains = {atlas: glass_brain(fitted.name, table) for atlas, table in top.items() if len(table)}
+    if not brains:
         sentences.append("No ROI contributes to this decision.")
-    elif brain is None:
-        sentences.append("The centroids of this atlas are not known, so no brain is shown.")
+    for atlas, brain in brains.items():
+        if brain is None:
+            which = f"atlas {atlas}" if len(parts) > 1 else "this atlas"
+            sentences.append(f"The centroids of {which} are not known, so no brain is shown.")
     absent = missing_phenotypes(cohort, fitted.facts_["inputs"])[0]
     return Explained(
-        rois=[(int(row["rank"]), str(row["roi"]), f"{row['score']:.3g}") for row in top.head(HALF).to_dict("records")],
+        rois=[
+            (int(row["rank"]), f"{row['roi']} ({atlas})" if len(parts) > 1 else str(row["roi"]), f"{row['score']:.3g}")
+            for atlas, table in top.items()
+            for row in table.head(HALF).to_dict("records")
+        ],
         phenotypes=[
             (
                 f"{row['phenotype']} (not given)" if row["phenotype"] in absent else str(row["phenotype"]),
@@ -139,6 +147,6 @@ def _explained(fitted: Method, cohort: Cohort) -> Explained:
             for row in explanation.phenotypes.to_dict("records")
             if row["score"] > 0
         ],
-        brain="" if brain is None else brain.page,
+        brain="".join(brain.page for brain in brains.values() if brain is not None),
         sentences=sentences,
     )

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from m2lgdg.deep import DeepMethod
 from m2lgdg.deploy.serve.answer import Answer, answer
-from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, subject_in_atlases
 from m2lgdg.method import Method
 from m2lgdg.storage import InputError, one_line
 
@@ -60,6 +60,9 @@ class Desk:
     def __init__(self, fitted: Method, patience: float = PATIENCE) -> None:
         self.fitted, self.patience = fitted, patience
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
+        models = list(fitted.parts_.values()) or [fitted]
+        self.files = {f"series-{i}" if i else "series": model for i, model in enumerate(models)}  # field -> model of one atlas
+        self.most = len(models) * LARGEST + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
         self.reading: dict[anyio.CancelScope, None] = {}  # forms that are arriving, the one that is idle for longest first
         self.page, self.policy = _page()
@@ -90,9 +93,9 @@ class Desk:
     async def _reply(self, request: Request) -> Response:
         words: dict[str, str] = {}
         try:
-            name, content, words = await self._form(request)
+            files, words = await self._form(request)
             async with self.turn:
-                result = await anyio.to_thread.run_sync(self._compute, name, content, words, abandon_on_cancel=True)
+                result = await anyio.to_thread.run_sync(self._compute, files, words, abandon_on_cancel=True)
             return self._respond(words, result=result, status=200)
         except Refused as error:
             return self._respond(words, error.sentence, status=error.status)
@@ -103,30 +106,31 @@ class Desk:
         except Exception as error:  # the message may contain uploaded data, so only the type is shown
             return self._respond(words, f"The prediction failed ({type(error).__name__}).", status=500)
 
-    def _compute(self, name: str, content: bytes, words: Mapping[str, str]) -> Answer:
+    def _compute(self, files: Mapping[int, tuple[str, bytes]], words: Mapping[str, str]) -> Answer:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
-        subject = one_subject(self.fitted, name, content, phenotypes, words.get("tr", ""))
+        subject = subject_in_atlases(self.fitted, files, phenotypes, words.get("tr", ""))
         return answer(self.fitted, subject, explained="explain" in words)
 
-    async def _form(self, request: Request) -> tuple[str, bytes, dict[str, str]]:
+    async def _form(self, request: Request) -> tuple[dict[int, tuple[str, bytes]], dict[str, str]]:
+        """Name and content of the file of each atlas, by the number of the atlas, and the other fields."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise Refused("The form must be sent as multipart/form-data.", 415)
         declared = request.headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared[:20]) > LARGEST + ENVELOPE:
+        if not declared.isdecimal() or int(declared[:20]) > self.most:
             raise Refused(TOO_LARGE, 413)
         scope = anyio.CancelScope(deadline=anyio.current_time() + self.patience)
         parser = _InMemory(
             request.headers,
             self._chunks(request, scope),
-            max_files=1,
+            max_files=len(self.files),
             max_fields=len(self.names) + 2,
             max_part_size=LONGEST_FIELD,
         )
         self.reading[scope] = None
         try:
             with scope:
-                file, words = self._parts(await parser.parse())
-                return file.filename or "", await file.read(), words
+                files, words = self._parts(await parser.parse())
+                return {i: (file.filename or "", await file.read()) for i, file in files.items()}, words
             raise Refused("The upload took too long.", 408)
         except MultiPartException as error:
             raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
@@ -141,25 +145,27 @@ class Desk:
             if scope in self.reading:
                 self.reading[scope] = self.reading.pop(scope)  # to the end: active last
             size += len(chunk)
-            if size > LARGEST + ENVELOPE:
+            if size > self.most:
                 raise Refused(TOO_LARGE, 413)
             yield chunk
 
-    def _parts(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
+    def _parts(self, form: FormData) -> tuple[dict[int, UploadFile], dict[str, str]]:
         words: dict[str, str] = {}
-        file = None
+        files: dict[int, UploadFile] = {}
+        fields = list(self.files)
         for key, value in form.multi_items():
-            if key == "series" and isinstance(value, UploadFile) and file is None:
-                file = value
+            if key in fields and isinstance(value, UploadFile) and fields.index(key) not in files:
+                files[fields.index(key)] = value
             elif (key in ("tr", "explain") or key in self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             else:
                 raise Refused(f"The form has an unexpected part {key[:40]!r}.")
-        if file is None or not (file.filename or file.size):
+        files = {i: files[i] for i in sorted(files) if files[i].filename or files[i].size}  # a browser sends empty fields, too
+        if not files:
             raise Refused("Choose a file with ROI series first.", 422)
-        if (file.size or 0) > LARGEST:
+        if any((file.size or 0) > LARGEST for file in files.values()):
             raise Refused(TOO_LARGE, 413)
-        return file, words
+        return files, words
 
     def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, result: Answer | None = None) -> Response:
         facts = self.fitted.facts_
@@ -169,8 +175,7 @@ class Desk:
             method=self.fitted.name,
             subjects=sum(sum(site.values()) for site in sites.values()),
             sites=len(sites),
-            rois=len(facts["rois"]),
-            atlas=facts["atlas"],
+            files=[(field, len(model.facts_["rois"]), model.facts_["atlas"]) for field, model in self.files.items()],
             fields=[*phenotypes, ("tr", TR, words.get("tr", ""))],
             suffixes=SUFFIXES,
             explain=not words or "explain" in words,

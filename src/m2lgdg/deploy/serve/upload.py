@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import UNKNOWN, Cohort, series_defect
+from m2lgdg.cohort import UNKNOWN, Cohort, Parcellation, series_defect
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers.gather import numbered_rois, parse_array
 from m2lgdg.data.readers.tables import FEMALE, MALE
@@ -85,22 +85,38 @@ def plain_name(given: str) -> str:
 
 
 def one_subject(fitted: Method, file_name: str, content: bytes, phenotypes: Mapping[str, str], tr: str) -> Cohort:
-    """Cohort of one subject, named after the file."""
-    name = plain_name(file_name)
+    """Cohort of one subject from one file, in the first atlas of the model; it is named after the file."""
+    return subject_in_atlases(fitted, {0: (file_name, content)}, phenotypes, tr)
+
+
+def subject_in_atlases(
+    fitted: Method, files: Mapping[int, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str
+) -> Cohort:
+    """Cohort of one subject from one file for each atlas, by the number of the atlas; it is named after the first file."""
+    models = list(fitted.parts_.values()) or [fitted]
+    name = plain_name(next(iter(files.values()))[0])
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
-    rois, series = _series(fitted, name, content)
+    scans = {
+        models[i].facts_["atlas"]: Parcellation(rois, [series])
+        for i, (file_name, content) in files.items()
+        for rois, series in [_series(models[i], plain_name(file_name), content)]
+    }
+    (atlas, first), *others = scans.items()
+    series = first.series[0]
+    assert series is not None  # _series returned it
     return Cohort(
         series=[series],
         subjects=np.array([name]),
         sites=np.array([""]),
         labels=np.array([UNKNOWN]),
-        rois=rois,
+        rois=first.rois,
         phenotypes=pd.DataFrame({key: [value] for key, value in values.items()}, index=[name]),
         inputs=tuple(values),
         tr=np.array(seconds),
-        atlas=fitted.facts_["atlas"],
+        atlas=atlas,
         name="of one",
+        parcellations=dict(others),
         allow_proxies=True,  # the model's owner chose its inputs
     )
 
