@@ -131,7 +131,7 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
     batch = fitted[name].make_batch(few.unlabelled(), scaler, torch.device("cpu"))
     start = network.baselines() if hasattr(network, "baselines") else {}
     nothing = Batch(
-        {key: start[key].expand_as(value) if key in start else torch.zeros_like(value) for key, value in batch.features.items()},
+        {key: start.get(key, torch.zeros(())).expand_as(value) for key, value in batch.features.items()},
         torch.zeros_like(batch.phenotypes),
         batch.label,
         batch.site,
