@@ -134,7 +134,7 @@ class Anatomy:
 
 def voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Places in mm and labels of the voxels of an atlas."""
-    image = nibabel.load(path)
+    image = nibabel.squeeze_image(nibabel.load(path))
     labels = np.asarray(image.dataobj).astype(int)
     at = np.argwhere(labels)
     return nibabel.affines.apply_affine(image.affine, at), labels[labels != 0]
@@ -236,14 +236,9 @@ def dosenbach(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def power(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
+def power(anatomy: Anatomy) -> pd.DataFrame:
     centres = pd.read_csv(COORDINATES / "power_2011.csv").to_numpy(dtype=float)
-    networks = (folder / "power264CommunityNames.txt").read_text().split()
-    numbers = np.loadtxt(folder / "power264CommunityAffiliation.1D", dtype=int)
-    rows = [
-        _of_centre("", int(roi), centre, re.sub("^none$", "uncertain", networks[number - 1]), anatomy)
-        for (roi, *centre), number in zip(centres, numbers, strict=True)
-    ]
+    rows = [_of_centre("", int(roi), np.array(centre), "", anatomy) for roi, *centre in centres]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -256,13 +251,15 @@ def _of_centre(name: str, code: int, centre: np.ndarray, network: str, anatomy: 
 
 
 def gordon(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
-    """Published centroids and communities; lobes by the voxels of the image."""
-    published = pd.read_csv(folder / "gordon.tsv", sep="\t", keep_default_na=False)
-    points, labels = voxels(folder / "gordon333MNI.nii.gz")
+    """Published centroids and communities; lobes by the voxels of the image. A parcel of the surface is on one side."""
+    centres = pd.read_csv(folder / "gordon2014_333.csv", sep=" ").to_numpy()
+    networks = pd.read_csv(folder / "gordon2014_333_network.csv", keep_default_na=False)["Community"]
+    points, labels = voxels(folder / "gordon2014_333.nii")
     rows = []
-    for code, side, _, centre, network in published.itertuples(index=False):
+    for (code, *centre), network in zip(centres, networks, strict=True):
+        side = "L" if centre[0] < 0 else "R"
         lobe = anatomy.region(points[labels == code], cortical=True).lobe
-        rows.append((f"{network}_{side}_{code}", code, *map(float, centre.split()), side, lobe, network))
+        rows.append((f"{network}_{side}_{code:.0f}", int(code), *centre, side, lobe, network))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -290,7 +287,7 @@ def main(folder: Path) -> None:
         "tt": talairach(folder, anatomy),
         "destrieux": destrieux(folder, anatomy),
         "dosenbach160": dosenbach(folder, anatomy),
-        "power264": power(folder, anatomy),
+        "power264": power(anatomy),
         "gordon333": gordon(folder, anatomy),
         **{f"schaefer{count}": schaefer(folder, anatomy, count) for count in (100, 200, 300, 400)},
     }

@@ -50,7 +50,7 @@ KNOWN = {  # a region, its code, its centroid to 5 mm, hemisphere, lobe and netw
         ("vmPFC_1", "1", (6, 64, 3), "R", "frontal", "default"),
         ("mFC_31", "31", (0, 15, 45), "M", "frontal", "cingulo-opercular"),
     ],
-    "power264": [("Frontal_Sup_Orb_R_3", "3", (24, 32, -18), "R", "frontal", "uncertain")],
+    "power264": [("Frontal_Sup_Orb_R_3", "3", (24, 32, -18), "R", "frontal", "")],
     "gordon333": [
         ("Default_L_1", "1", (-11, -52, 36), "L", "parietal", "Default"),
         ("Visual_R_166", "166", (22, -85, 24), "R", "occipital", "Visual"),
@@ -352,5 +352,6 @@ def test_lobes_of_a_model_of_several_atlases(tmp_path):
     assert [line.split(":")[0] for line in explained.about_lobes()] == [
         "Sum of ROI scores by lobe (ho)",
         "Sum of ROI scores by lobe (tt)",
+        "Mean over atlases",
     ]
     assert explained.about_rois() == []

@@ -28,6 +28,7 @@ def explained(tmp_path_factory):
     few |= {"local_channels": (4,), "local_strides": (2,)}  # the page is the same for a network of any size
     study = {"name": "all of it", "cohort": str(folder / "tiny.cohort"), "seeds": [0, 1], "explain": True, "explain_steps": 2}
     study |= {"methods": ["prior", "fc-logistic", "phenotype-logistic", "m2lgdg"], "variants": {"m2lgdg": ["M1"]}}
+    study |= {"targets": ["west", "east"]}
     study |= {"method": {"m2lgdg": small("m2lgdg") | few}, "sweep": {"m2lgdg": {"dropout": [0.0, 0.3]}}}
     assert not run_study(study, folder / "out").failed
     return write_report(folder / "out", three_d=True)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, make, make_cohort
+from m2lgdg.commands import demo
 from m2lgdg.registry import PAPER
 
 
@@ -30,7 +31,8 @@ def test_version(command):
     assert command("--version")[1].startswith("m2lgdg 0.")
 
 
-def test_demo_from_nothing_to_a_report(command, tmp_path):
+def test_demo_from_nothing_to_a_report(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "DEMO_STUDY", demo.DEMO_STUDY.replace("epochs = 8", "epochs = 2\nwarmup = 1"))
     code, text, _ = command("demo", "--preset", "tiny", "--jobs", 1, "--out", tmp_path / "demo")
     assert code == 0
     assert "Macro average over target sites" in text

@@ -129,8 +129,9 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
         PhenotypeScaler.restore(tuple(fitted[name].facts_["inputs"]), fitted[name].state_, "scaler"),
     )
     batch = fitted[name].make_batch(few.unlabelled(), scaler, torch.device("cpu"))
+    start = network.baselines() if hasattr(network, "baselines") else {}
     nothing = Batch(
-        {key: torch.zeros_like(value) for key, value in batch.features.items()},
+        {key: start.get(key, torch.zeros(())).expand_as(value) for key, value in batch.features.items()},
         torch.zeros_like(batch.phenotypes),
         batch.label,
         batch.site,
@@ -151,7 +152,7 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
         assert np.isfinite(scores).all()
     # Without a clock M2DC sees nothing of a scan but graphs without weights.
     assert (found.rois["score"] > 0).all() if name != "m2dc" else not found.rois["score"].any()
-    assert found.phenotypes["score"].any() == (name in {"m2lgdg", "m2lgdg-plus", "mm-gtunets"})
+    assert found.phenotypes["score"].any() == (name in {"m2lgdg", "m2lgdg-connectome", "m2lgdg-plus", "mm-gtunets"})
 
 
 class Plane(nn.Module):

@@ -12,7 +12,6 @@ from scipy import stats
 
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.deploy.calibrate import calibrate
-from m2lgdg.deploy.onnx import graph_of
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt
 from m2lgdg.model.folder import digest
@@ -228,9 +227,11 @@ def test_weights_are_the_same_and_probabilities_have_the_temperature(source, new
     expected = sigmoid(new_site.slope * logit(before) + new_site.offset)
     np.testing.assert_allclose(fitted.predict_proba(new)[:, 1], expected, rtol=1e-12)
     assert fitted.threshold == new_site.threshold == source.labels.mean()
-    graph = graph_of(fitted, ["fc"])
-    assert tuple(graph.calibration.tolist()) == tuple(plain.state_["calibration"])
-    assert tuple(graph.after.tolist()) == (new_site.slope, new_site.offset)
+    slope, offset = plain.state_["calibration"]
+    assert fitted.recalibration == (new_site.slope, new_site.offset)
+    decision = (logit(before) - offset) / slope
+    combined = sigmoid(new_site.slope * slope * decision + new_site.slope * offset + new_site.offset)
+    np.testing.assert_allclose(fitted.predict_proba(new)[:, 1], combined, rtol=1e-9)
     again = fitted.fit(source)  # the calibration belongs to one fit only
     assert again.new_site_ is None
     np.testing.assert_array_equal(again.predict_proba(new)[:, 1], before)

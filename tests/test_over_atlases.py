@@ -333,3 +333,26 @@ def test_six_atlases_of_rest_meta_mdd(tmp_path):
     (fold,) = leave_one_site_out(cohort, ["S1"])
     slope, offset = make("connectome-adaptive").fit(fold.source).state_["calibration"]
     np.testing.assert_allclose(logits[""], slope * mean + offset, rtol=0, atol=1e-5)
+
+
+def test_lobes_over_atlases(fold, fitted):
+    """Each atlas counts as a whole: a lobe has the mean of its proportions, 0 in an atlas that does not have it."""
+    from m2lgdg.explain.attribution import explain
+    from m2lgdg.explain.explanation import joined
+
+    single = explain(fitted.parts_["mixed"], fold.target.parcellation("mixed"))
+    known = {"aal": ("Precentral_L", "Insula_L", "Insula_R"), "ez": ("Precentral_Gyrus_L", "Precentral_Gyrus_R")}
+    scores = {"aal": (3.0, 0.5, 0.5), "ez": (2.0, 2.0)}
+    parts = {
+        atlas: dataclasses.replace(
+            single,
+            rois=pd.DataFrame({"roi": names, "score": scores[atlas]}),
+            edges=single.edges.iloc[:0],
+            about=single.about | {"atlas": atlas},
+        )
+        for atlas, names in known.items()
+    }
+    table = joined(parts).over_atlases().set_index("lobe")
+    assert table.loc["frontal"].to_dict() == pytest.approx({"score": 0.875, "aal": 0.75, "ez": 1.0})
+    assert table.loc["insula"].to_dict() == pytest.approx({"score": 0.125, "aal": 0.25, "ez": 0.0})
+    assert not len(parts["aal"].over_atlases())

@@ -409,3 +409,25 @@ def test_the_subject_has_no_site_label_or_other_column(fitted):
         one.phenotypes,
         pd.DataFrame({"sex": [np.nan], "age": [9.0], "education": [np.nan]}, index=pd.Index(["a.npy"], dtype=object)),
     )
+
+
+def test_a_model_of_two_atlases_takes_a_file_for_each():
+    from test_over_atlases import with_two_atlases
+
+    cohort = with_two_atlases(make_cohort("tiny", seed=1))
+    model = make("connectome-adaptive").fit(cohort, source_distribution=True)
+    one = cohort.select([0])
+    scans = {"series": one.series[0], "series-1": one.parcellations["mixed"].series[0]}
+
+    def ask_for(**fields):
+        return send(model, files={field: (f"{field}.npy", npy(scan)) for field, scan in fields.items()})
+
+    both = ask_for(**scans)
+    assert both.status_code == 200
+    whole = model.predict_proba(one)[0, 1]
+    assert f"<strong>{whole:.2f}</strong>" in both.text and "atlas missing" not in both.text
+    second = ask_for(**{"series-1": scans["series-1"]})
+    alone = model.predict_proba(one.parcellation("mixed"))[0, 1]
+    assert f"<strong>{alone:.2f}</strong>" in second.text and "atlas missing: first-one" in second.text
+    assert ask_for(series=scans["series-1"]).status_code == 422
+    assert ask_for(**scans | {"series-2": scans["series"]}).status_code == 400

@@ -86,7 +86,7 @@ class DeepMethod(Method):
 
     - data: `features`, `prepare`, `make_batch`, `batches`, `lacks_sites`
     - training: `loss`, `step`, `optimizer`, `rate_factor`, `autocast`, `phase`
-    - selection of the epoch: `validate`, `validation_logits`, `candidate`; afterwards `calibrate`
+    - selection of the epoch: `validate`, `validation_logits`, `candidate`; afterwards `kept_weights`, `calibrate`
 
     Hooks can read `self.epoch` and `self.class_weight`, which the training loop sets.
     """
@@ -121,6 +121,7 @@ class DeepMethod(Method):
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
     epoch = 0  # the current epoch, from 0
+    _size_checked = cast(Mapping[str, Any] | None, None)  # arrays of a loaded model whose size is known to fit its fields
     class_weight = cast(Tensor | None, None)  # (class,) weights n / (2 n_class) of source-training subjects
 
     def build(self, shape: Shape) -> nn.Module:
@@ -192,6 +193,10 @@ class DeepMethod(Method):
     def candidate(self, epoch: int) -> bool:
         """Whether the network after this epoch (from 0) can be selected. Default: only epochs after the warm-up."""
         return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
+
+    def kept_weights(self, network: nn.Module) -> Mapping[str, Tensor]:
+        """State of the network after the selected epoch, as it is stored. Default: its weights after the last step."""
+        return network.state_dict()
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Terms of the training loss by name; their sum is minimised. Default: cross-entropy."""
@@ -282,7 +287,7 @@ class DeepMethod(Method):
             rank = (record["val_auc"], -record["val_loss"])
             if best is None or rank > best:
                 best, best_epoch = rank, epoch
-                weights = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
+                weights = {name: value.detach().cpu().numpy().copy() for name, value in self.kept_weights(network).items()}
             elif epoch - best_epoch >= self.patience:
                 break
         if best is None:
@@ -357,15 +362,19 @@ class DeepMethod(Method):
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) calibrated probability from the logits of the fitted network."""
+        slope, offset = self.state_["calibration"]
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * self.decision(target) + offset))))
+
+    def decision(self, target: Cohort) -> npt.NDArray[np.float64]:
+        """(subject,) difference between the logits of patient and control, before Platt scaling."""
         device = getattr(self, "_device", torch.device("cpu"))
         network = self.network().to(device)
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
-        slope, offset = self.state_["calibration"]
         decision = []
         for start in range(0, len(target), PIECE):  # in pieces, so that a large site need not fit on the device
             part = target.select(np.arange(start, min(start + PIECE, len(target))))
             decision.append(self._decision(network, self.make_batch(part, scaler, device)))
-        return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * np.concatenate(decision) + offset))))
+        return np.concatenate(decision)
 
     def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
         """(subject, dimension) input of the classifier, for networks with `parts(batch)["fused"]`."""
@@ -387,8 +396,9 @@ class DeepMethod(Method):
             if name.startswith("network.")
         }
         with torch.random.fork_rng(devices=[]):
-            if self._folder:  # fields read from a folder may request any size
+            if self._folder and self._size_checked is not self.state_:  # fields read from a folder may request any size
                 check_network_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
+                self._size_checked = self.state_
             network = self.build(shape)
         try:
             network.load_state_dict(weights)

@@ -23,7 +23,7 @@ def group_graph(series_list: Sequence[npt.NDArray[Any]], percentile: float = 80.
 
     The percentile is taken over the non-zero off-diagonal entries of the group matrix.
     """
-    return _threshold(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
+    return thresholded(correlations([np.asarray(one) for one in series_list]).mean(axis=0), percentile)
 
 
 def group_graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.float32]:
@@ -35,10 +35,11 @@ def group_graph_of(series: Tensor, percentile: float = 80.0) -> npt.NDArray[np.f
         wide = piece.double() - piece.double().mean(dim=2, keepdim=True)
         unit = wide / torch.linalg.vector_norm(wide, dim=2, keepdim=True).clamp(min=EPSILON)  # a flat ROI stays 0
         group += (unit @ unit.transpose(1, 2)).sum(dim=0)
-    return _threshold(((group + group.T) / (2 * len(series))).cpu().numpy(), percentile)
+    return thresholded(((group + group.T) / (2 * len(series))).cpu().numpy(), percentile)
 
 
-def _threshold(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray[np.float32]:
+def thresholded(group: npt.NDArray[np.float64], percentile: float) -> npt.NDArray[np.float32]:
+    """The adjacency of `group_graph` from the (roi, roi) mean correlations, whose diagonal is set to 0."""
     np.fill_diagonal(group, 0.0)
     strength = np.abs(group)
     present = strength[strength > 0]

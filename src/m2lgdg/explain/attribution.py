@@ -40,6 +40,7 @@ SUBJECTS_AT_ONCE = 4  # subjects explained at a time
 POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
 LOOSE_COMPLETENESS = 0.1  # relative completeness error above which to warn
 BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
+BASELINE_OF_SOURCE = "mean of source for connectivity and amplitude, an average phenotype"
 Of = Literal["logit", "margin"]
 GRADIENTS = {
     "logit": "integrated gradients of the predicted class's logit; scores are mean absolute attributions",
@@ -105,8 +106,10 @@ def explain(
     points = pd.DataFrame(columns=list(MAP_COLUMNS))
     if isinstance(fitted, DeepMethod):
         attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
-        about |= {"scores": GRADIENTS[of], "of": of, "steps": steps, "baseline": BASELINE}
-        if hasattr(fitted.network(), "parts"):  # a user's own method may have none
+        network = fitted.network()
+        baseline = BASELINE_OF_SOURCE if _baselines(network) else BASELINE
+        about |= {"scores": GRADIENTS[of], "of": of, "steps": steps, "baseline": baseline}
+        if hasattr(network, "parts"):  # a user's own method may have none
             points, about["readability"] = read_representation(fitted, cohort, source)
     elif isinstance(fitted, Linear):
         attributions = _patterns(fitted, visible)
@@ -195,8 +198,9 @@ def _predicted(network: nn.Module, batch: Batch) -> Tensor:
 def integrated_gradients(
     network: nn.Module, batch: Batch, steps: int, classes: Tensor | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Attributions of the logit of each subject's class to every feature and to "phenotypes", from a baseline of zero.
+    """Attributions of the logit of each subject's class to every feature and to "phenotypes", from a baseline.
 
+    The baseline is zero, or the value of a feature in `network.baselines()` where the network has that method.
     Without `classes` (subject,) they are of logit(patient) - logit(control). Also returns (subject, 2): the change of this
     logit or difference from the baseline, and the sum of the attributions.
     """
@@ -215,15 +219,22 @@ def integrated_gradients(
         return logits[:, 1] - logits[:, 0] + unused
 
     given = tuple(value.float() for value in inputs.values())
+    known = _baselines(network)
+    start = tuple(known[name].expand_as(value) if name in known else torch.zeros_like(value) for name, value in inputs.items())
     attributions = IntegratedGradients(decision).attribute(
-        given, target=classes, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
+        given, start, target=classes, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
     )
     with torch.no_grad():
-        change = decision(*given) - decision(*(torch.zeros_like(value) for value in given))
+        change = decision(*given) - decision(*(value.float() for value in start))
         change = change if classes is None else change.gather(1, classes[:, None])[:, 0]
     attributed = {name: value.detach() for name, value in zip(inputs, attributions, strict=True)}
     total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
     return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)
+
+
+def _baselines(network: Any) -> dict[str, Tensor]:
+    """Feature -> its baseline, where a network states any."""
+    return dict(network.baselines()) if hasattr(network, "baselines") else {}
 
 
 def _matrices(name: str, values: Floats, n: int) -> Floats | None:

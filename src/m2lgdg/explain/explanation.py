@@ -131,7 +131,8 @@ class Explanation:
             sums = ", ".join(f"{row['lobe']} {row['score']:.3g} ({row['rois']} ROIs)" for row in lobes.to_dict("records"))
             if lobes["score"].any():
                 sentences.append(f"Sum of ROI scores by lobe{f' ({atlas})' if len(parts) > 1 else ''}: {sums}.")
-        return sentences
+        overall = ", ".join(f"{row['lobe']} {100 * row['score']:.0f} %" for row in self.over_atlases().to_dict("records"))
+        return [*sentences, f"Mean over atlases: {overall}."] if overall else sentences
 
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
@@ -169,6 +170,19 @@ class Explanation:
         table = self.rois[["score"]].assign(**{by: groups(self.atlas, self.rois["roi"].astype(str).tolist(), by)})
         sums = table[table[by] != ""].groupby(by, as_index=False).agg(rois=("score", "size"), score=("score", "sum"))
         return _sorted(sums.assign(**{"score per roi": sums["score"] / sums["rois"]}))
+
+    def over_atlases(self, by: str = "lobe") -> pd.DataFrame:
+        """Proportion of the ROI scores in each lobe, by atlas and as their mean, highest first; empty without several atlases.
+
+        Atlases divide the brain differently, so each counts as a whole. Networks of different atlases have different names.
+        """
+        sums = {name: part.by_group(by).set_index(by)["score"] for name, part in self.by_atlas().items()}
+        known = {name: each / each.sum() for name, each in sums.items() if each.sum() > 0}
+        if len(known) < 2:
+            return _empty_table((by, "score"))
+        table = pd.DataFrame(known).fillna(0.0)
+        mean = table.mean(axis=1).rename("score")
+        return _sorted(pd.concat([mean, table], axis=1).rename_axis(by).reset_index())
 
     def with_centroids(self, centroids: pd.DataFrame) -> Explanation:
         """The same explanation with other ROI codes and centroids (a table of `read_centroids`), in the first atlas."""

@@ -46,6 +46,7 @@ class GlobalEncoder(nn.Module):
             config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
         )
         self.transformer = nn.TransformerEncoder(block, config.layers, enable_nested_tensor=False)
+        self.output_width = config.global_width
         self.output = mlp(config.hidden, config.global_width, config.global_width, config.dropout)  # MLP_g
 
     def forward(self, series: Tensor) -> Tensor:
@@ -95,6 +96,7 @@ class LocalEncoder(nn.Module):
         widths = (1, *config.local_channels)
         blocks = zip(widths[:-1], widths[1:], config.local_strides, strict=True)
         self.blocks = nn.ModuleList(LocalBlock(width, channels, stride, config) for width, channels, stride in blocks)
+        self.output_width = config.local_width
         self.output = mlp(widths[-1], config.local_width, config.local_width, config.dropout)  # MLP_l
 
     def forward(self, series: Tensor) -> Tensor:
@@ -152,8 +154,9 @@ class Network(nn.Module):
         self.config = config
         width = config.shared_width
         if config.imaging:
-            self.global_encoder, self.local_encoder = GlobalEncoder(shape, config), LocalEncoder(shape, config)
-            self.combine = nn.Linear(config.global_width + config.local_width, config.imaging_width)  # W_p, b_p
+            self.global_encoder, self.local_encoder = self.encoders(shape)
+            encoded = self.global_encoder.output_width + self.local_encoder.output_width
+            self.combine = nn.Linear(encoded, config.imaging_width)  # W_p, b_p
         if config.phenotypes:
             self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config)
         if not (config.imaging and config.phenotypes):  # ablations M1 (phenotypes only) and M2 (imaging only)
@@ -175,6 +178,10 @@ class Network(nn.Module):
         for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(config.dropout)]
         self.classifier = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
+
+    def encoders(self, shape: Shape) -> tuple[Any, Any]:
+        """The global and the local encoder, each with its `output_width`."""
+        return GlobalEncoder(shape, self.config), LocalEncoder(shape, self.config)
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""

@@ -187,7 +187,7 @@ def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
 
 def _prediction_facts(predictions: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
     sites = site_scores(scores[scores["metric"].isin(("AUC", "slope", "intercept"))])
-    keys = list(dict.fromkeys(zip(predictions["method"], predictions["variant"], strict=True)))
+    keys = list(predictions[["method", "variant"]].drop_duplicates().itertuples(index=False, name=None))
     count = predictions["target"].nunique()
     facts = {
         "methods": ", ".join(label(*key) for key in keys),

@@ -98,7 +98,7 @@ class Contents:
     @cached_property
     def keys(self) -> list[Key]:
         """Every (method, variant), in the order of the predictions."""
-        return list(dict.fromkeys(zip(self.predictions["method"], self.predictions["variant"], strict=True)))
+        return list(self.predictions[["method", "variant"]].drop_duplicates().itertuples(index=False, name=None))
 
     @property
     def swept(self) -> dict[str, dict[str, list[Any]]]:

@@ -32,7 +32,7 @@ def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key], name: 
 
     `name` is that of its files, and `first` the start of its caption.
     """
-    sites = list(dict.fromkeys(mean["target"]))
+    sites = mean["target"].unique().tolist()
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
@@ -278,7 +278,7 @@ def _parts(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:
 
 
 def _both_classes(mean: pd.DataFrame) -> list[str]:
-    return [site for site in dict.fromkeys(mean["target"]) if mean[mean["target"] == site]["label"].nunique() == 2]
+    return [site for site in mean["target"].unique().tolist() if mean[mean["target"] == site]["label"].nunique() == 2]
 
 
 def _panels(

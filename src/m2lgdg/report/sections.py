@@ -173,7 +173,7 @@ def _ablations(contents: Contents) -> Iterator[Section]:
 
 
 def _pairs(table: pd.DataFrame) -> list[Key]:
-    return list(zip(table["method"], table["variant"], strict=True))
+    return list(zip(table["method"].tolist(), table["variant"].tolist(), strict=True))
 
 
 def _sweeps(contents: Contents) -> Iterator[Section]:
@@ -221,6 +221,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
             tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
             tables += [_grouped(name, part, by) for by in ("lobe", "network")]
             tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
+        tables.insert(0, _lobes_over_atlases(method, mean))
         drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
         tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
         count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
@@ -268,6 +269,15 @@ def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
     rows = [[_cell(name, value) for name, value in row.items()] for row in top.to_dict("records")]
     note = f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds"
     return Table(title, names, rows, [[0] * len(names) for _ in rows], note)
+
+
+def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
+    """Proportion of the ROI scores of each lobe, by atlas and their mean; without rows unless two atlases have lobes."""
+    table = explanation.over_atlases()
+    names = ["lobe", "mean", *(str(name) for name in table.columns[2:])]
+    rows = [[str(lobe), *(f"{100 * value:.1f} %" for value in values)] for lobe, *values in table.itertuples(index=False)]
+    note = "proportion of the sum of all ROI scores of an atlas; mean: over atlases, each counting the same"
+    return Table(f"ROI scores by lobe over atlases, {method}", names, rows, [[0] * len(names) for _ in rows], note)
 
 
 def _grouped(method: str, explanation: Explanation, by: str) -> Table:
@@ -354,7 +364,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
     )
     return [
-        ("targets", ", ".join(dict.fromkeys(contents.predictions["target"]))),
+        ("targets", ", ".join(contents.predictions["target"].unique())),
         *([("tracks", f"{both}; in the adapted one {what_was_seen(contents.batch)}")] if both != STRICT else []),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),

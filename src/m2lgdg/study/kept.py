@@ -22,7 +22,15 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.method import Method
 from m2lgdg.study.watch import is_of_library
 
-KNOWN = ("state_", "facts_", "source_distribution_", "new_site_", "parts_", "_folder")  # attributes that a model folder stores
+KNOWN = (
+    "state_",
+    "facts_",
+    "source_distribution_",
+    "new_site_",
+    "parts_",
+    "_folder",
+    "_size_checked",
+)  # attributes that a model folder stores
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 UNORDERED = (dict, types.MappingProxyType, set, frozenset)
 DEEPEST = 20  # nesting at which a value counts by its type only

@@ -1,0 +1,505 @@
+"""M²LG-DG on connectomes: the framework of `m2lgdg.py` with two encoders that read functional connectivity (FC).
+
+The paper's encoders see series, whose phase is arbitrary, and average over ROIs. Here the token of a ROI is its row of FC and
+both readouts keep the ROIs; all parts after the encoders, the graph and the losses are the paper's. Training is in `deep.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import CLIP, View, fc_features, standardised
+from m2lgdg.deep import Batch, Shape, total_of
+from m2lgdg.fast import fast_form
+from m2lgdg.graph import chebyshev, propagation, thresholded
+from m2lgdg.method import method
+from m2lgdg.methods import m2lgdg
+from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
+from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, _balance, _standardised
+from m2lgdg.methods.m2lgdg import M2LGDG, gelu
+from m2lgdg.methods.solvers import association
+from m2lgdg.metrics import platt, sigmoid
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.splits import site_folds
+
+BLOCKS = tuple(ConnectomeAdaptive.blocks)  # of the linear model, in variant `plus`
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network relative to the linear model
+SHORTEST = 8  # time points of a crop
+FLAT = 1e-3  # sd of a ROI within a crop, relative to its whole series, below which it counts as flat
+
+# ---------------------------------------------------------------- dual-stream encoder of connectomes
+
+
+class GlobalEncoder(nn.Module):
+    """Global encoder: a transformer over ROIs (Eq. 4) whose tokens are rows of FC, and a readout that keeps the ROIs."""
+
+    def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
+        super().__init__()
+        self.projection = nn.Linear(shape.n_rois, config.hidden)  # Proj
+        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
+        block = nn.TransformerEncoderLayer(
+            config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
+        )
+        self.transformer = nn.TransformerEncoder(block, config.layers, enable_nested_tensor=False)
+        for layer in self.transformer.layers:
+            layer.self_attn.dropout = 0.0  # drawing a number for each pair of ROIs would take a tenth of the time on a CPU
+        self.readout = nn.Linear(config.hidden, config.readout)
+        self.dropout = nn.Dropout(config.readout_dropout)
+        self.output_width = shape.n_rois * config.readout
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(subject, roi, roi) -> h_global (subject, roi * readout)."""
+        z_g = self.projection(rows) + self.identity  # (subject, roi, hidden)
+        tokens = self.transformer(z_g)  # (subject, roi, hidden)
+        h_global: Tensor = self.dropout(self.readout(tokens).flatten(1))
+        return h_global
+
+
+class GraphConvolution(nn.Module):
+    """Chebyshev convolution (Eq. 6) of node features over the graph."""
+
+    def __init__(self, width: int, channels: int, order: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(order, width, channels))  # W_k, k = 0 to K - 1
+        self.bias = nn.Parameter(torch.zeros(channels))  # b
+        nn.init.xavier_uniform_(self.weights.view(-1, channels))  # the K terms are summed, so their fans add up
+
+    def forward(self, nodes: Tensor, operator: Tensor) -> Tensor:
+        """(subject, roi, width) -> (subject, roi, channel); `operator` is A hat of Eq. 5."""
+        return chebyshev(operator, nodes, self.weights, self.bias)
+
+
+class LocalEncoder(nn.Module):
+    """Local encoder: Chebyshev convolutions (Eq. 5 and 6) of rows of FC over the group graph, ROIs kept."""
+
+    def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
+        super().__init__()
+        self.adjacency: Tensor  # A_FC of Eq. 3, (roi, roi)
+        self.register_buffer("adjacency", torch.from_numpy(np.array(shape.fitted["adjacency"])))
+        self.edges = nn.Parameter(0.1 * torch.randn(shape.n_rois, config.edge_width))  # E, edge embeddings
+        self.beta = config.beta
+        widths = (shape.n_rois, *config.local_channels, config.readout)
+        self.layers = nn.ModuleList(GraphConvolution(*pair, config.chebyshev_order) for pair in pairwise(widths))
+        self.between, self.dropout = nn.Dropout(config.dropout), nn.Dropout(config.readout_dropout)
+        self.output_width = shape.n_rois * config.readout
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(subject, roi, roi) -> h_local (subject, roi * readout)."""
+        operator = propagation(self.adjacency, self.edges, self.beta)  # A hat, Eq. 5, (roi, roi)
+        nodes = rows
+        for i, layer in enumerate(self.layers):
+            nodes = layer(self.between(functional.relu(nodes)) if i else nodes, operator)  # (subject, roi, channel)
+        h_local: Tensor = self.dropout(nodes.flatten(1))
+        return h_local
+
+
+# ---------------------------------------------------------------- the whole network
+
+
+class Network(m2lgdg.Network):
+    """M²LG-DG with these two encoders. FC is centred and scaled first, with values of source."""
+
+    config: M2LGDGConnectome
+
+    def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
+        super().__init__(shape, config)
+        if not config.imaging:
+            return
+        for name in ("mean", "scale", "slopes"):  # (edge,), (edge,) and (input, edge); a model stores them once, as fitted
+            self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
+        edge = torch.zeros(shape.n_rois, shape.n_rois, dtype=torch.int64)
+        above = torch.triu_indices(shape.n_rois, shape.n_rois, 1)
+        edge[above[0], above[1]] = edge[above[1], above[0]] = torch.arange(len(above[0]))
+        self.register_buffer("edge", edge, persistent=False)  # (roi, roi) number of each edge
+        self.register_buffer("off_diagonal", 1 - torch.eye(shape.n_rois), persistent=False)
+
+    def encoders(self, shape: Shape) -> tuple[Any, Any]:
+        """Encoders of rows of FC."""
+        return GlobalEncoder(shape, self.config), LocalEncoder(shape, self.config)
+
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """h_global and h_local, each (subject, roi * readout); empty without imaging (M1)."""
+        if not self.config.imaging:
+            return ()
+        rows = self.rows(batch)
+        return self.global_encoder(rows), self.local_encoder(rows)
+
+    def rows(self, batch: Batch) -> Tensor:
+        """(subject, roi, roi) FC less confounds and the mean of source, in the scale of each edge; 0 on the diagonal."""
+        config, fc = self.config, batch[self.config.connectivity]  # (subject, edge)
+        if config.confounds and batch.phenotypes.shape[1]:
+            fc = fc - batch.phenotypes @ self.get_buffer("slopes")
+        fc = (fc - self.get_buffer("mean")) * self.get_buffer("scale")
+        fc = functional.dropout(fc, config.edge_dropout, self.training)
+        rows = fc[:, self.get_buffer("edge")]  # (subject, roi, roi)
+        if self.training and config.roi_dropout:
+            kept = functional.dropout(torch.ones_like(rows[:, 0]), config.roi_dropout)  # (subject, roi)
+            rows = rows * kept[:, :, None] * kept[:, None, :]
+        return rows * self.get_buffer("off_diagonal")
+
+
+class Members(nn.Module):
+    """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged.
+
+    In variant `plus`, the logit of a linear model of the connectome is added.
+    """
+
+    def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
+        self.plus = config.plus
+        for name, value in shape.fitted.items() if config.plus else ():
+            if name.startswith("head."):
+                weights = torch.from_numpy(np.array(value, dtype=np.float32))
+                self.register_buffer(name.replace(".", "_"), weights, persistent=False)
+        if config.plus:
+            self.register_buffer("share", torch.ones(()))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Mean logits and gate weights of the members, and their representations next to each other as `fused`."""
+        each: list[dict[str, Tensor]] = [network.parts(batch) for network in self.networks]  # type: ignore[operator]
+        parts = {"fused": torch.cat([one["fused"] for one in each], dim=1)}
+        for name in ("logits", "gate"):
+            if name in each[0]:
+                parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
+        if self.plus and BLOCKS[-1] in batch.features:
+            half = self.head(batch) / 2
+            parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
+        return parts
+
+    def baselines(self) -> dict[str, Tensor]:
+        """Means of source, from which integrated gradients start: the network sees deviations from them."""
+        first: Any = self.networks[0]
+        means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS} if self.plus else {}
+        return means | ({first.config.connectivity: first.mean} if first.config.imaging else {})
+
+    def head(self, batch: Batch) -> Tensor:
+        """(subject,) logit of the linear model."""
+        total: Tensor = self.get_buffer("head_intercept")
+        for name in BLOCKS:
+            total = total + batch[name] @ self.get_buffer(f"head_{name}")
+        return total + batch.phenotypes @ self.get_buffer("head_phenotypes")
+
+    def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
+        """(member,) results of a function of each network and its part of the batch, which has one part for each in order."""
+        size = len(batch) // len(self.networks)
+        rows = torch.split(torch.arange(len(batch), device=batch.label.device), size)
+        results = [function(network, batch.take(some)) for network, some in zip(self.networks, rows, strict=True)]
+        return {name: torch.stack([one[name] for one in results]) for name in results[0]}
+
+
+# ---------------------------------------------------------------- crops of the series
+
+
+def padded_series(cohort: Cohort, view: View = standardised) -> tuple[Tensor, Tensor]:
+    """(subject, time, roi) series after `view`, 0 after the end of each, and their lengths (subject,)."""
+    lengths = [len(one) for one in cohort.series]
+    padded = np.zeros((len(cohort), max(lengths), len(cohort.rois)), dtype=np.float32)
+    for i, one in enumerate(cohort.series):
+        padded[i, : len(one)] = view(one)
+    return torch.from_numpy(padded), torch.tensor(lengths)
+
+
+def cropped_fc(series: Tensor, lengths: Tensor, fraction: float) -> Tensor:
+    """(subject, edge) Fisher-z FC of a random crop of each series: a fraction of its own length, at a random start."""
+    longest = series.shape[1]
+    size = (fraction * lengths).round().clamp(min=SHORTEST).minimum(lengths)  # (subject,) time points of each crop
+    start = (torch.rand(len(series), device=series.device) * (lengths - size + 1)).floor().minimum(lengths - size)
+    window = torch.arange(min(max(math.ceil(fraction * longest), SHORTEST), longest), device=series.device)
+    inside = (window < size[:, None]).float()[:, :, None]  # (subject, window, 1)
+    at = (start.long()[:, None] + window).clamp(max=longest - 1)  # (subject, window)
+    crop = series[torch.arange(len(series), device=series.device)[:, None], at] * inside  # (subject, window, roi)
+    size = size[:, None, None]
+    crop = (crop - crop.sum(dim=1, keepdim=True) / size) * inside
+    spread = (crop.square().sum(dim=1, keepdim=True) / size).sqrt()  # (subject, 1, roi)
+    crop = torch.where(spread > FLAT, crop / spread.clamp(min=FLAT), 0.0)  # a flat ROI is 0
+    with torch.autocast(series.device.type, enabled=False):  # bfloat16 has too few digits for correlations
+        correlation = crop.mT @ crop / size  # (subject, roi, roi)
+    n_rois = correlation.shape[1]
+    above = torch.triu_indices(n_rois, n_rois, 1, device=series.device)
+    return torch.atanh(correlation[:, above[0], above[1]].clamp(-CLIP, CLIP))
+
+
+@method("m2lgdg-connectome", role="headline")
+class M2LGDGConnectome(UsesAmplitude, M2LGDG):
+    """M²LG-DG on rows of FC: random crops, site-centred edges scaled by their association with the label, several members.
+
+    In training, the FC of a random crop of each subject's series is centred by site; a target subject is centred by the mean of
+    source. Each edge is scaled by its association with the label in source, as in `fc-adaptive`. The last epoch is kept.
+    Variant `scan` takes no phenotypes. Variant `plus` adds the logit of `connectome-adaptive`; the weight of the network is
+    chosen on held-out source sites.
+    """
+
+    hidden: int = 64
+    heads: int = 4
+    layers: int = 1
+    local_channels: tuple[int, ...] = (64,)
+    readout: int = 8  # numbers that each readout keeps for a ROI
+    readout_dropout: float = 0.5
+    connectivity: Literal["fc", "steady"] = "fc"  # of all time points alike, or as in `connectome-adaptive`
+    crop: float = 0.7  # of the time points of a series, in training; 1: the whole series
+    centring: Literal["site", "source"] = "site"  # in training
+    site_offsets: float = 0.0  # of the offset of a random source site that is added in training, as an unseen site has one
+    scaling: Literal["association", "sd"] = "association"
+    confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
+    edge_dropout: float = 0.0
+    roi_dropout: float = 0.0
+    members: int = 1
+    averaging: float = 0.0  # decay of the running mean of the weights that is kept; 0: the last weights
+    plus: bool = False
+    epochs: int = 40
+    warmup: int = 5
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.05
+    validation_share: float = 0.05
+
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "crop": (0.1, 1.001),
+        "site_offsets": (0, math.inf),
+        **dict.fromkeys(("readout_dropout", "edge_dropout", "roi_dropout", "averaging"), (0, 1)),
+    }
+    may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden", "local_channels", "confounds")
+    unused: ClassVar[tuple[str, ...]] = (
+        *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
+        *("patience", "select_after_warmup"),
+    )
+    reference: ClassVar[str] = "beyond the paper: docs/beyond.md"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "M1": {"imaging": False, "contrastive_weight": 0.0},
+        "M2": {"phenotypes": False, "contrastive_weight": 0.0},
+        "C1": {"decomposition": False},
+        "C2": {"cross_attention": False},
+        "C3": {"contrastive_weight": 0.0},
+        "C4": {},
+        "scan": {"phenotypes": False},
+        "plus": {"plus": True},
+        "small": {
+            "hidden": 16,
+            "local_channels": (16,),
+            "readout": 4,
+            "imaging_width": 64,
+            "phenotype_hidden": (16, 16),
+            "phenotype_width": 16,
+            "shared_width": 32,
+            "fusion_layers": 1,
+            "fused_width": 32,
+            "batch_size": 16,
+            "learning_rate": 1e-3,
+            "dropout": 0.0,
+            "epochs": 12,
+            "warmup": 2,
+            "members": 2,
+            "validation_share": 0.15,
+        },
+    }
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "decomposition_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
+        "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
+        "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),
+        "percentile": (60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0),
+        "crop": (0.3, 0.5, 0.7, 0.85, 1.0),
+    }
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Train the network; in variant `plus`, fit the linear model first and choose the network's weight afterwards."""
+        self._source = source
+        self._averages: dict[str, Tensor] = {}
+        self._head = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
+        try:
+            super().learn(source, seed=seed, device=device, progress=progress)
+            if self._head is not None:
+                self._weigh(self._head, source, seed, device)
+        finally:
+            vars(self).update(_source=None, _head=None, _offsets=None, _averages={})
+
+    # ------------------------------------------------------------ inputs
+
+    def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
+        """(subject, edge) Fisher-z FC above the diagonal; in variant `plus`, also the features of the linear model."""
+        names = ((self.connectivity,) if self.imaging else ()) + (BLOCKS if self.plus else ())
+        blocks = {name: fc_features(cohort.series, VIEWS[name]) for name in names if name in VIEWS}
+        if self.plus:
+            blocks["amplitude"] = self.amplitude_block(cohort).astype(np.float32)
+        return {name: torch.from_numpy(value) for name, value in blocks.items()}
+
+    def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
+        """A batch; in training, with the series that crops are taken from and without the features of the linear model."""
+        batch = super().make_batch(cohort, scaler, device)
+        if getattr(self, "_source", None) is not cohort or not self.imaging:
+            return batch
+        features: dict[str, Tensor] = {self.connectivity: batch[self.connectivity]}
+        if self.crop < 1:
+            series = padded_series(cohort, VIEWS[self.connectivity])
+            features["series"], features["lengths"] = (value.to(device) for value in series)
+        return replace(batch, features=features)
+
+    def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """The group graph (Eq. 3), and mean, scale and confound slopes of each edge in source-training subjects.
+
+        The offset of each site from the mean is used in training only, and is not saved.
+        """
+        head = {} if self._head is None else self._linear_weights(self._head, train)
+        if not self.imaging:
+            return head
+        edges = features[self.connectivity].cpu().numpy()  # (subject, edge)
+        weights = _balance(train)  # of patients and controls, within each site
+        scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
+        columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
+        confounds = scaler.transform(train)[:, columns] if columns else None
+        rows, centre, spread, slopes = _standardised(edges, train, weights, self.centring == "site", confounds)
+        signs = np.where(train.labels == 1, 1.0, -1.0)
+        scale = (
+            association(rows.trained.astype(np.float64), signs, weights)
+            if self.scaling == "association"
+            else np.ones_like(spread)
+        )
+        offsets = np.zeros((len(self._source.site_names), len(centre)))
+        offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
+        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.connectivity].device)
+        all_slopes = np.zeros((len(self.facts_["inputs"]), len(centre)))
+        if slopes is not None:
+            all_slopes[columns] = slopes
+        fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
+        single = {name: value.astype(np.float32) for name, value in fitted.items()}
+        return {"adjacency": self._group_graph(edges, len(train.rois)), **single, **head}
+
+    def _group_graph(self, edges: npt.NDArray[np.float32], n_rois: int) -> npt.NDArray[np.float32]:
+        """A_FC from Fisher-z FC: the paper's graph is of mean correlations."""
+        group, above = np.zeros((n_rois, n_rois)), np.triu_indices(n_rois, 1)
+        group[above] = np.tanh(edges).mean(axis=0, dtype=np.float64)
+        return thresholded(group + group.T, self.percentile)
+
+    def build(self, shape: Shape) -> nn.Module:
+        """Networks of this configuration."""
+        return fast_form(Members(shape, self))
+
+    # ------------------------------------------------------------ training
+
+    def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
+        """Batches with one part for each member, which goes through the subjects in its own order."""
+        orders = [super(M2LGDGConnectome, self).batches(site, label, order) for _ in range(self.members)]
+        return [torch.cat(parts) for parts in zip(*orders, strict=True)]
+
+    def candidate(self, epoch: int) -> bool:
+        """Only the last epoch: with scaled edges, selecting one on validation subjects cost more than it gained."""
+        return epoch == self.epochs - 1
+
+    def augmented(self, batch: Batch) -> Batch:
+        """Training subjects with the FC of a random crop, moved by the offset of their site from the mean of source."""
+        if not self.imaging:
+            return batch
+        fc = cropped_fc(batch["series"], batch["lengths"], self.crop) if self.crop < 1 else batch[self.connectivity]
+        fc = fc - self._offsets[batch.site]
+        if self.site_offsets:
+            other = (torch.rand(len(fc), device=fc.device) * len(self._offsets)).long().clamp(max=len(self._offsets) - 1)
+            fc = fc + self.site_offsets * self._offsets[other]
+        return replace(batch, features={self.connectivity: fc})
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """The field `update_rule` for all parameters, in one fused operation."""
+        return self.updating(network.parameters(), fused=True)
+
+    def member_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """(member,) terms of the total loss (Eq. 20)."""
+        members: Any = network
+        terms: dict[str, Tensor] = members.each(super().loss, self.augmented(batch))
+        return terms
+
+    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Terms of the total loss, mean over members."""
+        return {name: term.mean() for name, term in self.member_losses(network, batch).items()}
+
+    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """One update of every member by its own loss, with its own gradient norm."""
+        optimizer.zero_grad(set_to_none=True)
+        with self.autocast(batch.label.device):
+            terms = self.member_losses(network, batch)
+        total_of(terms).backward()  # type: ignore[no-untyped-call]
+        members: Any = network
+        for member in members.networks:
+            self.clip_gradients(member.parameters())
+        optimizer.step()
+        if self.averaging:
+            self._average(network)
+        return {name: term.detach().mean() for name, term in terms.items()}
+
+    def _average(self, network: nn.Module) -> None:
+        """Update the running mean of the weights."""
+        with torch.no_grad():
+            for name, value in network.named_parameters():
+                if name not in self._averages:
+                    self._averages[name] = value.detach().clone()
+                self._averages[name].lerp_(value, 1 - self.averaging)
+
+    def kept_weights(self, network: nn.Module) -> Mapping[str, Tensor]:
+        """The running mean of the weights where there is one, else the last weights."""
+        return network.state_dict() | self._averages
+
+    # ------------------------------------------------------------ variant `plus`
+
+    @property
+    def amplitude_state(self) -> Mapping[str, Any]:
+        """Fitted arrays of the linear model's amplitude block."""
+        fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items()}
+        return fitted | ({"amplitude.weights": fitted["head.amplitude"]} if "head.amplitude" in fitted else {})
+
+    def _linear_weights(self, head: ConnectomeAdaptive, train: Cohort) -> dict[str, npt.NDArray[Any]]:
+        """Weights of the linear model's logit; those of phenotypes in the units of the network's inputs."""
+        fitted, inputs = head.state_, tuple(self.facts_["inputs"])
+        slope, offset = fitted["calibration"]
+        weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
+        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in BLOCKS}
+        intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
+        weights["head.phenotypes"] = np.zeros(len(inputs))
+        if self.phenotypes:
+            head_scaler = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler")
+            network_scaler = PhenotypeScaler.fit(train)
+            in_head_units = slope * fitted["phenotypes.weights"] / head_scaler.scale
+            finite = np.where(np.isfinite(network_scaler.scale), network_scaler.scale, 0.0)
+            weights["head.phenotypes"] = in_head_units * finite
+            intercept = intercept + in_head_units @ (network_scaler.mean - head_scaler.mean)
+        amplitude = {name: fitted[name] for name in ARRAYS if name in fitted}
+        return weights | amplitude | {"head.intercept": np.array(intercept)}
+
+    def _weigh(self, head: ConnectomeAdaptive, source: Cohort, seed: int, device: str) -> None:
+        """Choose the network's weight, and Platt-scale the sum, on source sites that neither model was fitted on."""
+        slope, offset = head.state_["calibration"]
+        linear = slope * head.held_out_ + offset  # (subject,)
+        network = np.full(len(source), np.nan)
+        for train, test in site_folds(source.sites, source.labels, head.site_folds):
+            part = type(self)(**self.fields() | {"plus": False}).fit(source.select(train), seed=seed, device=device)
+            network[test] = part.decision(part.visible(source.select(test)))
+        tested = np.isfinite(network)
+        linear, network, labels = linear[tested], network[tested], source.labels[tested]
+        unit = float(linear.std() / network.std()) if len(network) and network.std() > 0 else 0.0
+        weight = unit * network_weight(linear, unit * network, labels)
+        self.facts_["network_weight"] = weight
+        self.state_["network.share"] = np.array(weight, dtype=np.float32)
+        self.state_["calibration"] = np.array(platt(linear + weight * network, labels), dtype=np.float64)
+
+
+def network_weight(linear: npt.NDArray[np.float64], network: npt.NDArray[np.float64], labels: npt.NDArray[np.int8]) -> float:
+    """The weight of `network` with the least log loss of the calibrated sum on these subjects; ties go to the smaller."""
+
+    def log_loss(weight: float) -> float:
+        decision = linear + weight * network
+        slope, offset = platt(decision, labels)
+        right = sigmoid((slope * decision + offset) * (2.0 * labels - 1))
+        return round(float(-np.log(np.maximum(right, 1e-12)).mean()), 9)
+
+    return min(WEIGHTS, key=log_loss)

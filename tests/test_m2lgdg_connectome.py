@@ -1,0 +1,402 @@
+"""M²LG-DG on connectomes: crops, centring, scaling, members, averaged weights, variants, and what its explanations find."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
+from m2lgdg.connectivity import fc_features, steady, upper_triangle
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.explain.attribution import explain
+from m2lgdg.fast import fast_form, plain_form
+from m2lgdg.fast import m2lgdg_connectome as fast
+from m2lgdg.graph import group_graph
+from m2lgdg.methods import m2lgdg
+from m2lgdg.methods import m2lgdg_connectome as plain
+from m2lgdg.methods.linear import _balance
+from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome, cropped_fc, network_weight, padded_series
+from m2lgdg.metrics import logit
+from m2lgdg.preprocess import PhenotypeScaler
+
+NAME = "m2lgdg-connectome"
+CPU = torch.device("cpu")
+SMALL = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1}
+
+
+@pytest.fixture(scope="module")
+def fold():
+    cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.0, seed=1)
+    return next(leave_one_site_out(cohort, ["d"]))
+
+
+@pytest.fixture(scope="module")
+def fitted(fold):
+    return make(NAME, **SMALL).fit(fold.source, seed=0)
+
+
+def fits(source, monkeypatch, **fields):
+    """A fitted method, and what it held while it was trained: batches as the networks saw them, and all of source."""
+    seen = []
+    kept = M2LGDGConnectome.augmented
+
+    def augmented(self, batch):
+        seen.append((batch, kept(self, batch)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(M2LGDGConnectome, "augmented", augmented)
+    return make(NAME, **SMALL | fields).fit(source, seed=0), seen
+
+
+def scaled(method, cohort):
+    scaler = PhenotypeScaler.restore(tuple(method.facts_["inputs"]), method.state_, "scaler")
+    return method.make_batch(cohort, scaler, CPU)
+
+
+# Crops.
+
+
+def test_a_crop_is_a_window_of_the_subjects_own_length(fold):
+    """Each crop's FC is that of one of the windows of 70 % of the series, and different starts are drawn."""
+    few = fold.source.select(np.arange(4))
+    series, lengths = padded_series(few)
+    torch.manual_seed(0)
+    starts = set()
+    for _ in range(6):
+        for fc, one in zip(cropped_fc(series, lengths, 0.7).numpy(), few.series, strict=True):
+            size = round(0.7 * len(one))
+            windows = [
+                np.arctanh(np.clip(upper_triangle(np.corrcoef(one[at : at + size].T.astype(np.float64))), -0.999, 0.999))
+                for at in range(len(one) - size + 1)
+            ]
+            distance = np.abs(np.array(windows) - fc).max(axis=1)
+            assert distance.min() < 1e-4
+            starts.add(int(distance.argmin()))
+    assert len(starts) > 10
+
+
+def test_a_whole_crop_is_the_connectivity_of_the_series_and_padding_is_not_seen(fold):
+    few = fold.source.select(np.arange(5))
+    few = dataclasses.replace(few, series=[one[: 40 + 7 * i] for i, one in enumerate(few.series)])
+    series, lengths = padded_series(few)
+    assert lengths.tolist() == [40, 47, 54, 61, 68]
+    np.testing.assert_allclose(cropped_fc(series, lengths, 1.0), fc_features(few.series), atol=1e-5)
+    noisy = series.clone()
+    for i, length in enumerate(lengths.tolist()):
+        noisy[i, length:] = 9.0
+    torch.manual_seed(1)
+    clean = cropped_fc(series, lengths, 0.5)
+    torch.manual_seed(1)
+    torch.testing.assert_close(cropped_fc(noisy, lengths, 0.5), clean)
+
+
+def test_a_flat_roi_has_no_correlation():
+    draw = np.random.default_rng(0)
+    series = torch.from_numpy(draw.normal(size=(2, 50, 4)).astype(np.float32))
+    series[0, :, 2] = 0.3
+    found = cropped_fc(series, torch.tensor([50, 50]), 0.6).numpy()
+    assert np.isfinite(found).all()
+    assert (found[0, [1, 3, 5]] == 0).all() and (found[1] != 0).all()
+
+
+# Centring, scaling, confounds.
+
+
+def test_training_is_centred_by_site_and_a_target_by_source(fold, monkeypatch):
+    method, seen = fits(fold.source, monkeypatch, crop=1.0, members=1, batch_size=1000, validation_share=0.0)
+    given, augmented = seen[-1]
+    mean = method.state_["fitted.mean"]
+    weights, sites, labels = _balance(fold.source), given.site.numpy(), given.label.numpy()
+    assert weights.max() != weights.min()
+    for site in range(3):
+        rows = augmented["fc"].numpy()[sites == site]
+        by_class = [rows[labels[sites == site] == label].mean(axis=0) for label in (0, 1)]
+        np.testing.assert_allclose(np.mean(by_class, axis=0), mean, atol=1e-5)
+    np.testing.assert_array_equal(scaled(method, fold.target)["fc"], fc_features(fold.target.series))
+    assert "offsets" not in str(list(method.state_)) and method._offsets is None
+    _, seen = fits(fold.source, monkeypatch, crop=1.0, centring="source", validation_share=0.0)
+    torch.testing.assert_close(seen[-1][1]["fc"], seen[-1][0]["fc"])
+
+
+def test_edges_are_scaled_by_their_association_with_the_label(fold):
+    fields = SMALL | {"validation_share": 0.0, "epochs": 1, "warmup": 0}
+    method, plainly = (make(NAME, **fields, scaling=scaling).fit(fold.source, seed=0) for scaling in ("association", "sd"))
+    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    signs = 2.0 * fold.source.labels - 1
+    centred = edges.copy()
+    for site in "abc":
+        here = fold.source.sites == site
+        centred[here] -= np.average(edges[here], axis=0, weights=weights[here])
+    sd = np.sqrt(np.average(centred**2, axis=0, weights=weights))
+    np.testing.assert_allclose(plainly.state_["fitted.scale"], 1 / sd, rtol=1e-4)
+    x = centred / sd
+    r = np.abs((weights * signs) @ x) / np.sqrt((x**2).sum(axis=0) * weights.sum())
+    r = np.sqrt(np.maximum(r**2 - 1 / len(x), 0)) + 0.05 * r.mean()
+    r *= np.sqrt((x**2).sum() / (x**2 * r**2).sum())
+    np.testing.assert_allclose(method.state_["fitted.scale"], r / sd, rtol=1e-3)
+
+
+def test_confounds_are_regressed_out_within_sites(fold):
+    fields = SMALL | {"validation_share": 0.0, "epochs": 1, "warmup": 0, "confounds": ("age", "motion")}
+    method = make(NAME, **fields).fit(fold.source, seed=0)
+    age = fold.source.phenotypes["age"].to_numpy(dtype=np.float64)
+    age = (age - age.mean()) / age.std()
+    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    for site in "abc":
+        here = fold.source.sites == site
+        age[here] -= np.average(age[here], weights=weights[here])
+        edges[here] -= np.average(edges[here], axis=0, weights=weights[here])
+    slope = (weights * age) @ edges / (weights * age**2).sum()
+    inputs = method.facts_["inputs"]
+    np.testing.assert_allclose(method.state_["fitted.slopes"][inputs.index("age")], slope, atol=1e-5)
+    assert not method.state_["fitted.slopes"][[i for i, name in enumerate(inputs) if name != "age"]].any()
+    network = method.network().networks[0]
+    batch = scaled(method, fold.target.select([0, 1]))
+    expected = (batch["fc"] - batch.phenotypes @ network.slopes - network.mean) * network.scale
+    np.testing.assert_allclose(upper_triangle(network.rows(batch).numpy()), expected, atol=1e-5)
+
+
+def test_rows_are_symmetric_and_dropout_leaves_out_edges_or_rois(fold, fitted):
+    network = fitted.network().networks[0]
+    batch = scaled(fitted, fold.target)
+    rows = network.rows(batch)
+    torch.testing.assert_close(rows, rows.mT)
+    assert not rows.diagonal(dim1=1, dim2=2).any()
+    network.train()
+    n = rows.shape[1]
+    network.config = dataclasses.replace(fitted, edge_dropout=0.5)
+    dropped = network.rows(batch)
+    torch.testing.assert_close(dropped, dropped.mT)
+    empty = (dropped == 0).float().mean() - 1 / n
+    assert 0.4 < empty < 0.6
+    network.config = dataclasses.replace(fitted, roi_dropout=0.3)
+    gone = (network.rows(batch) == 0).all(dim=2)  # (subject, roi)
+    assert 0.15 < gone.float().mean() < 0.45
+    assert ((network.rows(batch) == 0).sum(dim=2) > 1).any()
+
+
+def test_the_graph_is_the_papers(fold):
+    method = make(NAME, **SMALL | {"validation_share": 0.0, "epochs": 1, "warmup": 0}).fit(fold.source, seed=0)
+    np.testing.assert_array_equal(method.state_["fitted.adjacency"], group_graph(fold.source.series, 80.0))
+
+
+# Members and averaged weights.
+
+
+def test_members_have_their_own_weights_and_orders_and_are_averaged(fold, fitted):
+    order = torch.Generator().manual_seed(0)
+    site, label = torch.zeros(40, dtype=torch.int64), torch.zeros(40, dtype=torch.int64)
+    first, *_ = fitted.batches(site, label, order)
+    assert len(first) == 32
+    assert first[:16].tolist() != first[16:].tolist()
+    network = fitted.network()
+    one, other = network.networks
+    assert not torch.equal(one.combine.weight, other.combine.weight)
+    batch = scaled(fitted, fold.target)
+    with torch.no_grad():
+        parts, each = network.parts(batch), [one.parts(batch), other.parts(batch)]
+    for name in ("logits", "gate"):
+        torch.testing.assert_close(parts[name], (each[0][name] + each[1][name]) / 2)
+    assert parts["fused"].shape[1] == 2 * each[0]["fused"].shape[1]
+
+
+def test_a_member_is_trained_by_its_own_loss(fold, monkeypatch):
+    """The gradient of the second member is clipped by its own norm, whatever the first one's."""
+    method = make(NAME, **SMALL | {"clip": 1e-3, "update_rule": "sgd", "learning_rate": 1.0, "weight_decay": 0.0})
+    norms = []
+    kept = M2LGDGConnectome.step
+
+    def step(self, network, batch, optimizer):
+        before = [torch.cat([p.detach().flatten() for p in one.parameters()]).clone() for one in network.networks]
+        rate = optimizer.param_groups[0]["lr"]
+        terms = kept(self, network, batch, optimizer)
+        after = [torch.cat([p.detach().flatten() for p in one.parameters()]) for one in network.networks]
+        norms.extend(float((a - b).norm()) / rate for a, b in zip(after, before, strict=True))
+        return terms
+
+    monkeypatch.setattr(M2LGDGConnectome, "step", step)
+    method.fit(fold.source, seed=0)
+    np.testing.assert_allclose(norms[:4], 1e-3, rtol=2e-2)
+
+
+def test_the_last_epoch_is_kept_or_a_running_mean_of_the_weights(fold, monkeypatch):
+    assert make(NAME, **SMALL | {"epochs": 4}).fit(fold.source, seed=0).facts_["best_epoch"] == 4
+    steps = []
+    kept = M2LGDGConnectome.step
+
+    def step(self, network, batch, optimizer):
+        terms = kept(self, network, batch, optimizer)
+        steps.append({name: value.detach().clone() for name, value in network.named_parameters()})
+        return terms
+
+    monkeypatch.setattr(M2LGDGConnectome, "step", step)
+    method = make(NAME, **SMALL | {"averaging": 0.8}).fit(fold.source, seed=0)
+    name = "networks.1.combine.weight"
+    mean = steps[0][name]
+    for weights in steps[1:]:
+        mean = 0.8 * mean + 0.2 * weights[name]
+    np.testing.assert_allclose(method.state_[f"network.{name}"], mean, atol=1e-6)
+    assert "_averages" not in method.state_ and not method._averages
+
+
+# Plain and fast forms.
+
+
+def shape_of(n, draw):
+    edges = n * (n - 1) // 2
+    fitted = {"adjacency": (draw.random((n, n)) > 0.5), "mean": draw.normal(size=edges), "scale": draw.random(edges)}
+    fitted |= {"slopes": draw.normal(size=(3, edges))}
+    return Shape(n, 200, 3, 4, {name: value.astype(np.float32) for name, value in fitted.items()})
+
+
+@pytest.mark.parametrize("variant", ["M1", "M2", "C1", "C2", "C3", "C4"])
+def test_members_together_have_the_losses_and_gradients_of_one_after_another(variant):
+    changes = {"members": 3, "dropout": 0.0, "readout_dropout": 0.0, "confounds": ("age",), "chebyshev_order": 4}
+    config = M2LGDGConnectome(**SMALL | M2LGDGConnectome.variants[variant] | changes)
+    config.class_weight = torch.tensor([0.8, 1.4])
+    draw = np.random.default_rng(0)
+    features = {"fc": torch.from_numpy(draw.normal(size=(24, 36)).astype(np.float32))} if config.imaging else {}
+    phenotypes = torch.from_numpy(draw.normal(size=(24, 3 if config.phenotypes else 0)).astype(np.float32))
+    batch = Batch(features, phenotypes, torch.arange(24) % 2, torch.arange(24) % 4)
+    shape = dataclasses.replace(shape_of(9, draw), n_inputs=phenotypes.shape[1])
+    results = []
+    for form in (plain_form, fast_form):
+        torch.manual_seed(0)
+        network = form(plain.Members(shape, config)).train()
+        loss = super(M2LGDGConnectome, config).loss
+        if form is plain_form:
+            assert type(network) is plain.Members
+            terms = network.each(loss, batch)
+        else:
+            assert type(network.networks[0]) is fast.Network
+            terms = fast.together(list(network.networks), loss, batch)
+        sum(term.sum() for term in terms.values()).backward()
+        gradients = {name: value.grad for name, value in network.named_parameters()}
+        with torch.no_grad():
+            results.append((terms, gradients, dict(network.named_buffers()), {"logits": network.eval()(batch)}))
+    for one, other in zip(*results, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert value is not None, name
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+    assert len(set(results[0][0]["ce"].tolist())) == 3
+
+
+def test_it_inherits_the_framework():
+    network = plain.Members(shape_of(9, np.random.default_rng(0)), M2LGDGConnectome(**SMALL)).networks[0]
+    assert isinstance(network, m2lgdg.Network)
+    own = {name for name in vars(plain.Network) if not name.startswith("__")}
+    assert own <= {"encoders", "encode", "rows", "config"}
+    assert {type(layer) for layer in network.fusion} == {m2lgdg.CrossAttention}
+    for variant in ("M1", "M2", "C1", "C2", "C3", "C4"):
+        assert M2LGDGConnectome.variants[variant] == m2lgdg.M2LGDG.variants[variant]
+    assert {"decomposition_weight", "contrastive_weight", "temperature", "percentile"} <= set(M2LGDGConnectome.space)
+
+
+@pytest.mark.parametrize("variant", ["M1", "M2", "C1", "C2", "C3", "scan"])
+def test_variants_differ_in_their_losses_and_in_what_they_see(fold, variant):
+    method = make(NAME, **SMALL | M2LGDGConnectome.variants[variant]).fit(fold.source, seed=0)
+    parts = {"similarity", "orthogonality", "difference"}
+    expected = {"M1": {"ce"}, "M2": {"ce"}, "C1": {"ce", "contrast"}, "scan": {"ce", "contrast"}}
+    assert set(method.facts_["losses"]) == expected.get(variant, {"ce", *parts} | ({"contrast"} if variant == "C2" else set()))
+    before = method.predict_proba(fold.target)
+    noise = [np.random.default_rng(i).normal(size=one.shape).astype(np.float32) for i, one in enumerate(fold.target.series)]
+    changed = method.predict_proba(dataclasses.replace(fold.target, series=noise))
+    assert np.array_equal(changed, before) == (variant == "M1")
+    older = fold.target.phenotypes.assign(age=fold.target.phenotypes["age"] + 9.0)
+    changed = method.predict_proba(dataclasses.replace(fold.target, phenotypes=older))
+    assert np.array_equal(changed, before) == (variant in ("M2", "scan"))
+
+
+# Explanations.
+
+
+def test_planted_edges_are_among_the_first_twenty():
+    planted = {"n_disease_rois": 4, "n_disease_edges": 8, "roi_effect": 0.0, "edge_effect": 1.5, "phenotype_effect": 0.0}
+    cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 50), n_rois=24, missing=0.0, seed=3, **planted)
+    fold = next(leave_one_site_out(cohort, ["d"]))
+    method = make(NAME, **M2LGDGConnectome.variants["small"]).fit(fold.source, seed=0)
+    found = explain(method, fold.target, steps=16)
+    first = {frozenset(pair) for pair in found.edges[["roi", "other roi"]].to_numpy()[:20].tolist()}
+    assert {frozenset(pair) for pair in cohort.truth["edges"]} <= first  # 8 of 276
+    assert found.parts == ["roi", "edges", "phenotypes", "gate", "map"]
+    assert found.about["baseline"].startswith("mean of source")
+
+
+# Variant `plus`.
+
+
+@pytest.fixture(scope="module")
+def plus(fold):
+    return make(NAME, **SMALL | {"plus": True}).fit(fold.source, seed=0)
+
+
+def test_without_its_networks_plus_is_the_linear_model(fold, plus):
+    head = make("connectome-adaptive", phenotypes=True).fit(fold.source)
+    bare = dataclasses.replace(plus)
+    bare.facts_, bare.state_ = plus.facts_, plus.state_ | {"network.share": np.zeros((), dtype=np.float32)}
+    expected = logit(head.predict_proba(fold.target)[:, 1])
+    np.testing.assert_allclose(bare.decision(bare.visible(fold.target)), expected, atol=1e-3)
+    assert plus.uses_amplitude
+    weighted = dataclasses.replace(plus)
+    weighted.facts_, weighted.state_ = plus.facts_, plus.state_ | {"network.share": np.array(0.5, dtype=np.float32)}
+    alone = make(NAME, **SMALL)
+    alone.facts_ = plus.facts_
+    alone.state_ = {name: value for name, value in plus.state_.items() if "head" not in name and name != "network.share"}
+    added = weighted.decision(weighted.visible(fold.target)) - bare.decision(bare.visible(fold.target))
+    np.testing.assert_allclose(added, 0.5 * alone.decision(alone.visible(fold.target)), atol=1e-3)
+
+
+def test_the_weight_is_chosen_on_sites_that_no_model_has_seen(fold, monkeypatch):
+    """Every network that is asked for a decision was fitted without the site of the subjects."""
+    asked = []
+    kept = M2LGDGConnectome.decision
+
+    def decision(self, target):
+        asked.append((set(self.facts_["source"]["sites"]), len(target), self.plus))
+        return kept(self, target)
+
+    monkeypatch.setattr(M2LGDGConnectome, "decision", decision)
+    method = make(NAME, **SMALL | {"plus": True}).fit(fold.source, seed=0)
+    assert [len(sites) for sites, _, _ in asked] == [2, 2, 2]
+    assert sum(count for _, count, _ in asked) == len(fold.source)
+    assert not any(plus for _, _, plus in asked)
+    assert float(method.state_["network.share"]) == pytest.approx(method.facts_["network_weight"])
+    assert float(method.network().share) == pytest.approx(method.facts_["network_weight"])
+    assert method._source is None and method._head is None
+
+
+def test_the_weight_is_what_helps_subjects_not_trained_on():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 400)
+    y = 2.0 * labels - 1
+    linear = y + rng.normal(size=400)
+    assert network_weight(linear, 3 * rng.normal(size=400), labels) == 0
+    assert network_weight(linear, -y, labels) == 0
+    assert network_weight(linear, y + rng.normal(size=400), labels) == 1
+    assert 0 < network_weight(linear, y + 2 * rng.normal(size=400), labels) < 1
+
+
+def test_offsets_of_random_sites_are_those_of_source(fold, monkeypatch):
+    """Added to what is centred by site: every difference between crops of the whole series is the offset of one site."""
+    method, seen = fits(fold.source, monkeypatch, crop=1.0, members=1, site_offsets=1.0, validation_share=0.0)
+    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    means = np.array(
+        [np.average(edges[fold.source.sites == s], axis=0, weights=weights[fold.source.sites == s]) for s in "abc"]
+    )
+    drawn = set()
+    for given, augmented in seen:
+        added = augmented["fc"].numpy() - given["fc"].numpy() + means[given.site.numpy()] - method.state_["fitted.mean"]
+        distance = np.abs(added[:, None] - (means - method.state_["fitted.mean"])).max(axis=2)  # (subject, site)
+        assert distance.min(axis=1).max() < 1e-5
+        drawn |= set(distance.argmin(axis=1).tolist())
+    assert drawn == {0, 1, 2}
+
+
+def test_connectivity_without_unusual_time_points(fold):
+    method = make(NAME, **SMALL | {"connectivity": "steady", "plus": True}).fit(fold.source, seed=0)
+    batch = scaled(method, fold.target)
+    np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, steady))
+    assert set(batch.features) == {"steady", "swings", "amplitude"}
+    assert np.isfinite(method.predict_proba(fold.target)).all()
