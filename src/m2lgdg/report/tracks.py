@@ -22,7 +22,8 @@ LEVEL_TABLE = "Strict and adapted track"
 
 def what_was_seen(batch: int) -> str:
     """What the adapted track has seen of a target."""
-    return f"each subject is predicted at the level of up to {batch} other subjects of its site, seen without labels"
+    seen = f"each subject is predicted at the level of up to {batch} other subjects of its site, seen without labels"
+    return f"{seen} (or aligned with them, where a method does that)"
 
 
 def in_track(tables: list[Table], track: str, batch: int) -> list[Table]:
