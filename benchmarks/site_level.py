@@ -169,7 +169,7 @@ def draw_figure(sizes, shares, path):
                 100 * shares["share"], shares[f"{kind}_{name}"], f"o{style}", color=colour, label=f"{label}, share {kind}"
             )
     third.set(xlabel=f"patients in a batch of {BATCH} (%)", ylabel="%", ylim=(30, 100))
-    third.legend(frameon=False, fontsize=7, ncols=2, loc="upper center")
+    third.legend(frameon=False, fontsize=7, loc="lower center")
     for axis in (first, second, third):
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
