@@ -113,3 +113,18 @@ def test_a_broken_plugin_is_told(tmp_path):
     (tmp_path / "broken_plugin.py").write_text("1 / 0")
     with pytest.raises(InputError, match=r"broken_plugin\.py cannot be imported \(ZeroDivisionError"):
         read_study(write(tmp_path, GOOD + "plugins = ['broken_plugin.py']"))
+
+
+def test_atlases_of_a_study_are_those_of_the_methods_that_use_them():
+    study = {
+        "cohort": "x.cohort",
+        "methods": ["fc-adaptive", "erm", "mida"],
+        "atlases": "all",
+        "method": {"erm": {"atlases": "ho"}},
+    }
+    fields = check_study(study, "study").method
+    assert {name: fields.get(name, {}).get("atlases") for name in study["methods"]} == {
+        "fc-adaptive": "all",
+        "erm": "ho",
+        "mida": None,
+    }

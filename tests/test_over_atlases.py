@@ -62,7 +62,13 @@ def network_fields(name):
     return {field: value for field, value in fields.items() if field not in METHODS[name].unused}
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ["mida", "coral-target"])
+def test_a_method_that_sees_the_target_has_one_atlas(name):
+    with pytest.raises(InputError, match="field atlases: this method does not use it"):
+        make(name, atlases="all")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in METHODS if "atlases" not in METHODS[name].unused))
 def test_every_method_is_the_mean_of_its_parts(name, gappy, tmp_path):
     fields = network_fields(name)
     whole = make(name, atlases="all", **fields).fit(gappy.source, seed=3)

@@ -163,7 +163,8 @@ def _method_fields(study: Study, where: str) -> dict[str, dict[str, Any]]:
     fields = {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}
     if study.atlases is None:
         return fields
-    return {name: {"atlases": study.atlases} | fields.get(name, {}) for name in study.methods}
+    using = [name for name in study.methods if "atlases" not in find(name).unused]
+    return fields | {name: {"atlases": study.atlases} | fields.get(name, {}) for name in using}
 
 
 def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
