@@ -6,7 +6,8 @@ import torch
 
 from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import Batch
-from m2lgdg.methods.plus import WEIGHTS, M2LGDGPlus, correction_weight
+from m2lgdg.methods.m2lgdg_connectome import WEIGHTS, network_weight
+from m2lgdg.methods.plus import M2LGDGPlus
 from m2lgdg.metrics import logit, platt
 
 SMALL = dict(METHODS["m2lgdg"].variants["small"]) | {"epochs": 3, "warmup": 1, "length": 32}
@@ -91,11 +92,11 @@ def test_the_share_is_what_helps_subjects_not_trained_on():
     labels = rng.integers(0, 2, 400)
     y = 2.0 * labels - 1
     head, noise = y + rng.normal(size=400), 3 * rng.normal(size=400)
-    assert correction_weight(head, noise, labels) == 0
-    assert correction_weight(head, np.zeros(400), labels) == 0
-    assert correction_weight(head, y + rng.normal(size=400), labels) == 1
-    assert correction_weight(head, -y, labels) == 0
-    some = correction_weight(head, y + 2 * rng.normal(size=400), labels)
+    assert network_weight(head, noise, labels) == 0
+    assert network_weight(head, np.zeros(400), labels) == 0
+    assert network_weight(head, y + rng.normal(size=400), labels) == 1
+    assert network_weight(head, -y, labels) == 0
+    some = network_weight(head, y + 2 * rng.normal(size=400), labels)
     assert 0 < some < 1
     losses = {}
     for share in WEIGHTS:

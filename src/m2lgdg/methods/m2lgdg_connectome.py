@@ -493,7 +493,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         self.state_["calibration"] = np.array(platt(linear + weight * network, labels), dtype=np.float64)
 
 
-def network_weight(linear: npt.NDArray[np.float64], network: npt.NDArray[np.float64], labels: npt.NDArray[np.int8]) -> float:
+def network_weight(linear: npt.NDArray[np.float64], network: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> float:
     """The weight of `network` with the least log loss of the calibrated sum on these subjects; ties go to the smaller."""
 
     def log_loss(weight: float) -> float:

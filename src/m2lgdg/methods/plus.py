@@ -22,11 +22,10 @@ from m2lgdg.method import method
 from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
 from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive
 from m2lgdg.methods.m2lgdg import M2LGDG, Network
-from m2lgdg.metrics import platt, sigmoid
+from m2lgdg.methods.m2lgdg_connectome import network_weight
 from m2lgdg.preprocess import PhenotypeScaler
 
 BLOCKS = tuple(ConnectomeAdaptive.blocks)
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class PlusNetwork(Network):
@@ -126,20 +125,6 @@ class M2LGDGPlus(UsesAmplitude, M2LGDG):
             residual = torch.cat(parts)  # (subject, 2)
         correction = (residual[:, 1] - residual[:, 0]).double().cpu().numpy()
         head = check["held_out"].double().cpu().numpy()
-        self.facts_["share"] = correction_weight(head, correction, check.label.cpu().numpy())
+        self.facts_["share"] = network_weight(head, correction, check.label.cpu().numpy())
         self.state_["network.share"] = np.array(self.facts_["share"], dtype=np.float32)
         return super().calibrate(check)
-
-
-def correction_weight(
-    head: npt.NDArray[np.float64], correction: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]
-) -> float:
-    """The weight of `correction` with the least log loss of the calibrated sum on these subjects; ties go to the smaller."""
-
-    def log_loss(weight: float) -> float:
-        decision = head + weight * correction
-        slope, offset = platt(decision, labels)
-        right = sigmoid((slope * decision + offset) * (2 * labels - 1))
-        return round(float(-np.log(np.maximum(right, 1e-12)).mean()), 9)
-
-    return min(WEIGHTS, key=log_loss)
