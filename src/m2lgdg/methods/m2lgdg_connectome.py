@@ -235,7 +235,7 @@ def cropped_fc(series: Tensor, lengths: Tensor, fraction: float) -> Tensor:
     return torch.atanh(correlation[:, above[0], above[1]].clamp(-CLIP, CLIP))
 
 
-@method("m2lgdg-connectome", role="headline")
+@method("m2lgdg-connectome")
 class M2LGDGConnectome(UsesAmplitude, M2LGDG):
     """M²LG-DG on rows of FC: random crops, site-centred edges scaled by their association with the label, several members.
 
