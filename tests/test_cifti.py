@@ -54,7 +54,7 @@ def people(folder, rows=PEOPLE):
     return folder
 
 
-def numbers(seed, volumes=14, columns=len(PARCELS)):
+def numbers(seed, volumes=14, columns=5):
     return np.random.default_rng(seed).normal(size=(volumes, columns)).astype(np.float32)
 
 
@@ -120,9 +120,7 @@ def test_units_of_the_time_axis(xcpd, step, exponent, seconds):
 
 def test_a_time_axis_in_milliseconds_that_says_seconds(xcpd):
     save_parcellated(xcpd / XCPD.format("01"), numbers(1), step=720.0)
-    with pytest.raises(
-        InputError, match=r"ptseries\.nii, time axis: a TR of 720 s .*milliseconds; give it in seconds \(0\.72\)"
-    ):
+    with pytest.raises(InputError, match=r"nii, time axis: a TR of 720 s .*milliseconds; give it in seconds \(0\.72\)"):
         read(xcpd)
 
 
@@ -330,9 +328,7 @@ def test_a_parcellation_that_is_no_parcellation(dense, xcpd, tmp_path):
 
 def test_another_parcellation_than_the_rest(xcpd):
     save_parcellated(xcpd / XCPD.format("02"), numbers(2, 14, 3), names=PARCELS[:3])
-    with pytest.raises(
-        InputError, match=r"sub-02.*ptseries\.nii: subject sub-02: 3 ROI columns, but the other subjects have 5"
-    ):
+    with pytest.raises(InputError, match=r"ptseries\.nii: subject sub-02: 3 ROI columns, but the other subjects have 5"):
         read(xcpd)
     other = (*PARCELS[:4], "L_other_ROI")
     save_parcellated(xcpd / XCPD.format("02"), numbers(2, 14), names=other)
@@ -347,9 +343,7 @@ def test_a_truncated_file(xcpd):
     whole = file.read_bytes()
     for length in (0, 100, 540, 600, len(whole) // 2, len(whole) - 300, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(
-            InputError, match=r"sub-02_task-rest\S*ptseries\.nii is (not a readable CIFTI-2 file|damaged)"
-        ) as error:
+        with pytest.raises(InputError, match=r"sub-02_\S*ptseries\.nii is (not a readable CIFTI-2|damaged)") as error:
             read(xcpd)
         assert "\n" not in str(error.value)
         assert read(xcpd, on_bad="exclude").subjects.tolist() == ["sub-01", "sub-03"]

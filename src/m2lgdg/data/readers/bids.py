@@ -150,7 +150,7 @@ class FolderRuns:
             regressors, sample_mask = self._confounds(file, len(series))
             try:
                 cleaned = clean(series, confounds=regressors, sample_mask=sample_mask, **_cleaning(repetition_time(file)))
-            except Exception as error:  # nilearn has an error of its own for a run without volumes
+            except DAMAGED as error:
                 raise InputError(f"{file}: the confounds cannot be removed ({one_line(error)}).") from None
             return rois, cleaned.astype(np.float32)
 
@@ -368,7 +368,6 @@ class _Parcellation:
 
     def load(self, file: Path, confounds: Callable[[Path, int], tuple[Any, Any]]) -> tuple[Rois, Series]:
         """(time, roi) series for the full label list; regions lost in resampling become flat columns."""
-        from nilearn.exceptions import AllVolumesRemovedError
         from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
 
@@ -384,7 +383,7 @@ class _Parcellation:
             image = resample_img(self.image, **grid, interpolation="nearest", copy_header=True, force_resample=False)
             masker = NiftiLabelsMasker(image, verbose=0, **cleaning)
             signals = masker.fit_transform(run, confounds=regressors, sample_mask=sample_mask)
-        except (*DAMAGED, AllVolumesRemovedError) as error:
+        except DAMAGED as error:
             raise InputError(f"{file}: the region signals cannot be extracted ({one_line(error)}).") from None
         indices = list(self.names)
         series = np.zeros((len(signals), len(indices)), dtype=np.float32)

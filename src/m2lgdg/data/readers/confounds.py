@@ -60,9 +60,12 @@ def load_confounds(run: Path, strategy: str | None) -> Confounds:
 
     strategy = strategy or STRATEGIES[0]
     try:
-        return Confounds(*load_confounds_strategy(str(run), denoise_strategy=strategy))
+        confounds = Confounds(*load_confounds_strategy(str(run), denoise_strategy=strategy))
     except Exception as error:  # nilearn raises errors of its own for missing columns and sidecar files
         raise InputError(f"{table}: confounds of strategy {strategy} cannot be loaded ({one_line(error)}).") from None
+    if confounds.sample_mask is not None and not len(confounds.sample_mask):
+        raise InputError(f"{table}: confounds of strategy {strategy} leave no volume.")
+    return confounds
 
 
 def mean_displacement(runs: Sequence[Path]) -> float:
