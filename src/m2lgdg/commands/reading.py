@@ -19,7 +19,8 @@ Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
 Kind = Annotated[
-    str | None, typer.Option(help="Kind of data: abide-pcp, rest-meta-mdd, bids, folder or cohort (default: guessed).")
+    str | None,
+    typer.Option(help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, bids, folder or cohort (default: guessed)."),
 ]
 Atlas = Annotated[
     list[str] | None,
@@ -30,7 +31,7 @@ Atlas = Annotated[
         show_default=False,
     ),
 ]
-Strategy = Annotated[str | None, typer.Option(help="Preprocessing pipeline, if there are several (cpac/filt_global ...).")]
+Strategy = Annotated[str | None, typer.Option(help="Preprocessing, if there are several (cpac/filt_global, unfiltered ...).")]
 QualityChecked = Annotated[
     bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
 ]
@@ -38,7 +39,7 @@ AllSites = Annotated[
     bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
 ]
 Tr = Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")]
-Participants = Annotated[Path | None, typer.Option(help="bids: path of participants.tsv.")]
+Participants = Annotated[Path | None, typer.Option(help="bids, abide-ii, adhd-200: path of the table of subjects.")]
 AtlasImage = Annotated[
     Path | None,
     typer.Option(help="bids: atlas image for NIfTI runs, or parcellation (.dlabel.nii) for dense CIFTI-2 series."),
@@ -135,10 +136,10 @@ def list_motion_exclusions(cohort: Cohort) -> None:
 def print_choices(cohort: Cohort) -> None:
     """Print which session was read and how many volumes each subject lost by scrubbing, where the reader noted it."""
     from m2lgdg.data.readers.confounds import SCRUBBED
-    from m2lgdg.data.readers.runs import SESSIONS
+    from m2lgdg.data.readers.runs import RUNS, SESSIONS
 
     for note in cohort.notes:
-        if note.startswith((SESSIONS, SCRUBBED)):
+        if note.startswith((SESSIONS, RUNS, SCRUBBED)):
             terminal.out.print(f"{note[0].upper()}{note[1:]}.", markup=False, highlight=False, soft_wrap=True)
 
 

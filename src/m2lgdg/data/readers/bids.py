@@ -5,27 +5,25 @@ Called by `m2lgdg.read`. participants.tsv is in the folder or is given separatel
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import cifti
-from m2lgdg.data.readers.confounds import add_motion, confounds_table, load_confounds, mean_displacement, need_strategy
-from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, joined, need_listed
+from m2lgdg.data.readers.assemble import FolderRuns, label, read_runs, repetition_time
+from m2lgdg.data.readers.confounds import Confounds, confounds_table, load_confounds, need_strategy
+from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series
 from m2lgdg.data.readers.images import DAMAGED, load_image, need_whole
-from m2lgdg.data.readers.participants import Participants, read_participants
-from m2lgdg.data.readers.runs import Runs, by_subject, entities, need_same_runs, scan_of, session_note
-from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
-from m2lgdg.data.readers.tables import need_columns, need_distinct, need_seconds, numeric, read_text_table
+from m2lgdg.data.readers.participants import read_participants
+from m2lgdg.data.readers.runs import by_subject, entities, has_entities, scan_of, session_note
+from m2lgdg.data.readers.several import Atlases, requested
+from m2lgdg.data.readers.tables import need_columns, need_distinct, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
-from m2lgdg.storage import InputError, one_line, read_bytes
+from m2lgdg.storage import InputError, one_line
 
 TABLES = "**/sub-*_timeseries.tsv"
 IMAGES = "**/sub-*_desc-*_bold.nii.gz"
@@ -35,10 +33,7 @@ ADVICE = "give the words of each class with the options patient and control: --p
 # How to name the column of a role that was not found, by role.
 COLUMNS = {role: f"rename the right one to {role}" for role in ("subject", "label")}
 COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site-name NAME)"
-TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
-LARGEST_SIDECAR = 16 << 20  # bytes
 BAND = (0.01, 0.1)  # Hz, as in both releases
-CLEANED = "runs detrended and filtered to 0.01-0.1 Hz, confounds of fMRIPrep regressed out by nilearn's strategy {}"
 
 
 def matches(path: Path) -> bool:
@@ -80,166 +75,68 @@ def read(
     patients, controls = _words(patient), _words(control)
     need_distinct(patients, controls, "options patient and control")
     people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE, where=COLUMNS, same=label)
-    runs = FolderRuns(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
-    return read_runs(runs, people, table, name=path.resolve().name, on_bad=on_bad, progress=progress)
-
-
-class FolderRuns:
-    """The runs of a folder by atlas and subject, and how to load them."""
-
-    def __init__(
-        self,
-        path: Path,
-        atlas: Atlases,
-        atlas_image: str | Path | None,
-        atlas_labels: str | Path | None,
-        only: str,
-        session: str | None,
-        confounds: str | None,
-        join_runs: bool,
-        same: Callable[[str], str] = str,
-    ) -> None:
-        """`same` gives the subject of a file name as the table has it."""
-        need_strategy(confounds)
-        self.path, self.strategy, self.join_runs = path, confounds, join_runs
-        self.volumes: dict[Path, tuple[int, int]] = {}  # scrubbed and all volumes of a run with confounds
-        self.load: Load = _load_series
-        if atlas_image is None:
-            if confounds is not None:
-                raise InputError("option confounds is for runs that an atlas divides into ROIs; give it with --atlas-image.")
-            groups = _series_files(path, atlas)
-        else:
-            image = Path(atlas_image)
-            is_dense = image.name.endswith(cifti.LABELS)
-            self.load = self._of_parcels(image) if is_dense else self._of_image(image, atlas_labels)
-            groups = {_image_atlas(atlas, image): sorted(path.glob(DENSE if is_dense else IMAGES))}
-        self.by_atlas: dict[str, Runs] = {}
-        for name, files in groups.items():
-            chosen = by_subject(files, path, only, session, join_runs)
-            self.by_atlas[name] = {same(subject): runs for subject, runs in chosen.items()}
-        self.atlases = tuple(self.by_atlas)
-        self.first = self.by_atlas[self.atlases[0]]
-        self.session_note = session_note(groups[self.atlases[0]], session, join_runs)
-
-    def notes(self) -> tuple[str, ...]:
-        """Which atlases and runs are read, and what was done with them."""
-        cleaned = (CLEANED.format(self.strategy or "simple"),) if self.volumes else ()
-        joined_runs = (JOINED,) if self.join_runs else ()
-        sessions = (self.session_note,) if self.session_note else ()
-        return (*sessions, *cleaned, *joined_runs)
-
-    def scrubbed(self, runs: Sequence[Path]) -> tuple[int, int] | None:
-        """Scrubbed and all volumes of the runs of a subject; None if they have no confounds."""
-        counts = [self.volumes[run] for run in runs if run in self.volumes]
-        return (sum(each[0] for each in counts), sum(each[1] for each in counts)) if counts else None
-
-    def _of_image(self, image: Path, labels: str | Path | None) -> Load:
-        regions = _Parcellation(image, Path(labels) if labels else None)
-        return lambda file: regions.load(file, self._confounds)
-
-    def _of_parcels(self, image: Path) -> Load:
-        parcels = cifti.Parcels(image)
-
-        def load(file: Path) -> tuple[Rois, Series]:
-            """Means of the parcels; cleaned like a NIfTI run if fMRIPrep wrote it, since other pipelines have done so."""
-            rois, series = parcels.load(file)
-            if self.strategy is None and confounds_table(file) is None:
-                return rois, series
-            from nilearn.signal import clean
-
-            regressors, sample_mask = self._confounds(file, len(series))
-            try:
-                cleaned = clean(series, confounds=regressors, sample_mask=sample_mask, **_cleaning(repetition_time(file)))
-            except DAMAGED as error:
-                raise InputError(f"{file}: the confounds cannot be removed ({one_line(error)}).") from None
-            return rois, cleaned.astype(np.float32)
-
-        return load
-
-    def _confounds(self, file: Path, volumes: int) -> tuple[Any, npt.NDArray[np.int_] | None]:
-        """Confounds of a run, whose number of scrubbed volumes is kept."""
-        regressors, sample_mask = load_confounds(file, self.strategy)
-        if regressors is not None:
-            self.volumes[file] = (0 if sample_mask is None else volumes - len(sample_mask), volumes)
-        return regressors, sample_mask
-
-
-def read_runs(
-    runs: FolderRuns, people: Participants, table: Path, *, name: str, on_bad: OnBad, progress: Progress | None
-) -> Cohort:
-    """Cohort of the listed people who have runs."""
-    order = {label(one): i for i, one in enumerate(people.subjects)}
-    every = {one: files[0] for each in reversed(runs.by_atlas.values()) for one, files in each.items()}
-    need_listed(every, order, table)
-    excluded = [
-        Exclusion(one, str(people.sites[i]), no_series(runs.atlases))
-        for i, one in enumerate(people.subjects)
-        if label(one) not in runs.first
-    ]
-    for one in sorted(set(every) - set(order)):
-        if on_bad == "stop":
-            raise InputError(f"{every[one]}: subject sub-{one} is not in {table}.")
-        excluded.append(Exclusion(f"sub-{one}", "", "series file but not listed"))
-    files = {each[0]: each for each in runs.first.values()}  # all runs of a subject by its first one
-    trs: dict[Path, float] = {}
-    motion: dict[Path, float] = {}
-
-    def load_first(file: Path) -> tuple[Rois, Series]:
-        trs[file] = _one_repetition_time(files[file])  # here, so that a bad sidecar file concerns its subject only
-        motion[file] = mean_displacement(files[file])
-        return joined(files[file], runs.load) if runs.join_runs else runs.load(file)
-
-    def load_other(file: Path, others: Mapping[Path, list[Path]], firsts: Mapping[Path, list[Path]]) -> tuple[Rois, Series]:
-        need_same_runs(others[file], firsts[file], runs.atlases[0])
-        return joined(others[file], runs.load) if runs.join_runs else runs.load(file)
-
-    def further(atlas: str) -> AtlasFiles:
-        present = {one: each for one, each in runs.by_atlas[atlas].items() if one in runs.first}
-        others = {each[0]: each for each in present.values()}
-        firsts = {each[0]: runs.first[one] for one, each in present.items()}
-        return AtlasFiles(atlas, _listed(people, present), partial(load_other, others=others, firsts=firsts))
-
-    gathered, parcellations, notes = gather_atlases(
-        AtlasFiles(runs.atlases[0], _listed(people, runs.first), load_first),
-        lambda: [further(atlas) for atlas in runs.atlases[1:]],
-        table,
-        on_bad=on_bad,
-        progress=progress,
+    runs = find_runs(
+        path,
+        atlas=atlas,
+        atlas_image=atlas_image,
+        atlas_labels=atlas_labels,
+        only=only,
+        session=session,
+        confounds=confounds,
+        join_runs=join_runs,
     )
-    rows = [order[label(each.subject)] for each in gathered.files]
-    paths = [each.path for each in gathered.files]
-    measured = np.array([trs[path] for path in paths])
-    scrubbed = [runs.scrubbed(files[path]) for path in paths]
-    phenotypes, lost = add_motion(people.phenotypes.iloc[rows], [motion[path] for path in paths], scrubbed, runs.strategy)
-    return Cohort(
-        series=gathered.series,
-        subjects=np.array([each.subject for each in gathered.files]),
-        sites=people.sites[rows],
-        labels=people.labels[rows],
-        rois=gathered.rois,
-        phenotypes=phenotypes,
-        inputs=people.inputs,
-        tr=np.where(np.isnan(measured), people.tr[rows], measured),
-        atlas=runs.atlases[0],
-        name=name,
-        excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(*(f"atlas {atlas}" for atlas in runs.atlases), *people.notes, *runs.notes(), *lost, *notes),
-        parcellations=parcellations,
-    )
+    return read_runs(runs, people, table, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")
+
+
+def find_runs(
+    path: Path,
+    *,
+    atlas: Atlases,
+    atlas_image: str | Path | None,
+    atlas_labels: str | Path | None,
+    only: str,
+    session: str | None,
+    confounds: str | None,
+    join_runs: bool,
+    same: Callable[[str], str] = str,
+) -> FolderRuns:
+    """The runs of a folder with BIDS names; `same` gives the subject of a file name as the table has it."""
+    need_strategy(confounds)
+    volumes: dict[Path, tuple[int, int]] = {}
+    if atlas_image is None:
+        if confounds is not None:
+            raise InputError("option confounds is for runs that an atlas divides into ROIs; give it with --atlas-image.")
+        load: Load = _load_series
+        groups = _series_files(path, atlas)
+    else:
+        image = Path(atlas_image)
+        is_dense = image.name.endswith(cifti.LABELS)
+        regions = _DenseParcellation(image) if is_dense else _Parcellation(image, Path(atlas_labels) if atlas_labels else None)
+        load = partial(regions.load, confounds=_Confounds(confounds, volumes))
+        groups = {_image_atlas(atlas, image): sorted(path.glob(DENSE if is_dense else IMAGES))}
+    groups = {name: [file for file in files if has_entities(file, only)] for name, files in groups.items()}
+    by_atlas = {name: by_subject(files, path, session, join_runs, same) for name, files in groups.items()}
+    note = session_note(next(iter(groups.values())), session, join_runs)
+    return FolderRuns(by_atlas, load, join_runs, confounds, (note,) if note else (), volumes)
+
+
+class _Confounds:
+    """Confounds of a run by one strategy. The number of scrubbed volumes of each run is kept."""
+
+    def __init__(self, strategy: str | None, volumes: dict[Path, tuple[int, int]]) -> None:
+        self.strategy, self.volumes = strategy, volumes
+
+    def load(self, file: Path, count: int) -> Confounds:
+        """Confounds of a run with so many volumes."""
+        confounds = load_confounds(file, self.strategy)
+        if confounds.regressors is not None:
+            kept = count if confounds.sample_mask is None else len(confounds.sample_mask)
+            self.volumes[file] = (count - kept, count)
+        return confounds
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in str(text).split(",") if word.strip()]
-
-
-def label(subject: str) -> str:
-    """Subject without the prefix sub-."""
-    return subject.removeprefix("sub-")
-
-
-def _listed(people: Participants, runs: Runs) -> list[SeriesFile]:
-    listed = zip(people.subjects, people.sites.tolist(), strict=True)
-    return [SeriesFile(one, site, runs[label(one)][0]) for one, site in listed if label(one) in runs]
 
 
 def _image_atlas(atlas: Atlases, image: Path) -> str:
@@ -303,49 +200,6 @@ def _flatten_absent(series: Series) -> Series:
     return np.where(np.isnan(series).all(axis=0), np.float32(0), series)
 
 
-def repetition_time(file: Path) -> float:
-    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN; in seconds.
-
-    A header states its unit of time; one without a unit is taken as seconds. A CIFTI-2 file has the time in its axis, which
-    comes first.
-    """
-    seconds = cifti.repetition_time(file) if cifti.is_cifti(file) else np.nan
-    if not np.isnan(seconds):
-        return seconds
-    for sidecar in (file.with_suffix(".json"), Path(re.sub(r"(\.[dp]tseries)?\.nii(\.gz)?$", ".json", str(file)))):
-        if sidecar.suffix == ".json" and sidecar.is_file():
-            try:
-                content = json.loads(read_bytes(sidecar, LARGEST_SIDECAR))
-                seconds = float(content.get("RepetitionTime", np.nan))
-            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-                raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
-            if seconds <= 0 or np.isinf(seconds):
-                raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
-            return need_seconds(seconds, f"{sidecar}, RepetitionTime")
-    if not file.name.endswith(".nii.gz"):
-        return np.nan
-    header = load_image(file).header
-    zooms: tuple[float, ...] = header.get_zooms()
-    try:
-        unit = TIME_UNITS.get(header.get_xyzt_units()[1], np.nan)  # NaN for hertz and other units that are no time
-    except KeyError:
-        raise InputError(f"{file}, header: its unit of time has an unknown code; write the TR into a JSON sidecar.") from None
-    seconds = float(zooms[3]) * unit if len(zooms) == 4 and zooms[3] > 0 else np.nan
-    return need_seconds(seconds, f"{file}, header")
-
-
-def _one_repetition_time(runs: list[Path]) -> float:
-    """Repetition time that all runs of a subject have."""
-    first, *others = (repetition_time(run) for run in runs)
-    for run, other in zip(runs[1:], others, strict=True):
-        if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
-            raise InputError(
-                f"{run}: a TR of {other:g} s, but {runs[0].name} has {first:g} s, so the runs cannot be joined; "
-                "select one with only, for example 'run-01'."
-            )
-    return first
-
-
 class _Parcellation:
     """Mean signal of each atlas region, denoised if fMRIPrep's confounds are next to the run."""
 
@@ -366,7 +220,7 @@ class _Parcellation:
             if unnamed:
                 raise InputError(f"{labels} does not name region {unnamed[0]} of {image}.")
 
-    def load(self, file: Path, confounds: Callable[[Path, int], tuple[Any, Any]]) -> tuple[Rois, Series]:
+    def load(self, file: Path, confounds: _Confounds) -> tuple[Rois, Series]:
         """(time, roi) series for the full label list; regions lost in resampling become flat columns."""
         from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
@@ -376,7 +230,7 @@ class _Parcellation:
         if run.ndim != 4:
             raise InputError(f"{file} has shape {run.shape}, not (x, y, z, time).")
         cleaning = _cleaning(repetition_time(file))
-        regressors, sample_mask = confounds(file, run.shape[3])
+        regressors, sample_mask = confounds.load(file, run.shape[3])
         grid = {"target_affine": run.affine, "target_shape": run.shape[:3]}
         try:
             # Resampled here, because the masker would warn about each region that is lost.
@@ -390,6 +244,24 @@ class _Parcellation:
         for column, index in enumerate(_region_indices(masker)):
             series[:, indices.index(index)] = signals[:, column]
         return tuple(self.names.values()), _flatten_absent(series)
+
+
+class _DenseParcellation(cifti.Parcels):
+    """Mean signal of each parcel of a dense series, denoised if fMRIPrep's confounds are next to it."""
+
+    def load(self, file: Path, confounds: _Confounds) -> tuple[Rois, Series]:
+        """(time, roi) series. Without confounds it stays as it is, because other pipelines write denoised series."""
+        rois, series = self.means(file)
+        if confounds.strategy is None and confounds_table(file) is None:
+            return rois, series
+        from nilearn.signal import clean
+
+        regressors, sample_mask = confounds.load(file, len(series))
+        try:
+            cleaned = clean(series, confounds=regressors, sample_mask=sample_mask, **_cleaning(repetition_time(file)))
+        except DAMAGED as error:
+            raise InputError(f"{file}: the confounds cannot be removed ({one_line(error)}).") from None
+        return rois, cleaned.astype(np.float32)
 
 
 def _region_indices(masker: Any) -> list[int]:

@@ -74,7 +74,7 @@ class Parcels:
             else:
                 self.grid[_inside(path, model.voxel, self.grid.shape)] = keys[part]
 
-    def load(self, path: Path) -> tuple[Rois, Series]:
+    def means(self, path: Path) -> tuple[Rois, Series]:
         """(time, roi) means over the grayordinates of each parcel.
 
         A grayordinate without coverage (NaN or 0 at every volume) is left out. A parcel without any becomes a flat column.

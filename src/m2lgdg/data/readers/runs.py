@@ -1,13 +1,13 @@
 """Runs of a subject: the entities in their file names, which session and run is read, and which runs can be joined.
 
-Used by the BIDS reader before it loads anything. Names of the Human Connectome Project, which are no BIDS names, have the same
-entities.
+Used by readers before they load anything. Names of the Human Connectome Project and of ADHD-200, which are no BIDS names, have
+the same entities.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from m2lgdg.cohort import natural_key
@@ -16,18 +16,21 @@ from m2lgdg.storage import InputError
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 # SUBJECT/MNINonLinear/Results/rfMRI_REST1_LR/rfMRI_REST1_LR_Atlas_MSMAll.ptseries.nii: REST1 and REST2 are two sessions.
 HCP = re.compile(r"/(?P<sub>\w+)/MNINonLinear/Results/[^/]+/(?P<task>[rt]fMRI)_(?P<ses>[A-Z]+\d?)_(?P<dir>LR|RL|AP|PA)_[^/]*$")
+ATHENA = re.compile(r"/[a-z]+(?P<sub>\d+)_session_(?P<ses>\d+)_rest_(?P<run>\d+)_[^/]*_TCs\.1D$")  # of ADHD-200
 SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of the scan from which a series was extracted
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 FIRST = "first"  # value of the option session
-SESSIONS = "session: "  # starts the note on which session was read
+SESSIONS, RUNS = "session: ", "run: "  # start the notes on which session and run was read
 Runs = dict[str, list[Path]]  # by subject, without sub-
 
 
 def entities(file: Path) -> dict[str, str]:
     """Entities of a file by their short names (sub, ses, task, run ...)."""
-    found = dict(ENTITY.findall(file.name))
-    match = None if "sub" in found else HCP.search(f"/{file.as_posix()}")
-    return found if match is None else match.groupdict()
+    names = dict(ENTITY.findall(file.name))
+    if "sub" in names:
+        return names
+    match = HCP.search(f"/{file.as_posix()}") or ATHENA.search(f"/{file.name}")
+    return names if match is None else match.groupdict()
 
 
 def subject_of(file: Path) -> str:
@@ -46,15 +49,17 @@ def has_entities(file: Path, only: str) -> bool:
     return all(f"_{part}_" in f"_{file.name}" for part in only.split())
 
 
-def by_subject(files: Iterable[Path], path: Path, only: str, session: str | None, join_runs: bool) -> Runs:
+def by_subject(
+    files: Iterable[Path], path: Path, session: str | None, join_runs: bool, same: Callable[[str], str] = str
+) -> Runs:
     """Runs of each subject in natural order; without `join_runs`, a second run of a session is an error.
 
     Of a subject with several sessions, the first is read, or the one that `session` names. With `join_runs` and without
-    `session`, all of them are.
+    `session`, all of them are. `same` gives the subject of a file name as the table has it.
     """
     chosen: Runs = {}
-    for file in sorted((each for each in files if has_entities(each, only)), key=lambda one: natural_key(one.name)):
-        chosen.setdefault(subject_of(file), []).append(file)
+    for file in sorted(files, key=lambda one: natural_key(one.name)):
+        chosen.setdefault(same(subject_of(file)), []).append(file)
     if not chosen:
         raise InputError(f"{path} has no run with the requested entities.")
     if session is not None or not join_runs:
