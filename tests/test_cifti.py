@@ -368,3 +368,35 @@ def test_a_table_that_lists_nobody_of_the_folder(xcpd):
     for how in ("stop", "exclude"):
         with pytest.raises(InputError, match=r"participants\.tsv lists none of the 3 subjects who have a series, such as 01"):
             read(xcpd, on_bad=how)
+
+
+# The same at the command line
+
+
+def other_parcellation(folder):
+    save_parcellated(folder / XCPD.format("02"), numbers(2, 14, 3), names=PARCELS[:3])
+
+
+def truncated(folder):
+    file = folder / XCPD.format("02")
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def only_dense(folder):
+    for i in (1, 2, 3):
+        (folder / XCPD.format(f"0{i}")).unlink()
+        save(folder / DENSE.format(f"0{i}", ""), numbers(i, 20, 26), SeriesAxis(0, 2.0, 20), models())
+
+
+def table_of_others(folder):
+    people(folder, [("sub-77", "Oslo", "patient")])
+
+
+@pytest.mark.parametrize("spoil", [other_parcellation, truncated, only_dense, table_of_others])
+def test_bad_input_ends_in_one_sentence(xcpd, typed, tmp_path, monkeypatch, spoil):
+    monkeypatch.chdir(tmp_path)
+    spoil(xcpd)
+    code, text, error = typed("convert", xcpd, "own.cohort")
+    assert (code, text, error.count("\n")) == (2, "", 1)
+    assert str(xcpd) in error
+    assert not (tmp_path / "own.cohort").exists()

@@ -16,7 +16,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, need_listed, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.text import read_table
 from m2lgdg.storage import InputError
@@ -73,6 +73,7 @@ def read(
     ]
     excluded += [Exclusion(one, table.at[one, "SITE_ID"], no_series(atlases)) for one in table.index if one not in files]
     every = {one: file for each in reversed(by_atlas.values()) for one, file in each.items()}
+    need_listed(every, table.index, table_path)
     unlisted = sorted(set(every) - set(table.index))
     if unlisted and on_bad == "stop":
         raise InputError(f"{every[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
