@@ -42,7 +42,7 @@ def repetition_time(path: Path) -> float:
 def load_parcellated(path: Path) -> tuple[Rois, Series]:
     """Names of the parcels and (time, roi) series."""
     image, (_, parcels) = _open(path)
-    return tuple(str(name).strip() for name in parcels.name), _numbers(path, image)
+    return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
 
 
 class Parcels:
@@ -81,13 +81,13 @@ class Parcels:
         """
         image, (_, models) = _open(path)
         keys = self._keys(path, models)
-        numbers = _numbers(path, image)
-        covered = ~(np.isnan(numbers).all(axis=0) | (numbers == 0).all(axis=0))
-        series = np.zeros((len(numbers), len(self.names)), dtype=np.float32)
+        signals = _numbers(path, image).T  # (grayordinate, time), as they are stored
+        covered = ~(np.isnan(signals).all(axis=1) | (signals == 0).all(axis=1))
+        series = np.zeros((signals.shape[1], len(self.names)), dtype=np.float32)
         for column, key in enumerate(self.names):
-            members = covered & (keys == key)
-            if members.any():
-                series[:, column] = numbers[:, members].mean(axis=1, dtype=np.float64)
+            members = np.flatnonzero(covered & (keys == key))
+            if len(members):
+                series[:, column] = signals[members].mean(axis=0, dtype=np.float64)
         return tuple(self.names.values()), series
 
     def _keys(self, path: Path, models: Any) -> npt.NDArray[np.int64]:
@@ -135,7 +135,7 @@ def _open(path: Path) -> tuple[Any, tuple[Any, Any]]:
 def _numbers(path: Path, image: Any) -> Series:
     try:
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(image.dataobj, dtype=np.float32)
+            return np.asarray(image.dataobj, dtype=np.float32)
     except Exception as error:  # as above
         raise InputError(f"{path} is damaged or incomplete: its numbers cannot be read ({one_line(error)}).") from None
 
