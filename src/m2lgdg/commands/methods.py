@@ -40,12 +40,11 @@ def methods(
     for title, names in groups.items():
         terminal.out.print(f"[bold]{title}[/]")
         for method in (method for method in names if method in known):
-            cls = known[method]
+            declaration = known.declaration(method)
             mark = "[default of `m2lgdg fit`] " if method == known.default else ""
-            summary = escape(mark + (cls.__doc__ or "").splitlines()[0])
-            terminal.out.print(f"  [bold]{escape(method)}[/]  {summary}", soft_wrap=True)
-            if cls.reference:
-                terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
+            terminal.out.print(f"  [bold]{escape(method)}[/]  {escape(mark + declaration.summary)}", soft_wrap=True)
+            if declaration.reference:
+                terminal.out.print(f"    {escape(declaration.reference)}", style="dim", soft_wrap=True)
     terminal.out.print("With the name of a method, the command prints its fields and variants.")
     suggestions.print_next(context, "methods", known.default)
 
