@@ -60,10 +60,11 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 def missing_libraries(extra: str) -> list[str]:
     """Libraries of an extra that cannot be imported; none is imported to find out."""
-    return [name for name in EXTRAS[extra] if not _importable(name)]
+    return [name for name in EXTRAS[extra] if not importable(name)]
 
 
-def _importable(name: str) -> bool:
+def importable(name: str) -> bool:
+    """Whether a module is installed; it is not imported to find out."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):  # from import hooks, and for a module that is blocked in sys.modules
