@@ -90,9 +90,7 @@ def test_the_wheel_is_the_same_for_every_system(build, monkeypatch):
     monkeypatch.delenv("M2LGDG_COMPILE", raising=False)
     assert build("standard") == ({"artifacts": [], "pure_python": True}, False)
     assert build("editable", "sdist") == ({"artifacts": [], "pure_python": True}, False)
-    assert (
-        "artifacts" not in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    )  # a compiled file from before
+    assert "artifacts" not in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]  # a compiled file from before
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
