@@ -158,6 +158,34 @@ def test_a_network_is_one_sentence(m2lgdg, work, words, what):
     assert not (work / "network").exists() and not (work / "networks").exists()
 
 
+@pytest.mark.parametrize("study", ["abide.toml", "rest-meta-mdd.toml"])
+def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work, study):
+    """Only the methods that are run need to be usable here."""
+    (work / study).write_text((Path(__file__).parents[1] / "studies" / study).read_text())
+    changes = (
+        "cohort=tiny.cohort",
+        "inputs=[]",
+        'targets=["north"]',
+        "seeds=[0]",
+        "variants=[]",
+        "explain=false",
+        "device=cpu",
+    )
+    words = ("run", study, *(word for change in changes for word in ("--set", change)))
+    code, _, err = m2lgdg(*words, "--method", "fc-logistic", "--out", f"{study}-results")
+    assert code == 0, err
+    wanted = f"m2lgdg: method m2lgdg is a network, which {MISSING}.\n"
+    assert m2lgdg(*words, "--method", "m2lgdg", "--out", f"{study}-networks")[::2] == (2, wanted)
+    assert not (work / f"{study}-networks").exists()
+
+
+def test_the_curve_of_a_study_with_networks(m2lgdg, work):
+    (work / "both.toml").write_text('cohort = "tiny.cohort"\nmethods = ["erm", "fc-logistic"]\ntargets = ["north"]\n')
+    code, out, err = m2lgdg("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", 1)
+    assert code == 0, err
+    assert "2 of 2 trainings done" in out
+
+
 def test_an_onnx_graph_is_one_sentence(m2lgdg, fitted):
     wanted = 'm2lgdg: ONNX export needs torch; install it with: pip install "m2lgdg[onnx]".\n'
     assert m2lgdg("export", fitted, "--out", "model.onnx")[::2] == (2, wanted)

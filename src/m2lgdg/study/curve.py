@@ -27,7 +27,7 @@ from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out, nested_order
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.cells import Cell, make_cells
-from m2lgdg.study.config import Study, with_only
+from m2lgdg.study.config import Study, usable, with_only
 from m2lgdg.study.engines import ENGINES
 from m2lgdg.study.features import forget_features
 from m2lgdg.study.folder import locked_folder
@@ -118,7 +118,7 @@ def linear_part(study: Study, names: Sequence[str] | None) -> Study:
     from m2lgdg.methods.linear import Linear
 
     known = load_methods()
-    chosen = list(names) if names else [name for name in study.methods if issubclass(known[name], Linear)]
+    chosen = list(names) if names else [name for name in study.methods if usable(name) and issubclass(known[name], Linear)]
     if not chosen:
         raise InputError(f"the study has no linear method; choose with --method from {', '.join(study.methods)}.")
     plainly = {"variants": [], "sweep": {}, "explain": False, "track": "strict"}
