@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from m2lgdg import METHODS
+from m2lgdg import METHODS, make
 from m2lgdg.study.cells import LIBRARIES, code_version
 from m2lgdg.study.predictions import read_predictions
 
@@ -184,6 +184,23 @@ def test_the_curve_of_a_study_with_networks(m2lgdg, work):
     code, out, err = m2lgdg("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", 1)
     assert code == 0, err
     assert "2 of 2 trainings done" in out
+
+
+def test_a_saved_network_is_one_sentence(m2lgdg, work, tiny):
+    make("erm", epochs=1, warmup=1).fit(tiny).save(work / "network-model")
+    wanted = f"m2lgdg: method erm is a network, which {MISSING}.\n"
+    for words in (("predict", "network-model", "new.cohort", "--out", "no.csv"), ("card", "network-model")):
+        assert m2lgdg(*words)[::2] == (2, wanted)
+    assert not (work / "no.csv").exists()
+
+
+def test_tables_and_report_of_networks(m2lgdg, work):
+    """Results that were computed elsewhere can be read."""
+    results = Path(__file__).parents[1] / "results" / "abide-plus-small"
+    code, out, err = m2lgdg("table", results)
+    assert code == 0 and "m2lgdg-plus" in out, err
+    code, _, err = m2lgdg("report", results, "--share", "--out", "plus-report")
+    assert code == 0, err
 
 
 def test_an_onnx_graph_is_one_sentence(m2lgdg, fitted):
