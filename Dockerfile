@@ -8,7 +8,7 @@ RUN M2LGDG_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /w
 
 FROM python:3.12-slim
 ARG EXTRAS=""
-# PyTorch without CUDA, which is a tenth of its size; used if EXTRAS has networks.
+# PyTorch without CUDA, which is much smaller; used if EXTRAS has networks.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # A read-only image (Apptainer) and a user without a home folder can write to /tmp only.
 ENV PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib
