@@ -85,6 +85,22 @@ def test_both_levels_give_the_cohort_of_the_derivatives(app, tiny, tmp_path):
     assert (out / "results" / "report.html").is_file() and str(out / "results" / "report.html") in text
 
 
+def test_head_motion_reaches_the_group(app, tiny, tmp_path):
+    folder, out = derivatives(tmp_path / "xcpd", tiny, labels=False), tmp_path / "out"
+    for i, run in enumerate(sorted(folder.glob("sub-*/func/*.tsv"))):
+        moved = "framewise_displacement\nn/a\n0.1\n" + f"{0.1 + i / 100:.2f}\n"
+        (run.parent / f"{run.name.split('_space-')[0]}_motion.tsv").write_text(moved)
+    expected = read(folder, "bids").phenotypes["mean_fd"].to_numpy()
+    assert expected[:2].tolist() == pytest.approx([0.1, 0.105])
+    assert app(folder, out, "participant")[0] == app(folder, out, "group")[0] == 0
+    quality = out / "sub-01" / "func" / "sub-01_desc-quality.json"
+    assert json.loads(quality.read_text())["mean_fd"] == expected[1]
+    assert Cohort.load(out / "group.cohort").phenotypes["mean_fd"].tolist() == expected.tolist()
+    quality.write_text("{")
+    code, _, err = app(folder, out, "group")
+    assert code == 2 and err == f"m2lgdg: {quality} is damaged; run the participant level for sub-01 again.\n"
+
+
 def test_the_group_level_alone_reads_the_derivatives(app, tiny, tmp_path):
     folder = derivatives(tmp_path / "xcpd", tiny, labels=False)
     code, text, _ = app(folder, tmp_path / "out", "group")

@@ -13,7 +13,10 @@ from typing import Any
 
 from m2lgdg.commands import terminal
 
-READER = ("participants", "atlas", "atlas_image", "atlas_labels", "only", "site", "patient", "control", "join_runs")
+READER = (
+    *("participants", "atlas", "atlas_image", "atlas_labels", "only", "session", "confounds", "join_runs"),
+    *("site", "patient", "control"),
+)
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -35,6 +38,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--atlas-image", type=Path, help="atlas image, to extract series from NIfTI runs")
     add("--atlas-labels", type=Path, help="table of index and name of its regions")
     add("--only", help="entities of the runs to use, such as 'task-rest run-01'")
+    add("--session", help="session to read, if there are several: first (the default) or its name, such as 02")
+    add("--confounds", help="strategy for fMRIPrep confounds, with --atlas-image: simple (the default), scrubbing or compcor")
     add("--join-runs", action="store_true", default=None, help="put the runs of a participant one after the other")
     add("--site-name", dest="site", help="site of all participants, if participants.tsv has no site")
     add("--patient", help="words of the label column for patients, separated by commas")

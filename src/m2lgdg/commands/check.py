@@ -75,6 +75,8 @@ def check(
     atlas_image: reading.AtlasImage = None,
     atlas_labels: reading.AtlasLabels = None,
     only: reading.Only = None,
+    session: reading.Session = None,
+    confounds: reading.Confounds = None,
     site: options.Site = None,
     site_name: reading.SiteName = None,
     patient: reading.Patient = None,

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 # In the order in which a user needs them, each in a module of its name.
 COMMANDS = (
-    *("demo", "doctor", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
+    *("demo", "doctor", "fetch", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
     *("fit", "adapt", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
 )
 _registered = typer.Typer()

@@ -19,12 +19,16 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.check import Check, check_cohort
 from m2lgdg.data.readers import read
+from m2lgdg.data.readers.confounds import MEAN_FD, REMOVED
 from m2lgdg.data.readers.tables import find_column, read_text_table
 from m2lgdg.method import nearest
-from m2lgdg.storage import InputError, write_text, write_texts
+from m2lgdg.storage import InputError, read_bytes, write_text, write_texts
 
 BIDS_VERSION = "1.9.0"
 COHORT = "group.cohort"
+QUALITY = "desc-quality.json"
+MOTION = (MEAN_FD, REMOVED)  # phenotype columns of the reader
+LARGEST = 1 << 20  # bytes of a quality file
 METHODS = ("phenotype-logistic", "fc-logistic", "connectome-adaptive")  # of the default study
 Progress = Callable[[int, int], None]
 
@@ -65,10 +69,27 @@ def group_cohort(
         options |= {"participants": table, "atlas": "all"}
         derivatives = out
     cohort = read(derivatives, "bids", on_bad="exclude", progress=progress, **options)._changed(name="group")
+    cohort = _with_motion(cohort, out)
     check = check_cohort(cohort)
     describe(out)
     cohort.with_findings(check.findings).save(out / COHORT)
     return cohort, check
+
+
+def _with_motion(cohort: Cohort, out: Path) -> Cohort:
+    """The cohort with the head motion that the participant level found, whose tables of motion are not copied."""
+    columns: dict[str, list[float]] = {name: [] for name in MOTION if name not in cohort.phenotypes}
+    for subject in cohort.subjects.tolist():
+        path = _folder(subject, out) / f"sub-{_label(subject)}_{QUALITY}"
+        try:
+            content = json.loads(read_bytes(path, LARGEST)) if path.is_file() else {}
+            numbers = {name: float(content.get(name, np.nan)) for name in columns}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise InputError(f"{path} is damaged; run the participant level for {subject} again.") from None
+        for name, value in numbers.items():
+            columns[name].append(value)
+    known = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    return cohort._changed(phenotypes=cohort.phenotypes.assign(**known)) if known else cohort
 
 
 def no_study(cohort: Cohort, check: Check) -> str:
@@ -129,9 +150,11 @@ def _rows(table: Path, wanted: Sequence[str], folder: Path) -> Path:
 
 def _write_participant(one: Cohort, out: Path) -> None:
     """Series of each atlas as a table with a JSON sidecar, and the quality file."""
-    label = re.sub(r"[^A-Za-z0-9]", "", str(one.subjects[0]).removeprefix("sub-"))
+    label = _label(str(one.subjects[0]))
     texts: dict[str, str | bytes] = {}
     quality: dict[str, Any] = {"findings": [finding.text for finding in check_cohort(one, new_site=True).findings]}
+    motion = {name: float(one.phenotypes[name].iloc[0]) for name in MOTION if name in one.phenotypes}
+    quality |= {name: value for name, value in motion.items() if np.isfinite(value)}
     tr = float(one.tr[0]) if np.isfinite(one.tr[0]) else None
     for atlas in one.atlases:
         part = one.parcellation(atlas)
@@ -142,8 +165,16 @@ def _write_participant(one: Cohort, out: Path) -> None:
         minutes = None if tr is None else round(len(series) * tr / 60, 2)
         flat = [part.rois[i] for i in np.flatnonzero(np.ptp(series, axis=0) == 0)]
         quality[atlas] = {"volumes": len(series), "rois": len(part.rois), "minutes": minutes, "flat_rois": flat}
-    texts[f"sub-{label}_desc-quality.json"] = json.dumps(quality, indent=1, ensure_ascii=False) + "\n"
-    write_texts(out / f"sub-{label}" / "func", texts)
+    texts[f"sub-{label}_{QUALITY}"] = json.dumps(quality, indent=1, ensure_ascii=False) + "\n"
+    write_texts(_folder(label, out), texts)
+
+
+def _label(subject: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", subject.removeprefix("sub-"))
+
+
+def _folder(subject: str, out: Path) -> Path:
+    return out / f"sub-{_label(subject)}" / "func"
 
 
 def _series_text(rois: Sequence[str], series: npt.NDArray[np.float32]) -> str:
