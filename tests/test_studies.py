@@ -40,7 +40,7 @@ def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
     cohort = next((name for name in ("abide-paper", "abide-atlases") if path.stem.startswith(name)), release)
-    cohort = "abide-atlases" if path.stem == "abide-adapted" else cohort
+    cohort = "abide-atlases" if path.stem in ("abide-adapted", "abide-connectome") else cohort
     assert Path(study.cohort).name == f"{cohort}.cohort"
     return make_cells(study, cohorts.get(cohort, cohorts[release]))
 
@@ -97,7 +97,7 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
     assert all(cell.fields["phenotypes"] for cell in second)
     assert {cell.method for cell in second} == {name for name, _ in counts} - taking
     linear = Counter((cell.method, cell.fields.get("phenotypes", False)) for cell in cells_of(STUDIES / LINEAR, cohorts))
-    without_brain = {("prior", False), ("phenotype-logistic", True)}
+    without_brain = {("prior", False), ("phenotype-logistic", False)}
     models = {*METHODS.with_role(*SIMPLE), "combat-logistic"} - {name for name, _ in without_brain}
     assert linear == dict.fromkeys({*without_brain, *((name, given) for name in models for given in (False, True))}, 2)
 
