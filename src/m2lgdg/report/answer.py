@@ -70,7 +70,7 @@ def data_box(contents: Contents) -> Data | None:
     listed = [
         anonymous_sentences(one._replace(anonymous="").shared() for one in part) for part in (first, findings[len(first) :])
     ]
-    cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) <= MOST_FINDINGS else len(listed[0][:MOST_FINDINGS])
+    cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
     sentences = [*listed[0], *listed[1]]
     return Data(f"{summary(findings)}.{DROP if first else ''}", sentences[:cut], sentences[cut:])
 

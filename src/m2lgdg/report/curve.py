@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.data.spreadsheets import csv_text, unquoted_table
-from m2lgdg.report.drawing import FAINT, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.drawing import FAINT, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.storage import InputError, write_texts
 from m2lgdg.study.curve import FURTHER, POINTS, Curve, Trend, summarise
 
@@ -131,4 +131,4 @@ def learning_figure(curve: Curve, hues: Mapping[tuple[str, str], int] = MappingP
         "Mean AUC over left-out sites against the number of source subjects, with 95 % bootstrap intervals over sites. "
         f"Dashed: line fitted to AUC against log2 of the number of subjects. {EXTRAPOLATED}"
     )
-    return draw("learning-curve", caption, "Learning curve; numbers in curve.csv and trend.csv", (7, 4.5), paint)
+    return draw("learning-curve", caption, "Learning curve; numbers in curve.csv and trend.csv", (WIDTH, 4.2), paint)

@@ -13,7 +13,7 @@ import numpy as np
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.contents import Contents
-from m2lgdg.report.drawing import Figure, Sheet, draw, short
+from m2lgdg.report.drawing import WIDTH, Figure, Sheet, draw
 from m2lgdg.report.tables import Table
 from m2lgdg.study.description import Floats, read_connectomes
 
@@ -131,13 +131,13 @@ def _largest(matrix: Floats, count: int) -> list[tuple[int, int]]:
 def _matrices(means: dict[str, Floats], named: str) -> Figure:
     """Means of both classes in one matrix, one on each side of the diagonal, and the difference."""
     both = np.triu(means["patients"]) + np.tril(means["controls"])
-    panels = {"patients (above), controls (below)": both, "patients minus controls, within sites": means["difference"]}
+    panels = {"patients above, controls below": both, "patients minus controls": means["difference"]}
 
     def paint(sheet: Sheet) -> None:
         for axis, (title, matrix) in zip(sheet.canvas.subplots(1, 2), panels.items(), strict=True):
             most = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
             shown = axis.imshow(matrix, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-            axis.set_title(short(title, 44), fontsize=10)
+            axis.set_title(title, fontsize=9)
             axis.set(xlabel="ROI", ylabel="ROI")
             sheet.canvas.colorbar(shown, ax=axis, location="bottom", shrink=0.8, aspect=30, label="Fisher z")
 
@@ -146,4 +146,4 @@ def _matrices(means: dict[str, Floats], named: str) -> Figure:
         "controls, weighted mean of the differences within sites, which leaves out what differs between sites only. "
         f"Colours end at the 99.5th percentile. Largest differences: {named}."
     )
-    return draw("connectomes", caption, "Mean connectomes of patients and controls, and their difference", (7, 4.1), paint)
+    return draw("connectomes", caption, "Mean connectomes of patients and controls, and their difference", (WIDTH, 3.8), paint)

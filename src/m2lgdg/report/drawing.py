@@ -34,7 +34,7 @@ COLOURS = (
     *("#7f7f7f", "#17becf"),
 )
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
-WIDTH = 7.0  # inches of a figure: its text is readable on a phone and as large as that of the page on a screen
+WIDTH = 6.0  # inches of a figure: its text is readable on a phone and as large as that of the page on a screen
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and any script is shown with the reader's fonts
     "text.parse_math": False,  # a site may be named $1

@@ -105,7 +105,7 @@ def _legend_below(sheet: Sheet, handles: Sequence[Any] | None = None, names: Seq
     """Legend under the figure, which leaves its width to the axes."""
     if handles is None:
         handles, names = sheet.canvas.axes[0].get_legend_handles_labels()
-    columns = max(1, min(len(names), 84 // (max(map(len, names), default=1) + 8)))
+    columns = max(1, min(len(names), 72 // (max(map(len, names), default=1) + 8)))
     sheet.canvas.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9)
 
 
@@ -266,7 +266,7 @@ def sensitivity_curves(
     caption = f"{method}: AUC, ACC and F1 (means over target sites) by field value; larger point: default."
     if halves.notna().any():
         caption += " Bars: 95 % t interval of the difference from the default, from the variance over seeds within sites."
-    return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 5.6), paint)
+    return draw(f"sensitivity-{method}", caption, caption, (max(WIDTH, 2.2 * len(axes)), 5.6), paint)
 
 
 def training_curves(histories: dict[str, list[list[dict[str, float]]]], hues: Mapping[Key, int] | None = None) -> Figure | None:
@@ -342,10 +342,14 @@ def _panels(
             paint(axis, site)
             axis.set_title(short(site, 20), fontsize=10, color=INK)
             axis.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xticks=(0, 50, 100), yticks=(0, 50, 100))
-        sheet.canvas.supxlabel(names[0], fontsize=10)
-        sheet.canvas.supylabel(names[1], fontsize=10)
+        for i in range(len(sites)):
+            if i % columns == 0:
+                grid.flat[i].set_ylabel(names[1], fontsize=9)
+            if i + columns >= len(sites):  # nothing below it
+                grid.flat[i].set_xlabel(names[0], fontsize=9)
+                grid.flat[i].tick_params(labelbottom=True)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         _legend_below(sheet, handles, labels)
 
-    side = min(WIDTH / columns, 3.2)
+    side = min(WIDTH / columns, 2.5)
     return draw(name, caption, alt, (WIDTH, side * rows + 0.9), paint_all)

@@ -13,8 +13,8 @@ from m2lgdg.cohort import general_reason
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.drawing import CARD, FAINT, INK, Figure, on_page
 
-WIDTH, LEFT, RIGHT = 520, 225, 265  # of the picture, of the main boxes, and of the boxes with reasons
-GAP, PAD, LINE, LETTERS = 26, 11, 19, 8.1  # pixels; LETTERS is the mean width of one
+WIDTH, LEFT, RIGHT = 520, 235, 255  # of the picture, of the main boxes, and of the boxes with reasons
+GAP, PAD, LINE, LETTERS = 26, 11, 19, 7.7  # pixels; LETTERS is the mean width of one
 MOST_REASONS = 6
 Step = tuple[list[str], list[str]]  # lines of the main box, and of the box beside the arrow that leaves it
 
@@ -88,7 +88,8 @@ def _drawn(steps: list[Step]) -> str:
             y = bottom
     head = '<marker id="flow-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     head += f'<path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker>'
-    size = f'viewBox="0 0 {WIDTH} {y + 1:g}" width="{WIDTH}" height="{y + 1:g}"'
+    width = WIDTH if any(aside for _, aside in steps) else LEFT + 2
+    size = f'viewBox="-1 0 {width + 2} {y + 1:g}" width="{width + 2}" height="{y + 1:g}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15">'
         f"<defs>{head}</defs>{''.join(parts)}</svg>"

@@ -29,7 +29,7 @@ from m2lgdg.report.methods_text import MethodsText, methods_text
 from m2lgdg.report.motion import motion_of, motion_table
 from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
 from m2lgdg.report.planted import planted_table
-from m2lgdg.report.subgroups import subgroup_table
+from m2lgdg.report.subgroups import few_of_a_class, subgroup_table
 from m2lgdg.report.tables import (
     Table,
     changed_fields,
@@ -87,7 +87,7 @@ def sections(
     hues = hues_of([*focus, *shown, *contents.keys])  # one colour for a method in all figures
     motion = motion_table(mean, shown, motion_of(contents.cohort))
     parts = [
-        _data(contents, summary),
+        _data(contents, summary, shared),
         Section("answer", "Answer", answer=summary),
         _overall(contents, shown, overall, best, rivals),
         _sites(contents, mean, shown, summary, sites, hues),
@@ -123,10 +123,10 @@ MOTION_RULE = (
 PASTE = "A draft from the files of this study. A click selects it."
 
 
-def _data(contents: Contents, summary: Answer) -> Section:
+def _data(contents: Contents, summary: Answer, shared: bool) -> Section:
     """Who was included, what the sites are like, what the check of the cohort reported, and mean connectomes."""
     table = site_table(contents)
-    figure, edges = connectomes(contents)
+    figure, edges = (None, None) if shared and few_of_a_class(contents.description) else connectomes(contents)
     return Section(
         "data",
         "Data",

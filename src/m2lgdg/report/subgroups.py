@@ -6,7 +6,9 @@ size of a hidden group must not follow by subtraction either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,6 +152,22 @@ def within_sites(part: pd.DataFrame) -> tuple[float, float, int]:
     if not areas:
         return np.nan, np.nan, 0
     return float(np.mean(areas)), float(np.sum(variances)) / len(areas) ** 2, len(areas)
+
+
+def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects."""
+    shared: dict[str, Any] = copy.deepcopy(dict(description))
+    for name in ("groups", "sites"):
+        for group in shared.get(name, {}).values():
+            for entry in ("age", "motion", "male", "sex_known") if group["subjects"] < LEAST else ():
+                group.pop(entry, None)
+    return shared
+
+
+def few_of_a_class(description: Mapping[str, Any]) -> bool:
+    """Whether a cohort has too few patients or controls to share their mean connectome; so if their number is unknown."""
+    groups = description.get("groups", {})
+    return any(groups.get(name, {}).get("subjects", 0) < LEAST for name in ("patients", "controls"))
 
 
 def suppressed(sizes: Sequence[int]) -> list[str]:
