@@ -57,7 +57,7 @@ def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
     columns = {str(name).lower(): cohort.phenotypes[name].to_numpy() for name in cohort.phenotypes.columns}
     for name, values in (("age", columns.get("age")), ("motion", motion_column(cohort))):
         if values is not None and values.dtype == np.float64 and not np.isnan(values[chosen]).all():
-            group[name] = [round(float(value), 4) for value in np.nanquantile(values[chosen], (0.25, 0.5, 0.75))]
+            group[name] = [float(value) for value in np.nanquantile(values[chosen], (0.25, 0.5, 0.75))]
     sex = columns.get("sex")
     if sex is not None and sex.dtype == np.float64 and not np.isnan(sex[chosen]).all():
         group["male"], group["sex_known"] = int((sex[chosen] == MALE).sum()), int((~np.isnan(sex[chosen])).sum())
