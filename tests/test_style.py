@@ -20,7 +20,10 @@ ORDER = [
     *("explain", "study", "report", "deploy", "commands", "cli"),
 ]
 # Imported when asked for: the file of a method, the fast form of a network. The registry also needs a type.
-ON_REQUEST = {("registry", "methods"), ("registry", "method"), ("fast", "methods"), ("fast", "deep"), ("model", "method")}
+ON_REQUEST = {
+    *(("registry", "methods"), ("registry", "method"), ("registry", "sklearn_bridge")),
+    *(("fast", "methods"), ("fast", "deep"), ("model", "method")),
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

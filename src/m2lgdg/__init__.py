@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from m2lgdg.report.page import write_report as write_report
     from m2lgdg.report.text import table as table
     from m2lgdg.sklearn_bridge.estimator import as_estimator as as_estimator
+    from m2lgdg.sklearn_bridge.from_sklearn import from_sklearn as from_sklearn
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study.runner import run_study as run_study
@@ -53,6 +54,7 @@ _HOMES = {
     "as_estimator": "sklearn_bridge.estimator",
     "check_cohort": "data.check",
     "evaluate": "metrics",
+    "from_sklearn": "sklearn_bridge.from_sklearn",
     "leave_one_site_out": "splits",
     "make": "method",
     "make_cohort": "data.synthetic",

@@ -313,6 +313,9 @@ class Method:
         """(subject,) probability of the positive class, with other subjects of the site, for a class that `sees_batch`."""
         raise NotImplementedError(f"{type(self).__name__} must implement score_adapted, or leave sees_batch as it is")
 
+    def complete_state(self) -> None:
+        """Add to `state_` what is costly to write, before it is saved or compared; most methods have nothing of the kind."""
+
     def _check_fitted(self) -> None:
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet.")
@@ -342,6 +345,7 @@ class Method:
 
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet; there is nothing to save.")
+        self.complete_state()
         folder = Path(folder)
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -370,6 +374,7 @@ class Method:
             raise InputError(f"{folder} is not a model folder (no method.json).")
         try:
             about, hashes = read_about(folder)
+            METHODS.define_estimator(about["method"], about["fields"], run=False)
             if about["method"] not in load_methods():
                 name = about["method"][:100]
                 raise InputError(f"{path}: method {name} is not known; pass the file that defines it with --plugin.")
@@ -407,6 +412,8 @@ def method(name: str, role: Role = "") -> Callable[[T], T]:
 
 def make(name: str, **fields: Any) -> Method:
     """Create a method by its registered name, with some fields changed; unknown names and invalid values are refused."""
+    if name not in METHODS:
+        METHODS.define_estimator(name, fields)
     cls = find(name)
     created = cls(**checked_fields(cls, fields))
     created.check()
@@ -466,6 +473,8 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, part) for part in parts)
     if origin is Literal:
         return value in parts
+    if origin is dict:
+        return isinstance(value, dict)
     if origin is tuple:
         inside = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from m2lgdg.method import checked_fields, find, nearest, shown
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
-from m2lgdg.registry import load_methods
+from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
 
@@ -95,6 +95,7 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     plugins = [str(folder / plugin) for plugin in study.plugins]
     study = study.model_copy(update={"plugins": plugins, "cohort": str(folder / study.cohort)})
     known = load_methods(tuple(plugins))
+    _define_estimators(study, where)
     for name in study.methods:
         if name not in known:
             raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
@@ -115,6 +116,15 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     _check_fields(study, where)
     _check_variants(study, where)
     return study
+
+
+def _define_estimators(study: Study, where: str) -> None:
+    """Register the scikit-learn estimators that sections [method.NAME] define."""
+    for name in study.methods:
+        try:
+            METHODS.define_estimator(name, study.method.get(name, {}))
+        except InputError as error:
+            raise InputError(f"{where}, [method.{name}]: {error}") from None
 
 
 def with_only(study: Study, names: list[str] | None, sites: list[str] | None = None) -> Study:
@@ -179,13 +189,14 @@ def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
     """Changed fields of one method: those of a variant, then `--set field=value` changes."""
+    changed: dict[str, Any] = {}
+    for change in changes:
+        _apply(changed, change)
+    METHODS.define_estimator(name, changed)
     variants = find(name).variants
     if variant is not None and variant not in variants:
         raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
-    fields = dict(variants[variant]) if variant is not None else {}
-    for change in changes:
-        _apply(fields, change)
-    return fields
+    return (dict(variants[variant]) if variant is not None else {}) | changed
 
 
 def _check_fields(study: Study, where: str) -> None:
