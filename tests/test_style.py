@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
 # Downwards only: a room (a module of the root, or a folder) may import those before it.
 ORDER = [
-    *("storage", "threads", "cohort", "splits", "preprocess", "connectivity", "graph", "losses", "sampler", "metrics"),
-    *("devices", "fast", "data", "model", "registry", "method", "deep", "methods", "sklearn_bridge"),
+    *("storage", "threads", "notebook", "cohort", "splits", "preprocess", "connectivity", "graph", "losses", "sampler"),
+    *("metrics", "devices", "fast", "data", "model", "registry", "method", "deep", "methods", "sklearn_bridge"),
     *("explain", "study", "report", "deploy", "commands", "cli"),
 ]
 # Imported when asked for: the file of a method, the fast form of a network. The registry also needs a type.

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.notebook.arrays import ArrayAccess
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-cohort-1"
@@ -90,7 +91,7 @@ class Parcellation:
 
 
 @dataclass(frozen=True, eq=False)
-class Cohort:
+class Cohort(ArrayAccess):
     """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
 
     `phenotypes` holds every column of the release, indexed by subject: numbers with NaN where missing, or text with "".

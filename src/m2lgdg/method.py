@@ -41,6 +41,7 @@ from m2lgdg.model.over_atlases import (
     split_parts,
 )
 from m2lgdg.model.site_level import SiteLevel, shift_of_share, source_share, stored_level
+from m2lgdg.notebook.html import method_html
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -338,6 +339,10 @@ class Method:
     def fields(self) -> dict[str, Any]:
         """Hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def _repr_html_(self) -> str:
+        """Fields and source sites, for notebooks."""
+        return method_html(self.name, type(self).__doc__ or "", self.fields(), getattr(self, "facts_", None))
 
     def save(self, folder: str | Path) -> Path:
         """Write a model folder: weights, method.json and, if fitted, source distribution and new-site calibration."""

@@ -22,6 +22,7 @@ from m2lgdg.data.readers.motion import TOO_LARGE
 from m2lgdg.data.readers.several import UNUSABLE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 from m2lgdg.metrics import auc
+from m2lgdg.notebook.html import shown_table
 
 SHORT = 100  # volumes
 TINY = 10  # subjects at a site
@@ -53,6 +54,13 @@ class Check:
         """0 usable, 1 usable with findings, 2 unusable."""
         levels = {finding.level for finding in self.findings}
         return 2 if "unusable" in levels else 1 if "finding" in levels else 0
+
+    def _repr_html_(self) -> str:
+        """Findings and the table by site, for notebooks."""
+        words = ("usable", "usable, with findings", "unusable")[self.exit_code]
+        findings = shown_table(f"Check: {words}", ("level", "finding"), [(one.level, one.text) for one in self.findings])
+        table = self.sites.reset_index()
+        return findings + shown_table("Sites", [str(name) for name in table.columns], table.itertuples(index=False))
 
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from m2lgdg.method import checked_fields, find, nearest, shown
+from m2lgdg.cohort import Cohort
+from m2lgdg.method import Method, checked_fields, find, nearest, shown
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
@@ -59,6 +61,8 @@ class Study(BaseModel):
     threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")
     cohort_hash: str | None = Field(default=None, description="refuse a cohort with other content")
 
+    _held: Cohort | None = PrivateAttr(default=None)  # a cohort in memory, which is used instead of the path
+
     @property
     def tracks(self) -> tuple[str, ...]:
         """Tracks of the study, the strict one first."""
@@ -84,6 +88,22 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
     if plugins and isinstance(content.get("plugins", []), list):  # otherwise check_study reports it
         content["plugins"] = [*content.get("plugins", []), *plugins]
     return check_study(content, str(path), path.parent)
+
+
+def study_of(content: Mapping[str, Any]) -> Study:
+    """Validate a study given in Python: its cohort may be a `Cohort`, and its methods may be `Method` objects."""
+    given = dict(content)
+    held = given.get("cohort")
+    if isinstance(held, Cohort):
+        given["cohort"] = held.name
+    methods = given.get("methods")
+    if isinstance(methods, list | tuple):
+        tables = {one.name: one.fields() for one in methods if isinstance(one, Method)}
+        given["methods"] = [one.name if isinstance(one, Method) else one for one in methods]
+        given["method"] = dict(given.get("method", {})) | tables
+    study = check_study(given, "study")
+    study._held = held if isinstance(held, Cohort) else None
+    return study
 
 
 def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> Study:
