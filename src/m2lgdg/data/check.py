@@ -59,12 +59,31 @@ class Check:
         """Findings and the table by site, for notebooks."""
         words = ("usable", "usable, with findings", "unusable")[self.exit_code]
         findings = shown_table(f"Check: {words}", ("level", "finding"), [(one.level, one.text) for one in self.findings])
-        table = self.sites.reset_index()
-        return findings + shown_table("Sites", [str(name) for name in table.columns], table.itertuples(index=False))
+        rows = self.sites.itertuples(index=False)
+        return findings + shown_table("Sites", [str(name) for name in self.sites.columns], rows)
 
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
-    """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
+    """Check a cohort for what makes it unusable or needs attention before a study.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    new_site : bool
+        Whether the cohort is only to be predicted: checks that concern training are then left out.
+
+    Returns
+    -------
+    Check
+        `sites` (a table by site), `findings`, `inclusion` (a table by subject) and `exit_code`.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> check = m2lgdg.check_cohort(m2lgdg.make_cohort("tiny"))
+    >>> check.findings[0].text
+    'east: 10 of 10 scans have fewer than 100 volumes (89).'
+    """
     parts: list[Part] = [(part, _flat_rois(part)) for part in map(cohort.parcellation, cohort.atlases) if len(part)]
     checks = {
         "leave-one-site-out": _protocol(cohort),

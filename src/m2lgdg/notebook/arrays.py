@@ -131,7 +131,7 @@ class ArrayAccess:
         >>> import m2lgdg
         >>> cohort = m2lgdg.make_cohort("tiny")
         >>> len(cohort[:10]), len(cohort[cohort.labels == 1])
-        (10, 24)
+        (10, 28)
         """
         if isinstance(which, str):
             raise InputError(f"cohort {self.name}: select subjects by position or mask, by select(subjects=[...]) or by query.")
@@ -164,7 +164,7 @@ class ArrayAccess:
         >>> import m2lgdg
         >>> cohort = m2lgdg.make_cohort("tiny")
         >>> cohort.query("site == 'east' and age > 20")
-        Cohort tiny: 13 subjects (5 patients, 8 controls) of 1 sites, 12 ROIs (synthetic)
+        Cohort tiny: 9 subjects (5 patients, 4 controls) of 1 sites, 12 ROIs (synthetic)
         """
         frame = self.to_frame()
         frame["_position"] = np.arange(len(self))

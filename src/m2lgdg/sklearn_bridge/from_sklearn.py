@@ -256,7 +256,7 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
     >>> method = m2lgdg.from_sklearn(make_pipeline(StandardScaler(), SVC(kernel="linear")), features="fc", name="my-svm")
     >>> fold = next(iter(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny"))))
     >>> method.fit(fold.source).predict_proba(fold.target).shape
-    (14, 2)
+    (10, 2)
     """
     text = estimator
     if not isinstance(estimator, str):

@@ -37,7 +37,6 @@ from m2lgdg.study.loaded import cohort_in_memory
 from m2lgdg.study.predictions import ADAPTED, read_predictions
 from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
 from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
-from m2lgdg.study.stats import cell_scores
 
 LEARNED = (
     "penalties",
@@ -83,6 +82,8 @@ class Summary:
 
     def scores(self) -> pd.DataFrame:
         """AUC of each method at each target site, (method, target), mean over seeds, with their mean over sites."""
+        from m2lgdg.study.stats import cell_scores
+
         scores = cell_scores(read_predictions(self.folder), ("AUC",))
         scores["method"] = [one.method if not one.variant else f"{one.method} ({one.variant})" for one in scores.itertuples()]
         table = scores.pivot_table(index="method", columns="target", values="value", aggfunc="mean", sort=False)
@@ -131,8 +132,44 @@ def run_study(
     reuse: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> Summary:
-    """Run the cells that are not done yet and write predictions.csv.
+    """Run the cells of a study that are not done yet and write predictions.csv.
 
+    Parameters
+    ----------
+    study : dict, Study, str or Path
+        A study file, or its keys in Python. There, `cohort` can be a `Cohort` in memory, which is stored in the study
+        folder, and `methods` can hold `Method` objects.
+    out : str or Path
+        Study folder.
+    engine : {"serial", "joblib", "dask"}, optional
+        By default joblib if there are several jobs, dask if there is a scheduler.
+    jobs : int
+        Number of parallel processes.
+    scheduler : str, optional
+        Address of a Dask scheduler.
+    shard : str, optional
+        Part of the cells, such as "2/8".
+    reuse : sequence of paths
+        Study folders to copy identical cells from.
+    watch : callable, optional
+        Called with the `Summary` after every cell.
+
+    Returns
+    -------
+    Summary
+        Numbers of cells, failures, and `scores()`: the AUC of each method at each target site.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["fc-logistic", "prior"], "targets": ["east"]}
+    >>> summary = m2lgdg.run_study(study, tempfile.mkdtemp())
+    >>> summary.done, summary.failed, summary.scores().loc["prior", "east"].item()
+    (2, [], 0.5)
+
+    Notes
+    -----
     `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failed cell is recorded and the others
     continue, unless the GPU failed with it; the next run tries it again. The run ends if the cohort or a plugin is changed
     meanwhile. Identical cells are copied from the folders in `reuse`, for example from a study with fewer seeds or methods.
