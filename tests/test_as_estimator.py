@@ -17,9 +17,10 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import m2lgdg
 from m2lgdg.connectivity import correlations, fc_features
+from m2lgdg.sklearn_bridge.estimator import takes_fc
 from m2lgdg.splits import leave_one_site_out
 
-FC = ("fc-logistic", "fc-svm", "fc-adaptive")
+FC = ("fc-logistic", "fc-svm", "fc-adaptive", "combat-logistic")
 EXPECTED_FAILED_CHECKS = {}  # docs/scikit-learn.md: none for methods on FC
 
 
@@ -83,6 +84,10 @@ def test_series_matrices_and_vectors_give_the_same(cohort, name):
     np.testing.assert_array_equal(proba(lambda one: fc_features(one.series)), series)
     np.testing.assert_allclose(proba(lambda one: correlations(one.series)), series, atol=1e-5)
     np.testing.assert_allclose(proba(lambda one: list(np.arctanh(correlations(one.series) * 0.999))), series, atol=2e-3)
+
+
+def test_which_methods_take_fc():
+    assert {name for name in m2lgdg.METHODS if takes_fc(name)} == set(FC)
 
 
 def test_labels_can_be_words(cohort):
@@ -225,6 +230,8 @@ def test_bad_parameters_are_one_sentence(cohort):
         m2lgdg.as_estimator("fc-svm", folds=3)
     with pytest.raises(m2lgdg.InputError, match="method fc-svn is not known; did you mean fc-svm"):
         m2lgdg.as_estimator("fc-svn")
+    with pytest.raises(m2lgdg.InputError, match="uses phenotypes alone, which X does not have"):
+        m2lgdg.as_estimator("phenotype-logistic")
     with pytest.raises(m2lgdg.InputError, match="one atlas"):
         m2lgdg.as_estimator("fc-svm", atlases="all")
     for changed, message in (

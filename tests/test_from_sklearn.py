@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, StackingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, RidgeClassifierCV, SGDClassifier
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, StratifiedKFold
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, RandomizedSearchCV, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
@@ -129,7 +129,7 @@ def test_a_search_chooses_on_held_out_source_sites(fold):
     x = fc_features(fold.source.series).astype(float)
     ready = prepared(search, 0, 5)
     fitted = ready.fit(x, fold.source.labels.astype(np.int64), fold.source.sites)
-    assert ready.groups and fitted.n_splits_ == len(fold.source.site_names) == 3
+    assert ready.computed == ("cv",) and fitted.n_splits_ == len(fold.source.site_names) == 3
     folds = site_folds(fold.source.sites, fold.source.labels, 5)
     sizes = [len(y) for _, y in Seen.fitted]
     assert sizes == [*(len(train) for train, _ in folds), *(len(train) for train, _ in folds), len(fold.source)]
@@ -150,21 +150,60 @@ def test_a_search_chooses_on_held_out_source_sites(fold):
 )
 def test_all_that_chooses_gets_the_sites(fold, estimator):
     ready = prepared(estimator, 0, 5)
-    assert ready.groups and not ready.notes
-    given = [value for name, value in ready.estimator.get_params().items() if name.split("__")[-1] == "cv"]
-    assert given and all(isinstance(one, SiteFolds) for one in given)
+    assert not ready.notes
+    for name, value in ready.estimator.get_params().items():
+        if name.split("__")[-1] == "cv":
+            assert isinstance(value, SiteFolds) if ready.routed else name in ready.computed
     fitted = m2lgdg.from_sklearn(estimator).fit(fold.source)
     proba = fitted.predict_proba(fold.target)[:, 1]
     assert m2lgdg.evaluate(fold.target.labels, proba)["AUC"] > 0.7
     np.testing.assert_array_equal(*(packed(one.estimator_) for one in (fitted, m2lgdg.make(fitted.name).fit(fold.source))))
 
 
+def test_alpha_of_a_ridge_is_chosen_on_held_out_source_sites(fold):
+    """With and without a scorer, which scikit-learn's routing does not allow in RidgeClassifierCV."""
+    x, y = fc_features(fold.source.series).astype(float), fold.source.labels.astype(np.int64)
+    folds, alphas = site_folds(fold.source.sites, fold.source.labels, 5), np.logspace(-3, 3, 7)
+    for scoring in (None, "roc_auc"):
+        fitted = prepared(make_pipeline(StandardScaler(), RidgeClassifierCV(alphas, scoring=scoring)), 0, 5).fit(
+            x, y, fold.source.sites
+        )
+        expected = RidgeClassifierCV(alphas, scoring=scoring, cv=folds).fit(StandardScaler().fit_transform(x), y)
+        assert fitted[-1].alpha_ == expected.alpha_ and fitted[-1].cv is None
+
+
+def test_splitters_of_groups_get_the_sites(fold):
+    Seen.fitted = []
+    x, y = fc_features(fold.source.series).astype(float), fold.source.labels.astype(np.int64)
+    search = GridSearchCV(Seen(), {"C": [1.0]}, cv=LeaveOneGroupOut())
+    prepared(search, 0, 5).fit(x, y, fold.source.sites)
+    sizes = [(fold.source.sites != site).sum() for site in sorted(fold.source.site_names)]
+    assert [len(labels) for _, labels in Seen.fitted] == [*sizes, len(fold.source)]
+
+
+def test_a_search_in_a_search_chooses_on_other_sites_too(fold):
+    Seen.fitted = []
+    x, y = fc_features(fold.source.series).astype(float), fold.source.labels.astype(np.int64)
+    nested = CalibratedClassifierCV(GridSearchCV(Seen(), {"C": [1.0]}), method="sigmoid")
+    ready = prepared(nested, 0, 5)
+    assert ready.routed and ready.computed == ()
+    ready.fit(x, y, fold.source.sites)
+    sites = sorted(fold.source.site_names)
+    assert len(Seen.fitted) == 9  # each of three sites left out; of the other two, each once, then both
+    sizes = {len(labels) for _, labels in Seen.fitted}
+    counts = {site: int((fold.source.sites == site).sum()) for site in sites}
+    pairs = {counts[a] + counts[b] for a in sites for b in sites if a != b}
+    assert sizes == pairs | set(counts.values())
+
+
 def test_a_chosen_splitter_stays_and_what_gets_no_sites_is_noted(fold):
     kept = prepared(GridSearchCV(SVC(), {"C": [1]}, cv=StratifiedKFold(2)), 0, 5)
-    assert isinstance(kept.estimator.cv, StratifiedKFold) and not kept.groups
+    assert isinstance(kept.estimator.cv, StratifiedKFold) and not kept.computed and not kept.routed
     stacked = m2lgdg.from_sklearn(StackingClassifier([("a", LogisticRegression())])).fit(fold.source)
-    assert stacked.facts_["notes"] == [
-        "StackingClassifier chooses on held-out subjects, because scikit-learn does not pass sites to it."
+    assert "notes" not in stacked.facts_ and stacked.estimator_.cv is None
+    inside = StackingClassifier([("a", StackingClassifier([("b", LogisticRegression())], LogisticRegression()))])
+    assert m2lgdg.from_sklearn(inside).fit(fold.source).facts_["notes"] == [
+        "StackingClassifier chooses on held-out subjects, because it does not get the sites."
     ]
 
 
@@ -224,6 +263,11 @@ def test_model_folder(fold, tmp_path):
         np.testing.assert_array_equal(Method.load(tmp_path / features).predict_proba(fold.target), expected)
 
 
+def test_amplitude_matters_for_some_features():
+    made = [m2lgdg.from_sklearn(SVC(), features, name="a") for features in ("fc", "tangent", "amplitude", "series", spread)]
+    assert [one.uses_amplitude for one in made] == [False, False, True, True, True]
+
+
 def test_several_atlases(tmp_path):
     cohort = m2lgdg.make_cohort("tiny", seed=3, edge_effect=2.0)
     other = m2lgdg.cohort.Parcellation([f"r{i}" for i in range(6)], [one[:, ::2] for one in cohort.series])
@@ -269,6 +313,21 @@ def test_a_model_with_foreign_types_is_refused_when_read(fold):
         with pytest.raises(m2lgdg.InputError, match=message):
             fitted.predict_proba(fold.target)
         fitted.estimator_ = None
+
+
+def test_a_model_cannot_choose_what_is_imported(fold, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lab_features.py").write_text("def spread(subject):\n    return subject.series[0].std(axis=0)\n")
+    fitted = m2lgdg.from_sklearn(LogisticRegression(max_iter=5000), "lab_features:spread", name="spread").fit(fold.source)
+    fitted.save(tmp_path / "model")
+    expected = fitted.predict_proba(fold.target)
+    np.testing.assert_array_equal(Method.load(tmp_path / "model").predict_proba(fold.target), expected)
+    del m2lgdg.METHODS["spread"], sys.modules["lab_features"]
+    with pytest.raises(m2lgdg.InputError, match="lab_features:spread, which is not loaded; pass the file"):
+        Method.load(tmp_path / "model").predict_proba(fold.target)
+    assert "lab_features" not in sys.modules
+    m2lgdg.METHODS.load_plugins((str(tmp_path / "lab_features.py"),))
+    np.testing.assert_array_equal(Method.load(tmp_path / "model").predict_proba(fold.target), expected)
 
 
 def test_without_skops_a_study_runs_and_saving_is_refused(fold, monkeypatch, tmp_path):
@@ -363,11 +422,14 @@ def test_commands(study, typed, tmp_path, monkeypatch):
     del m2lgdg.METHODS["my-svm"]
     code, out, err = typed("predict", "model", "tiny.cohort", "--out", "p.csv")
     assert (code, err) == (0, "") and len(Path("p.csv").read_text().splitlines()) == 53
-    assert "my-svm" in Path("model/README.md").read_text() if Path("model/README.md").exists() else True
+    assert typed("card", "model")[0] == 0
+    assert 'estimator = "sklearn.svm:SVC", features = "tangent"' in Path("model/card.md").read_text()
     code, _, err = typed("explain", "model", "tiny.cohort", "--out", "why")
-    assert code == 2 and len(err.strip().splitlines()) <= 2
-    code, _, err = typed("export", "model", "--out", "shared", "--format", "folder")
-    assert code == 2
+    assert code == 2 and "cannot be explained: it is neither a network nor a linear method" in err
+    code, _, err = typed("export", "model", "--share", "--out", "shared")
+    assert code == 2 and "keeps features of its source subjects (estimator) and cannot be shared" in err
+    code, _, err = typed("export", "model", "--out", "model.onnx")
+    assert code == 2 and "cannot be exported: it is neither a network nor a linear method" in err
 
 
 def test_a_changed_file_is_another_cell(cohort, tmp_path, monkeypatch):

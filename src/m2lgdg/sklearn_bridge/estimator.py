@@ -21,7 +21,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.method import Method, checked_fields, find
 from m2lgdg.methods.linear import Linear
 from m2lgdg.registry import METHODS, load_methods
-from m2lgdg.sklearn_bridge.inputs import InvalidX, Subjects, as_cohort, read_groups, read_x
+from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
 from m2lgdg.storage import InputError
 
 HIDDEN = ("atlases",)  # fields that are not parameters: X holds one atlas
@@ -56,9 +56,9 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : list of arrays of shape (time, ROI), or array of shape (subject, time, ROI)
-            Series. Methods on FC (`fc-logistic`, `fc-svm`, `fc-adaptive`) also take FC matrices of shape (subject, ROI, ROI)
-            or vectors of shape (subject, edge). Matrices with a diagonal of 1 are correlations and become Fisher z; other
-            matrices and vectors are used as they are.
+            Series. Methods on FC (`fc-logistic`, `fc-svm`, `fc-adaptive`, `combat-logistic`) also take FC matrices of shape
+            (subject, ROI, ROI) or vectors of shape (subject, edge). Matrices with a diagonal of 1 are correlations and become
+            Fisher z; other matrices and vectors are used as they are.
         y : array of shape (subject,)
             Labels of two classes.
         groups : array of shape (subject,), optional
@@ -85,7 +85,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
             self.method_ = method.fit(cohort, seed=_seed(self.random_state), device=self.device)
         except InputError as error:
-            raise InvalidX(str(error)) from None
+            raise InvalidInput(str(error)) from None
         return self
 
     def predict_proba(self, X: Any) -> Floats:
@@ -106,7 +106,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             return self.method_.predict_proba(as_cohort(subjects))
         except InputError as error:
-            raise InvalidX(str(error)) from None
+            raise InvalidInput(str(error)) from None
 
     def decision_function(self, X: Any) -> Floats:
         """Log odds of the second class of `classes_`, (subject,); X as in `fit`."""
@@ -123,13 +123,15 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         subjects = read_x(X)
         if subjects.kind != "series" and not takes_fc(self.method_name):
             held = "FC matrices" if subjects.kind == "matrices" else "a table"
-            raise InvalidX(f"method {self.method_name} needs series of shape (time, ROI) for each subject, but X holds {held}.")
+            raise InvalidInput(
+                f"method {self.method_name} needs series of shape (time, ROI) for each subject, but X holds {held}."
+            )
         if not fitting and isinstance(self.method_, OnVectors) == (subjects.kind == "series"):
             fitted_on = "FC" if subjects.kind == "series" else "series"
-            raise InvalidX(f"the estimator was fitted on {fitted_on}, but X holds {subjects.kind}.")
+            raise InvalidInput(f"the estimator was fitted on {fitted_on}, but X holds {subjects.kind}.")
         if subjects.kind != "vectors":
             if fitting and y is None:
-                raise InvalidX(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+                raise InvalidInput(f"{type(self).__name__} requires y to be passed, but the target y is None.")
             return subjects
         options = {"y": y} if fitting else {"reset": False}
         checked = validate_data(self, X, dtype=np.float64, **options)
@@ -188,14 +190,14 @@ def _classes(y: Any, count: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int8]
     """The two classes of y, and (subject,) labels of 0 and 1."""
     values = column_or_1d(y, warn=True)
     if len(values) != count:
-        raise InvalidX(f"y has {len(values)} labels, but X has {count} subjects.")
+        raise InvalidInput(f"y has {len(values)} labels, but X has {count} subjects.")
     kind = type_of_target(values, input_name="y", raise_unknown=True)
     if kind != "binary":
         number = f" ({len(np.unique(values))} classes)" if kind == "multiclass" else ""
-        raise InvalidX(f"Only binary classification is supported; the target y is {kind}{number}.")
+        raise InvalidInput(f"Only binary classification is supported; the target y is {kind}{number}.")
     classes, labels = np.unique(values, return_inverse=True)
     if len(classes) < 2:
-        raise InvalidX(f"y has only one class ({classes[0]}); two classes are needed.")
+        raise InvalidInput(f"y has only one class ({classes[0]}); two classes are needed.")
     return classes, labels.astype(np.int8)
 
 
@@ -263,7 +265,8 @@ def as_estimator(name: str = "connectome-adaptive", **fields: Any) -> MethodEsti
     >>> estimator.fit(list(cohort.series), cohort.labels, groups=cohort.sites).predict_proba(list(cohort.series)).shape
     (52, 2)
     """
-    find(name)
+    if find(name).role == "phenotypes":
+        raise InputError(f"method {name} uses phenotypes alone, which X does not have; use m2lgdg.make and a Cohort.")
     own = {key: value for key, value in fields.items() if key not in EXTRA}
     if "atlases" in own:
         raise InputError("X of an estimator holds one atlas, so it has no parameter atlases.")

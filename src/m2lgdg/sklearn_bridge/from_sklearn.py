@@ -38,8 +38,9 @@ SCALER, REFERENCE, ESTIMATOR = "phenotypes.scaler", "tangent.reference", "estima
 
 @dataclasses.dataclass
 class SklearnMethod(Method):
-    """A scikit-learn estimator on features of each subject; `from_sklearn` and study files make subclasses of it.
+    """A scikit-learn estimator on features of each subject.
 
+    `from_sklearn` and study files make subclasses, one for each name.
     Searches inside the estimator choose on held-out source sites. An estimator without `predict_proba` is Platt-scaled on
     decisions for held-out source sites.
     """
@@ -145,6 +146,7 @@ class SklearnMethod(Method):
 
     def _computed(self, cohort: Cohort) -> Floats:
         """Features of a function, which sees one subject at a time, without label, site and id."""
+        self._check_function()
         function, hidden = resolve(self.features), cohort.unlabelled()
         rows = [np.asarray(function(hidden.select([i])), dtype=np.float64) for i in range(len(hidden))]
         size = rows[0].size
@@ -155,6 +157,20 @@ class SklearnMethod(Method):
                     "finite; return one vector of the same length for every subject."
                 )
         return np.stack(rows)
+
+    def _check_function(self) -> None:
+        """Refuse to import what a model folder names, unless the user loaded it as a plugin or defined this very method."""
+        module = self.features.partition(":")[0] if ":" in self.features else self.features.rpartition(".")[0]
+        if self._folder and type(self).features != self.features and METHODS.plugin_module(module) is None:
+            raise InputError(
+                f"{self._folder} computes its features with {self.features[:100]}, which is not loaded; pass the file that "
+                "defines it with --plugin, or call from_sklearn with it first."
+            )
+
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether the signal's amplitude can matter: for all features but FC, tangent space and phenotypes."""
+        return self.features not in ("fc", "tangent", "phenotypes")
 
     def complete_state(self) -> None:
         """Add the bytes of the fitted estimator, or of those of all atlases; refused if skops does not trust its types."""

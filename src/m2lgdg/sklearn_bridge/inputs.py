@@ -20,7 +20,7 @@ Kind = Literal["series", "matrices", "vectors"]
 Floats = npt.NDArray[np.float64]
 
 
-class InvalidX(InputError, ValueError):
+class InvalidInput(InputError, ValueError):
     """Input that an estimator cannot use; scikit-learn expects a ValueError."""
 
 
@@ -39,12 +39,12 @@ def read_x(x: Any) -> Subjects:
     matrices = [np.asarray(one) for one in x]
     for i, one in enumerate(matrices):
         if one.ndim != 2 or one.dtype.kind not in "fiu":
-            raise InvalidX(f"X holds arrays of shape (time, ROI), but that of subject {i + 1} has shape {one.shape}.")
+            raise InvalidInput(f"X holds arrays of shape (time, ROI), but that of subject {i + 1} has shape {one.shape}.")
         if not np.isfinite(one).all():
-            raise InvalidX(f"Input X contains NaN or infinity, first in the array of subject {i + 1}.")
+            raise InvalidInput(f"Input X contains NaN or infinity, first in the array of subject {i + 1}.")
     if all(_is_symmetric(one) for one in matrices):
         if len({one.shape for one in matrices}) > 1:
-            raise InvalidX("X holds FC matrices with different numbers of ROIs.")
+            raise InvalidInput("X holds FC matrices with different numbers of ROIs.")
         return Subjects("matrices", vectors=fc_vectors(np.stack(matrices).astype(np.float64)))
     return Subjects("series", series=matrices)
 
@@ -73,12 +73,12 @@ def read_groups(groups: Any, count: int) -> npt.NDArray[np.str_]:
         return np.full(count, ONE_SITE)
     given = np.asarray(groups)
     if given.shape != (count,):
-        raise InvalidX(f"groups has shape {given.shape}, but X has {count} subjects; give one site for each subject.")
+        raise InvalidInput(f"groups has shape {given.shape}, but X has {count} subjects; give one site for each subject.")
     if any(one is None or one != one for one in given.tolist()):
-        raise InvalidX("groups contains missing values; give the site of each subject.")
+        raise InvalidInput("groups contains missing values; give the site of each subject.")
     sites = given.astype(np.str_)
     if count > 1 and len(set(sites.tolist())) == count:
-        raise InvalidX(
+        raise InvalidInput(
             "every group has one subject; groups are the imaging sites, so give subjects of one site the same group."
         )
     return sites
@@ -103,4 +103,4 @@ def as_cohort(
             name="X",
         )
     except InputError as error:
-        raise InvalidX(str(error)) from None
+        raise InvalidInput(str(error)) from None

@@ -1,7 +1,8 @@
 """Fitting an estimator with the source sites as groups, so that what it chooses is chosen on held-out source sites.
 
-`from_sklearn` calls it. Every `cv` that is a number or None becomes folds of whole sites, to which scikit-learn's metadata
-routing passes the sites; a splitter that the user chose stays.
+`from_sklearn` calls it. Every `cv` that is a number or None becomes folds of whole sites; a splitter that the user chose
+stays. Where the owner of a `cv` sees all source subjects, the folds are computed beforehand; inside another search,
+scikit-learn's metadata routing passes the sites on.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.model_selection import GroupKFold
+from sklearn.pipeline import Pipeline
 from sklearn.utils.metadata_routing import get_routing_for_object
 
 from m2lgdg.splits import site_folds
-from m2lgdg.storage import InputError
+from m2lgdg.storage import InputError, one_line
 
 FOLDS = 5
 Rows = npt.NDArray[np.int64]
@@ -42,38 +45,90 @@ class SiteFolds(GroupKFold):  # type: ignore[misc]
 
 
 class Prepared(NamedTuple):
-    """An estimator to fit; `groups` is whether it takes the sites, and `notes` has a sentence for each part that cannot."""
+    """An estimator to fit, with a sentence in `notes` for each part that cannot choose on held-out sites.
+
+    `computed` are the `cv` parameters that get folds of positions; `routed` is whether the others get the sites as groups.
+    """
 
     estimator: Any
-    groups: bool
+    computed: tuple[str, ...]
+    routed: bool
     notes: tuple[str, ...]
+    folds: int
 
     def fit(self, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> Any:
         """A fitted copy."""
-        if not self.groups:
-            return clone(self.estimator).fit(features, labels)
         with config_context(enable_metadata_routing=True):
-            return clone(self.estimator).fit(features, labels, groups=sites)
+            made = clone(self.estimator)
+        before = {name: made.get_params()[name] for name in self.computed}
+        for name, given in before.items():
+            splitter = given if hasattr(given, "split") else SiteFolds(self.folds)
+            made.set_params(**{name: list(splitter.split(np.zeros(len(labels)), labels, sites))})
+        if self.routed:
+            made = _fit_with_groups(made, features, labels, sites)
+        else:
+            made.fit(features, labels)
+        return made.set_params(**before)  # positions of source subjects are of no use later
+
+
+def _fit_with_groups(estimator: Any, features: Any, labels: npt.NDArray[np.int64], sites: npt.NDArray[np.str_]) -> Any:
+    try:
+        with config_context(enable_metadata_routing=True):
+            return estimator.fit(features, labels, groups=sites)
+    except UnsetMetadataPassedError as error:
+        raise InputError(
+            f"scikit-learn cannot pass the source sites to every part of {type(estimator).__name__} ({one_line(error)[:150]}); "
+            "give the inner search a cv of your own, such as StratifiedKFold()."
+        ) from None
 
 
 def prepared(estimator: Any, seed: int, folds: int) -> Prepared:
     """The estimator with seeded random numbers and with folds of sites."""
-    notes = []
     with config_context(enable_metadata_routing=True):
         made = clone(estimator)
         made.set_params(**{name: seed for name, value in made.get_params().items() if _is_unseeded(name, value)})
-        for name, value in made.get_params().items():
-            owner = made if "__" not in name else made.get_params()[name.rpartition("__")[0]]
-            if name.rpartition("__")[2] == "cv" and (value is None or isinstance(value, int)):
-                before = owner.cv
-                owner.set_params(cv=SiteFolds(folds))
-                if not _takes_groups(owner):
-                    owner.set_params(cv=before)
-                    notes.append(
-                        f"{type(owner).__name__} chooses on held-out subjects, because scikit-learn does not pass sites to it."
-                    )
+        chosen = [name for name, value in made.get_params().items() if _chooses(name, value)]
+        direct = [name for name in chosen if _sees_all(made, name)]
+        inner = [name for name in chosen if name not in direct]
+        # A search that holds another one passes the sites on to it, so that it needs them as groups itself.
+        routed = [name for name in chosen if name in inner or any(_is_below(other, name) for other in inner)]
+        notes = []
+        for name in routed:
+            owner, before = _owner(made, name), made.get_params()[name]
+            owner.set_params(cv=before if hasattr(before, "split") else SiteFolds(folds))
+            if not _takes_groups(owner):
+                owner.set_params(cv=before)
+                if name in inner:
+                    notes.append(f"{type(owner).__name__} chooses on held-out subjects, because it does not get the sites.")
         _request_groups(made)
-        return Prepared(made, _takes_groups(made), tuple(notes))
+        computed = [name for name in direct if name not in routed or not _takes_groups(_owner(made, name))]
+        takes = _takes_groups(clone(made).set_params(**dict.fromkeys(computed, folds)))  # besides those that need no groups
+        return Prepared(made, tuple(computed), takes, tuple(notes), folds)
+
+
+def _chooses(name: str, value: Any) -> bool:
+    """Whether a parameter is a `cv` without a splitter, or with one of groups."""
+    if name.rpartition("__")[2] != "cv" or isinstance(value, bool):
+        return False
+    if hasattr(value, "split") and hasattr(value, "get_metadata_routing"):
+        return value.get_metadata_routing().split.requests.get("groups") is True
+    return value is None or isinstance(value, int)
+
+
+def _owner(estimator: Any, name: str) -> Any:
+    path = name.rpartition("__")[0]
+    return estimator.get_params()[path] if path else estimator
+
+
+def _sees_all(estimator: Any, name: str) -> bool:
+    """Whether the owner of a parameter is fitted on all subjects: it is the estimator itself, or a step of its pipelines."""
+    path = name.split("__")[:-1]
+    above = [_owner(estimator, "__".join([*path[:i], "cv"])) for i in range(len(path))]
+    return all(isinstance(one, Pipeline) for one in above)
+
+
+def _is_below(inner: str, outer: str) -> bool:
+    return inner.startswith(outer.removesuffix("cv")) and inner != outer
 
 
 def is_random(estimator: Any) -> bool:

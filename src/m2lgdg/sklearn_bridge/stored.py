@@ -38,6 +38,10 @@ def lean(value: Any) -> Any:
         return lean(value.best_estimator_)
     if type(value) in (list, tuple):
         return type(value)(lean(one) for one in value)
+    if isinstance(value, dict):  # or a Bunch
+        made = copy.copy(value)
+        made.update({name: lean(one) for name, one in value.items()})
+        return made
     if isinstance(value, BaseEstimator) or type(value).__module__ == "sklearn.calibration":
         made = copy.copy(value)
         vars(made).update({name: lean(one) for name, one in vars(value).items()})
