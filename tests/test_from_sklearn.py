@@ -12,7 +12,14 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier, StackingClassifier
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, RidgeClassifierCV, SGDClassifier
+from sklearn.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    LogisticRegressionCV,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    SGDClassifier,
+)
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, RandomizedSearchCV, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -121,6 +128,24 @@ def test_decisions_are_platt_scaled_on_held_out_sites(fold):
     slope, offset = platt(held_out, source.labels)
     decision = SVC(kernel="linear").fit(x, source.labels).decision_function(fc_features(fold.target.series).astype(float))
     np.testing.assert_allclose(fitted.predict_proba(fold.target)[:, 1], sigmoid(slope * decision + offset), rtol=1e-9)
+
+
+def test_calibration_is_on_the_scale_of_the_chosen_penalty(fold):
+    """Fits without one site have the penalty of the fit on all, whose decisions are calibrated."""
+    x, source = fc_features(fold.source.series).astype(float), fold.source
+    for estimator, chosen in (
+        (RidgeClassifierCV([0.01, 10.0, 1e4]), lambda one: RidgeClassifier(one.alpha_)),
+        (GridSearchCV(SVC(), {"C": [0.01, 1, 100]}), lambda one: SVC(C=one.C)),
+        (
+            make_pipeline(StandardScaler(), RidgeClassifierCV([0.1, 1e3])),
+            lambda one: make_pipeline(StandardScaler(), RidgeClassifier(one[-1].alpha_)),
+        ),
+    ):
+        fitted = m2lgdg.from_sklearn(estimator).fit(source)
+        held_out = np.empty(len(source))
+        for train, test in site_folds(source.sites, source.labels, 5):
+            held_out[test] = chosen(fitted.estimator_).fit(x[train], source.labels[train]).decision_function(x[test])
+        np.testing.assert_allclose(fitted.state_["calibration"], platt(held_out, source.labels), rtol=1e-5)
 
 
 def test_a_search_chooses_on_held_out_source_sites(fold):

@@ -24,7 +24,7 @@ from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.over_atlases import PREFIX
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
-from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared
+from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
 from m2lgdg.sklearn_bridge.stored import lean, load_skops, packed, unpacked
 from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, path_of, resolve
 from m2lgdg.splits import site_folds
@@ -81,7 +81,8 @@ class SklearnMethod(Method):
         self.estimator_ = lean(ready.fit(features, labels, sites))
         need_scores(self.estimator_)
         if not hasattr(self.estimator_, "predict_proba"):
-            self.state_["calibration"] = np.array(self._calibration(ready, features, source))
+            chosen = prepared(settled(self.estimator_), seed, self.site_folds)
+            self.state_["calibration"] = np.array(self._calibration(chosen, features, source))
         if ready.notes:
             self.facts_["notes"] = list(ready.notes)
 

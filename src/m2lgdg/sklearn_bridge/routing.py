@@ -106,6 +106,19 @@ def prepared(estimator: Any, seed: int, folds: int) -> Prepared:
         return Prepared(made, tuple(computed), takes, tuple(notes), folds)
 
 
+def settled(fitted: Any) -> Any:
+    """An estimator, not fitted, with what the fitted one has chosen; a search in it is already replaced by its best estimator.
+
+    Fits without one site are then on the scale of the fit on all, which a penalty of their own would change.
+    """
+    parts = {"": fitted} | {name: part for name, part in fitted.get_params().items() if hasattr(part, "alpha_")}
+    made = clone(fitted)
+    for name, part in parts.items():
+        if hasattr(part, "alpha_") and "alphas" in part.get_params(deep=False):  # ridge
+            made.set_params(**{f"{name}__alphas" if name else "alphas": [float(part.alpha_)]})
+    return made
+
+
 def _chooses(name: str, value: Any) -> bool:
     """Whether a parameter is a `cv` without a splitter, or with one of groups."""
     if name.rpartition("__")[2] != "cv" or isinstance(value, bool):
