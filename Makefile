@@ -1,13 +1,14 @@
 # Two commands on a machine that has only Python: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test benchmark faults fuzz clean
+.PHONY: demo test wheel wheel-check benchmark faults fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/data/readers/_numbers.c
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster,onnx,serve]'
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve]'
 	@touch $@
 
 demo: .venv/installed
@@ -18,6 +19,24 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+# The sdist and the wheel that an index takes: one wheel for every system, without a compiled file.
+wheel:
+	rm -rf dist build/tools
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python $(PIP) build
+	build/tools/bin/python -m build --outdir dist
+
+# The wheel in an empty environment: its size, then the demo and a prediction, without PyTorch.
+wheel-check: wheel
+	rm -rf build/empty build/wheel-demo
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python $(PIP) dist/*.whl
+	du -sm build/empty
+	cd build && empty/bin/m2lgdg doctor
+	cd build && empty/bin/m2lgdg demo --preset tiny --out wheel-demo
+	cd build && empty/bin/m2lgdg fit wheel-demo/tiny.cohort --out wheel-demo/model
+	cd build && empty/bin/m2lgdg predict wheel-demo/model wheel-demo/tiny.cohort --out wheel-demo/predictions.csv
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/reading.py

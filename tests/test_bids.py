@@ -74,7 +74,8 @@ def test_participants(cohort):
     np.testing.assert_array_equal(cohort.phenotypes["age"], [23.5, nan, 31, nan])  # age 0 is unknown
     np.testing.assert_array_equal(cohort.phenotypes["iq"], [101, nan, 99, 120])
     assert cohort.phenotypes["handedness"].tolist() == ["R", "", "L", "R"]
-    assert list(cohort.phenotypes.columns) == ["sex", "age", "handedness", "iq"]
+    assert list(cohort.phenotypes.columns) == ["sex", "age", "handedness", "iq", "mean_fd"]
+    np.testing.assert_array_equal(cohort.phenotypes["mean_fd"], [0.1] * 4)  # of XCP-D's motion.tsv
     assert "label from column group: patient = patient, control = control" in cohort.notes
     assert "site from column site" in cohort.notes
 

@@ -14,8 +14,9 @@ from torch import nn
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices, tangent_features
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.explain.attribution import activation_pattern, explain, integrated_gradients
+from m2lgdg.explain.attribution import activation_pattern, explain
 from m2lgdg.explain.explanation import Explanation, mean_over
+from m2lgdg.explain.gradients import integrated_gradients
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 
 DEEP = sorted(name for name in METHODS if issubclass(METHODS[name], DeepMethod))

@@ -12,7 +12,8 @@ from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
 from m2lgdg.cli import main
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.explain.attribution import explain, explain_subject, integrated_gradients
+from m2lgdg.explain.attribution import explain, explain_subject
+from m2lgdg.explain.gradients import integrated_gradients
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 

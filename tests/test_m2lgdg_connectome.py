@@ -1,4 +1,4 @@
-"""M²LG-DG on connectomes: crops, centring, scaling, members, averaged weights, variants, and what its explanations find."""
+"""M²LG-DG on connectomes: centring, scaling, members, variants, and what its explanations find."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ from m2lgdg.graph import group_graph
 from m2lgdg.methods import m2lgdg
 from m2lgdg.methods import m2lgdg_connectome as plain
 from m2lgdg.methods.linear import _balance
-from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome, cropped_fc, network_weight, padded_series
+from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome, network_weight
 from m2lgdg.metrics import logit
 from m2lgdg.preprocess import PhenotypeScaler
 
 NAME = "m2lgdg-connectome"
 CPU = torch.device("cpu")
-SMALL = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1}
+SMALL = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1, "connectivity": "fc"}
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def fitted(fold):
 def fits(source, monkeypatch, **fields):
     """A fitted method, and what it held while it was trained: batches as the networks saw them, and all of source."""
     seen = []
-    kept = M2LGDGConnectome.augmented
+    kept = M2LGDGConnectome.centred
 
-    def augmented(self, batch):
+    def centred(self, batch):
         seen.append((batch, kept(self, batch)))
         return seen[-1][1]
 
-    monkeypatch.setattr(M2LGDGConnectome, "augmented", augmented)
+    monkeypatch.setattr(M2LGDGConnectome, "centred", centred)
     return make(NAME, **SMALL | fields).fit(source, seed=0), seen
 
 
@@ -54,74 +54,29 @@ def scaled(method, cohort):
     return method.make_batch(cohort, scaler, CPU)
 
 
-# Crops.
-
-
-def test_a_crop_is_a_window_of_the_subjects_own_length(fold):
-    """Each crop's FC is that of one of the windows of 70 % of the series, and different starts are drawn."""
-    few = fold.source.select(np.arange(4))
-    series, lengths = padded_series(few)
-    torch.manual_seed(0)
-    starts = set()
-    for _ in range(6):
-        for fc, one in zip(cropped_fc(series, lengths, 0.7).numpy(), few.series, strict=True):
-            size = round(0.7 * len(one))
-            windows = [
-                np.arctanh(np.clip(upper_triangle(np.corrcoef(one[at : at + size].T.astype(np.float64))), -0.999, 0.999))
-                for at in range(len(one) - size + 1)
-            ]
-            distance = np.abs(np.array(windows) - fc).max(axis=1)
-            assert distance.min() < 1e-4
-            starts.add(int(distance.argmin()))
-    assert len(starts) > 10
-
-
-def test_a_whole_crop_is_the_connectivity_of_the_series_and_padding_is_not_seen(fold):
-    few = fold.source.select(np.arange(5))
-    few = dataclasses.replace(few, series=[one[: 40 + 7 * i] for i, one in enumerate(few.series)])
-    series, lengths = padded_series(few)
-    assert lengths.tolist() == [40, 47, 54, 61, 68]
-    np.testing.assert_allclose(cropped_fc(series, lengths, 1.0), fc_features(few.series), atol=1e-5)
-    noisy = series.clone()
-    for i, length in enumerate(lengths.tolist()):
-        noisy[i, length:] = 9.0
-    torch.manual_seed(1)
-    clean = cropped_fc(series, lengths, 0.5)
-    torch.manual_seed(1)
-    torch.testing.assert_close(cropped_fc(noisy, lengths, 0.5), clean)
-
-
-def test_a_flat_roi_has_no_correlation():
-    draw = np.random.default_rng(0)
-    series = torch.from_numpy(draw.normal(size=(2, 50, 4)).astype(np.float32))
-    series[0, :, 2] = 0.3
-    found = cropped_fc(series, torch.tensor([50, 50]), 0.6).numpy()
-    assert np.isfinite(found).all()
-    assert (found[0, [1, 3, 5]] == 0).all() and (found[1] != 0).all()
-
-
 # Centring, scaling, confounds.
 
 
 def test_training_is_centred_by_site_and_a_target_by_source(fold, monkeypatch):
-    method, seen = fits(fold.source, monkeypatch, crop=1.0, members=1, batch_size=1000, validation_share=0.0)
-    given, augmented = seen[-1]
+    method, seen = fits(fold.source, monkeypatch, members=1, batch_size=1000, validation_share=0.0)
+    given, centred = seen[-1]
     mean = method.state_["fitted.mean"]
     weights, sites, labels = _balance(fold.source), given.site.numpy(), given.label.numpy()
     assert weights.max() != weights.min()
     for site in range(3):
-        rows = augmented["fc"].numpy()[sites == site]
+        rows = centred["fc"].numpy()[sites == site]
         by_class = [rows[labels[sites == site] == label].mean(axis=0) for label in (0, 1)]
         np.testing.assert_allclose(np.mean(by_class, axis=0), mean, atol=1e-5)
     np.testing.assert_array_equal(scaled(method, fold.target)["fc"], fc_features(fold.target.series))
     assert "offsets" not in str(list(method.state_)) and method._offsets is None
-    _, seen = fits(fold.source, monkeypatch, crop=1.0, centring="source", validation_share=0.0)
+    _, seen = fits(fold.source, monkeypatch, centring="source", validation_share=0.0)
     torch.testing.assert_close(seen[-1][1]["fc"], seen[-1][0]["fc"])
 
 
 def test_edges_are_scaled_by_their_association_with_the_label(fold):
     fields = SMALL | {"validation_share": 0.0, "epochs": 1, "warmup": 0}
-    method, plainly = (make(NAME, **fields, scaling=scaling).fit(fold.source, seed=0) for scaling in ("association", "sd"))
+    scalings = [{"scaling": "association", "scaling_power": power} for power in (1.0, 3.0)] + [{"scaling": "sd"}]
+    method, cubed, plainly = (make(NAME, **fields, **scaling).fit(fold.source, seed=0) for scaling in scalings)
     edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
     signs = 2.0 * fold.source.labels - 1
     centred = edges.copy()
@@ -135,6 +90,8 @@ def test_edges_are_scaled_by_their_association_with_the_label(fold):
     r = np.sqrt(np.maximum(r**2 - 1 / len(x), 0)) + 0.05 * r.mean()
     r *= np.sqrt((x**2).sum() / (x**2 * r**2).sum())
     np.testing.assert_allclose(method.state_["fitted.scale"], r / sd, rtol=1e-3)
+    power = r**3 * np.sqrt((r**2).sum() / (r**6).sum())
+    np.testing.assert_allclose(cubed.state_["fitted.scale"], power / sd, rtol=3e-3)
 
 
 def test_confounds_are_regressed_out_within_sites(fold):
@@ -157,7 +114,7 @@ def test_confounds_are_regressed_out_within_sites(fold):
     np.testing.assert_allclose(upper_triangle(network.rows(batch).numpy()), expected, atol=1e-5)
 
 
-def test_rows_are_symmetric_and_dropout_leaves_out_edges_or_rois(fold, fitted):
+def test_rows_are_symmetric_and_dropout_leaves_out_edges(fold, fitted):
     network = fitted.network().networks[0]
     batch = scaled(fitted, fold.target)
     rows = network.rows(batch)
@@ -170,10 +127,6 @@ def test_rows_are_symmetric_and_dropout_leaves_out_edges_or_rois(fold, fitted):
     torch.testing.assert_close(dropped, dropped.mT)
     empty = (dropped == 0).float().mean() - 1 / n
     assert 0.4 < empty < 0.6
-    network.config = dataclasses.replace(fitted, roi_dropout=0.3)
-    gone = (network.rows(batch) == 0).all(dim=2)  # (subject, roi)
-    assert 0.15 < gone.float().mean() < 0.45
-    assert ((network.rows(batch) == 0).sum(dim=2) > 1).any()
 
 
 def test_the_graph_is_the_papers(fold):
@@ -181,7 +134,7 @@ def test_the_graph_is_the_papers(fold):
     np.testing.assert_array_equal(method.state_["fitted.adjacency"], group_graph(fold.source.series, 80.0))
 
 
-# Members and averaged weights.
+# Members.
 
 
 def test_members_have_their_own_weights_and_orders_and_are_averaged(fold, fitted):
@@ -220,24 +173,8 @@ def test_a_member_is_trained_by_its_own_loss(fold, monkeypatch):
     np.testing.assert_allclose(norms[:4], 1e-3, rtol=2e-2)
 
 
-def test_the_last_epoch_is_kept_or_a_running_mean_of_the_weights(fold, monkeypatch):
+def test_the_last_epoch_is_kept(fold):
     assert make(NAME, **SMALL | {"epochs": 4}).fit(fold.source, seed=0).facts_["best_epoch"] == 4
-    steps = []
-    kept = M2LGDGConnectome.step
-
-    def step(self, network, batch, optimizer):
-        terms = kept(self, network, batch, optimizer)
-        steps.append({name: value.detach().clone() for name, value in network.named_parameters()})
-        return terms
-
-    monkeypatch.setattr(M2LGDGConnectome, "step", step)
-    method = make(NAME, **SMALL | {"averaging": 0.8}).fit(fold.source, seed=0)
-    name = "networks.1.combine.weight"
-    mean = steps[0][name]
-    for weights in steps[1:]:
-        mean = 0.8 * mean + 0.2 * weights[name]
-    np.testing.assert_allclose(method.state_[f"network.{name}"], mean, atol=1e-6)
-    assert "_averages" not in method.state_ and not method._averages
 
 
 # Plain and fast forms.
@@ -252,7 +189,14 @@ def shape_of(n, draw):
 
 @pytest.mark.parametrize("variant", ["M1", "M2", "C1", "C2", "C3", "C4"])
 def test_members_together_have_the_losses_and_gradients_of_one_after_another(variant):
-    changes = {"members": 3, "dropout": 0.0, "readout_dropout": 0.0, "confounds": ("age",), "chebyshev_order": 4}
+    changes = {
+        "members": 3,
+        "dropout": 0.0,
+        "readout_dropout": 0.0,
+        "edge_dropout": 0.0,
+        "confounds": ("age",),
+        "chebyshev_order": 4,
+    }
     config = M2LGDGConnectome(**SMALL | M2LGDGConnectome.variants[variant] | changes)
     config.class_weight = torch.tensor([0.8, 1.4])
     draw = np.random.default_rng(0)
@@ -376,22 +320,6 @@ def test_the_weight_is_what_helps_subjects_not_trained_on():
     assert network_weight(linear, -y, labels) == 0
     assert network_weight(linear, y + rng.normal(size=400), labels) == 1
     assert 0 < network_weight(linear, y + 2 * rng.normal(size=400), labels) < 1
-
-
-def test_offsets_of_random_sites_are_those_of_source(fold, monkeypatch):
-    """Added to what is centred by site: every difference between crops of the whole series is the offset of one site."""
-    method, seen = fits(fold.source, monkeypatch, crop=1.0, members=1, site_offsets=1.0, validation_share=0.0)
-    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
-    means = np.array(
-        [np.average(edges[fold.source.sites == s], axis=0, weights=weights[fold.source.sites == s]) for s in "abc"]
-    )
-    drawn = set()
-    for given, augmented in seen:
-        added = augmented["fc"].numpy() - given["fc"].numpy() + means[given.site.numpy()] - method.state_["fitted.mean"]
-        distance = np.abs(added[:, None] - (means - method.state_["fitted.mean"])).max(axis=2)  # (subject, site)
-        assert distance.min(axis=1).max() < 1e-5
-        drawn |= set(distance.argmin(axis=1).tolist())
-    assert drawn == {0, 1, 2}
 
 
 def test_connectivity_without_unusual_time_points(fold):

@@ -193,7 +193,7 @@ def test_what_cannot_be_exported_is_a_sentence(fold, tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named(fold, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(InputError, match=r"needs the package onnxruntime: pip install 'm2lgdg\[onnx\]'"):
+    with pytest.raises(InputError, match=r'needs onnxruntime; install it with: pip install "m2lgdg\[onnx\]"'):
         export_onnx(make("fc-logistic").fit(fold.source), tmp_path / "model.onnx")
 
 

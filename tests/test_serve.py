@@ -398,7 +398,7 @@ def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, c
     assert run(folder, "--port", 70000) == (2, f"m2lgdg: {port}")
     assert run(folder / "none", "--port", 0)[1].endswith("is not a model folder (no method.json).")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run(folder) == (2, "m2lgdg: the page needs an extra; install it with: pip install 'm2lgdg[serve]'.")
+    assert run(folder) == (2, 'm2lgdg: the page needs uvicorn; install it with: pip install "m2lgdg[serve]".')
 
 
 def test_the_subject_has_no_site_label_or_other_column(fitted):

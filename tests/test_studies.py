@@ -21,6 +21,7 @@ ABIDE_SITES = (
     *("CALTECH", "CMU", "KKI", "LEUVEN_1", "LEUVEN_2", "MAX_MUN", "NYU", "OHSU", "OLIN", "PITT", "SBL", "SDSU", "STANFORD"),
     *("TRINITY", "UCLA_1", "UCLA_2", "UM_2", "USM"),
 )
+LINEAR = "abide-paper-linear.toml"
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 
 
@@ -39,7 +40,7 @@ def cells_of(path, cohorts):
     release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
     cohort = next((name for name in ("abide-paper", "abide-atlases") if path.stem.startswith(name)), release)
-    cohort = "abide-atlases" if path.stem == "abide-adapted" else cohort
+    cohort = "abide-atlases" if path.stem in ("abide-adapted", "abide-connectome") else cohort
     assert Path(study.cohort).name == f"{cohort}.cohort"
     return make_cells(study, cohorts.get(cohort, cohorts[release]))
 
@@ -86,22 +87,19 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
     """The paper gives phenotypes to M²LG-DG and MM-GTUNets only; the second study gives them to all others."""
     cells = cells_of(STUDIES / "abide-paper.toml", cohorts)
     counts = Counter((cell.method, cell.variant) for cell in cells)
-    peers = METHODS.with_role(*SIMPLE)
     assert {key: counts[key] for key in counts if key[0] in PAPER and not key[1]} == {(name, ""): 10 for name in PAPER}
-    assert {name for name, variant in counts if not variant} == {
-        *PAPER,
-        *peers,
-        "brainnet-transformer",
-        "erm",
-        "combat-logistic",
-    }
+    assert {name for name, variant in counts if not variant} == {*PAPER, "brainnet-transformer", "erm"}
     assert {key for key in counts if key[1]} == {("ufa-net", "sparse")}
     assert {cell.target for cell in cells} == set(TARGETS["abide"]) and {cell.seed for cell in cells} == set(range(5))
     taking = {cell.method for cell in cells if cell.fields.get("phenotypes")}
     assert taking == {"m2lgdg", "mm-gtunets"}
     second = cells_of(STUDIES / "abide-paper-phenotypes.toml", cohorts)
     assert all(cell.fields["phenotypes"] for cell in second)
-    assert {cell.method for cell in second} == {name for name, _ in counts} - taking - {"prior", "phenotype-logistic"}
+    assert {cell.method for cell in second} == {name for name, _ in counts} - taking
+    linear = Counter((cell.method, cell.fields.get("phenotypes", False)) for cell in cells_of(STUDIES / LINEAR, cohorts))
+    without_brain = {("prior", False), ("phenotype-logistic", False)}
+    models = {*METHODS.with_role(*SIMPLE), "combat-logistic"} - {name for name, _ in without_brain}
+    assert linear == dict.fromkeys({*without_brain, *((name, given) for name in models for given in (False, True))}, 2)
 
 
 def test_all_sites_are_all_of_abide(cohorts):

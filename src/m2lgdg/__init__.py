@@ -69,7 +69,10 @@ __all__ = [*_HOMES, *_MODULES]
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return importlib.import_module(f"m2lgdg.{name}")
+        from m2lgdg.storage import needing
+
+        with needing("networks", f"m2lgdg.{name}"):
+            return importlib.import_module(f"m2lgdg.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'm2lgdg' has no attribute {name!r}")
     home = importlib.import_module(f"m2lgdg.{_HOMES[name]}")

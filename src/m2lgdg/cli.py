@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
@@ -32,6 +33,18 @@ def _options(
 
 
 def main() -> None:
+    """Run a command of `m2lgdg`."""
+    _guarded(terminal.app)
+
+
+def bids() -> None:
+    """Run the BIDS-App `m2lgdg-bids`."""
+    from m2lgdg.commands.bids_app import bids_app
+
+    _guarded(bids_app)
+
+
+def _guarded(run: Callable[[], object]) -> None:
     """Run a command; an input error ends in one sentence and exit code 2."""
     from m2lgdg.storage import InputError, one_line
 
@@ -39,7 +52,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a name that is not valid Unicode is escaped instead of raising
             stream.reconfigure(errors="backslashreplace")
     try:
-        terminal.app()
+        run()
     except InputError as error:
         text = one_line(error)
         _stop(text if text.endswith("?") else f"{text}.")

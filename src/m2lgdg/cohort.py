@@ -33,7 +33,7 @@ DETAIL = " (value "  # comes before the value of one subject in the reason of it
 # must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
 PROXY = re.compile(
     r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
-    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|"
+    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|hyper.?impuls|secondary.?dx|"
     r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?)(ii|sr|total|score|sum)?(?![a-z])",
     re.IGNORECASE,
 )

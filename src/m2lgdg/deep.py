@@ -86,7 +86,7 @@ class DeepMethod(Method):
 
     - data: `features`, `prepare`, `make_batch`, `batches`, `lacks_sites`
     - training: `loss`, `step`, `optimizer`, `rate_factor`, `autocast`, `phase`
-    - selection of the epoch: `validate`, `validation_logits`, `candidate`; afterwards `kept_weights`, `calibrate`
+    - selection of the epoch: `validate`, `validation_logits`, `candidate`; afterwards `calibrate`
 
     Hooks can read `self.epoch` and `self.class_weight`, which the training loop sets.
     """
@@ -194,10 +194,6 @@ class DeepMethod(Method):
         """Whether the network after this epoch (from 0) can be selected. Default: only epochs after the warm-up."""
         return not self.select_after_warmup or epoch >= min(self.warmup, self.epochs - 1)
 
-    def kept_weights(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """State of the network after the selected epoch, as it is stored. Default: its weights after the last step."""
-        return network.state_dict()
-
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Terms of the training loss by name; their sum is minimised. Default: cross-entropy."""
         return {"ce": self.cross_entropy(network(batch), batch)}
@@ -287,7 +283,7 @@ class DeepMethod(Method):
             rank = (record["val_auc"], -record["val_loss"])
             if best is None or rank > best:
                 best, best_epoch = rank, epoch
-                weights = {name: value.detach().cpu().numpy().copy() for name, value in self.kept_weights(network).items()}
+                weights = {name: value.detach().cpu().numpy().copy() for name, value in network.state_dict().items()}
             elif epoch - best_epoch >= self.patience:
                 break
         if best is None:

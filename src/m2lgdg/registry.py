@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, needing, one_line
 
 if TYPE_CHECKING:
     from m2lgdg.method import Method
@@ -41,11 +41,16 @@ FC_NETWORK = ("erm", "cdann", "mixup", "mldg", "iib", "coral", "irm", "group-dro
 
 @dataclass(frozen=True)
 class Declaration:
-    """Default of each field, fields changed by each variant, and whether the seed matters (`Method.stochastic`)."""
+    """Default of each field, fields changed by each variant, and whether the seed matters (`Method.stochastic`).
+
+    `summary` is the first line of the description, `reference` the citation.
+    """
 
     fields: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
     stochastic: bool
+    summary: str = ""
+    reference: str = ""
 
 
 @dataclass
@@ -95,7 +100,8 @@ class Registry(MutableMapping[str, "type[Method]"]):
 
     def __getitem__(self, name: str) -> type[Method]:
         if name not in self._loaded and name in self.modules:
-            importlib.import_module(self.modules[name])
+            with needing("networks", f"method {name} is a network, which"):
+                importlib.import_module(self.modules[name])
         return self._loaded[name]
 
     def declaration(self, name: str) -> Declaration:
@@ -104,7 +110,7 @@ class Registry(MutableMapping[str, "type[Method]"]):
             with contextlib.suppress(ValueError, LookupError):
                 return declared(self.modules[name], name)
         cls = self[name]
-        return Declaration(cls().fields(), cls.variants, cls.stochastic)
+        return Declaration(cls().fields(), cls.variants, cls.stochastic, _first_line(cls.__doc__), cls.reference)
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)
@@ -234,8 +240,13 @@ def declared(module: str, method: str) -> Declaration:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and any(_registers(decorator, method) for decorator in node.decorator_list):
             fields, attributes = _members(module, node.name)
-            return Declaration(fields, attributes["variants"], attributes["stochastic"])
+            summary, reference = _first_line(ast.get_docstring(node)), attributes.get("reference", "")
+            return Declaration(fields, attributes["variants"], attributes["stochastic"], summary, reference)
     raise ValueError(f"{module} has no class of method {method}")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
 
 
 def _registers(decorator: ast.expr, method: str) -> bool:
@@ -268,7 +279,7 @@ def _members(module: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name) or line.value is None:
             continue
         shared = ast.unparse(line.annotation).startswith("ClassVar")
-        if shared and line.target.id in ("variants", "stochastic"):
+        if shared and line.target.id in ("variants", "stochastic", "reference"):
             attributes[line.target.id] = _value(line.value, module)
         elif not shared and node.decorator_list:  # only a dataclass has fields
             fields[line.target.id] = _value(line.value, module)

@@ -5,6 +5,7 @@ This is the only module that splits a cohort: everything that is fitted is fitte
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
@@ -100,6 +101,23 @@ def _draw_sites(source: Cohort, share: float, rng: np.random.Generator) -> Indic
             break
         chosen.append(site)
     return np.flatnonzero(np.isin(source.sites, chosen))
+
+
+def nested_order(source: Cohort, seed: int) -> Indices:
+    """Positions of all source subjects in a random order whose first n are a smaller source, for any n.
+
+    Every part has nearly the proportions of sites and classes of the whole: each site x label group is spread evenly over the
+    order. The order within a group depends on the seed and its subjects alone, not on the other sites.
+    """
+    places = np.empty(len(source))
+    for site in source.site_names:
+        for label in (0, 1):
+            group = np.flatnonzero((source.sites == site) & (source.labels == label))
+            digest = hashlib.sha256(f"{seed}\0{site}\0{label}".encode(errors="surrogatepass")).digest()
+            rng = np.random.default_rng(list(digest))
+            group = group[np.argsort(source.subjects[group])]
+            places[rng.permutation(group)] = (np.arange(len(group)) + rng.random()) / max(len(group), 1)
+    return np.argsort(places, kind="stable").astype(np.int64)
 
 
 def site_folds(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8], count: int) -> list[tuple[Indices, Indices]]:

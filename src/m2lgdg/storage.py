@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -37,6 +38,44 @@ TEMPORARY = re.compile(r"\..*" + re.escape(MARK) + r"[0-9a-f]{6}-[a-z0-9_]{8}")
 
 class InputError(Exception):
     """Invalid input of the user. The message is one sentence that names the place and the reason."""
+
+
+EXTRAS = {  # optional parts of the package -> libraries that they bring, by the names under which they are imported
+    "networks": ("torch", "captum"),
+    "onnx": ("torch", "onnx", "onnxruntime", "onnxscript"),
+    "serve": ("starlette", "uvicorn", "python_multipart"),
+    "cluster": ("dask", "distributed", "dask_jobqueue"),
+    "skops": ("skops",),
+}
+
+
+@contextlib.contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Context for imports of optional libraries: a missing one becomes a sentence with the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRAS[extra]:
+            raise
+        raise InputError(f"{what} needs {error.name}; install it with: {install_command(extra)}") from error
+
+
+def missing_libraries(extra: str) -> list[str]:
+    """Libraries of an extra that cannot be imported; none is imported to find out."""
+    return [name for name in EXTRAS[extra] if not importable(name)]
+
+
+def importable(name: str) -> bool:
+    """Whether a module is installed; it is not imported to find out."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # from import hooks, and for a module that is blocked in sys.modules
+        return False
+
+
+def install_command(extra: str) -> str:
+    """Command that installs an extra; double quotes, which the shells of Windows understand too."""
+    return f'pip install "m2lgdg[{extra}]"'
 
 
 def one_line(error: BaseException) -> str:

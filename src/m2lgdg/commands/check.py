@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,8 @@ from m2lgdg.commands import options, reading, suggestions, terminal
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
     from m2lgdg.data.check import Check
+
+VERDICTS = {0: "usable", 1: "usable, with findings", 2: "unusable"}  # by exit code
 
 
 def show_check(result: Check) -> None:
@@ -29,6 +32,21 @@ def show_check(result: Check) -> None:
     style = {"unusable": "bold red", "finding": "yellow", "note": "dim"}
     for finding in result.findings:
         terminal.out.print(f"[{style[finding.level]}]{finding.level:>8}[/] {escape(finding.text)}", soft_wrap=True)
+
+
+def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:
+    """Result of a check as plain values, for --json."""
+    return {
+        "cohort": cohort.name,
+        "hash": cohort.hash,
+        "atlases": list(cohort.atlases),
+        "subjects": len(cohort),
+        "excluded": len(cohort.excluded),
+        "sites": json.loads(result.sites.to_json(orient="records")),
+        "findings": [{"level": finding.level, "text": finding.text} for finding in result.findings],
+        "verdict": VERDICTS[result.exit_code],
+        "exit_code": result.exit_code,
+    }
 
 
 def write_check(result: Check, folder: Path) -> None:
@@ -57,6 +75,8 @@ def check(
     atlas_image: reading.AtlasImage = None,
     atlas_labels: reading.AtlasLabels = None,
     only: reading.Only = None,
+    session: reading.Session = None,
+    confounds: reading.Confounds = None,
     site: options.Site = None,
     site_name: reading.SiteName = None,
     patient: reading.Patient = None,
@@ -68,6 +88,7 @@ def check(
         bool, typer.Option("--new-site", help="The cohort is only to be predicted, so that a single site is enough.")
     ] = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder for the tables (default: NAME-check).")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Check a cohort: print a table of its sites and one sentence per finding.
 
@@ -82,12 +103,15 @@ def check(
         result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
     write_check(result, folder)
+    if as_json:
+        terminal.print_json(check_values(result, cohort))
+        raise typer.Exit(result.exit_code)
     terminal.out.print(f"[bold]{escape(repr(cohort))}[/]", soft_wrap=True)
     if line := atlas_line(cohort):
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
     terminal.out.print()
     show_check(result)
-    verdict = {0: "usable", 1: "usable, with findings", 2: "unusable"}[result.exit_code]
+    verdict = VERDICTS[result.exit_code]
     terminal.out.print(
         f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
         soft_wrap=True,

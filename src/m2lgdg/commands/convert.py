@@ -25,6 +25,8 @@ def convert(
     atlas_image: reading.AtlasImage = None,
     atlas_labels: reading.AtlasLabels = None,
     only: reading.Only = None,
+    session: reading.Session = None,
+    confounds: reading.Confounds = None,
     site: options.Site = None,
     site_name: reading.SiteName = None,
     patient: reading.Patient = None,
@@ -59,6 +61,7 @@ def convert(
 
     options.refuse_existing(to, overwrite)
     cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
+    reading.print_choices(cohort)
     if max_motion is not None:
         reading.list_motion_exclusions(cohort)
     if drop_bad:

@@ -16,14 +16,22 @@ DEMO_STUDY = """# Leave-one-site-out on a synthetic cohort. Edit it, then: m2lgd
 name = "demo"
 cohort = "{cohort}"
 seeds = [0]
-methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive", "m2lgdg"]
+methods = [{methods}]
 explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
-
+"""
+NETWORK = """
 [method.m2lgdg]
 variant = "small"    # small enough for a laptop; without this line, the size of the paper, which needs a GPU
 epochs = 8           # fewer epochs and time points than `small` has, so that the demo ends sooner
 length = 25
 """
+
+
+def demo_study(cohort: str, *, network: bool) -> str:
+    """Study file of the demo; a network is among its methods if PyTorch is installed."""
+    methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive", *(["m2lgdg"] if network else [])]
+    listed = ", ".join(f'"{name}"' for name in methods)
+    return DEMO_STUDY.format(cohort=cohort, methods=listed) + (NETWORK if network else "")
 
 
 @terminal.command()
@@ -39,7 +47,7 @@ def demo(
     from m2lgdg.data.synthetic import make_cohort
     from m2lgdg.report.page import write_report
     from m2lgdg.report.tables import render, study_tables
-    from m2lgdg.storage import write_text
+    from m2lgdg.storage import install_command, missing_libraries, write_text
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study
 
@@ -54,7 +62,13 @@ def demo(
     terminal.out.print(
         f"\nEffect planted in patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
     )
-    study = write_text(to / "study.toml", DEMO_STUDY.format(cohort=path.name))
+    network = not missing_libraries("networks")
+    if not network:
+        command = install_command("networks")
+        terminal.out.print(
+            f"PyTorch is not installed, so only linear methods run; for networks: {command}\n", markup=False, soft_wrap=True
+        )
+    study = write_text(to / "study.toml", demo_study(path.name, network=network))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
     predictions = read_predictions(to / "results")

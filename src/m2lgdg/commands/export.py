@@ -29,12 +29,11 @@ def export(
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
     from rich.markup import escape
 
-    from m2lgdg.deploy.onnx import export_onnx
     from m2lgdg.method import Method
     from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model
     from m2lgdg.report.card import write_card
-    from m2lgdg.storage import need_unused, new_folder
+    from m2lgdg.storage import need_unused, needing, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
     fitted = Method.load(model)
@@ -47,6 +46,8 @@ def export(
         terminal.out.print(f"Wrote {escape(str(to))}: a model folder for sharing, with its card.", soft_wrap=True)
         terminal.out.print(f"Read {escape(str(to / 'card.md'))} before you share the folder.", soft_wrap=True)
         return
+    with needing("onnx", "ONNX export"):
+        from m2lgdg.deploy.onnx import export_onnx
     with terminal.progress(f"exporting {fitted.name}"):
         written = export_onnx(fitted, to)
     if fitted.site_level is not None:

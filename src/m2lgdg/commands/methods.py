@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +11,7 @@ from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.method import Method
+    from m2lgdg.registry import Registry
 
 
 @terminal.command()
@@ -17,6 +19,7 @@ def methods(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,
     plugin: options.Plugin = None,
+    as_json: options.Json = False,
 ) -> None:
     """List all methods with their references, or show the fields and variants of one."""
     from rich.markup import escape
@@ -25,6 +28,12 @@ def methods(
     from m2lgdg.registry import PAPER, SIMPLE, load_methods
 
     known = load_methods(tuple(map(str, plugin or [])))
+    if as_json:
+        if name is not None and name not in known:
+            find(name)  # refuses it
+        listed = [name] if name is not None else list(known)
+        terminal.print_json([_values(known, each) for each in listed])
+        return
     if name is not None:
         _describe(name, find(name))
         cohort, model = suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
@@ -40,14 +49,22 @@ def methods(
     for title, names in groups.items():
         terminal.out.print(f"[bold]{title}[/]")
         for method in (method for method in names if method in known):
-            cls = known[method]
+            declaration = known.declaration(method)
             mark = "[default of `m2lgdg fit`] " if method == known.default else ""
-            summary = escape(mark + (cls.__doc__ or "").splitlines()[0])
-            terminal.out.print(f"  [bold]{escape(method)}[/]  {summary}", soft_wrap=True)
-            if cls.reference:
-                terminal.out.print(f"    {escape(cls.reference)}", style="dim", soft_wrap=True)
+            terminal.out.print(f"  [bold]{escape(method)}[/]  {escape(mark + declaration.summary)}", soft_wrap=True)
+            if declaration.reference:
+                terminal.out.print(f"    {escape(declaration.reference)}", style="dim", soft_wrap=True)
     terminal.out.print("With the name of a method, the command prints its fields and variants.")
     suggestions.print_next(context, "methods", known.default)
+
+
+def _values(known: Registry, name: str) -> dict[str, Any]:
+    """A method as plain values, for --json; a network is not imported."""
+    from m2lgdg.registry import PAPER
+
+    declaration = known.declaration(name)
+    values = dataclasses.asdict(declaration) | {"paper": name in PAPER, "default": name == known.default}
+    return {"name": name} | {key: values[key] for key in sorted(values)}
 
 
 def _describe(name: str, cls: type[Method]) -> None:

@@ -58,6 +58,8 @@ TargetSite = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
+
 
 def former(**names: str) -> dict[str, Any]:
     """Settings of a command that still accepts earlier names of options, given as former name = present name."""

@@ -19,7 +19,8 @@ Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
 Kind = Annotated[
-    str | None, typer.Option(help="Kind of data: abide-pcp, rest-meta-mdd, bids, folder or cohort (default: guessed).")
+    str | None,
+    typer.Option(help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, bids, folder or cohort (default: guessed)."),
 ]
 Atlas = Annotated[
     list[str] | None,
@@ -30,7 +31,7 @@ Atlas = Annotated[
         show_default=False,
     ),
 ]
-Strategy = Annotated[str | None, typer.Option(help="Preprocessing pipeline, if there are several (cpac/filt_global ...).")]
+Strategy = Annotated[str | None, typer.Option(help="Preprocessing, if there are several (cpac/filt_global, unfiltered ...).")]
 QualityChecked = Annotated[
     bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
 ]
@@ -38,10 +39,21 @@ AllSites = Annotated[
     bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
 ]
 Tr = Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")]
-Participants = Annotated[Path | None, typer.Option(help="bids: path of participants.tsv.")]
-AtlasImage = Annotated[Path | None, typer.Option(help="bids: atlas image used to extract ROI series from NIfTI runs.")]
+Participants = Annotated[Path | None, typer.Option(help="bids, abide-ii, adhd-200: path of the table of subjects.")]
+AtlasImage = Annotated[
+    Path | None,
+    typer.Option(help="bids: atlas image for NIfTI runs, or parcellation (.dlabel.nii) for dense CIFTI-2 series."),
+]
 AtlasLabels = Annotated[Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")]
 Only = Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")]
+Session = Annotated[
+    str | None,
+    typer.Option(help="bids, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."),
+]
+Confounds = Annotated[
+    str | None,
+    typer.Option(help="bids: nilearn's strategy for fMRIPrep confounds: simple (the default), scrubbing or compcor."),
+]
 SiteName = Annotated[str | None, typer.Option(help="bids: name of the site, if participants.tsv has no site column.")]
 Patient = Annotated[str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")]
 Control = Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")]
@@ -62,7 +74,8 @@ MergeSites = Annotated[
 
 READER_OPTIONS = (
     *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
-    *("participants", "atlas_image", "atlas_labels", "only", "site_name", "patient", "control", "join_runs"),
+    *("participants", "atlas_image", "atlas_labels", "only", "session", "confounds"),
+    *("site_name", "patient", "control", "join_runs"),
     *("max_motion", "motion_column"),
 )
 READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
@@ -118,6 +131,16 @@ def list_motion_exclusions(cohort: Cohort) -> None:
     lines = [f"Excluded {one.subject} ({one.site}): {one.reason.removeprefix(TOO_LARGE)}." for one in excluded]
     for line in lines or ["Every subject is below --max-motion; nobody was excluded for head motion."]:
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_choices(cohort: Cohort) -> None:
+    """Print which session was read and how many volumes each subject lost by scrubbing, where the reader noted it."""
+    from m2lgdg.data.readers.confounds import SCRUBBED
+    from m2lgdg.data.readers.runs import RUNS, SESSIONS
+
+    for note in cohort.notes:
+        if note.startswith((SESSIONS, RUNS, SCRUBBED)):
+            terminal.out.print(f"{note[0].upper()}{note[1:]}.", markup=False, highlight=False, soft_wrap=True)
 
 
 def without_empty_scans(cohort: Cohort) -> Cohort:

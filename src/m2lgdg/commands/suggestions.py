@@ -16,7 +16,7 @@ import typer
 from m2lgdg.commands import terminal
 
 NEVER = ("--out", "--overwrite", "--format")  # they concern what one command writes
-SELECTING = ("--site", "--only", "--max-motion")  # a command that cannot keep the selection is not suggested
+SELECTING = ("--site", "--only", "--session", "--max-motion")  # a command that cannot keep the selection is not suggested
 
 
 class Fill(str):

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 # In the order in which a user needs them, each in a module of its name.
 COMMANDS = (
-    *("demo", "check", "convert", "methods", "run", "table", "report", "share"),
+    *("demo", "doctor", "fetch", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
     *("fit", "adapt", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
 )
 _registered = typer.Typer()
@@ -114,13 +114,21 @@ app = typer.Typer(
     name="m2lgdg",
     help="Train classifiers of resting-state fMRI on the imaging sites you have, and test them on sites they have never seen.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console(emoji=False)  # a file may be named :dog:, and the table of emoji takes time to import
 err = Console(stderr=True, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a result for scripts on standard output; the width of the terminal does not matter."""
+    import json
+
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_proxy, natural_key
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import Pair, find_duplicates
+from m2lgdg.data.readers.confounds import REMOVED, SCRUBBED
 from m2lgdg.data.readers.motion import TOO_LARGE
 from m2lgdg.data.readers.several import UNUSABLE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
@@ -434,6 +435,9 @@ def _notes(cohort: Cohort) -> Iterator[Finding]:
             lacks = f"has no series of atlas {match['atlas']}"
             text = f"Subject {match['subject']} {lacks}: {match['reason']}."
             yield Finding("finding", text, (match["subject"],), "atlas", f"A subject {lacks}, because its file is unusable.")
+        elif note.startswith(SCRUBBED):
+            count = int((cohort.phenotypes[REMOVED] > 0).sum()) if REMOVED in cohort.phenotypes else "some"
+            yield Finding("note", note, anonymous=f"{SCRUBBED}of {count} subjects")
         else:
             yield Finding("note", note)
 

@@ -33,7 +33,7 @@ from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.metrics import logit
 from m2lgdg.model.over_atlases import PREFIX, parts_for
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
-from m2lgdg.storage import InputError, one_line, write_texts
+from m2lgdg.storage import InputError, needing, one_line, write_texts
 
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
@@ -369,10 +369,8 @@ def _columns(scaler: PhenotypeScaler) -> list[dict[str, Any]]:
 
 
 def _need(package: str) -> Any:
-    try:
+    with needing("onnx", "ONNX export"):
         return importlib.import_module(package)
-    except ImportError:
-        raise InputError(f"ONNX export needs the package {package}: pip install 'm2lgdg[onnx]'.") from None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import CLIP, View, fc_features, standardised
+from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, Shape, total_of
 from m2lgdg.fast import fast_form
 from m2lgdg.graph import chebyshev, propagation, thresholded
@@ -35,8 +35,6 @@ from m2lgdg.splits import site_folds
 
 BLOCKS = tuple(ConnectomeAdaptive.blocks)  # of the linear model, in variant `plus`
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network relative to the linear model
-SHORTEST = 8  # time points of a crop
-FLAT = 1e-3  # sd of a ROI within a crop, relative to its whole series, below which it counts as flat
 
 # ---------------------------------------------------------------- dual-stream encoder of connectomes
 
@@ -143,9 +141,6 @@ class Network(m2lgdg.Network):
         fc = (fc - self.get_buffer("mean")) * self.get_buffer("scale")
         fc = functional.dropout(fc, config.edge_dropout, self.training)
         rows = fc[:, self.get_buffer("edge")]  # (subject, roi, roi)
-        if self.training and config.roi_dropout:
-            kept = functional.dropout(torch.ones_like(rows[:, 0]), config.roi_dropout)  # (subject, roi)
-            rows = rows * kept[:, :, None] * kept[:, None, :]
         return rows * self.get_buffer("off_diagonal")
 
 
@@ -203,75 +198,39 @@ class Members(nn.Module):
         return {name: torch.stack([one[name] for one in results]) for name in results[0]}
 
 
-# ---------------------------------------------------------------- crops of the series
-
-
-def padded_series(cohort: Cohort, view: View = standardised) -> tuple[Tensor, Tensor]:
-    """(subject, time, roi) series after `view`, 0 after the end of each, and their lengths (subject,)."""
-    lengths = [len(one) for one in cohort.series]
-    padded = np.zeros((len(cohort), max(lengths), len(cohort.rois)), dtype=np.float32)
-    for i, one in enumerate(cohort.series):
-        padded[i, : len(one)] = view(one)
-    return torch.from_numpy(padded), torch.tensor(lengths)
-
-
-def cropped_fc(series: Tensor, lengths: Tensor, fraction: float) -> Tensor:
-    """(subject, edge) Fisher-z FC of a random crop of each series: a fraction of its own length, at a random start."""
-    longest = series.shape[1]
-    size = (fraction * lengths).round().clamp(min=SHORTEST).minimum(lengths)  # (subject,) time points of each crop
-    start = (torch.rand(len(series), device=series.device) * (lengths - size + 1)).floor().minimum(lengths - size)
-    window = torch.arange(min(max(math.ceil(fraction * longest), SHORTEST), longest), device=series.device)
-    inside = (window < size[:, None]).float()[:, :, None]  # (subject, window, 1)
-    at = (start.long()[:, None] + window).clamp(max=longest - 1)  # (subject, window)
-    crop = series[torch.arange(len(series), device=series.device)[:, None], at] * inside  # (subject, window, roi)
-    size = size[:, None, None]
-    crop = (crop - crop.sum(dim=1, keepdim=True) / size) * inside
-    spread = (crop.square().sum(dim=1, keepdim=True) / size).sqrt()  # (subject, 1, roi)
-    crop = torch.where(spread > FLAT, crop / spread.clamp(min=FLAT), 0.0)  # a flat ROI is 0
-    with torch.autocast(series.device.type, enabled=False):  # bfloat16 has too few digits for correlations
-        correlation = crop.mT @ crop / size  # (subject, roi, roi)
-    n_rois = correlation.shape[1]
-    above = torch.triu_indices(n_rois, n_rois, 1, device=series.device)
-    return torch.atanh(correlation[:, above[0], above[1]].clamp(-CLIP, CLIP))
-
-
 @method("m2lgdg-connectome")
 class M2LGDGConnectome(UsesAmplitude, M2LGDG):
-    """M²LG-DG on rows of FC: random crops, site-centred edges scaled by their association with the label, several members.
+    """M²LG-DG on rows of FC: site-centred edges, scaled by a power of their association with the label, several members.
 
-    In training, the FC of a random crop of each subject's series is centred by site; a target subject is centred by the mean of
-    source. Each edge is scaled by its association with the label in source, as in `fc-adaptive`. The last epoch is kept.
+    In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
+    its association with the label in source, and edges are dropped at random. The last epoch is kept.
     Variant `scan` takes no phenotypes. Variant `plus` adds the logit of `connectome-adaptive`; the weight of the network is
     chosen on held-out source sites.
     """
 
-    hidden: int = 64
+    hidden: int = 32
     heads: int = 4
     layers: int = 1
     local_channels: tuple[int, ...] = (64,)
     readout: int = 8  # numbers that each readout keeps for a ROI
-    readout_dropout: float = 0.5
-    connectivity: Literal["fc", "steady"] = "fc"  # of all time points alike, or as in `connectome-adaptive`
-    crop: float = 0.7  # of the time points of a series, in training; 1: the whole series
+    readout_dropout: float = 0.8
+    connectivity: Literal["fc", "steady"] = "steady"  # of all time points alike, or as in `connectome-adaptive`
     centring: Literal["site", "source"] = "site"  # in training
-    site_offsets: float = 0.0  # of the offset of a random source site that is added in training, as an unseen site has one
     scaling: Literal["association", "sd"] = "association"
+    scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
-    edge_dropout: float = 0.0
-    roi_dropout: float = 0.0
-    members: int = 1
-    averaging: float = 0.0  # decay of the running mean of the weights that is kept; 0: the last weights
+    edge_dropout: float = 0.5
+    members: int = 4
     plus: bool = False
     epochs: int = 40
     warmup: int = 5
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.05
+    learning_rate: float = 1e-3
+    weight_decay: float = 1.0
     validation_share: float = 0.05
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "crop": (0.1, 1.001),
-        "site_offsets": (0, math.inf),
-        **dict.fromkeys(("readout_dropout", "edge_dropout", "roi_dropout", "averaging"), (0, 1)),
+        "scaling_power": (0, math.inf),
+        **dict.fromkeys(("readout_dropout", "edge_dropout"), (0, 1)),
     }
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden", "local_channels", "confounds")
     unused: ClassVar[tuple[str, ...]] = (
@@ -301,6 +260,8 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
             "batch_size": 16,
             "learning_rate": 1e-3,
             "dropout": 0.0,
+            "readout_dropout": 0.5,
+            "edge_dropout": 0.0,
             "epochs": 12,
             "warmup": 2,
             "members": 2,
@@ -312,20 +273,19 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
         "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),
         "percentile": (60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0),
-        "crop": (0.3, 0.5, 0.7, 0.85, 1.0),
+        "scaling_power": (1.0, 1.5, 2.0, 3.0, 4.0),
     }
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train the network; in variant `plus`, fit the linear model first and choose the network's weight afterwards."""
         self._source = source
-        self._averages: dict[str, Tensor] = {}
         self._head = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
             if self._head is not None:
                 self._weigh(self._head, source, seed, device)
         finally:
-            vars(self).update(_source=None, _head=None, _offsets=None, _averages={})
+            vars(self).update(_source=None, _head=None, _offsets=None)
 
     # ------------------------------------------------------------ inputs
 
@@ -338,15 +298,11 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         return {name: torch.from_numpy(value) for name, value in blocks.items()}
 
     def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
-        """A batch; in training, with the series that crops are taken from and without the features of the linear model."""
+        """A batch; in training, without the features of the linear model."""
         batch = super().make_batch(cohort, scaler, device)
         if getattr(self, "_source", None) is not cohort or not self.imaging:
             return batch
-        features: dict[str, Tensor] = {self.connectivity: batch[self.connectivity]}
-        if self.crop < 1:
-            series = padded_series(cohort, VIEWS[self.connectivity])
-            features["series"], features["lengths"] = (value.to(device) for value in series)
-        return replace(batch, features=features)
+        return replace(batch, features={self.connectivity: batch[self.connectivity]})
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge in source-training subjects.
@@ -363,11 +319,11 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         confounds = scaler.transform(train)[:, columns] if columns else None
         rows, centre, spread, slopes = _standardised(edges, train, weights, self.centring == "site", confounds)
         signs = np.where(train.labels == 1, 1.0, -1.0)
-        scale = (
-            association(rows.trained.astype(np.float64), signs, weights)
-            if self.scaling == "association"
-            else np.ones_like(spread)
-        )
+        scale = np.ones_like(spread)
+        if self.scaling == "association":
+            strength = association(rows.trained.astype(np.float64), signs, weights)
+            scale = strength**self.scaling_power
+            scale *= np.sqrt((strength**2).mean() / (scale**2).mean())  # the size of the inputs does not depend on the power
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
         self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.connectivity].device)
@@ -399,16 +355,11 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         """Only the last epoch: with scaled edges, selecting one on validation subjects cost more than it gained."""
         return epoch == self.epochs - 1
 
-    def augmented(self, batch: Batch) -> Batch:
-        """Training subjects with the FC of a random crop, moved by the offset of their site from the mean of source."""
+    def centred(self, batch: Batch) -> Batch:
+        """Training subjects, moved by the offset of their site from the mean of source."""
         if not self.imaging:
             return batch
-        fc = cropped_fc(batch["series"], batch["lengths"], self.crop) if self.crop < 1 else batch[self.connectivity]
-        fc = fc - self._offsets[batch.site]
-        if self.site_offsets:
-            other = (torch.rand(len(fc), device=fc.device) * len(self._offsets)).long().clamp(max=len(self._offsets) - 1)
-            fc = fc + self.site_offsets * self._offsets[other]
-        return replace(batch, features={self.connectivity: fc})
+        return replace(batch, features={self.connectivity: batch[self.connectivity] - self._offsets[batch.site]})
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """The field `update_rule` for all parameters, in one fused operation."""
@@ -417,7 +368,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
     def member_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """(member,) terms of the total loss (Eq. 20)."""
         members: Any = network
-        terms: dict[str, Tensor] = members.each(super().loss, self.augmented(batch))
+        terms: dict[str, Tensor] = members.each(super().loss, self.centred(batch))
         return terms
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -434,21 +385,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         for member in members.networks:
             self.clip_gradients(member.parameters())
         optimizer.step()
-        if self.averaging:
-            self._average(network)
         return {name: term.detach().mean() for name, term in terms.items()}
-
-    def _average(self, network: nn.Module) -> None:
-        """Update the running mean of the weights."""
-        with torch.no_grad():
-            for name, value in network.named_parameters():
-                if name not in self._averages:
-                    self._averages[name] = value.detach().clone()
-                self._averages[name].lerp_(value, 1 - self.averaging)
-
-    def kept_weights(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """The running mean of the weights where there is one, else the last weights."""
-        return network.state_dict() | self._averages
 
     # ------------------------------------------------------------ variant `plus`
 

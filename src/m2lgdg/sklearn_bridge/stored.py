@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.model.folder import LARGEST
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, needing, one_line
 
 SCHEMA = "schema.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # date of files in the archive
@@ -84,10 +84,8 @@ def unpacked(content: npt.NDArray[np.uint8]) -> Any:
 
 def load_skops() -> Any:
     """The module skops.io, which takes seconds to import: it loads all of scikit-learn."""
-    try:
+    with needing("skops", "a model of a scikit-learn estimator"):  # studies run without
         import skops.io
-    except ImportError:  # an extra: studies run without it
-        raise InputError("models of scikit-learn estimators need skops; install it with pip install 'm2lgdg[skops]'.") from None
     return skops.io
 
 

@@ -193,7 +193,7 @@ def _method_fields(study: Study, where: str) -> dict[str, dict[str, Any]]:
     fields = {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}
     if study.atlases is None:
         return fields
-    using = [name for name in study.methods if "atlases" not in find(name).unused]
+    using = [name for name in study.methods if not usable(name) or "atlases" not in find(name).unused]
     return fields | {name: {"atlases": study.atlases} | fields.get(name, {}) for name in using}
 
 
@@ -213,19 +213,29 @@ def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[st
     for change in changes:
         _apply(changed, change)
     METHODS.define_estimator(name, changed)
-    variants = find(name).variants
+    known = load_methods()
+    variants = known.declaration(name).variants if name in known else find(name).variants  # which refuses the name
     if variant is not None and variant not in variants:
         raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
     return (dict(variants[variant]) if variant is not None else {}) | changed
+
+
+def usable(name: str) -> bool:
+    """Whether a known method can be used here. A network without PyTorch cannot; a study is refused only if it runs one."""
+    try:
+        return find(name) is not None
+    except InputError:
+        return False
 
 
 def _check_fields(study: Study, where: str) -> None:
     known = load_methods()
     try:
         for name, fields in study.method.items():
-            checked_fields(known[name], fields)
+            if usable(name):
+                checked_fields(known[name], fields)
         for name, axes in study.sweep.items():
-            for field, values in axes.items():
+            for field, values in axes.items() if usable(name) else ():
                 for value in values:
                     checked_fields(known[name], {field: value})
     except InputError as error:
@@ -245,7 +255,7 @@ def _check_variants(study: Study, where: str) -> None:
     known = load_methods()
     _check_tracks(study, where)
     if isinstance(study.variants, list):
-        variants = {variant for name in study.methods for variant in known[name].variants}
+        variants = {variant for name in study.methods for variant in known.declaration(name).variants}
         for variant in study.variants:
             if variant not in variants:
                 hint = f"{nearest(variant, variants).rstrip('.')} (--set variants=[] drops all)"
@@ -255,10 +265,9 @@ def _check_variants(study: Study, where: str) -> None:
         if name not in study.methods:
             raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}")
         for variant in listed:
-            if variant not in known[name].variants:
-                raise InputError(
-                    f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, known[name].variants)}"
-                )
+            declared = known.declaration(name).variants
+            if variant not in declared:
+                raise InputError(f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, declared)}")
 
 
 def _apply(content: dict[str, Any], change: str) -> None:

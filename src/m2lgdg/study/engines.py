@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent import futures
 from typing import Any, Literal, TypeVar
 
-from m2lgdg.storage import InputError, one_line
+from m2lgdg.storage import InputError, needing, one_line
 
 Engine = Literal["serial", "joblib", "dask"]
 Item = TypeVar("Item")
@@ -117,10 +117,8 @@ def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) ->
 
     The workers must see the study folder and the cohort file under the same paths.
     """
-    try:
+    with needing("cluster", "engine dask"):
         from dask import distributed
-    except ImportError:
-        raise InputError("engine dask needs an extra; install it with: pip install 'm2lgdg[cluster]'.") from None
     api: Any = distributed
     # The dashboard is off. The rest of Dask's web server takes any free local port, so that two studies do not collide.
     quiet = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}

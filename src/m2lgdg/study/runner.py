@@ -188,22 +188,8 @@ def run_study(
     cohort = study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
-    # Once, into the study folder, since workers read a file.
-    in_memory = study._held is not None
-    converted = in_memory or Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
-    cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
+    cohort_path, context = cell_context(study, cohort, out)
     shard_cells = distinct(cells)[part - 1 :: parts]
-    context = CellContext(
-        str(out.resolve()),
-        str(cohort_path.resolve()),
-        cohort.inputs,
-        cohort.allow_proxies,
-        tuple(str(Path(plugin).absolute()) for plugin in study.plugins),
-        study.device,
-        study.threads,
-        share_features=True,
-        cohort_hash=cohort.hash,
-    )
     records = Records.of(out, cohort)
     with locked_folder(out, study, cohort, cohort_path, (part, parts)):
         taken = sum(records.copy(cell, reuse) for cell in shard_cells if not records.done(cell))
@@ -232,6 +218,25 @@ def run_study(
         records.collect(cells)
     summary.seconds = time.monotonic() - start
     return summary
+
+
+def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
+    """File of the cohort that workers read, and what they need besides the cell."""
+    # Converted once, into the study folder, since workers read a file.
+    in_memory = study._held is not None
+    converted = in_memory or Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
+    cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
+    return cohort_path, CellContext(
+        str(out.resolve()),
+        str(cohort_path.resolve()),
+        cohort.inputs,
+        cohort.allow_proxies,
+        tuple(str(Path(plugin).absolute()) for plugin in study.plugins),
+        study.device,
+        study.threads,
+        share_features=True,
+        cohort_hash=cohort.hash,
+    )
 
 
 def _count(summary: Summary, records: Records, cell: Cell, reason: str | None) -> None:
@@ -302,8 +307,13 @@ def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size
 
 
 @contextmanager
-def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method]]:
-    """Fold of a cell, and its method fitted on source; the block runs with the cell's number of threads."""
+def fitted_cell(
+    cell: Cell, context: CellContext, part: Callable[[Cohort], Cohort] | None = None
+) -> Iterator[tuple[Fold, Method]]:
+    """Fold of a cell, and its method fitted on source, or on the `part` of source that a function selects.
+
+    The block runs with the cell's number of threads.
+    """
     from threadpoolctl import threadpool_limits
 
     with _LOADING:  # cells of two studies may run in threads of one worker
@@ -313,6 +323,7 @@ def fitted_cell(cell: Cell, context: CellContext) -> Iterator[tuple[Fold, Method
             share_features(cohort, context.out, cell.code)
     with threadpool_limits(context.threads), _torch_threads(context.threads):
         (fold,) = leave_one_site_out(cohort, [cell.target])
+        fold = fold if part is None else fold._replace(source=part(fold.source))
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
 
 

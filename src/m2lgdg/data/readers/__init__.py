@@ -20,7 +20,9 @@ from m2lgdg.storage import InputError
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
 KINDS = {
+    "abide-ii": "m2lgdg.data.readers.abide_ii",
     "abide-pcp": "m2lgdg.data.readers.abide",
+    "adhd-200": "m2lgdg.data.readers.adhd200",
     "rest-meta-mdd": "m2lgdg.data.readers.rest_meta_mdd",
     "bids": "m2lgdg.data.readers.bids",
     "folder": "m2lgdg.data.readers.folder",
@@ -121,8 +123,9 @@ def guess(path: Path) -> str:
         if _module(kind).matches(path):
             return kind
     raise InputError(
-        f"{path} is not of a supported kind: it has no *_rois_*.1D files (abide-pcp), no ROISignals_S*.mat files "
-        "(rest-meta-mdd), no dataset_description.json or sub-*/func (bids), and no participants.tsv (folder)."
+        f"{path} is not of a supported kind: it has no *_rois_*.1D files (abide-pcp), no ABIDEII_Composite_Phenotypic.csv "
+        "(abide-ii), no *_TCs.1D files (adhd-200), no ROISignals_S*.mat files (rest-meta-mdd), no dataset_description.json, "
+        "sub-*/func or *.ptseries.nii (bids), and no participants.tsv (folder)."
     )
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, numbered_rois
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, need_listed, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.text import read_table
 from m2lgdg.storage import InputError
@@ -65,7 +65,7 @@ def read(
     table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
 
     tables.sites(table, "SITE_ID", table_path)  # raises for a subject without a site
-    strategy, by_atlas = _choose(path, atlas, strategy)
+    strategy, by_atlas = choose_files(path, atlas, strategy)
     atlases = tuple(by_atlas)
     files = by_atlas[atlases[0]]
     excluded = [
@@ -73,6 +73,7 @@ def read(
     ]
     excluded += [Exclusion(one, table.at[one, "SITE_ID"], no_series(atlases)) for one in table.index if one not in files]
     every = {one: file for each in reversed(by_atlas.values()) for one, file in each.items()}
+    need_listed(every, table.index, table_path)
     unlisted = sorted(set(every) - set(table.index))
     if unlisted and on_bad == "stop":
         raise InputError(f"{every[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
@@ -84,13 +85,13 @@ def read(
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
         table = table.drop(failed.index)
 
-    sources = [AtlasFiles(name, _series_files(table, each), partial(_load, atlas=name)) for name, each in by_atlas.items()]
+    sources = [AtlasFiles(name, _series_files(table, each), partial(load_1d, atlas=name)) for name, each in by_atlas.items()]
     gathered, parcellations, notes = gather_atlases(
         sources[0], lambda: sources[1:], table_path, on_bad=on_bad, progress=progress
     )
     table = table.loc[[each.subject for each in gathered.files]]
     labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
-    phenotypes, implausible = _phenotypes(table, table_path)
+    phenotypes, implausible = phenotypes_of(table, table_path, ("X", "subject", "FILE_ID", "SITE_ID"))
     return Cohort(
         series=gathered.series,
         subjects=table.index.to_numpy(),
@@ -126,7 +127,7 @@ def _table_path(path: Path) -> Path | None:
     return min(path.glob("Phenotypic_V1_0b*.csv"), default=None)
 
 
-def _choose(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, Files]]:
+def choose_files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, Files]]:
     """Strategy, and the series files of the requested atlases or the only one, by atlas."""
     groups = _groups(path)
     available = [key[0] for key in groups if _is_strategy(key[1], strategy)] or [key[0] for key in groups]
@@ -172,7 +173,8 @@ def _strategy_of(folder: Path) -> str:
     return "/".join(part for part in folder.parts if part in PIPELINES + STRATEGIES)
 
 
-def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
+def load_1d(file: Path, atlas: str) -> tuple[Rois, Series]:
+    """ROI names and series of a .1D file."""
     header, series = read_table(file)
     if header is None:
         return numbered_rois(series.shape[1]), series
@@ -181,8 +183,8 @@ def _load(file: Path, atlas: str) -> tuple[Rois, Series]:
     return roi_names(tuple(header), atlas), series
 
 
-def _phenotypes(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Phenotypes, and notes on implausible values."""
+def phenotypes_of(table: pd.DataFrame, path: Path, skip: Iterable[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Phenotypes without some columns, and notes on implausible values."""
     age, notes = tables.ages(table, INPUTS["age"], path)
     columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path), "age": age}
     for name, column in INPUTS.items():
@@ -190,5 +192,5 @@ def _phenotypes(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str
             values = tables.numeric(table, column, path)
             columns[name] = np.where(values > 0, values, np.nan)
     unnamed = [name for name in table.columns if name.startswith("Unnamed")]
-    columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, "X", "subject", "FILE_ID", "SITE_ID"})
+    columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, *skip})
     return pd.DataFrame(columns, index=table.index), notes

@@ -1,46 +1,45 @@
-"""Reader of BIDS derivatives: XCP-D `*_timeseries.tsv` tables, or preprocessed NIfTI runs parcellated with an atlas image.
+"""Reader of BIDS derivatives: parcellated series (XCP-D tables, CIFTI-2), or runs that an atlas divides into ROIs.
 
 Called by `m2lgdg.read`. participants.tsv is in the folder or is given separately, because derivatives often lack it.
 """
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort, Exclusion, natural_key
-from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, joined
+from m2lgdg.cohort import Cohort
+from m2lgdg.data.readers import cifti
+from m2lgdg.data.readers.assemble import FolderRuns, label, read_runs, repetition_time
+from m2lgdg.data.readers.confounds import Confounds, confounds_table, load_confounds, need_strategy
+from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series
 from m2lgdg.data.readers.images import DAMAGED, load_image, need_whole
-from m2lgdg.data.readers.participants import Participants, read_participants
-from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
-from m2lgdg.data.readers.tables import need_columns, need_distinct, need_seconds, numeric, read_text_table
+from m2lgdg.data.readers.participants import read_participants
+from m2lgdg.data.readers.runs import by_subject, entities, has_entities, scan_of, session_note
+from m2lgdg.data.readers.several import Atlases, requested
+from m2lgdg.data.readers.tables import need_columns, need_distinct, numeric, read_text_table
 from m2lgdg.data.readers.text import read_table
-from m2lgdg.storage import InputError, one_line, read_bytes
+from m2lgdg.storage import InputError, one_line
 
-ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 TABLES = "**/sub-*_timeseries.tsv"
 IMAGES = "**/sub-*_desc-*_bold.nii.gz"
+PARCELLATED, DENSE = f"**/*{cifti.PARCELLATED}", f"**/*{cifti.DENSE}"
+UNNAMED = "ptseries"  # atlas of CIFTI-2 series whose names have none
 ADVICE = "give the words of each class with the options patient and control: --patient WORD,WORD --control WORD"
 # How to name the column of a role that was not found, by role.
 COLUMNS = {role: f"rename the right one to {role}" for role in ("subject", "label")}
 COLUMNS["site"] = "rename the right one to site, or name one site for all with the option site (--site-name NAME)"
-Runs = dict[str, list[Path]]  # by subject, without sub-
-SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of the scan from which a series was extracted
-RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
-TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
-LARGEST_SIDECAR = 16 << 20  # bytes
 BAND = (0.01, 0.1)  # Hz, as in both releases
 
 
 def matches(path: Path) -> bool:
     """Whether a folder looks like BIDS derivatives."""
-    return (path / "dataset_description.json").is_file() or any(path.glob("sub-*/**/func/*"))
+    described = (path / "dataset_description.json").is_file() or any(path.glob("sub-*/**/func/*"))
+    return described or any(any(path.glob(pattern)) for pattern in (PARCELLATED, DENSE))
 
 
 def read(
@@ -51,6 +50,8 @@ def read(
     atlas_image: str | Path | None = None,
     atlas_labels: str | Path | None = None,
     only: str = "",
+    session: str | None = None,
+    confounds: str | None = None,
     site: str | None = None,
     patient: str = "",
     control: str = "",
@@ -62,8 +63,10 @@ def read(
 
     `atlas` selects the `_atlas-` entity, or several, which must be of the same runs; `"all"` stands for all of them.
     `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
-    from NIfTI runs instead. `only` lists entities that a file name must have ("task-rest run-01"), needed if a subject has
-    several runs, unless `join_runs` puts them one after the other in the order of their names: each run of every subject, also
+    from NIfTI runs instead, or from dense CIFTI-2 series if it is a .dlabel.nii file. `confounds` is nilearn's strategy for
+    such runs (simple, scrubbing or compcor). `only` lists entities that a file name must have ("task-rest run-01"). Of several
+    sessions, the first of each subject is read, or that which `session` names. Several runs are an error
+    unless `join_runs` puts them one after the other in the order of their names: each run of every subject, also
     of one with a single run, is z-scored per ROI first, and all runs of a subject must have one TR. `patient` and `control`
     are the words of the label column for each class, separated by commas, if they are not the usual ones. An ROI that is NaN
     at every volume (too little coverage) becomes flat, and `check` counts it as such.
@@ -71,84 +74,69 @@ def read(
     table = Path(participants) if participants else path / "participants.tsv"
     patients, controls = _words(patient), _words(control)
     need_distinct(patients, controls, "options patient and control")
-    people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE, where=COLUMNS, same=_label)
-    load: Load = _load_table
+    people = read_participants(table, patient=patients, control=controls, site=site, advice=ADVICE, where=COLUMNS, same=label)
+    runs = find_runs(
+        path,
+        atlas=atlas,
+        atlas_image=atlas_image,
+        atlas_labels=atlas_labels,
+        only=only,
+        session=session,
+        confounds=confounds,
+        join_runs=join_runs,
+    )
+    return read_runs(runs, people, table, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")
+
+
+def find_runs(
+    path: Path,
+    *,
+    atlas: Atlases,
+    atlas_image: str | Path | None,
+    atlas_labels: str | Path | None,
+    only: str,
+    session: str | None,
+    confounds: str | None,
+    join_runs: bool,
+    same: Callable[[str], str] = str,
+) -> FolderRuns:
+    """The runs of a folder with BIDS names; `same` gives the subject of a file name as the table has it."""
+    need_strategy(confounds)
+    volumes: dict[Path, tuple[int, int]] = {}
     if atlas_image is None:
-        by_atlas = _series_tables(path, atlas, only, join_runs)
+        if confounds is not None:
+            raise InputError("option confounds is for runs that an atlas divides into ROIs; give it with --atlas-image.")
+        load: Load = _load_series
+        groups = _series_files(path, atlas)
     else:
-        parcellation = _Parcellation(Path(atlas_image), Path(atlas_labels) if atlas_labels else None)
-        images = [file for file in sorted(path.glob(IMAGES)) if _has(file, only)]
-        by_atlas = {_image_atlas(atlas, Path(atlas_image)): _by_subject(images, path, join_runs)}
-        load = parcellation.load
-    atlases = tuple(by_atlas)
-    runs = by_atlas[atlases[0]]
-    order = {_label(one): i for i, one in enumerate(people.subjects)}
-    excluded = [
-        Exclusion(one, str(people.sites[i]), no_series(atlases))
-        for i, one in enumerate(people.subjects)
-        if _label(one) not in runs
-    ]
-    every = {name: files[0] for each in reversed(by_atlas.values()) for name, files in each.items()}
-    for name in sorted(set(every) - set(order)):
-        if on_bad == "stop":
-            raise InputError(f"{every[name]}: subject sub-{name} is not in {table}.")
-        excluded.append(Exclusion(f"sub-{name}", "", "series file but not listed"))
-    trs: dict[Path, float] = {}
+        image = Path(atlas_image)
+        is_dense = image.name.endswith(cifti.LABELS)
+        regions = _DenseParcellation(image) if is_dense else _Parcellation(image, Path(atlas_labels) if atlas_labels else None)
+        load = partial(regions.load, confounds=_Confounds(confounds, volumes))
+        groups = {_image_atlas(atlas, image): sorted(path.glob(DENSE if is_dense else IMAGES))}
+    groups = {name: [file for file in files if has_entities(file, only)] for name, files in groups.items()}
+    by_atlas = {name: by_subject(files, path, session, join_runs, same) for name, files in groups.items()}
+    note = session_note(next(iter(groups.values())), session, join_runs)
+    return FolderRuns(by_atlas, load, join_runs, confounds, (note,) if note else (), volumes)
 
-    def load_with_tr(file: Path) -> tuple[Rois, Series]:
-        together = runs[_subject_of(file)]
-        trs[file] = _one_repetition_time(together)  # here, so that a bad sidecar file concerns its subject only
-        return joined(together, load) if join_runs else load(file)
 
-    def load_same_runs(file: Path, others: Runs) -> tuple[Rois, Series]:
-        together = others[_subject_of(file)]
-        _need_same_runs(together, runs[_subject_of(file)], atlases[0])
-        return joined(together, load) if join_runs else load(file)
+class _Confounds:
+    """Confounds of a run by one strategy. The number of scrubbed volumes of each run is kept."""
 
-    gathered, parcellations, notes = gather_atlases(
-        AtlasFiles(atlases[0], _series_files(people, runs), load_with_tr),
-        lambda: [
-            AtlasFiles(name, _series_files(people, by_atlas[name]), partial(load_same_runs, others=by_atlas[name]))
-            for name in atlases[1:]
-        ],
-        table,
-        on_bad=on_bad,
-        progress=progress,
-    )
-    rows = [order[_label(each.subject)] for each in gathered.files]
-    measured = np.array([trs[each.path] for each in gathered.files])
-    return Cohort(
-        series=gathered.series,
-        subjects=np.array([each.subject for each in gathered.files]),
-        sites=people.sites[rows],
-        labels=people.labels[rows],
-        rois=gathered.rois,
-        phenotypes=people.phenotypes.iloc[rows],
-        inputs=people.inputs,
-        tr=np.where(np.isnan(measured), people.tr[rows], measured),
-        atlas=atlases[0],
-        name=path.resolve().name,
-        excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(*(f"atlas {name}" for name in atlases), *people.notes, *((JOINED,) if join_runs else ()), *notes),
-        parcellations=parcellations,
-    )
+    def __init__(self, strategy: str | None, volumes: dict[Path, tuple[int, int]]) -> None:
+        self.strategy, self.volumes = strategy, volumes
+
+    def load(self, file: Path, count: int) -> Confounds:
+        """Confounds of a run with so many volumes."""
+        confounds = load_confounds(file, self.strategy)
+        if confounds.regressors is not None:
+            kept = count if confounds.sample_mask is None else len(confounds.sample_mask)
+            self.volumes[file] = (count - kept, count)
+        return confounds
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in str(text).split(",") if word.strip()]
-
-
-def _label(subject: str) -> str:
-    return subject.removeprefix("sub-")
-
-
-def _subject_of(file: Path) -> str:
-    return str(dict(ENTITY.findall(file.name))["sub"])
-
-
-def _series_files(people: Participants, runs: Runs) -> list[SeriesFile]:
-    listed = zip(people.subjects, people.sites.tolist(), strict=True)
-    return [SeriesFile(one, site, runs[_label(one)][0]) for one, site in listed if _label(one) in runs]
 
 
 def _image_atlas(atlas: Atlases, image: Path) -> str:
@@ -159,67 +147,45 @@ def _image_atlas(atlas: Atlases, image: Path) -> str:
     return names[0] if names else image.name.split(".")[0]
 
 
-def _need_same_runs(runs: list[Path], first: list[Path], atlas: str) -> None:
-    """Refuse a series that was not extracted from the runs of the first atlas."""
-    scans, expected = (
-        [[dict(ENTITY.findall(run.name)).get(name) for name in SCAN_ENTITIES] for run in each] for each in (runs, first)
-    )
-    if scans != expected:
-        raise InputError(f"{runs[0]}: it is not of the same run as {first[0].name} of atlas {atlas}.")
+def _series_files(path: Path, atlas: Atlases) -> dict[str, list[Path]]:
+    """Parcellated series of the requested atlases, or of the only one, by atlas.
 
-
-def _has(file: Path, only: str) -> bool:
-    return all(f"_{part}_" in f"_{file.name}" for part in only.split())
-
-
-def _series_tables(path: Path, atlas: Atlases, only: str, join_runs: bool) -> dict[str, Runs]:
-    """Runs of the requested atlases, or of the only one, by atlas."""
-    groups: dict[str, list[Path]] = {}
-    for file in sorted(path.glob(TABLES)):
-        entities = dict(ENTITY.findall(file.name))
-        if "atlas" in entities or "seg" in entities:
-            groups.setdefault(entities.get("atlas") or entities["seg"], []).append(file)
+    XCP-D writes a table next to each CIFTI-2 file; of the two, the table is read.
+    """
+    groups: dict[str, dict[tuple[str | None, ...], list[Path]]] = {}
+    for file in (*sorted(path.glob(TABLES)), *sorted(path.glob(PARCELLATED))):
+        parts = entities(file)
+        in_table = file.suffix == ".tsv"
+        name = parts.get("atlas") or parts.get("seg") or ("" if in_table else UNNAMED)
+        if name:  # other tables hold confounds
+            scans = groups.setdefault(name, {}).setdefault(scan_of(file), [])
+            if in_table or not any(other.suffix == ".tsv" for other in scans):
+                scans.append(file)
     if not groups:
-        raise InputError(f"{path} has no series tables (sub-*_atlas-*_timeseries.tsv); for NIfTI runs give an atlas image.")
+        raise InputError(_no_series(path))
     names = requested(atlas, groups)
+    if list(groups) == [UNNAMED] and len(names) == 1:
+        groups = {names[0]: groups[UNNAMED]}
     if not names and len(groups) > 1:
         raise InputError(f"{path} has several atlases; choose one of {', '.join(sorted(groups))}.")
     unknown = next((name for name in names if name not in groups), None)
     if unknown is not None:
         raise InputError(f"{path} has no atlas {unknown}; it has {', '.join(sorted(groups))}.")
-    return {name: _by_subject([file for file in groups[name] if _has(file, only)], path, join_runs) for name in names or groups}
+    return {name: [file for scan in groups[name].values() for file in scan] for name in names or groups}
 
 
-def _by_subject(files: list[Path], path: Path, join_runs: bool) -> Runs:
-    """Runs of each subject in natural order; without `join_runs`, a second run is an error."""
-    if not files:
-        raise InputError(f"{path} has no run with the requested entities.")
-    chosen: Runs = {}
-    for file in sorted(files, key=lambda one: natural_key(one.name)):
-        entities = dict(ENTITY.findall(file.name))
-        runs = chosen.setdefault(entities.get("sub", ""), [])
-        if runs and not join_runs:
-            raise InputError(
-                f"{file}: subject sub-{entities.get('sub', '')} has a second run, {runs[0].name}; select one with only, "
-                "for example 'run-01', or join them with join_runs (--join-runs)."
-            )
-        if runs:
-            _need_same_kind(file, entities, runs[0])
-        runs.append(file)
-    return chosen
+def _no_series(path: Path) -> str:
+    dense = min(path.glob(DENSE), default=None)
+    if dense is not None:
+        return f"{dense} is a dense series; give a parcellation with atlas_image (--atlas-image FILE{cifti.LABELS})."
+    return f"{path} has no series tables (sub-*_atlas-*_timeseries.tsv); for NIfTI runs give an atlas image."
 
 
-def _need_same_kind(file: Path, entities: dict[str, str], other: Path) -> None:
-    """Refuse to join what are no runs of one kind, such as one run in two spaces or runs of two tasks."""
-    first = dict(ENTITY.findall(other.name))
-    names = (set(first) | set(entities)) - RUN_ENTITIES
-    differing = sorted(name for name in names if first.get(name) != entities.get(name))
-    if differing:
-        example = f"{differing[0]}-{first.get(differing[0]) or entities[differing[0]]}"
-        raise InputError(
-            f"{file}: subject sub-{entities['sub']} has runs that differ in {', '.join(differing)} ({other.name}) and are not "
-            f"joined; select those to join with only, for example '{example}'."
-        )
+def _load_series(file: Path) -> tuple[Rois, Series]:
+    if not cifti.is_cifti(file):
+        return _load_table(file)
+    rois, series = cifti.load_parcellated(file)
+    return rois, _flatten_absent(series)
 
 
 def _load_table(file: Path) -> tuple[Rois, Series]:
@@ -232,45 +198,6 @@ def _load_table(file: Path) -> tuple[Rois, Series]:
 def _flatten_absent(series: Series) -> Series:
     """Set ROIs without coverage, which are NaN at every volume, to a flat zero signal."""
     return np.where(np.isnan(series).all(axis=0), np.float32(0), series)
-
-
-def _repetition_time(file: Path) -> float:
-    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN; in seconds.
-
-    A header states its unit of time; one without a unit is taken as seconds.
-    """
-    for sidecar in (file.with_suffix(".json"), Path(str(file).replace(".nii.gz", ".json"))):
-        if sidecar.suffix == ".json" and sidecar.is_file():
-            try:
-                content = json.loads(read_bytes(sidecar, LARGEST_SIDECAR))
-                seconds = float(content.get("RepetitionTime", np.nan))
-            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-                raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
-            if seconds <= 0 or np.isinf(seconds):
-                raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
-            return need_seconds(seconds, f"{sidecar}, RepetitionTime")
-    if not file.name.endswith(".nii.gz"):
-        return np.nan
-    header = load_image(file).header
-    zooms: tuple[float, ...] = header.get_zooms()
-    try:
-        unit = TIME_UNITS.get(header.get_xyzt_units()[1], np.nan)  # NaN for hertz and other units that are no time
-    except KeyError:
-        raise InputError(f"{file}, header: its unit of time has an unknown code; write the TR into a JSON sidecar.") from None
-    seconds = float(zooms[3]) * unit if len(zooms) == 4 and zooms[3] > 0 else np.nan
-    return need_seconds(seconds, f"{file}, header")
-
-
-def _one_repetition_time(runs: list[Path]) -> float:
-    """Repetition time that all runs of a subject have."""
-    first, *others = (_repetition_time(run) for run in runs)
-    for run, other in zip(runs[1:], others, strict=True):
-        if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
-            raise InputError(
-                f"{run}: a TR of {other:g} s, but {runs[0].name} has {first:g} s, so the runs cannot be joined; "
-                "select one with only, for example 'run-01'."
-            )
-    return first
 
 
 class _Parcellation:
@@ -293,7 +220,7 @@ class _Parcellation:
             if unnamed:
                 raise InputError(f"{labels} does not name region {unnamed[0]} of {image}.")
 
-    def load(self, file: Path) -> tuple[Rois, Series]:
+    def load(self, file: Path, confounds: _Confounds) -> tuple[Rois, Series]:
         """(time, roi) series for the full label list; regions lost in resampling become flat columns."""
         from nilearn.image import resample_img
         from nilearn.maskers import NiftiLabelsMasker
@@ -302,15 +229,14 @@ class _Parcellation:
         need_whole(file, run)
         if run.ndim != 4:
             raise InputError(f"{file} has shape {run.shape}, not (x, y, z, time).")
-        tr = _repetition_time(file)
-        filters = {"high_pass": BAND[0], "low_pass": BAND[1], "t_r": tr} if tr > 0 else {}
+        cleaning = _cleaning(repetition_time(file))
+        regressors, sample_mask = confounds.load(file, run.shape[3])
         grid = {"target_affine": run.affine, "target_shape": run.shape[:3]}
         try:
             # Resampled here, because the masker would warn about each region that is lost.
             image = resample_img(self.image, **grid, interpolation="nearest", copy_header=True, force_resample=False)
-            masker = NiftiLabelsMasker(image, detrend=True, standardize=None, verbose=0, **filters)
-            confounds, sample_mask = _confounds(file)
-            signals = masker.fit_transform(run, confounds=confounds, sample_mask=sample_mask)
+            masker = NiftiLabelsMasker(image, verbose=0, **cleaning)
+            signals = masker.fit_transform(run, confounds=regressors, sample_mask=sample_mask)
         except DAMAGED as error:
             raise InputError(f"{file}: the region signals cannot be extracted ({one_line(error)}).") from None
         indices = list(self.names)
@@ -318,6 +244,24 @@ class _Parcellation:
         for column, index in enumerate(_region_indices(masker)):
             series[:, indices.index(index)] = signals[:, column]
         return tuple(self.names.values()), _flatten_absent(series)
+
+
+class _DenseParcellation(cifti.Parcels):
+    """Mean signal of each parcel of a dense series, denoised if fMRIPrep's confounds are next to it."""
+
+    def load(self, file: Path, confounds: _Confounds) -> tuple[Rois, Series]:
+        """(time, roi) series. Without confounds it stays as it is, because other pipelines write denoised series."""
+        rois, series = self.means(file)
+        if confounds.strategy is None and confounds_table(file) is None:
+            return rois, series
+        from nilearn.signal import clean
+
+        regressors, sample_mask = confounds.load(file, len(series))
+        try:
+            cleaned = clean(series, confounds=regressors, sample_mask=sample_mask, **_cleaning(repetition_time(file)))
+        except DAMAGED as error:
+            raise InputError(f"{file}: the confounds cannot be removed ({one_line(error)}).") from None
+        return rois, cleaned.astype(np.float32)
 
 
 def _region_indices(masker: Any) -> list[int]:
@@ -335,11 +279,7 @@ def _label_table(path: Path) -> dict[int, str]:
     return {int(index): name for index, name in zip(indices, table["name"], strict=True) if index != 0}
 
 
-def _confounds(file: Path) -> tuple[Any, npt.NDArray[np.int_] | None]:
-    """fMRIPrep confounds by nilearn's simple strategy (motion, white matter, CSF), if they are next to the run."""
-    if not any(file.parent.glob(file.name.split("_space-")[0].split("_desc-")[0] + "_desc-confounds_timeseries.tsv")):
-        return None, None
-    from nilearn.interfaces.fmriprep import load_confounds_strategy
-
-    confounds, sample_mask = load_confounds_strategy(str(file), denoise_strategy="simple")
-    return confounds, sample_mask
+def _cleaning(tr: float) -> dict[str, Any]:
+    """Options of nilearn for a run: detrended, and filtered if its TR is known."""
+    filters = {"high_pass": BAND[0], "low_pass": BAND[1], "t_r": tr} if tr > 0 else {}
+    return {"detrend": True, "standardize": None, **filters}

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -91,6 +91,18 @@ def gather(
         names = rename(Counter(one[0] for one in loaded if not isinstance(one, InputError)))
         loaded = [one if isinstance(one, InputError) else (names.get(one[0], one[0]), one[1]) for one in loaded]
     return _one_order(files, loaded, on_bad)
+
+
+def need_listed(present: Mapping[str, Path], listed: Iterable[str], table: Path) -> None:
+    """Refuse a table that lists none of the subjects with a series file, most likely the table of other data."""
+    names = list(listed)
+    if present and not set(present) & set(names):
+        example = f"such as {min(present)} ({present[min(present)].name})"
+        raise InputError(
+            f"{table} lists none of the {len(present)} subjects who have a series, {example}; its first subject is {names[0]}."
+            if names
+            else f"{table} lists no subject."
+        )
 
 
 def _try(load: Load, each: SeriesFile) -> tuple[Rois, Series] | InputError:

@@ -31,7 +31,7 @@ def load_image(path: Path) -> Any:
 
     need_regular(path, LARGEST_FILE)
     try:
-        _check_offset(path)
+        check_offset(path)
         image: Any = nibabel.load(path)
         affine = np.asarray(image.affine, dtype=np.float64)
         size = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
@@ -58,7 +58,7 @@ def need_whole(path: Path, image: Any) -> None:
         raise InputError(f"{path} has more than the {declared} bytes that its header declares; it is damaged.")
 
 
-def _check_offset(path: Path) -> None:
+def check_offset(path: Path) -> None:
     """Refuse a NIfTI file whose voxels start so late that its header extensions would fill the memory."""
     import nibabel
 

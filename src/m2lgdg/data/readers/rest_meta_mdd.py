@@ -15,7 +15,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, Exclusion
 from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, numbered_rois
+from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, need_listed, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, is_all, no_series, requested
 from m2lgdg.storage import InputError
 
@@ -73,6 +73,7 @@ def read(
         tables.need_seconds(tr, "option tr")
     table, implausible = _phenotypes(book)
     folder, files = _files(path, strategy)
+    need_listed(files, table.index, book)
     left_out = _sites(exclude_sites)
     excluded = []
     for subject, row in table.iterrows():

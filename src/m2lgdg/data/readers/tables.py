@@ -47,14 +47,15 @@ ALIASES = {
 }
 
 
-def read_text_table(path: Path, separator: str) -> pd.DataFrame:
+def read_text_table(path: Path, separator: str, otherwise: str | None = None) -> pd.DataFrame:
     """Delimited table with every cell as stripped text, indexed by line number, without unnamed columns.
 
-    Not read by pandas, which fills short rows, shifts long ones and renames repeated columns.
+    Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of
+    a table that is not UTF-8, for releases that have such tables.
     """
     content = read_bytes(path, LARGEST_TABLE)
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), delimiter=separator, strict=True)
+        reader = csv.reader(io.StringIO(_decoded(content, otherwise), newline=""), delimiter=separator, strict=True)
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({one_line(error)}).") from None
@@ -65,6 +66,15 @@ def read_text_table(path: Path, separator: str) -> pd.DataFrame:
     _check_rows(path, names, rows)
     table = pd.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=str)
     return table.loc[:, [bool(name) for name in names]]
+
+
+def _decoded(content: bytes, otherwise: str | None) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        if otherwise is None:
+            raise
+        return content.decode(otherwise)
 
 
 def _check_rows(path: Path, names: list[str], rows: dict[int, list[str]]) -> None:

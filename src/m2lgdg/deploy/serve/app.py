@@ -22,10 +22,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from m2lgdg.deep import DeepMethod
 from m2lgdg.deploy.serve.answer import Answer, answer
 from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, subject_in_atlases
-from m2lgdg.method import Method
+from m2lgdg.method import Method, is_network
 from m2lgdg.storage import InputError, one_line
 
 ENVELOPE = 2**16  # bytes of a form without its file
@@ -179,7 +178,7 @@ class Desk:
             fields=[*phenotypes, ("tr", TR, words.get("tr", ""))],
             suffixes=SUFFIXES,
             explain=not words or "explain" in words,
-            network=isinstance(self.fitted, DeepMethod),
+            network=is_network(self.fitted),
             largest=LARGEST,
             megabytes=MEGABYTES,
             sentence=sentence,

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from m2lgdg.method import Method
-from m2lgdg.storage import InputError
+from m2lgdg.storage import InputError, needing
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 
@@ -16,12 +16,10 @@ def bound(host: str, port: int) -> socket.socket:
     """Socket on a loopback address; any other host and a port in use are refused."""
     if host not in LOOPBACK:
         raise InputError(f"--host {host} is refused: the page is for this machine only; use 127.0.0.1, localhost or ::1.")
-    try:
+    with needing("serve", "the page"):
         import python_multipart  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError:
-        raise InputError("the page needs an extra; install it with: pip install 'm2lgdg[serve]'.") from None
     server = socket.socket(LOOPBACK[host], socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,0 +1,23 @@
+# m2lgdg on CPUs: the linear methods. With networks: docker build --build-arg EXTRAS=networks,serve -t m2lgdg .
+FROM python:3.12-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY src ./src
+RUN M2LGDG_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.12-slim
+ARG EXTRAS=""
+# PyTorch without CUDA, which is much smaller; used if EXTRAS has networks.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A read-only image (Apptainer) and a user without a home folder can write to /tmp only.
+ENV PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib
+COPY constraints.txt /opt/constraints.txt
+COPY --from=build /wheels /opt/wheels
+RUN wheel=$(ls /opt/wheels/*.whl) && \
+    python -m pip install --no-cache-dir --no-compile --extra-index-url "$TORCH_INDEX" \
+        -c /opt/constraints.txt "$wheel${EXTRAS:+[$EXTRAS]}" && \
+    rm -r /opt/wheels && m2lgdg doctor
+WORKDIR /work
+ENTRYPOINT ["m2lgdg"]
+CMD ["--help"]

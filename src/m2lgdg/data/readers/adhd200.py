@@ -1,0 +1,188 @@
+"""Reader of ADHD-200 from the Athena pipeline: `*_TCs.1D` files by site and subject, and one phenotype table for each site.
+
+Called by `m2lgdg.read`. The tables may also be the one for all sites, `adhd200_preprocessed_phenotypics.tsv`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.cohort import Cohort, natural_key
+from m2lgdg.data.atlases import roi_names
+from m2lgdg.data.readers import tables
+from m2lgdg.data.readers.assemble import FolderRuns, read_runs
+from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, numbered_rois
+from m2lgdg.data.readers.participants import Participants
+from m2lgdg.data.readers.runs import FIRST, RUNS, Runs, by_subject, session_note
+from m2lgdg.data.readers.several import Atlases, requested
+from m2lgdg.data.readers.text import LARGEST, parse_table
+from m2lgdg.storage import InputError, read_bytes
+
+SERIES = re.compile(r"(?P<form>[a-z]+?)(?P<sub>\d+)_session_(?P<ses>\d+)_rest_(?P<run>\d+)_(?P<atlas>[A-Za-z0-9]+)_TCs\.1D$")
+FORMS = {"filtered": "sfnwmrda", "unfiltered": "snwmrda"}  # start of the file names, by strategy
+ALL_SITES, ONE_SITE = "**/*phenotypics.tsv", "**/*_phenotypic.csv"
+NOT_ROIS = re.compile(rb"(?m)^[^\t\n]*\t[^\t\n]*\t")  # columns File and Sub-brick of AFNI's 3dROIstats
+COLUMNS = ("ScanDir ID", "Site", "Gender", "Age", "DX")
+SITES = {"1": "Peking", "2": "Brown", "3": "KKI", "4": "NeuroIMAGE", "5": "NYU", "6": "OHSU", "7": "Pittsburgh", "8": "WashU"}
+SEXES = {"0": tables.FEMALE, "1": tables.MALE}
+MISSING = (*tables.MISSING_CODES, "-999", "-999.0")
+PENDING = (*MISSING, "pending", "withheld")  # diagnoses of the test set
+IQ = {"viq": ("Verbal IQ",), "piq": ("Performance IQ",), "fiq": ("Full4 IQ", "Full2 IQ")}
+DIGITS = 7  # of a subject in file names; tables drop the leading zeros
+# Repetition times from the scan protocols, in seconds; the files do not contain them. That of Brown is not included.
+TR = {"Peking": 2.0, "KKI": 2.5, "NeuroIMAGE": 1.96, "NYU": 2.0, "OHSU": 2.5, "Pittsburgh": 1.5, "WashU": 2.5}
+
+
+def matches(path: Path) -> bool:
+    """Whether a folder looks like this release."""
+    return any(SERIES.match(file.name) for file in path.glob("**/*_TCs.1D"))
+
+
+def read(
+    path: Path,
+    *,
+    atlas: Atlases = None,
+    strategy: str | None = None,
+    participants: str | Path | None = None,
+    session: str | None = None,
+    join_runs: bool = False,
+    on_bad: OnBad = "stop",
+    progress: Progress | None = None,
+) -> Cohort:
+    """Read the subjects that have both a phenotype row and a series file.
+
+    `atlas` (aal, cc200 ...) is needed if the folder has several, or selects several. `strategy` is filtered (the default) or
+    unfiltered. The first run of the first session of each subject is read, or of the session that `session` names;
+    `join_runs` joins all runs, each z-scored per ROI. DX 1 to 3 are patients, 0 is a control; subjects of the test set,
+    whose DX is pending, have no label.
+    """
+    table_path, people = _people(path, Path(participants) if participants else None)
+    form, groups = _files(path, atlas, strategy)
+    by_atlas = {name: _runs(files, path, session, join_runs) for name, files in groups.items()}
+    files = next(iter(groups.values()))
+    several = sum(count > 1 for count in pd.Series([_subject(file) for file in files]).value_counts())
+    note = session_note(files, session, join_runs)
+    choices = [f"strategy {form}", *([note] if note else [])]
+    if several and not join_runs:
+        choices.append(f"{RUNS}the first of the session ({several} subjects have several runs); --join-runs joins them")
+    runs = FolderRuns(by_atlas, _load, join_runs, choices=tuple(choices))
+    return read_runs(runs, people, table_path, name="adhd-200", on_bad=on_bad, progress=progress)
+
+
+def _subject(file: Path) -> str:
+    match = SERIES.match(file.name)
+    return match["sub"].zfill(DIGITS) if match else ""
+
+
+def _runs(files: Sequence[Path], path: Path, session: str | None, join_runs: bool) -> Runs:
+    """Runs of each subject: all of them, or the first of the session."""
+    wanted = session if join_runs else session or FIRST
+    runs = by_subject(files, path, wanted, join_runs=True, same=lambda subject: subject.zfill(DIGITS))
+    return runs if join_runs else {subject: each[:1] for subject, each in runs.items()}
+
+
+def _files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, list[Path]]]:
+    """Strategy, and the files of the requested atlases or the only one, by atlas."""
+    groups: dict[tuple[str, str], list[Path]] = {}
+    for file in sorted(path.glob("**/*_TCs.1D"), key=lambda one: natural_key(one.name)):
+        match = SERIES.match(file.name)
+        if match:
+            group = groups.setdefault((match["form"], match["atlas"]), [])
+            if group and group[-1].name == file.name:
+                raise InputError(f"{file}: the same series file is in another folder, {group[-1].parent}.")
+            group.append(file)
+    if strategy not in (None, *FORMS):
+        raise InputError(f"option strategy: {strategy!r} is not one of {', '.join(FORMS)}.")
+    present = [name for name, form in FORMS.items() if any(key[0] == form for key in groups)]
+    chosen = strategy or next(iter(present), "filtered")
+    available = sorted(key[1] for key in groups if key[0] == FORMS[chosen])
+    if not available:
+        raise InputError(f"{path} has no {chosen} series files ({FORMS[chosen]}<id>_session_1_rest_1_<atlas>_TCs.1D).")
+    names = requested(atlas, available)
+    unknown = next((name for name in names if name not in available), None)
+    if unknown is not None or (not names and len(available) > 1):
+        problem = "several atlases; choose one of" if unknown is None else f"no atlas {unknown}; it has"
+        raise InputError(f"{path} has {problem} {', '.join(available)}.")
+    return chosen, {name: groups[FORMS[chosen], name] for name in names or available}
+
+
+def _load(file: Path) -> tuple[Rois, Series]:
+    """ROI names and series of a table of 3dROIstats, whose first two columns name the scan and the volume."""
+    text = read_bytes(file, LARGEST)
+    names, series = parse_table(file, NOT_ROIS.sub(b"", text) if text.startswith(b"File\t") else text)
+    if names is None:
+        return numbered_rois(series.shape[1]), series
+    if len(names) != series.shape[1]:
+        raise InputError(f"{file}: the header names {len(names)} ROIs but the lines have {series.shape[1]} columns.")
+    match = SERIES.match(file.name)
+    assert match is not None
+    return roi_names(tuple(name.removeprefix("Mean_") for name in names), match["atlas"]), series
+
+
+def _people(path: Path, given: Path | None) -> tuple[Path, Participants]:
+    """Place of the tables, for messages, and the subjects of all of them."""
+    found = [given] if given else sorted(path.glob(ALL_SITES))[:1] or sorted(path.glob(ONE_SITE))
+    if not found:
+        raise InputError(f"{path} has no phenotype table (KKI_phenotypic.csv ..., or adhd200_preprocessed_phenotypics.tsv).")
+    where = found[0] if len(found) == 1 else path / "*_phenotypic.csv"
+    parts = []
+    for file in found:
+        part = tables.read_text_table(file, "\t" if file.suffix == ".tsv" else ",", otherwise="latin-1")
+        tables.need_columns(part, COLUMNS, file)
+        parts.append(part)
+    table = pd.concat(parts, ignore_index=True).fillna("")
+    table["ScanDir ID"] = [cell.removesuffix(".0").zfill(DIGITS) if cell else "" for cell in table["ScanDir ID"]]
+    table = tables.index_by_subject(table, "ScanDir ID", where)
+    labels, note = tables.labels(table, "DX", where, patient=("1", "2", "3"), control=("0",), missing=PENDING)
+    age, implausible = tables.ages(table, "Age", where, MISSING)
+    sites = _sites(table, where)
+    columns: dict[str, object] = {"sex": _sexes(table, where), "age": age}
+    columns |= {name: _first_score(table, each, where) for name, each in IQ.items() if set(each) & set(table.columns)}
+    inputs = tuple(columns)
+    scores = {name for each in IQ.values() for name in each}
+    columns |= tables.other_columns(table, {"ScanDir ID", "Site", "Gender", "Age", *scores}, PENDING)
+    return where, Participants(
+        subjects=[str(one) for one in table.index],
+        sites=np.array(sites),
+        labels=labels,
+        tr=np.array([TR.get(site, np.nan) for site in sites]),
+        phenotypes=pd.DataFrame(columns, index=table.index),
+        inputs=inputs,
+        notes=(note, "TR from the sites' scan protocols", *implausible),
+    )
+
+
+def _sites(table: pd.DataFrame, path: Path) -> list[str]:
+    """Names of the sites, which the tables number."""
+    numbers = [cell.removesuffix(".0") for cell in tables.sites(table, "Site", path).tolist()]
+    wrong = next((i for i, cell in enumerate(numbers) if cell.isdigit() and cell not in SITES), None)
+    if wrong is not None:
+        raise InputError(
+            f"{path}: subject {table.index[wrong]}, column Site: {numbers[wrong]} is not a site of ADHD-200 (1 to 8)."
+        )
+    return [SITES.get(cell, cell) for cell in numbers]
+
+
+def _sexes(table: pd.DataFrame, path: Path) -> npt.NDArray[np.float64]:
+    """Sex as 1 male, 2 female, NaN unknown; the tables have 1 for male and 0 for female."""
+    cells = [cell.lower().removesuffix(".0") for cell in table["Gender"]]
+    wrong = next((i for i, cell in enumerate(cells) if cell not in SEXES and cell not in MISSING), None)
+    if wrong is not None:
+        raise InputError(f"{path}: subject {table.index[wrong]}, column Gender: {cells[wrong][:40]!r} is neither 0 nor 1.")
+    return np.array([SEXES.get(cell, np.nan) for cell in cells])
+
+
+def _first_score(table: pd.DataFrame, columns: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
+    """A score from the first of several columns that has it."""
+    result = np.full(len(table), np.nan)
+    for column in columns:
+        if column in table.columns:
+            values = tables.numeric(table, column, path, MISSING)
+            result = np.where(np.isnan(result) & (values > 0), values, result)
+    return result

@@ -1,0 +1,156 @@
+"""Integrated gradients of networks: attributions of their decisions to features and phenotypes.
+
+`explain` imports this module, and with it PyTorch, when it explains a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from captum.attr import IntegratedGradients
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.devices import choose_device
+from m2lgdg.explain.attribution import Attributions, Floats, Of, over_others, squares
+from m2lgdg.explain.explanation import MAP_COLUMNS
+from m2lgdg.explain.representation import read_representation
+from m2lgdg.method import Method
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.storage import InputError
+
+SUBJECTS_AT_ONCE = 4  # subjects explained at a time
+POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
+BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
+BASELINE_OF_SOURCE = "mean of source for connectivity and amplitude, an average phenotype"
+
+
+def explain_network(
+    fitted: Method,
+    cohort: Cohort,
+    visible: Cohort,
+    of: Of,
+    steps: int,
+    device: str,
+    source: Cohort | None,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Attributions, pd.DataFrame, dict[str, Any]]:
+    """Attributions of a network, the map of its representation, and what `explanation.json` says of both."""
+    assert isinstance(fitted, DeepMethod)
+    attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
+    network = fitted.network()
+    about: dict[str, Any] = {"baseline": BASELINE_OF_SOURCE if _baselines(network) else BASELINE}
+    points = pd.DataFrame(columns=list(MAP_COLUMNS))
+    if hasattr(network, "parts"):  # a user's own method may have none
+        points, about["readability"] = read_representation(fitted, cohort, source)
+    return attributions, points, about
+
+
+def _network_attributions(
+    fitted: DeepMethod, cohort: Cohort, of: Of, steps: int, device: torch.device, progress: Callable[[int, int], None] | None
+) -> Attributions:
+    network = fitted.network().to(device).requires_grad_(False)
+    scaler = PhenotypeScaler.restore(tuple(fitted.facts_["inputs"]), fitted.state_, "scaler")
+    rois: dict[str, list[Floats]] = {}
+    edges: dict[str, Floats] = {}
+    phenotypes, gates, changes = [], [], []
+    for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
+        some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
+        batch = fitted.make_batch(some, scaler, device)
+        classes = _predicted(network, batch) if of == "logit" else None
+        attributed, change = integrated_gradients(network, batch, steps, classes)
+        values = {name: value.double().cpu().numpy() for name, value in attributed.items()}
+        # Signs point to patient: what raises the control's logit points to control.
+        sign = np.ones(len(batch)) if classes is None else 2.0 * classes.cpu().numpy() - 1
+        phenotypes.append(values.pop("phenotypes") * sign[:, None])
+        for name, value in values.items():
+            matrices = _matrices(name, value * sign.reshape(-1, *[1] * (value.ndim - 1)), len(cohort.rois))
+            if matrices is None:
+                rois.setdefault(name, []).append(_over_time(name, value, len(cohort.rois)))
+            else:
+                rois.setdefault(name, []).append(over_others(matrices[0]))
+                edges[name] = edges.get(name, 0.0) + matrices.sum(axis=1) / len(cohort)
+        gates.append(_gate(network, batch))
+        changes.append(change.double().cpu().numpy())
+        if progress:
+            progress(start + len(some), len(cohort))
+    parts = {name: np.concatenate(pieces) for name, pieces in rois.items()}
+    return Attributions(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
+
+
+def _predicted(network: nn.Module, batch: Batch) -> Tensor:
+    """(subject,) class with the higher logit."""
+    with torch.no_grad():
+        logits: Tensor = network(batch)
+    return logits.argmax(dim=1)
+
+
+def integrated_gradients(
+    network: nn.Module, batch: Batch, steps: int, classes: Tensor | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Attributions of the logit of each subject's class to every feature and to "phenotypes", from a baseline.
+
+    The baseline is zero, or the value of a feature in `network.baselines()` where the network has that method.
+    Without `classes` (subject,) they are of logit(patient) - logit(control). Also returns (subject, 2): the change of this
+    logit or difference from the baseline, and the sum of the attributions.
+    """
+    inputs = dict(batch.features) | ({"phenotypes": batch.phenotypes} if batch.phenotypes.shape[1] else {})
+
+    def decision(*values: Tensor) -> Tensor:
+        features, count = dict(zip(inputs, values, strict=True)), len(values[0])
+        phenotypes = features.pop("phenotypes", batch.phenotypes.new_empty(count, 0))
+        logits: Tensor = network(Batch(features, phenotypes, batch.label[:1].expand(count), batch.site[:1].expand(count)))
+        # Inputs that the network does not use need a gradient too, of zero.
+        unused = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0) * 0.0
+        if classes is not None:
+            return logits + unused[:, None]
+        return logits[:, 1] - logits[:, 0] + unused
+
+    given = tuple(value.float() for value in inputs.values())
+    known = _baselines(network)
+    start = tuple(known[name].expand_as(value) if name in known else torch.zeros_like(value) for name, value in inputs.items())
+    attributions = IntegratedGradients(decision).attribute(
+        given, start, target=classes, n_steps=steps, internal_batch_size=max(POINTS_AT_ONCE, len(batch))
+    )
+    with torch.no_grad():
+        change = decision(*given) - decision(*(value.float() for value in start))
+        change = change if classes is None else change.gather(1, classes[:, None])[:, 0]
+    attributed = {name: value.detach() for name, value in zip(inputs, attributions, strict=True)}
+    total = torch.stack([value.flatten(1).sum(1) for value in attributed.values()]).sum(0)
+    return {"phenotypes": torch.zeros_like(batch.phenotypes)} | attributed, torch.stack([change, total], dim=1)
+
+
+def _baselines(network: Any) -> dict[str, Tensor]:
+    """Feature -> its baseline, where a network states any."""
+    return dict(network.baselines()) if hasattr(network, "baselines") else {}
+
+
+def _matrices(name: str, values: Floats, n: int) -> Floats | None:
+    """(2, subject, roi, roi) absolute and signed values of a connectivity feature, symmetric; None for other features."""
+    if values.shape[1:] == (n * (n - 1) // 2,):
+        both = squares(values, n)
+    elif not name.endswith("series") and values.shape[1:] == (n, n):  # a series may have as many time points as ROIs
+        both = values * (1 - np.eye(n))
+    else:
+        return None
+    pair = np.stack([np.abs(both), both])
+    return np.asarray((pair + pair.swapaxes(2, 3)) / 2)
+
+
+def _over_time(name: str, values: Floats, n: int) -> Floats:
+    """(subject, roi) or (subject, roi, time) -> (subject, roi): mean absolute value."""
+    if values.ndim < 2 or values.shape[1] != n:
+        raise InputError(f"feature {name} of shape {values.shape[1:]} cannot be explained: it does not map to {n} ROIs.")
+    return np.asarray(np.abs(values).reshape(len(values), n, -1).mean(axis=2))
+
+
+def _gate(network: Any, batch: Batch) -> Floats:
+    """(subject, weight) of the network's gate; (subject, 0) without a gate."""
+    with torch.no_grad():
+        parts = network.parts(batch) if hasattr(network, "parts") else {}
+    return np.asarray(parts["gate"].double().cpu()) if "gate" in parts else np.empty((len(batch), 0))

@@ -1,0 +1,282 @@
+"""Learning curve of a study: AUC at left-out sites against the number of source subjects.
+
+Each cell of the study is trained on nested parts of its source. The trend over sizes gives an extrapolation. `m2lgdg curve`
+writes both with a figure. A training is one file of the folder, so that a stopped run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.metrics import auc
+from m2lgdg.registry import load_methods
+from m2lgdg.splits import leave_one_site_out, nested_order
+from m2lgdg.storage import InputError, write_text
+from m2lgdg.study.cells import Cell, make_cells
+from m2lgdg.study.config import Study, usable, with_only
+from m2lgdg.study.engines import ENGINES
+from m2lgdg.study.features import forget_features
+from m2lgdg.study.folder import locked_folder
+from m2lgdg.study.runner import (
+    CellContext,
+    RunEnds,
+    Stopped,
+    Summary,
+    Watch,
+    cell_context,
+    check_device,
+    failure_reason,
+    fitted_cell,
+    study_cohort,
+)
+
+Floats = npt.NDArray[np.float64]
+SIZES = (0.125, 0.25, 0.5, 0.75, 1.0)  # fractions of source
+REPEATS = 3
+LEAST = 4  # subjects of each class in a part of source
+DRAWS = 2000  # of the bootstrap over sites
+FURTHER = (2, 4)  # extrapolated to these multiples of the largest size
+POINTS = ["method", "target", "seed", "size", "repeat", "subjects", "patients", "AUC"]
+
+
+class Point(NamedTuple):
+    """One training of the curve: a cell with a part of its source."""
+
+    cell: Cell
+    size: float  # fraction of source up to 1, or number of subjects
+    repeat: int
+
+    @property
+    def target(self) -> str:
+        """Target of the cell; an engine gives the points of one target to the same process."""
+        return self.cell.target
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that can change the result."""
+        identity = json.dumps([self.cell.key, self.size, self.repeat])
+        return hashlib.sha256(identity.encode()).hexdigest()[:24]
+
+    def __str__(self) -> str:
+        return f"{self.cell.method}, target {self.target}, size {self.size:g}, repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """AUC = `level` + `slope` x log2(subjects), with the same two numbers of each bootstrap draw over sites."""
+
+    level: float
+    slope: float
+    draws: Floats  # (draw, 2): level and slope
+
+    def at(self, subjects: float) -> tuple[float, float, float]:
+        """Extrapolated AUC with a 95 % interval; an AUC cannot exceed 1."""
+        values = self.draws @ np.array([1.0, math.log2(subjects)])
+        low, high = np.quantile(values, (0.025, 0.975)) if len(values) else (math.nan, math.nan)
+        return min(self.level + self.slope * math.log2(subjects), 1.0), min(float(low), 1.0), min(float(high), 1.0)
+
+    def slope_interval(self) -> tuple[float, float]:
+        """95 % interval of the gain for each doubling."""
+        if not len(self.draws):
+            return math.nan, math.nan
+        low, high = np.quantile(self.draws[:, 1], (0.025, 0.975))
+        return float(low), float(high)
+
+    def needed(self, goal: float) -> float | None:
+        """Number of source subjects at which the trend reaches an AUC; None if it does not rise."""
+        if self.slope <= 0:
+            return None
+        power = (goal - self.level) / self.slope
+        return float(2.0**power) if power < 40 else None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points, their mean by size with intervals, and the trend of each method."""
+
+    points: pd.DataFrame
+    table: pd.DataFrame
+    trends: dict[str, Trend]
+
+
+def linear_part(study: Study, names: Sequence[str] | None) -> Study:
+    """The study with the named methods, or with its linear ones; without variants, sweeps, explanations and adapted track."""
+    from m2lgdg.methods.linear import Linear
+
+    known = load_methods()
+    chosen = list(names) if names else [name for name in study.methods if usable(name) and issubclass(known[name], Linear)]
+    if not chosen:
+        raise InputError(f"the study has no linear method; choose with --method from {', '.join(study.methods)}.")
+    plainly = {"variants": [], "sweep": {}, "explain": False, "track": "strict"}
+    return with_only(study, chosen).model_copy(update=plainly)
+
+
+def learning_curve(
+    study: Study,
+    out: str | Path,
+    *,
+    sizes: Sequence[float] = SIZES,
+    repeats: int = REPEATS,
+    jobs: int = 1,
+    watch: Watch | None = None,
+) -> tuple[Curve, Summary]:
+    """Train every method of a study on nested parts of each source, and test it on the target.
+
+    A size up to 1 is a fraction of source, a larger one a number of subjects. The parts of one repeat are nested.
+    """
+    start, out = time.monotonic(), Path(out)
+    cohort = study_cohort(study)
+    cells = make_cells(study, cohort)
+    check_device(study)
+    check_sizes(cohort, study.targets, sizes, repeats)
+    points = make_points(cells, sizes, repeats)
+    path, context = cell_context(study, cohort, out)
+    with locked_folder(out, study, cohort, path, (1, 1)):
+        todo = sorted((point for point in points if _stored(out, point) is None), key=lambda point: point.target)
+        summary = Summary(total=len(points), reused=len(points) - len(todo))
+        if watch:
+            watch(summary)
+        try:
+            engine = ENGINES["joblib" if jobs > 1 else "serial"]
+            with closing(engine(todo, partial(run_point, context=context), jobs, None)) as results:
+                for point, reason in results:
+                    if reason is None:
+                        summary.done += 1
+                    else:
+                        summary.failed.append((str(point), reason))
+                    summary.seconds = time.monotonic() - start
+                    if watch:
+                        watch(summary)
+        except RunEnds as error:
+            raise InputError(str(error)) from None
+        except KeyboardInterrupt:
+            raise Stopped(summary.reused + summary.done, summary.total) from None
+        finally:
+            forget_features(context.out)
+    rows = [row for row in (_stored(out, point) for point in points) if row is not None]
+    if not rows:
+        raise InputError(f"no training of the curve succeeded: {summary.failed[0][1].rstrip('.')}.")
+    summary.seconds = time.monotonic() - start
+    return summarise(pd.DataFrame(rows, columns=POINTS)), summary
+
+
+def check_sizes(cohort: Cohort, targets: Sequence[str] | None, sizes: Sequence[float], repeats: int) -> None:
+    """Refuse sizes that a source cannot have, before anything is trained."""
+    if len(set(sizes)) < 2 or len(set(sizes)) < len(sizes):
+        raise InputError("a curve needs at least two different sizes, each listed once.")
+    if repeats < 1:
+        raise InputError(f"a curve needs at least one repeat, not {repeats}.")
+    for fold in leave_one_site_out(cohort, targets):
+        for size in sizes:
+            if not 0 < size < math.inf or (size > 1 and size != round(size)):
+                raise InputError(f"size {size:g} is neither a fraction of source (up to 1) nor a number of subjects.")
+            if part_size(fold.source, size) > len(fold.source):
+                raise InputError(f"size {size:g}: source has only {len(fold.source)} subjects when {fold.site} is the target.")
+            labels = fold.source.labels[nested_order(fold.source, 0)[: part_size(fold.source, size)]]
+            if min((labels == 0).sum(), (labels == 1).sum()) < LEAST:
+                raise InputError(
+                    f"size {size:g} is too small: with target {fold.site} it has {(labels == 1).sum()} patients and "
+                    f"{(labels == 0).sum()} controls, and at least {LEAST} of each are needed."
+                )
+
+
+def part_size(source: Cohort, size: float) -> int:
+    """Number of subjects of a part of source."""
+    return round(size * len(source)) if size <= 1 else round(size)
+
+
+def part_of_source(source: Cohort, size: float, repeat: int) -> Cohort:
+    """A part of source in its order, with nearly its proportions of sites and classes; smaller parts are inside larger ones."""
+    return source.select(np.sort(nested_order(source, repeat)[: part_size(source, size)]))
+
+
+def make_points(cells: Sequence[Cell], sizes: Sequence[float], repeats: int) -> list[Point]:
+    """All trainings of the curve; the whole of source is one part only, so it has one repeat for each cell."""
+    return [
+        Point(cell, float(size), repeat)
+        for cell in cells
+        for size in sorted(sizes)
+        for repeat in range(1 if size == 1 else repeats)
+    ]
+
+
+def run_point(point: Point, context: CellContext) -> str | None:
+    """Fit on a part of source, predict the target and store the AUC; returns the reason for a failure, or None."""
+    select: Callable[[Cohort], Cohort] = partial(part_of_source, size=point.size, repeat=point.repeat)
+    try:
+        with fitted_cell(point.cell, context, select) as (fold, fitted):
+            area = auc(fold.target.labels, fitted.predict_proba(fold.target)[:, 1])
+            row = (point.cell.method, point.target, point.cell.seed, point.size, point.repeat)
+            counts = (len(fold.source), int((fold.source.labels == 1).sum()))
+    except (RunEnds, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's method may raise anything, or exit; the other points must continue
+        return failure_reason(error)
+    value = None if math.isnan(area) else float(area)  # undefined if the target has one class
+    write_text(_path(context.out, point), json.dumps([*row, *counts, value], ensure_ascii=False) + "\n")
+    return None
+
+
+def _path(out: str | Path, point: Point) -> Path:
+    return Path(out) / "points" / f"{point.key}.json"
+
+
+def _stored(out: Path, point: Point) -> list[object] | None:
+    """Row of a finished training, or None."""
+    try:
+        row = json.loads(_path(out, point).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    expected = [point.cell.method, point.target, point.cell.seed, point.size, point.repeat]
+    return row if isinstance(row, list) and len(row) == len(POINTS) and row[:5] == expected else None
+
+
+def summarise(points: pd.DataFrame, seed: int = 0) -> Curve:
+    """Mean AUC over sites by method and size, with bootstrap intervals over sites, and the trend of each method.
+
+    Repeats and seeds are averaged within a site first. Sites without a defined AUC at every size are left out.
+    """
+    rows, trends = [], {}
+    for method, part in points.groupby("method", sort=False):
+        areas = part.pivot_table(index="target", columns="size", values="AUC", aggfunc="mean").dropna()
+        if not len(areas):
+            raise InputError(f"method {method} has no target site with both classes, so there is no AUC.")
+        used = part[part["target"].isin(areas.index)]
+        subjects = used.groupby("size")["subjects"].mean()[areas.columns].to_numpy(dtype=np.float64)
+        values = areas.to_numpy(dtype=np.float64)  # (site, size)
+        drawn = _bootstrap_means(values, seed)
+        low, high = np.quantile(drawn, (0.025, 0.975), axis=0) if len(drawn) else np.full((2, values.shape[1]), np.nan)
+        columns = zip(areas.columns, subjects, values.mean(axis=0), low, high, strict=True)
+        rows += [(method, size, n, mean, lowest, highest, len(areas)) for size, n, mean, lowest, highest in columns]
+        trends[str(method)] = fit_trend(subjects, values.mean(axis=0), drawn)
+    return Curve(points, pd.DataFrame(rows, columns=["method", "size", "subjects", "AUC", "low", "high", "sites"]), trends)
+
+
+def _bootstrap_means(values: Floats, seed: int) -> Floats:
+    """(draw, size) mean over sites drawn with replacement; no draws for a single site, which has no interval."""
+    if len(values) < 2:
+        return np.empty((0, values.shape[1]))
+    chosen = np.random.default_rng(seed).integers(0, len(values), (DRAWS, len(values)))
+    return np.asarray(values[chosen].mean(axis=1))
+
+
+def fit_trend(subjects: Floats, areas: Floats, draws: Floats) -> Trend:
+    """Least-squares line of AUC against log2 of the number of subjects, also of each draw (draw, size)."""
+    design = np.stack([np.ones(len(subjects)), np.log2(subjects)], axis=1)
+    solver = np.linalg.pinv(design)  # (2, size)
+    level, slope = solver @ areas
+    return Trend(float(level), float(slope), draws @ solver.T)

@@ -1,0 +1,112 @@
+"""What is installed: extras, the wheel for every system, and every line of the docs that installs something."""
+
+import importlib.util
+import re
+import shutil
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+from m2lgdg.storage import EXTRAS, install_command
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OPTIONAL = PROJECT["project"]["optional-dependencies"]
+DISTRIBUTIONS = {"python_multipart": "python-multipart", "dask_jobqueue": "dask-jobqueue", "distributed": "dask"}
+INSTALLING = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "Dockerfile", "Dockerfile.cuda", ".ci/run")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / ".github").rglob("*.yml")),
+]
+
+
+def name_of(requirement):
+    return re.match(r"[\w-]+", requirement)[0]
+
+
+def test_a_plain_installation_has_no_network_library():
+    core = {name_of(requirement) for requirement in PROJECT["project"]["dependencies"]}
+    heavy = {"torch", "captum", "triton", "onnx", "onnxruntime", "dask", "starlette"}
+    assert not core & heavy
+
+
+def test_every_extra_brings_the_libraries_that_its_commands_need():
+    brought = {extra: {name_of(requirement) for requirement in OPTIONAL[extra]} for extra in EXTRAS}
+    assert "m2lgdg[networks]" in OPTIONAL["onnx"]
+    brought["onnx"] |= brought["networks"]
+    for extra, libraries in EXTRAS.items():
+        assert {DISTRIBUTIONS.get(name, name) for name in libraries} <= brought[extra]
+        assert install_command(extra) == f'pip install "m2lgdg[{extra}]"'
+
+
+def test_classifiers_and_versions():
+    listed = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
+    assert listed == {"3.11", "3.12", "3.13"} and PROJECT["project"]["requires-python"] == ">=3.11"
+
+
+@pytest.mark.parametrize("path", [path for path in INSTALLING if path.is_file()], ids=lambda path: path.name)
+def test_every_installation_is_constrained_and_its_extras_exist(path):
+    """PyTorch comes only in the version of constraints.txt, and never by accident."""
+    text = re.sub(r"\\\n\s*", " ", path.read_text()).replace("$(PIP)", "pip install -c constraints.txt")
+    for line in re.findall(r"pip install ([^\n`]*)", text):
+        ours = "." in line.split() or "-e" in line.split() or ".[" in line or "m2lgdg" in line or re.search(r"\btorch\b", line)
+        assert not ours or "-c constraints.txt" in line or "-c /" in line or line.startswith("m2lgdg["), line
+        for extras in re.findall(r"(?:\.|m2lgdg|\.whl)\[([\w,]+)\]", line):
+            assert set(extras.split(",")) <= set(OPTIONAL), line
+
+
+class Hook:
+    def __init__(self, root, target="wheel"):
+        self.root, self.target_name, self.app = str(root), target, types.SimpleNamespace(display_warning=lambda text: None)
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """The build hook on a copy of the parser, with what it changes; hatchling itself is not needed."""
+    name = "hatchling.builders.hooks.plugin.interface"
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
+    sys.modules[name].BuildHookInterface = Hook
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = tmp_path / module.PARSER.parent
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / module.PARSER.with_suffix(".c"), folder)
+
+    def run(version, target="wheel"):
+        data = {"artifacts": [], "pure_python": True}
+        module.NumbersHook(tmp_path, target).initialize(version, data)
+        return data, (tmp_path / module.PARSER).is_file()
+
+    return run
+
+
+def test_the_wheel_is_the_same_for_every_system(build, monkeypatch):
+    monkeypatch.delenv("M2LGDG_COMPILE", raising=False)
+    assert build("standard") == ({"artifacts": [], "pure_python": True}, False)
+    assert build("editable", "sdist") == ({"artifacts": [], "pure_python": True}, False)
+    assert "artifacts" not in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]  # a compiled file from before
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_checkout_has_the_compiled_parser(build, monkeypatch):
+    monkeypatch.delenv("M2LGDG_COMPILE", raising=False)
+    compiled = {"artifacts": ["src/m2lgdg/data/readers/_numbers.so"], "pure_python": False, "infer_tag": True}
+    assert build("editable") == (compiled, True)
+    monkeypatch.setenv("M2LGDG_COMPILE", "1")
+    assert build("standard") == (compiled, True)
+
+
+def test_without_a_compiler_the_parser_is_left_out(build, monkeypatch):
+    monkeypatch.setattr("subprocess.run", lambda *words, **options: (_ for _ in ()).throw(FileNotFoundError()))
+    assert build("editable") == ({"artifacts": [], "pure_python": True}, False)
+
+
+def test_the_source_distribution_has_no_results():
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    assert "results" not in included and "src" in included and all((ROOT / name).exists() for name in included)
