@@ -123,9 +123,9 @@ def _counts() -> list[str]:
 def paper_comparisons() -> list[str]:
     """Two models at NYU and USM, seeds averaged: difference, its interval over subjects, and DeLong's tests."""
     whole: Model = (*ABLATED[0], "")
-    pairs = [(OWN, of_paper(method, True)) for method in ("phenotype-logistic", "mm-gtunets", "erm", "fc-logistic")]
+    pairs = [(OWN, of_paper(method, True)) for method in ("phenotype-logistic", "erm", "fc-logistic")]
     pairs += [(whole, (*ABLATED[0], "M1")), (CONNECTOME, OWN)]
-    pairs += [(CONNECTOME, of_paper(method, True)) for method in ("erm", "fc-logistic", "connectome-adaptive")]
+    pairs += [(CONNECTOME, of_paper(method, True)) for method in ("fc-logistic", "connectome-adaptive")]
     pairs += [(CONNECTOME, (*ABLATED[1], "scan"))]
     rows = []
     for first, second in pairs:
@@ -187,8 +187,8 @@ def sweep_summary() -> list[str]:
         f"Largest difference from the default ({number(means[''])}), of {len(changed)} changed values: "
         f"{texts[changed['mean'].abs().idxmax()]}.",
         f"Intervals without zero: {len(apart)} ({'; '.join(texts[value] for value in apart)}).",
-        f"Fields with their highest AUC at the default: {highest} of {len(DEFAULTS)}.",
-        f"Range of three seeds of one value at one site: median {number(ranges.median())}, largest {number(ranges.max())}.",
+        f"Fields with their highest AUC at the default: {highest} of {len(DEFAULTS)}. Range of three seeds at one "
+        f"site: median {number(ranges.median())}, largest {number(ranges.max())}.",
     )
 
 
