@@ -140,5 +140,5 @@ def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsy
                 os.killpg(int(job), signal.SIGKILL)
     assert capsys.readouterr().out == "16 cells done, 0 failed\n"
     run_study(study, tmp_path / "serial", engine="serial")
-    ran, quiet = (tmp_path / out / "predictions.csv" for out in ("runs/abide", "serial"))
+    ran, quiet = (tmp_path / out / "predictions.csv" for out in ("runs/abide-paper", "serial"))
     assert ran.read_bytes() == quiet.read_bytes()
