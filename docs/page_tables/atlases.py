@@ -1,6 +1,5 @@
 """Tables of docs/atlases.md."""
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
 
@@ -42,10 +41,6 @@ def atlas_sources() -> list[str]:
     return table(["name", "reference", "source", "centroids and names", "lobe"], rows)
 
 
-def _atlas_name(atlases: Sequence[str]) -> str:
-    return " + ".join(ATLASES[atlas] for atlas in atlases)
-
-
 @cache
 def by_atlas(study: str) -> pd.DataFrame:
     """Logits of `connectome-adaptive` in each atlas, by (target, subject, label)."""
@@ -85,7 +80,7 @@ def atlas_pairs() -> list[str]:
     """Mean AUC of all pairs of atlases, next to the mean of the two alone."""
     rows = []
     for pair in combinations(ATLASES, 2):
-        row = [_atlas_name(pair)]
+        row = [" + ".join(ATLASES[atlas] for atlas in pair)]
         for study in ATLAS_STUDIES:
             alone = float(np.mean([atlas_auc(study, atlas) for atlas in pair]))
             row += [number(atlas_auc(study, *pair), 2), number(alone, 2)]

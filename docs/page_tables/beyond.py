@@ -68,12 +68,9 @@ def calibration_slopes() -> list[str]:
 @block("plus")
 def plus() -> list[str]:
     """`m2lgdg-plus` against its own head at 16 sites."""
-    texts = {
-        "abide-plus": "the paper's sizes",
-        "abide-plus-small": "small (64 wide, dropout 0.3, weight decay 0.01, 60 epochs)",
-    }
+    small = "small (64 wide, dropout 0.3, weight decay 0.01, 60 epochs)"
     rows = [[f"the head alone: {name(*BEST[1:])}", number(_without(BEST[1:])), "", "", ""]]
-    for study, text in texts.items():
+    for study, text in (("abide-plus", "the paper's sizes"), ("abide-plus-small", small)):
         result = paired((study, "m2lgdg-plus", ""), BEST)
         difference, counts = interval(result["difference"], *result["interval"]), ", ".join(map(str, result["counts"]))
         rows.append([f"`m2lgdg-plus`, {text}", number(result["means"][0]), difference, counts, chance(result["p"])])

@@ -8,7 +8,7 @@ import pandas as pd
 
 from m2lgdg.explain.explanation import Explanation, mean_over
 from page_tables.committed import METRICS, PAPER, RESULTS, TARGETS, networks, published, records, scores_at
-from page_tables.results import ABLATED, paper
+from page_tables.results import ABLATED
 from page_tables.writing import block, bullets, name, number, spread, table
 
 BRAIN_NETWORKS = ("brainnetcnn", "braingnn", "ibgnn-plus", "msstan", "mm-gtunets", "ufa-net", "brainnet-transformer")
@@ -27,7 +27,8 @@ def _all_metrics(methods: Iterable[str]) -> list[str]:
         for method in _run(methods):
             values = [spread(scores_at((PAPER, method, ""), target, metric)) for metric in METRICS]
             if method not in FURTHER:
-                values = [f"{text} ({paper(method, target, metric)})" for text, metric in zip(values, METRICS, strict=True)]
+                reported = [published()[method, target, metric] + 1e-6 for metric in METRICS]  # halves up
+                values = [f"{text} ({value:.1f})" for text, value in zip(values, reported, strict=True)]
             rows.append([target, name(method), *values])
     return table(["target", "method", *METRICS], rows)
 

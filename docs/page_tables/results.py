@@ -45,11 +45,6 @@ DEFAULTS = ("decomposition_weight=0.1", "contrastive_weight=0.1", "temperature=0
 # The paper's subjects
 
 
-def paper(method: str, target: str, metric: str = "AUC", data: str = "abide") -> str:
-    """The paper's value with one decimal, halves up."""
-    return f"{published(data)[method, target, metric] + 1e-6:.1f}"
-
-
 def auc_cell(method: str, phenotypes: bool, target: str) -> str:
     """AUC on the paper's subjects at a site or ("both") its mean; in brackets the paper's own, where it has this model."""
     model = of_paper(method, phenotypes)
@@ -59,7 +54,7 @@ def auc_cell(method: str, phenotypes: bool, target: str) -> str:
     text = spread(scores_at(model, target)) if target in TARGETS else number(np.mean([scores_at(model, t)[0] for t in at]))
     if method not in results.networks() or phenotypes != (method in WITH_PHENOTYPES):
         return text
-    return f"{text} [{np.mean([published()[method, t, 'AUC'] for t in at]) + 1e-6:.1f}]"
+    return f"{text} [{np.mean([published()[method, t, 'AUC'] for t in at]) + 1e-6:.1f}]"  # halves up
 
 
 def both(method: str, target: str) -> str:
