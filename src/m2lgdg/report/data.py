@@ -96,7 +96,8 @@ def _quartiles(values: list[float] | str | None, form: str) -> str:
 def _span(values: list[float] | None) -> str:
     if values is None:
         return "-"
-    return f"{values[0]:g}" if values[0] == values[-1] else f"{values[0]:g} to {values[-1]:g}"
+    low, high = f"{values[0]:.4g}", f"{values[-1]:.4g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
