@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.contents import Contents
@@ -135,9 +136,10 @@ def _matrices(means: dict[str, Floats], named: str) -> Figure:
     panels = {"patients above, controls below": both, "patients minus controls": means["difference"]}
 
     def paint(sheet: Sheet) -> None:
+        hues = colormaps["RdBu_r"].resampled(41)  # of more, scales are images with the same id, which a page cannot have twice
         for axis, (title, matrix) in zip(sheet.canvas.subplots(1, 2), panels.items(), strict=True):
             most = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
-            shown = axis.imshow(matrix, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+            shown = axis.imshow(matrix, cmap=hues, vmin=-most, vmax=most, interpolation="nearest")
             axis.set_title(title, fontsize=9)
             axis.set(xlabel="ROI", ylabel="ROI")
             sheet.canvas.colorbar(shown, ax=axis, location="bottom", shrink=0.8, aspect=30, label="Fisher z")
