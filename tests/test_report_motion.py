@@ -59,6 +59,8 @@ def test_a_decision_without_motion_is_left_alone():
     table, motion = made(np.random.default_rng(2), effect=1.0, slope=0.0, shift=0.2, size=400)
     scores = adjusted_auc(table, motion)
     assert scores.adjusted == pytest.approx(scores.plain, abs=0.02) and scores.plain > 0.7
+    constant = adjusted_auc(table.assign(proba=0.5 + table["target"].map({"A": 0.013, "B": 0.017, "C": 0.1})), motion)
+    assert (constant.plain, constant.adjusted, constant.correlation) == (0.5, 0.5, 0.0)
     flat = adjusted_auc(table, motion * 0 + 0.1)
     assert flat.adjusted == flat.plain and flat.motion == 0.5
 

@@ -35,8 +35,8 @@ TO_COMPLETE = "authors to complete"
 CITATIONS = {
     "TRIPOD+AI": "Collins et al. 2024, BMJ 385: e078378",
     "REFORMS": "Kapoor et al. 2024, Science Advances 10: eadk3452",
-    "PROBAST+AI": "Moons et al. 2025, BMJ 388: e082505; its questions grouped by us within its four domains",
-    "CLAIM": "Tejani et al. 2024, Radiology: Artificial Intelligence 6: e240300",
+    "PROBAST+AI": "Moons et al. 2025, BMJ 388: e082505; its questions grouped by us, not compared with the original",
+    "CLAIM": "Tejani et al. 2024, Radiology: Artificial Intelligence 6: e240300; not compared with the original",
 }
 NOTE = (
     "Filled in by m2lgdg from the files of this study. Items are paraphrased, and an answer may cover only part of its item. "

@@ -50,8 +50,9 @@ def site_table(contents: Contents) -> Table | None:
     }
     cells = {title: [show(group) for _, group in rows] for title, show in columns.items()}
     shown = {title: values for title, values in cells.items() if set(values) != {"-"}}
-    if set(shown.get("left out", ())) <= {"-", "0"}:
-        shown.pop("left out", None)
+    for name, same in (("left out", "0"), ("role", "target")):
+        if set(shown.get(name, ())) <= {"-", same}:
+            shown.pop(name, None)
     table = [[name, *(values[i] for values in shown.values())] for i, (name, _) in enumerate(rows)]
     note = "subjects of the cohort of this study, largest site first"
     note += "; age: median (quartiles)" if "age, years" in shown else ""

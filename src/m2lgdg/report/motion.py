@@ -21,6 +21,7 @@ from m2lgdg.study.stats import half_interval
 
 Floats = npt.NDArray[np.float64]
 Key = tuple[str, str]
+ROUNDING = 1e-9
 TITLE = "AUC adjusted for head motion"
 
 
@@ -57,6 +58,7 @@ def adjusted_auc(part: pd.DataFrame, motion: pd.Series) -> Adjusted | None:
     controls = part[part["label"] == 0]
     centred = controls[["motion", "decision"]] - controls.groupby("target")[["motion", "decision"]].transform("mean")
     x, y = centred["motion"].to_numpy(), centred["decision"].to_numpy()
+    y = np.where(np.abs(y) < ROUNDING, 0.0, y)  # a constant decision, such as that of `prior`, must stay constant
     slope = float(x @ y / (x @ x)) if (x @ x) > 0 else 0.0
     spread = float(np.sqrt((x @ x) * (y @ y)))
     rows, last = [], None
