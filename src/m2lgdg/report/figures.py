@@ -281,11 +281,11 @@ def training_curves(histories: dict[str, list[list[dict[str, float]]]], hues: Ma
         edges = {"left": 0.7 / width, "right": 1 - 0.1 / width, "bottom": 0.45 / height, "top": 1 - 0.3 / height}
         grid = sheet.canvas.subplots(len(histories), 2, squeeze=False, gridspec_kw=edges | {"hspace": 0.42, "wspace": 0.18})
         for row, (name, runs) in zip(grid, histories.items(), strict=True):
-            titles = (f"{short(name)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
+            titles = (f"{short(name, 20)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
             for axis, curve, title in zip(row, (_loss, _area), titles, strict=True):
                 hue = colour((hues or {}).get((name, ""), 0))
                 _training_panel(axis, [[curve(epoch) for epoch in run] for run in runs], hue)
-                axis.set_title(title, loc="left", fontsize=9, y=1.02)
+                axis.set_title(title, loc="left", fontsize=7.5, y=1.02)
         for axis in grid[-1]:
             axis.set_xlabel("epoch")
 

@@ -15,6 +15,7 @@ from m2lgdg.cohort import general_reason
 from m2lgdg.metrics import THRESHOLD
 from m2lgdg.registry import load_methods
 from m2lgdg.report.contents import Contents
+from m2lgdg.report.paths import without_paths
 from m2lgdg.report.tables import changed_fields, label
 from m2lgdg.report.tracks import what_was_seen
 from m2lgdg.study.predictions import ADAPTED
@@ -63,12 +64,12 @@ def _data(contents: Contents) -> str:
     sentence = f"We included {len(included)} subjects{classes} of {included['site'].nunique()} sites."
     if len(excluded):
         reasons = Counter((general_reason(reason) or "unusable file").rstrip(".") for reason in excluded["reason"])
-        sentence += f" {len(excluded)} further subjects were left out: "
+        sentence += f" {len(excluded)} further subject{'s were' if len(excluded) > 1 else ' was'} left out: "
         sentence += "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()) + "."
     if contents.known_rois is not None:
         atlas, rois = contents.known_rois
         sentence += f" Each scan was represented by the mean time series of {len(rois)} regions of interest"
-        sentence += f" (atlas: {atlas})." if atlas else "."
+        sentence += f" (atlas: {without_paths(atlas)})." if atlas else "."  # an atlas may be called by the path of its image
     return sentence
 
 
