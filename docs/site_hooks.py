@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             text = executed.with_outputs(text)
         except executed.Failed as error:
             raise PluginError(f"{name}: {error}") from None
-    return executed.without_marks(text)
+    return text
 
 
 def _link(match: re.Match[str], folder: str, files: Files) -> str:
