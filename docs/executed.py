@@ -53,7 +53,8 @@ def output(language: str, code: str, folder: Path) -> str:
     """What a block prints on standard output."""
     interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-c"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    settings = {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    package = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    settings = {"PATH": path, "PYTHONPATH": package, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([*interpreter, code], cwd=folder, env=os.environ | settings, capture_output=True, text=True)
     if result.returncode:
         last = "\n".join((result.stderr or result.stdout).strip().splitlines()[-5:])
@@ -93,7 +94,9 @@ def main() -> int:
             different.append(page.name)
         if not check:
             page.write_text(now, encoding="utf-8")
-    print(f"{'Differ' if check else 'Rewritten'}: {', '.join(different)}" if different else "All outputs are those of the pages.")
+    print(
+        f"{'Differ' if check else 'Rewritten'}: {', '.join(different)}" if different else "All outputs are those of the pages."
+    )
     return int(check and bool(different))
 
 

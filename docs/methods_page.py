@@ -33,7 +33,9 @@ def wrapped(text: str, first: str = "") -> list[str]:
     """A paragraph or an item of a list, at most 100 characters wide; words of HTML and emphasis stay text."""
     plain = re.sub(r"(`[^`]*`)|([<*_])", lambda match: match[1] or "\\" + match[2], " ".join(text.split()))
     indent = " " * len(first)
-    return textwrap.wrap(plain, 100, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        plain, 100, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def details(docstring: str) -> list[str]:

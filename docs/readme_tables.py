@@ -1,7 +1,8 @@
 """The table of results and the figure of README.md, from the committed predictions.
 
 Usage: python docs/readme_tables.py [--check]. The table is written between `<!-- results -->` and `<!-- end of results -->`,
-the figure to docs/forest.png. With --check nothing is written, and a table that differs from the results is reported.
+the figure to
+docs/images/forest.png and forest-dark.png. With --check nothing is written, and a table that differs from the results is reported.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import textwrap
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,11 +25,12 @@ from m2lgdg.registry import PAPER, SIMPLE, load_methods
 from m2lgdg.study.stats import holm
 
 ROOT = Path(__file__).resolve().parents[1]
-README, FIGURE = ROOT / "README.md", ROOT / "docs" / "forest.png"
+README, FIGURE = ROOT / "README.md", ROOT / "docs" / "images" / "forest.png"
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- end of results -->)", re.S)
 TARGETS = ("NYU", "USM")  # of the paper
 ALL_SITES = "abide-all-sites"
-GREY, LINEAR, NETWORK, NO_BRAIN = "#747d87", "#2f81c7", "#d9822b", "#747d87"  # readable on white and on dark pages
+SHADES = {"light": ("#1f2328", "white", "#5b6570"), "dark": ("#e6edf3", "none", "#9aa4af")}  # text, page, grey
+LINEAR, NETWORK = "#2f81c7", "#d9822b"  # readable on both
 
 
 @cache
@@ -138,49 +141,62 @@ def forest_rows(study: str = ALL_SITES) -> pd.DataFrame:
         sees = alone or variant == "phenotypes" or config["method"].get(method, {}).get("phenotypes") is not False
         rows.append([method, sees, sites.mean(), half, len(sites)])
     frame = pd.DataFrame(rows, columns=["method", "phenotypes", "mean", "half", "sites"])
-    return frame.assign(best=frame.groupby("method")["mean"].transform("max")).sort_values(["best", "phenotypes"], ascending=False)
+    return frame.assign(best=frame.groupby("method")["mean"].transform("max")).sort_values(
+        ["best", "phenotypes"], ascending=False
+    )
 
 
-def colour(method: str) -> str:
-    """Colour of the kind of a method."""
+def kind(method: str) -> str:
+    """Kind of a method, as the legend names it."""
     known = load_methods()
     if method in known.with_role("phenotypes"):
-        return NO_BRAIN
-    return LINEAR if method in known.with_role(*SIMPLE) else NETWORK
+        return "no brain"
+    return "linear on connectivity" if method in known.with_role(*SIMPLE) else "network"
 
 
 def figure(path: Path = FIGURE) -> None:
-    """Forest plot without a background, in colours that read on light and dark pages."""
+    """Forest plot of all methods, for light pages and, as NAME-dark.png, for dark ones."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
 
     frame = forest_rows()
-    names = list(dict.fromkeys(frame["method"]))
-    with plt.rc_context({"font.size": 12, "text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY}):
-        drawn, axes = plt.subplots(figsize=(9, 0.36 * len(names) + 1.5), layout="constrained")
-        for row in frame.itertuples():
-            twice = (frame["method"] == row.method).sum() > 1
-            y = names.index(row.method) + (0 if not twice else -0.17 if row.phenotypes else 0.17)
-            face = colour(row.method) if row.phenotypes else "none"
-            style = {"color": colour(row.method), "markerfacecolor": face, "markeredgewidth": 1.6, "elinewidth": 1.8}
-            axes.errorbar(row.mean, y, xerr=row.half, fmt="o", markersize=6.5, capsize=0, **style)
-        axes.axvline(50, color=GREY, linewidth=1, linestyle=":")
-        axes.text(50.3, len(names) - 0.45, "chance", va="bottom", fontsize=10)
-        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
-        axes.set_xlabel(f"AUC at a site left out of training (%): mean of {frame['sites'].max()} sites, 95 % interval")
-        axes.tick_params(length=0)
-        axes.grid(axis="x", color=GREY, alpha=0.25)
-        axes.spines[:].set_visible(False)
-        kinds = {"linear on connectivity": LINEAR, "network": NETWORK, "no brain": NO_BRAIN}
-        handles = [Line2D([], [], color=value, marker="o", linewidth=1.8, label=text) for text, value in kinds.items()]
-        for text, face in (("with phenotypes", GREY), ("scan alone", "none")):
-            handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor=face, linewidth=0, label=text))
-        axes.legend(handles=handles, frameon=False, fontsize=10.5, ncols=5, loc="lower center", bbox_to_anchor=(0.42, 1.0), columnspacing=1.2)
-        drawn.savefig(path, dpi=150, transparent=True, metadata={"Software": None})
-        plt.close(drawn)
+    for shade, (text, page, grey) in SHADES.items():
+        colours = {"text.color": text, "axes.labelcolor": text, "xtick.color": text, "ytick.color": text}
+        with plt.rc_context({"font.size": 12, **colours}):
+            drawn = _forest(frame, {"linear on connectivity": LINEAR, "network": NETWORK, "no brain": grey})
+            target = path if shade == "light" else path.with_stem(f"{path.stem}-dark")
+            drawn.savefig(target, dpi=160, facecolor=page, metadata={"Software": None})
+            plt.close(drawn)
+
+
+def _forest(frame: pd.DataFrame, colours: dict[str, str]) -> Any:
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    names, grey = list(dict.fromkeys(frame["method"])), colours["no brain"]
+    drawn, axes = plt.subplots(figsize=(7.6, 0.3 * len(names) + 1.6), layout="constrained", facecolor="none")
+    for row in frame.itertuples():
+        pair = (frame["method"] == row.method).sum() > 1
+        y = names.index(row.method) + (0 if not pair else -0.17 if row.phenotypes else 0.17)
+        own = colours[kind(row.method)]
+        style = {"color": own, "markerfacecolor": own if row.phenotypes else "none", "markeredgewidth": 1.5, "elinewidth": 1.8}
+        axes.errorbar(row.mean, y, xerr=row.half, fmt="o", markersize=5.5, **style)
+    axes.axvline(50, color=grey, linewidth=1, linestyle=":")
+    axes.text(50.3, len(names) - 0.42, "chance", va="bottom", fontsize=10.5)
+    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6), facecolor="none")
+    axes.set_xlabel(f"AUC (%) at left-out sites: mean of {frame['sites'].max()} sites, 95 % interval")
+    axes.tick_params(length=0)
+    axes.grid(axis="x", color=grey, alpha=0.25)
+    axes.spines[:].set_visible(False)
+    handles = [Line2D([], [], color=own, linewidth=3, label=name) for name, own in colours.items()]
+    for label, face in (("with phenotypes", grey), ("scan alone", "none")):
+        handles.append(Line2D([], [], color=grey, marker="o", markerfacecolor=face, linewidth=0, label=label))
+    drawn.legend(
+        handles=handles, frameon=False, fontsize=11, ncols=5, loc="outside upper center", columnspacing=1, handlelength=1
+    )
+    return drawn
 
 
 def rewritten(text: str) -> str:

@@ -54,7 +54,13 @@ def study_file() -> Iterator[str]:
     yield from ["| key | values | default | |", "|---|---|---|---|"]
     schema = Study.model_json_schema()
     for name, key in schema["properties"].items():
-        default = "required" if name in schema["required"] else "" if key.get("default") is None else f"`{json.dumps(key['default'])}`"
+        default = (
+            "required"
+            if name in schema["required"]
+            else ""
+            if key.get("default") is None
+            else f"`{json.dumps(key['default'])}`"
+        )
         yield f"| `{name}` | {_values(key)} | {default} | {_cell(key.get('description', ''))} |"
 
 
@@ -85,7 +91,7 @@ def api() -> Iterator[str]:
         for key, value in vars(module).items():
             ours = getattr(value, "__module__", None) == module.__name__ and not key.startswith("_")
             if ours and callable(value) and key not in m2lgdg._HOMES and inspect.getdoc(value):
-                yield from _described(f"m2lgdg.{name}.{key}", value)
+                yield from _described(key, value)
 
 
 def _described(name: str, value: Any) -> Iterator[str]:

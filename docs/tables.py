@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/*.md that follow from the committed results, written into the pages between markers.
+"""The tables of docs/*.md that follow from the committed results, written into the pages between markers.
 
 Usage: python docs/tables.py [--check]. A block is `<!-- table: NAME -->`, its lines, `<!-- end of table -->`; NAME is a key of
 `BLOCKS`. With --check nothing is written, and blocks that differ from the results are named.
@@ -45,10 +45,6 @@ METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 NETWORKS = (  # in the order of the paper's table
     *("m2lgdg", "brainnetcnn", "cdann", "mixup", "mldg", "braingnn", "iib", "ibgnn-plus", "ufa-net", "genm", "msstan", "m2dc"),
     *("mm-gtunets", "metaexplainer"),
-)
-BY_AUC = (  # the order of README.md
-    *("m2lgdg", "mm-gtunets", "mixup", "cdann", "iib", "mldg", "brainnetcnn", "ibgnn-plus", "metaexplainer", "genm", "msstan"),
-    *("braingnn", "m2dc", "ufa-net"),
 )
 AT_CHANCE = ("ufa-net", "m2dc", "braingnn")  # far below their published AUC
 WITH_PHENOTYPES = ("m2lgdg", "cdann", "mixup", "mldg", "iib", "mm-gtunets", "metaexplainer")
@@ -307,19 +303,6 @@ def _linear_row(method: str) -> list[str]:
 
 def _network_cell(method: str, target: str) -> str:
     return f"{spread(sites('abide').loc[(method, '', target, 'AUC')])} [{paper(method, target)}]"
-
-
-@block("readme-results")
-def readme_results() -> list[str]:
-    """All methods at NYU, USM and 18 sites."""
-    linear = sorted(LINEAR, key=lambda method: [-round(macro().loc[(method, v), "mean"], 1) for v in ("phenotypes", "")])
-    marks = {"connectome-adaptive": " ([formulas](docs/connectome-adaptive.md))", "fc-adaptive": " ([beyond](docs/beyond.md))"}
-    rows = [[f"`{method}`{marks.get(method, '')}", *_linear_row(method)] for method in (*linear, "phenotype-logistic")]
-    for method in BY_AUC:
-        marked = f"`{method}`" + (" (phenotypes too)" if method in WITH_PHENOTYPES else "")
-        everywhere = spread(macro().loc[(method, "")]) if method in ALL_SITES else "not run"
-        rows.append([marked, *(_network_cell(method, target) for target in TARGETS), everywhere, f"{seconds(method):.0f}"])
-    return table(["method", *TARGETS, "mean of 18 sites", "seconds"], rows)
 
 
 @block("paper-table")
@@ -847,7 +830,7 @@ def atlas_sites() -> list[str]:
 
 def pages() -> list[Path]:
     """Every page that may hold a block."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(page: Path) -> dict[str, list[str]]:

@@ -218,11 +218,9 @@ def test_a_changed_table_is_named_and_written_anew(tmp_path, monkeypatch, capsys
 # Their rows, by other ways to compute them
 
 
-@pytest.mark.parametrize(
-    ("page", "key", "columns"), [("README.md", "readme-results", (1, 2)), ("results.md", "paper-table", (2, 4))]
-)
-def test_networks_at_nyu_and_usm(page, key, columns, areas, published, records):
-    rows = [row for row in rows_of(key, page) if "[" in row[columns[0]]]
+def test_networks_at_nyu_and_usm(areas, published, records):
+    columns = (2, 4)
+    rows = rows_of("paper-table")
     assert len(rows) == 14
     for row in rows:
         name, _ = named(row[0])
@@ -245,9 +243,8 @@ def test_networks_with_averaged_seeds(averaged):
     assert sees <= set(study["methods"]) and len(sees) == 7
 
 
-@pytest.mark.parametrize(("page", "key"), [("README.md", "readme-results"), ("results.md", "linear-peers")])
-def test_linear_models(page, key, areas, predictions, records):
-    rows = [row for row in rows_of(key, page) if "/" in row[1]]
+def test_linear_models(areas, predictions, records):
+    rows = rows_of("linear-peers")
     assert len(rows) == 8
     macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"])))
     for row in rows:
@@ -262,20 +259,15 @@ def test_linear_models(page, key, areas, predictions, records):
         assert float(row[4]) == pytest.approx(np.median(seconds), abs=0.51)
 
 
-@pytest.mark.parametrize(
-    ("page", "key", "count"), [("README.md", "readme-results", 4), ("results.md", "networks-all-sites", 6)]
-)
-def test_networks_at_all_sites(page, key, count, by_site, averaged):
-    column = 3 if key == "readme-results" else 1
-    rows = [row for row in rows_of(key, page) if "±" in row[column] and "/" not in row[column]]
-    assert len(rows) == count
+def test_networks_at_all_sites(by_site, averaged):
+    rows = rows_of("networks-all-sites")
+    assert len(rows) == 6
     for row in rows:
         own = by_site[named(row[0])]
         assert len(own) == 18
-        assert numbers(row[column]) == close([own.mean(), half_interval(own.std(ddof=1), 18)])
-        if key == "networks-all-sites":
-            assert numbers(row[2]) == close([np.mean(list(averaged["abide-all-sites"][named(row[0])].values()))])
-            assert numbers(row[3]) == close([own.min(), own.max()])
+        assert numbers(row[1]) == close([own.mean(), half_interval(own.std(ddof=1), 18)])
+        assert numbers(row[2]) == close([np.mean(list(averaged["abide-all-sites"][named(row[0])].values()))])
+        assert numbers(row[3]) == close([own.min(), own.max()])
 
 
 @pytest.mark.parametrize(("key", "count"), [("networks-abide", 12), ("generalization-abide", 14)])
