@@ -2,7 +2,7 @@
 
 Usage: python docs/executed.py [--check]. A page with the mark `<!-- executed -->` is run from top to bottom in an empty
 folder: blocks of bash and python are executed, a block of text directly after one is its output, and a block with
-title="NAME" is written to that file. A line `...` of an output stands for the lines between those before and after it.
+title="NAME" is written to that file. A line `...` of an output stands for lines that are not shown (`shortened`).
 With --check nothing is written, and pages whose output differs in more than its numbers are named.
 """
 
@@ -69,14 +69,28 @@ def folded(lines: list[str], width: int = 100) -> list[str]:
 
 
 def shortened(printed: str, present: str) -> str:
-    """An output with as many lines before and after the cut as the page has now; all of it if the page has no cut."""
+    """An output cut as the page has it now; all of it if the page has no cut, or if a line after a cut is not printed.
+
+    Before the first cut are as many lines as on the page. After a cut, the output goes on with the line that is there on the
+    page, up to the next blank line, or to the end after the last cut.
+    """
     lines, shown = printed.splitlines(), present.splitlines()
     if CUT not in shown:
         return printed
-    before, after = shown.index(CUT), len(shown) - shown.index(CUT) - 1
-    if before + after >= len(lines):
-        return printed
-    return "".join(f"{line}\n" for line in [*lines[:before], CUT, *lines[len(lines) - after :]])
+    end = shown.index(CUT)
+    result, rest = lines[:end], shown[end:]
+    while rest:
+        anchor = rest[1] if len(rest) > 1 else CUT
+        same = [i for i in range(end, len(lines)) if lines[i] == anchor]
+        alike = [i for i in range(end, len(lines)) if masked(lines[i]) == masked(anchor)]
+        if not alike:
+            return printed
+        start = [*same, *alike][0]
+        last = CUT not in rest[1:]
+        blank = next((i for i in range(start, len(lines)) if not lines[i]), len(lines))
+        result += [CUT] * (start > end) + lines[start : len(lines) if last else blank]
+        end, rest = blank, [] if last else rest[rest.index(CUT, 1) :]
+    return "".join(f"{line}\n" for line in result)
 
 
 def masked(text: str) -> str:

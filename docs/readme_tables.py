@@ -1,8 +1,8 @@
 """The table of results and the figure of README.md, from the committed predictions.
 
 Usage: python docs/readme_tables.py [--check]. The table is written between `<!-- results -->` and `<!-- end of results -->`,
-the figure to
-docs/images/forest.png and forest-dark.png. With --check nothing is written, and a table that differs from the results is reported.
+the figure to docs/images/forest.png and forest-dark.png. With --check nothing is written, and a table that differs from the
+results is reported.
 """
 
 from __future__ import annotations
