@@ -32,10 +32,8 @@ STUDIES = {
     "abide-paper-connectome": 80,
     "abide-all-sites": 612,
     "abide-sensitivity": 198,
-    "abide-plus": 16,
-    "abide-plus-small": 16,
 }
-WITH_TABLES = ("abide-all-sites", "abide-sensitivity", "abide-plus", "abide-plus-small")  # m2lgdg report wrote them
+WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
 TARGETS = ("NYU", "USM")
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 BEST = ("connectome-adaptive", "phenotypes")
@@ -481,7 +479,6 @@ def test_all_sites(averaged, by_site):
     [
         (BEST, ("fc-svm", "phenotypes"), ["abide-all-sites"]),
         (("mm-gtunets", ""), BEST, ["abide-all-sites"]),
-        (("m2lgdg-plus", ""), BEST, ["abide-plus", "abide-all-sites"]),
     ],
 )
 def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypatch, capsys):
@@ -501,7 +498,7 @@ def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypa
     assert result["interval"] == pytest.approx([100 * limit for limit in expected["difference_95"]], abs=0.00501)
     assert result["p"] == pytest.approx(expected["p_over_sites"], abs=5.01e-6)
     assert result["counts"][0] == expected["better_at"] and sum(result["counts"]) == expected["sites"]
-    for target in TARGETS if "abide-plus" not in studies else ():
+    for target in TARGETS:
         assert result["delong"][target][1] == pytest.approx(expected[f"delong_{target}"], abs=5.01e-5)
 
 
@@ -521,20 +518,6 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert numbers(row[2]) == [(difference > 0).sum(), 18]
         assert as_chance(row[3]) == pytest.approx(paired_p(by_site[name, variant], by_site["fc-svm", variant]), abs=0.000501)
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
-
-
-def test_the_network_on_top_of_the_linear_head(areas, by_site):
-    head, *rows = rows_of("plus")
-    assert numbers(head[1]) == close([by_site[BEST].drop(list(TARGETS)).mean()])
-    for row, study in zip(rows, ("abide-plus", "abide-plus-small"), strict=True):
-        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[0] == study})
-        assert len(own) == 16
-        difference = own - by_site[BEST][own.index]
-        assert numbers(row[1]) == close([own.mean()])
-        assert numbers(row[2])[0] == close(difference.mean())
-        same = difference.abs() < 1e-9
-        assert numbers(row[3]) == [(difference[~same] > 0).sum(), same.sum(), (difference[~same] < 0).sum()]
-        assert as_chance(row[4]) == pytest.approx(paired_p(own, by_site[BEST][own.index]), abs=0.000501)
 
 
 def test_calibration_slopes(predictions):
