@@ -141,10 +141,31 @@ def _short(annotation: Any) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A docstring as Markdown: its paragraphs, with characters of HTML and of tables as text."""
-    cleaned = inspect.cleandoc(text).replace("\b", "").replace("&", "&amp;").replace("<", "&lt;")
-    cleaned = re.sub(r"\*", r"\\*", cleaned)
-    return cleaned.splitlines()
+    """A docstring as Markdown: its paragraphs, then the sections of numpydoc as lists and code."""
+    lines: list[str] = []
+    section = ""
+    rows = inspect.cleandoc(text).replace("\b", "").splitlines()
+    for row, below in zip(rows, [*rows[1:], ""], strict=True):
+        if row and re.fullmatch("-{3,}", below):
+            lines += ["```", ""] * (section == "Examples")
+            section = row.strip()
+            lines += [f"**{section}**", "", *["```pycon"] * (section == "Examples")]
+        elif section == "Examples":
+            lines += [row] * (not re.fullmatch("-{3,}", row))
+        elif section in ("", "Notes") and not re.fullmatch("-{3,}", row):
+            lines.append(_text(row))
+        elif row.startswith(" "):
+            lines.append(f"    {_text(row.strip())}")
+        elif row and not re.fullmatch("-{3,}", row):
+            name, _, kind = row.partition(" : ")
+            lines.append(f"- `{name}`{': ' + _text(kind) if kind else ''}{'<br>' if below.startswith(' ') else ''}")
+        elif not row:
+            lines.append("")
+    return [*lines, *["```"] * (section == "Examples")]
+
+
+def _text(row: str) -> str:
+    return row.replace("&", "&amp;").replace("<", "&lt;").replace("*", "\\*")
 
 
 def _cell(text: str) -> str:

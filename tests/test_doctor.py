@@ -37,6 +37,7 @@ def test_doctor_names_what_is_missing_for_which_command(typed, monkeypatch):
         "onnx": ["torch"],
         "serve": ["uvicorn"],
         "cluster": [],
+        "skops": [],
     }
     assert extras["serve"]["install"] == 'pip install "m2lgdg[serve]"'
     assert [device["name"] for device in json.loads(out)["devices"]] == ["cpu"]

@@ -22,10 +22,12 @@ explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be exp
 NETWORKS = """
 [method.m2lgdg-connectome]
 variant = "small"    # small enough for a laptop
+epochs = 8           # fewer epochs and members than `small` has, so that the demo ends sooner
+members = 1
 
 [method.m2lgdg]
 variant = "small"    # without this line, the size of the paper, which needs a GPU
-epochs = 8           # fewer epochs and time points than `small` has, so that the demo ends sooner
+epochs = 8           # fewer epochs and time points than `small` has
 length = 25
 """
 

@@ -23,6 +23,7 @@ from m2lgdg.data.readers.motion import TOO_LARGE, usual_column
 from m2lgdg.data.readers.several import UNUSABLE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 from m2lgdg.metrics import auc
+from m2lgdg.notebook.html import shown_table
 
 SHORT = 100  # volumes
 RESTLESS = 0.3  # mm, median head motion of a site
@@ -56,9 +57,35 @@ class Check:
         levels = {finding.level for finding in self.findings}
         return 2 if "unusable" in levels else 1 if "finding" in levels else 0
 
+    def _repr_html_(self) -> str:
+        """Findings and the table by site, for notebooks."""
+        words = ("usable", "usable, with findings", "unusable")[self.exit_code]
+        findings = shown_table(f"Check: {words}", ("level", "finding"), [(one.level, one.text) for one in self.findings])
+        rows = self.sites.itertuples(index=False)
+        return findings + shown_table("Sites", [str(name) for name in self.sites.columns], rows)
+
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
-    """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
+    """Check a cohort for what makes it unusable or needs attention before a study.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    new_site : bool
+        Whether the cohort is only to be predicted: checks that concern training are then left out.
+
+    Returns
+    -------
+    Check
+        `sites` (a table by site), `findings`, `inclusion` (a table by subject) and `exit_code`.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> check = m2lgdg.check_cohort(m2lgdg.make_cohort("tiny"))
+    >>> check.findings[0].text
+    'east: 10 of 10 scans have fewer than 100 volumes (89).'
+    """
     parts: list[Part] = [(part, _flat_rois(part)) for part in map(cohort.parcellation, cohort.atlases) if len(part)]
     checks = {
         "leave-one-site-out": _protocol(cohort),

@@ -92,7 +92,26 @@ PRESETS = {
 
 
 def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any) -> Cohort:
-    """Make a synthetic cohort from a preset (tiny, mild, demo, rest-meta-mdd) or recipe, with any recipe field changed."""
+    """Make a synthetic cohort with planted effects, which are in its attribute `truth`.
+
+    Parameters
+    ----------
+    preset : {"tiny", "mild", "demo", "rest-meta-mdd"} or Recipe
+    seed : int
+        Seed of the random numbers.
+    **changes
+        Fields of `Recipe` that differ from those of the preset, such as `sizes`, `n_rois` or `edge_effect`.
+
+    Returns
+    -------
+    Cohort
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> m2lgdg.make_cohort("tiny", sizes={"Oslo": 6, "Rome": 8}, seed=1)
+    Cohort tiny: 14 subjects (7 patients, 7 controls) of 2 sites, 12 ROIs (synthetic)
+    """
     recipe = _recipe(preset, changes)
     world, *subject_seeds = np.random.SeedSequence(seed).spawn(1 + sum(recipe.sizes.values()))
     rng = np.random.default_rng(world)

@@ -36,6 +36,29 @@ def write_report(
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
+    Parameters
+    ----------
+    folder : str or Path
+        Study folder.
+    three_d : bool
+    centroids, published, share : str or Path, optional
+    best, rivals : str, sequence of str
+
+    Returns
+    -------
+    Path
+        report.html.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["prior", "fc-logistic"], "targets": ["east", "west"]}
+    >>> m2lgdg.write_report(m2lgdg.run_study(study, tempfile.mkdtemp()).folder).name
+    'report.html'
+
+    Notes
+    -----
     `three_d` adds a page with the top ROIs on a rotatable brain for each explained method. `centroids` is a table
     (name, x, y, z) or an atlas image with the MNI centroids of the ROIs, for atlases that are not included. `published` is a
     table (method, target, metric, value) of values to show in brackets. `best` and `rivals` are the methods of the paired
