@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/*.md that follow from the committed results into the pages, between markers.
+"""Writes the tables of docs/*.md that follow from the committed results into the pages, between markers.
 
 Usage: python docs/tables.py [--check]. A block is `<!-- table: NAME -->`, its lines, `<!-- end of table -->`; NAME is one of
 `BLOCKS` (docs/page_tables/). With --check nothing is written, and blocks that differ from the results are listed.
@@ -19,7 +19,7 @@ MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.
 
 def pages() -> list[Path]:
     """Every page that may hold a block."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(page: Path) -> dict[str, list[str]]:

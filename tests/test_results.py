@@ -32,10 +32,8 @@ STUDIES = {
     "abide-paper-connectome": 80,
     "abide-all-sites": 612,
     "abide-sensitivity": 198,
-    "abide-plus": 16,
-    "abide-plus-small": 16,
 }
-WITH_TABLES = ("abide-all-sites", "abide-sensitivity", "abide-plus", "abide-plus-small")  # m2lgdg report wrote them
+WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
 TARGETS = ("NYU", "USM")
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 BEST = ("connectome-adaptive", "phenotypes")
@@ -295,9 +293,8 @@ def test_counts_of_the_papers_table(areas, averaged, published):
     assert [lost, cases] == [sum(gain < 0 for gain in gains), len(gains)]
 
 
-@pytest.mark.parametrize("key", ["readme-results", "linear-models"])
-def test_linear_models(key, areas, predictions):
-    rows = [row for row in rows_of(key) if "[" not in row[1]]
+def test_linear_models(areas, predictions):
+    rows = rows_of("linear-models")
     macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"]))).query("metric == 'AUC'")
     linear = set(json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]) - {"prior"}
     assert linear <= {named(row[0])[0] for row in rows}
@@ -306,7 +303,7 @@ def test_linear_models(key, areas, predictions):
         models = [model_of(name, phenotypes) for phenotypes in (False, True)]
         models = [model for model in models if model]
         sites = [[areas[study, name, variant, target][0] for study, variant in models] for target in TARGETS]
-        expected = [*sites[0], *sites[1], *(np.mean(sites, axis=0) if key == "linear-models" else [])]
+        expected = [*sites[0], *sites[1], *np.mean(sites, axis=0)]
         assert numbers(*(cell.replace("- /", "") for cell in row[1:-1])) == close(expected)
         own = macro[macro["method"] == name].set_index("variant")
         if own.empty:
@@ -315,15 +312,6 @@ def test_linear_models(key, areas, predictions):
         halves = 2.1098 * own["sd"] / 18**0.5  # Student's t with 17 degrees of freedom
         expected = [100 * value for variant in sorted(own.index) for value in (own["mean"][variant], halves[variant])]
         assert numbers(row[-1].replace("- /", "")) == close(expected)
-
-
-def test_networks_of_the_readme(areas):
-    rows = {named(row[0])[0]: row for row in rows_of("readme-results")}
-    everything = {key[1] for key in areas if key[0].startswith("abide-paper")} - {"prior"}
-    assert set(rows) == everything
-    for row in rows_of("paper-table"):
-        mine = rows[named(row[0])[0]]
-        assert mine[1:3] == [f"{row[1]} / {row[4]}", f"{row[2]} / {row[5]}"]
 
 
 @pytest.mark.parametrize("key", ["networks-abide", "generalization-abide"])
@@ -481,7 +469,6 @@ def test_all_sites(averaged, by_site):
     [
         (BEST, ("fc-svm", "phenotypes"), ["abide-all-sites"]),
         (("mm-gtunets", ""), BEST, ["abide-all-sites"]),
-        (("m2lgdg-plus", ""), BEST, ["abide-plus", "abide-all-sites"]),
     ],
 )
 def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypatch, capsys):
@@ -501,7 +488,7 @@ def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypa
     assert result["interval"] == pytest.approx([100 * limit for limit in expected["difference_95"]], abs=0.00501)
     assert result["p"] == pytest.approx(expected["p_over_sites"], abs=5.01e-6)
     assert result["counts"][0] == expected["better_at"] and sum(result["counts"]) == expected["sites"]
-    for target in TARGETS if "abide-plus" not in studies else ():
+    for target in TARGETS:
         assert result["delong"][target][1] == pytest.approx(expected[f"delong_{target}"], abs=5.01e-5)
 
 
@@ -521,20 +508,6 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert numbers(row[2]) == [(difference > 0).sum(), 18]
         assert as_chance(row[3]) == pytest.approx(paired_p(by_site[name, variant], by_site["fc-svm", variant]), abs=0.000501)
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
-
-
-def test_the_network_on_top_of_the_linear_head(areas, by_site):
-    head, *rows = rows_of("plus")
-    assert numbers(head[1]) == close([by_site[BEST].drop(list(TARGETS)).mean()])
-    for row, study in zip(rows, ("abide-plus", "abide-plus-small"), strict=True):
-        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[0] == study})
-        assert len(own) == 16
-        difference = own - by_site[BEST][own.index]
-        assert numbers(row[1]) == close([own.mean()])
-        assert numbers(row[2])[0] == close(difference.mean())
-        same = difference.abs() < 1e-9
-        assert numbers(row[3]) == [(difference[~same] > 0).sum(), same.sum(), (difference[~same] < 0).sum()]
-        assert as_chance(row[4]) == pytest.approx(paired_p(own, by_site[BEST][own.index]), abs=0.000501)
 
 
 def test_calibration_slopes(predictions):

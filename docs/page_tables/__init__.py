@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/*.md that follow from the committed results; each module registers those of a page or a few.
+"""Tables of docs/*.md that follow from the committed results; each module registers those of a page or a few.
 
 `docs/tables.py` writes them into the pages. `committed` reads the results, `writing` formats numbers.
 """

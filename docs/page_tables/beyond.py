@@ -65,19 +65,6 @@ def calibration_slopes() -> list[str]:
     return table(["method", "all subjects together", "median of sites", "mean of sites"], rows)
 
 
-@block("plus")
-def plus() -> list[str]:
-    """`m2lgdg-plus` against its own head at 16 sites."""
-    small = "small (64 wide, dropout 0.3, weight decay 0.01, 60 epochs)"
-    rows = [[f"the head alone: {name(*BEST[1:])}", number(_without(BEST[1:])), "", "", ""]]
-    for study, text in (("abide-plus", "the paper's sizes"), ("abide-plus-small", small)):
-        result = paired((study, "m2lgdg-plus", ""), BEST)
-        difference, counts = interval(result["difference"], *result["interval"]), ", ".join(map(str, result["counts"]))
-        rows.append([f"`m2lgdg-plus`, {text}", number(result["means"][0]), difference, counts, chance(result["p"])])
-    header = ["network", "mean AUC, 16 sites", "minus its head (95 % over subjects)", "better, the same, worse at"]
-    return table([*header, "p over sites"], rows)
-
-
 @cache
 def _logits(key: Key) -> pd.Series:
     """Logits at the 16 sites with mean 0 and sd 1 inside each, by (target, subject)."""

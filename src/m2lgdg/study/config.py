@@ -32,18 +32,20 @@ class Study(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cohort: str = Field(description="cohort file or release folder, relative to the study file")
-    methods: list[str] = Field(min_length=1)
-    name: str = "study"
-    kind: str | None = None
+    methods: list[str] = Field(min_length=1, description="names, as `m2lgdg methods` lists them")
+    name: str = Field(default="study", description="shown in tables and the report")
+    kind: str | None = Field(default=None, description="kind of the release folder; guessed by default")
     options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
-    seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
+    seeds: list[Seed] = Field(
+        default=[0, 1, 2, 3, 4], min_length=1, description="one training each; methods without randomness use the first"
+    )
     atlas: str | None = Field(default=None, description="the only atlas of the cohort to use, for all methods")
     atlases: str | list[str] | None = Field(
         default=None, description="field `atlases` of all methods that do not set their own"
     )
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
-    allow_proxies: bool = False
+    allow_proxies: bool = Field(default=False, description="allow inputs that reveal the diagnosis, such as ADOS scores")
     track: Literal["strict", "adapted"] | list[Literal["strict", "adapted"]] = Field(
         default="strict", description="strict: nothing of the target is seen; adapted: a batch of its unlabelled subjects is"
     )
@@ -56,8 +58,8 @@ class Study(BaseModel):
     explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
     explain_steps: int = Field(default=64, ge=1, description="steps of integrated gradients")
     explain_of: Literal["logit", "margin"] = Field(default="logit", description="what attributions of networks are of")
-    plugins: list[str] = []
-    device: str = "cpu"
+    plugins: list[str] = Field(default=[], description="Python files with methods of your own")
+    device: str = Field(default="cpu", description="of networks: cpu, cuda, cuda:1, mps or auto")
     threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")
     cohort_hash: str | None = Field(default=None, description="refuse a cohort with other content")
 
