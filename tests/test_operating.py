@@ -319,10 +319,13 @@ def test_decision_curves_are_drawn_from_the_definition(monkeypatch):
     assert list(both) == ["treat all", "treat none", "a", "b + phenotypes"]  # c was not run
     for lines, parts in ((alone, [SMALL_SITE]), (both, [SMALL_SITE, usm])):  # a site of one class does not count
         thresholds, benefits = lines["a"]
-        assert thresholds == pytest.approx([i / 100 for i in range(1, 100)])
-        expected = [[slow_benefit(part, threshold) for part in parts] for threshold in thresholds]
-        assert benefits == pytest.approx([sum(model for model, _ in each) / len(parts) for each in expected])
-        assert lines["treat all"][1] == pytest.approx([sum(every for _, every in each) / len(parts) for each in expected])
+        assert thresholds == pytest.approx(range(1, 100))  # both axes are in percent
+        expected = [[slow_benefit(part, i / 100) for part in parts] for i in range(1, 100)]
+        assert benefits == pytest.approx([100 * sum(model for model, _ in each) / len(parts) for each in expected])
+        every = [100 * sum(treated for _, treated in each) / len(parts) for each in expected]
+        assert lines["treat all"][1] == pytest.approx(every)
         assert set(lines["treat none"][1]) == {0}
-    assert benefits[49] == pytest.approx((4 / 9 - 1 / 9 + 2 / 4) / 2)  # at 0.5 found patients and false alarms weigh the same
+    assert benefits[49] == pytest.approx(
+        100 * (4 / 9 - 1 / 9 + 2 / 4) / 2
+    )  # at 0.5 found patients and false alarms weigh the same
     assert lines_of(monkeypatch, two_methods({"patients": [(1, 0.5, 0.1)]}), [("a", "")]) is None
