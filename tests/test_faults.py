@@ -17,7 +17,15 @@ import pytest
 from m2lgdg import InputError, make_cohort, run_study
 
 METHODS = ["prior", "phenotype-logistic"]  # quick ones
-FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohort.json", "environment.json")
+FILES = (
+    "predictions.csv",
+    "study.json",
+    "inclusion.csv",
+    "checks.json",
+    "cohort.json",
+    "connectomes.safetensors",
+    "environment.json",
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ def test_a_disk_that_fails_at_any_write(code, quiet):
         run_study(settings(quiet.parent), quiet.parent / "all")
     shutil.rmtree(quiet.parent / "all")
     writes, sync, lost = count[0], os.fsync, set()
-    assert writes == 6 + 8 + 4 * 2  # beside the results, records, the files of explanations
+    assert writes == 7 + 8 + 4 * 2  # beside the results, records, the files of explanations
     for n in {*range(0, writes, 3 if code == errno.ENOSPC else 12), writes - 1}:
         out, left = quiet.parent / f"out-{code}-{n}", [n]
 

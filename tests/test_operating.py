@@ -320,7 +320,7 @@ def test_decision_curves_are_drawn_from_the_definition(monkeypatch):
     for lines, parts in ((alone, [SMALL_SITE]), (both, [SMALL_SITE, usm])):  # a site of one class does not count
         thresholds, benefits = lines["a"]
         assert thresholds == pytest.approx(range(1, 100))  # both axes are in percent
-        expected = [[slow_benefit(part, i / 100) for part in parts] for i in range(1, 100)]
+        expected = [[slow_benefit(part, threshold) for part in parts] for threshold in np.linspace(0.01, 0.99, 99)]
         assert benefits == pytest.approx([100 * sum(model for model, _ in each) / len(parts) for each in expected])
         every = [100 * sum(treated for _, treated in each) / len(parts) for each in expected]
         assert lines["treat all"][1] == pytest.approx(every)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from m2lgdg.storage import InputError, read_tensors, write_tensors
 
 CONNECTOMES = "connectomes.safetensors"
 FORMAT = "m2lgdg-connectomes-1"
+DAMAGED = "{} is damaged; remove it, and repeat m2lgdg run to write it again."
 Floats = npt.NDArray[np.float64]
 
 
@@ -96,7 +98,7 @@ def write_connectomes(cohort: Cohort, folder: Path) -> None:
     """Write the mean connectomes of a cohort as half-precision numbers (40 kB for 116 ROIs)."""
     means = mean_connectomes(cohort) if len(cohort.rois) > 1 and len(cohort) else {}
     tensors = {name: values.astype(np.float16) for name, values in means.items()}
-    write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT, "rois": str(len(cohort.rois))})
+    write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT})  # of several entries, the order varies between runs
 
 
 def read_connectomes(folder: Path) -> dict[str, Floats]:
@@ -104,13 +106,15 @@ def read_connectomes(folder: Path) -> dict[str, Floats]:
     path = Path(folder) / CONNECTOMES
     if not path.is_file():
         return {}
-    metadata, tensors = read_tensors(path, FORMAT)
-    n = int(metadata["rois"]) if metadata.get("rois", "").isdecimal() else 0
+    _, tensors = read_tensors(path, FORMAT)
+    n = round((1 + math.sqrt(1 + 8 * max((values.size for values in tensors.values()), default=0))) / 2)
     rows, columns = np.triu_indices(n, 1)
+    if tensors and not {"patients", "controls", "difference"} <= tensors.keys():
+        raise InputError(DAMAGED.format(path))
     matrices = {}
     for name, values in tensors.items():
         if values.shape != rows.shape or not np.isfinite(values).all():
-            raise InputError(f"{path} is damaged; remove it, and repeat m2lgdg run to write it again.")
+            raise InputError(DAMAGED.format(path))
         matrices[name] = np.zeros((n, n))
         matrices[name][rows, columns] = matrices[name][columns, rows] = values
     return matrices
