@@ -21,6 +21,7 @@ from m2lgdg.report.sections import Section, facts, named_parts, sections
 from m2lgdg.report.tables import Format, Table, label, render
 from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
+MOST_ROWS = 10  # of a table that are not collapsed
 SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
 
@@ -111,7 +112,8 @@ def _page(**values: object) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
-    return page.render(style=Markup(style), script=Markup(script), policy=policy, drawn=Markup, label=label, **values)
+    values |= {"style": Markup(style), "script": Markup(script), "drawn": Markup}
+    return page.render(policy=policy, label=label, most=MOST_ROWS, **values)
 
 
 def _write_tables(tables: list[Table], to: Path) -> None:
@@ -133,6 +135,7 @@ def _as(table: Table, form: Format) -> str:
 
 
 def _write_figures(parts: list[Section], to: Path) -> None:
-    for figure in (figure for part in parts for figure in part.figures):
+    for figure in (figure for part in parts for figure in (part.first, *part.figures) if figure is not None):
         write_bytes(to / f"{figure.name}.svg", figure.svg)
-        write_bytes(to / f"{figure.name}.png", figure.png)
+        if figure.png:
+            write_bytes(to / f"{figure.name}.png", figure.png)
