@@ -52,7 +52,7 @@ def flow_steps(contents: Contents) -> list[Step]:
     if unlabelled > 0:
         aside += [f"{unlabelled:,} not tested", "without a label or not yet run"]
     steps.append(([f"{len(included):,} included", *classes, f"of {_counted(len(sites), 'site')}"], aside))
-    last = [f"{len(tested):,} tested", f"at {_counted(len(targets), 'target site')}, by models that never saw their site"]
+    last = [f"{len(tested):,} tested", f"at {_counted(len(targets), 'target site')}", "that their models never saw"]
     return [*steps, (last, [])]
 
 
