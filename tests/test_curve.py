@@ -19,7 +19,7 @@ from m2lgdg.study.predictions import read_predictions
 def cohort():
     """Six sites with an effect that a linear model learns slowly."""
     sizes = dict(north=40, south=30, east=24, west=36, centre=28, coast=32)
-    return make_cohort("mild", sizes=sizes, seed=2)
+    return make_cohort("mild", sizes=sizes, seed=2, duplicates=0)
 
 
 @pytest.fixture(scope="module")
