@@ -32,7 +32,7 @@ def test_version(command):
 
 
 def test_demo_from_nothing_to_a_report(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "NETWORK", demo.NETWORK.replace("epochs = 8", "epochs = 2\nwarmup = 1"))
+    monkeypatch.setattr(demo, "NETWORKS", demo.NETWORKS.replace("epochs = 8", "epochs = 2\nwarmup = 1"))
     code, text, _ = command("demo", "--preset", "tiny", "--jobs", 1, "--out", tmp_path / "demo")
     assert code == 0
     assert "Macro average over target sites" in text

@@ -7,11 +7,11 @@ import step
 import torch
 from torch import nn
 
-from m2lgdg.deep import Batch, Shape
+from m2lgdg.deep import Shape
 from m2lgdg.fast import fast_form, plain_form
 from m2lgdg.fast import m2lgdg as fast_m2lgdg
 from m2lgdg.fast import ufa_net as fast_ufa_net
-from m2lgdg.methods import m2lgdg, plus, ufa_net
+from m2lgdg.methods import m2lgdg, ufa_net
 from m2lgdg.methods.m2lgdg import M2LGDG
 
 torch.set_num_threads(1)
@@ -90,16 +90,19 @@ def test_ufa_net_in_training():
     assert_equal_in_training(config, plain, fast)
 
 
+class Extended(m2lgdg.Network):
+    """Another network on the same parts, as a method author would write it."""
+
+    def forward(self, batch):
+        return 2 * super().forward(batch) + 1
+
+
 def test_a_network_that_extends_another_gets_its_fast_form_too():
-    config = plus.M2LGDGPlus(**SIZES)
-    head = {f"head.{name}": torch.zeros(3).numpy() for name in (*plus.BLOCKS, "phenotypes")}
-    head["head.phenotypes"], head["head.intercept"] = torch.zeros(step.INPUTS).numpy(), torch.zeros(()).numpy()
-    plain, fast = both(config, plus.PlusNetwork, head)
-    assert isinstance(fast, fast_m2lgdg.Network) and isinstance(fast, plus.PlusNetwork)
-    given = batch()
-    given = Batch(given.features | {"held_out": torch.linspace(-1, 1, SUBJECTS)}, given.phenotypes, given.label, given.site)
-    torch.testing.assert_close(fast.eval()(given), plain.eval()(given), rtol=1e-5, atol=1e-6)
-    assert type(plain_form(fast)) is plus.PlusNetwork
+    plain, fast = both(M2LGDG(**SIZES), Extended)
+    assert isinstance(fast, fast_m2lgdg.Network) and isinstance(fast, Extended)
+    torch.testing.assert_close(fast.eval()(batch()), plain.eval()(batch()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fast(batch()), 2 * both(M2LGDG(**SIZES), m2lgdg.Network)[0].eval()(batch()) + 1)
+    assert type(plain_form(fast)) is Extended
 
 
 def test_forms_have_the_same_names_and_go_back():

@@ -1,5 +1,6 @@
 """The folder of a study: one run at a time, shards side by side, locks that end with their process, read-only folders."""
 
+import gc
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from test_study import PLUGIN, content, study
 
 import m2lgdg.study.folder
@@ -155,6 +157,10 @@ def test_a_read_only_folder_is_one_sentence(begun, monkeypatch, capsys):
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)
         monkeypatch.setattr(sys, "argv", ["m2lgdg", "run", str(folder / "study.json"), "--out", str(out)])
+        # Worker pools of earlier tests hold semaphores of root, which only root may remove: they go first.
+        get_reusable_executor().shutdown(wait=True)
+        gc.collect()
+        gc.disable()
         mine = os.geteuid()
         if mine == 0:
             os.seteuid(65534)
@@ -163,6 +169,7 @@ def test_a_read_only_folder_is_one_sentence(begun, monkeypatch, capsys):
                 main()
         finally:
             os.seteuid(mine)
+            gc.enable()
         assert ended.value.code == 2
         streams = capsys.readouterr()
         assert (streams.out, streams.err) == ("", f"m2lgdg: cannot write to {out}: Permission denied.\n")

@@ -57,6 +57,29 @@ class Acts(Method):
 '''
 
 
+WAITS = """
+import time
+from pathlib import Path
+import numpy as np
+from m2lgdg.method import Method, method
+
+@method("waits")
+class Waits(Method):
+    \"\"\"Waits until a file exists.\"\"\"
+    path: str = ""
+
+    def learn(self, source, *, seed, device, progress):
+        self.state_["value"] = np.array([0.5])
+        end = time.monotonic() + 120
+        while not Path(self.path).exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def score(self, target):
+        return np.full(len(target), self.state_["value"][0])
+"""
+
+
 @pytest.fixture
 def folder(tmp_path):
     make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
@@ -112,14 +135,21 @@ def test_a_second_study_of_one_process_sees_the_cohort_that_is_there(folder, how
     [("serial", "renamed"), ("serial", "in place"), ("joblib", "renamed"), ("joblib", "in place"), ("dask", "in place")],
 )
 def test_a_cohort_replaced_while_a_study_runs_ends_it(folder, engine, how):
-    plain = study(folder, "fc-logistic", "prior", "fc-svm")
+    """The last four cells wait for it, so that fast workers cannot be done before."""
+    (folder / "waits.py").write_text(WAITS)
+    go_on, path = folder / "go-on", folder / "tiny.cohort"
+    waits = {"plugins": [str(folder / "waits.py")], "method": {"waits": {"path": str(go_on)}}}
+    plain = study(folder, "fc-logistic", "prior", "waits", **waits)
+    go_on.touch()
     run_study(plain, folder / "quiet")
-    quiet, path = records(folder / "quiet"), folder / "tiny.cohort"
+    go_on.unlink()
+    quiet = records(folder / "quiet")
     shutil.copy(path, folder / "kept")
 
     def watch(summary):
         if summary.done == 1:
             replaced(path, make_cohort("tiny", seed=2), how)
+            go_on.touch()
 
     with pytest.raises(InputError) as ended:
         run_study(plain, folder / "out", engine=engine, jobs=2, watch=watch)
