@@ -44,6 +44,8 @@ EXTRAS = {  # optional parts of the package -> libraries that they bring, by the
     "onnx": ("torch", "onnx", "onnxruntime", "onnxscript"),
     "serve": ("starlette", "uvicorn", "python_multipart"),
     "cluster": ("dask", "distributed", "dask_jobqueue"),
+    "federated": ("cryptography",),
+    "flower": ("cryptography", "flwr"),
 }
 
 
