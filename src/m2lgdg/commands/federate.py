@@ -106,10 +106,7 @@ def combine(
 ) -> None:
     """Coordinator: add the answers of a round, and write the next request or the model."""
     from m2lgdg.federated import exchange
-    from m2lgdg.report.card import write_card
-    from m2lgdg.storage import new_folder
 
-    model = folder / exchange.MODEL
     with terminal.progress("combining"):
         progress = exchange.combine(folder, without or ())
     if progress.request is not None:
@@ -118,10 +115,7 @@ def combine(
         _say(f"Wrote {progress.request} (round {progress.round}). Send it to all sites.")
         suggestions.print_next(context, "federate", "step", suggestions.Fill("SITE"), progress.request)
         return
-    if not (model / "method.json").exists():
-        assert progress.fitted is not None
-        with new_folder(model) as part:
-            write_card(progress.fitted.save(part))
+    model = exchange.save_model(folder, progress)
     subjects, sites = progress.plan.subjects, len(progress.plan.members)
     _say(f"Wrote {model}: trained on {subjects} subjects at {sites} sites in {progress.round} rounds, with its model card.")
     words = (model, suggestions.Fill("NEW_SITE"), "--out", suggestions.free("predictions.csv"))

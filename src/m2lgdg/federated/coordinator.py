@@ -366,7 +366,7 @@ def _next_point(evaluated: list[tuple[Floats, float, Floats]]) -> tuple[Floats, 
 def _fitted(work: Work, rounds: int) -> ConnectomeAdaptive:
     """The fitted method, with the same arrays as after a pooled fit."""
     plan = work.plan
-    fitted = plan.study.method
+    fitted = type(plan.method)(**plan.method.fields())
     state: dict[str, npt.NDArray[Any]] = {}
     if plan.study.inputs:
         moments = np.array([work.known[f"moments.{column}"] for column in plan.study.inputs])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,16 @@ from m2lgdg.federated.plan import Plan, Request, Study
 from m2lgdg.federated.secure import Masks, new_key
 from m2lgdg.federated.site import Site, prepared
 from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.report.card import write_card
 from m2lgdg.storage import InputError, new_folder, one_line, read_bytes, read_tensors, write_bytes, write_tensors, write_text
 
 TOTALS, SUBJECTS = "m2lgdg-federated-totals-1", "m2lgdg-federated-subjects-1"
 STUDY, SITE, LEFT_OUT, MODEL = "study.json", "site.json", "without.json", "model"
 JOINS, REQUESTS, ANSWERS, SUMMED = "joins", "requests", "answers", "totals"  # folders of the coordinator
 PRIVATE, RECEIVED, OUTBOX = "private", "received", "outbox"  # folders of a site
+
+
+Work = Generator[Request, Mapping[str, npt.NDArray[np.int64]], ConnectomeAdaptive]
 
 
 class Progress(NamedTuple):
@@ -37,6 +41,7 @@ class Progress(NamedTuple):
     request: Path | None  # to be sent to all sites; None if the model is finished
     fitted: ConnectomeAdaptive | None
     plan: Plan
+    asked: Request  # the content of the request, or of the last one
 
 
 def init(folder: str | Path, sites: Sequence[str], **settings: Any) -> Study:
@@ -73,19 +78,40 @@ def join(study: str | Path, cohort: Cohort, site: str, folder: str | Path) -> Pa
 
 def step(folder: str | Path, request: str | Path, to: str | Path | None = None, attempt: int = 1) -> Path:
     """Answer a request (a file, or the newest of a folder); the path of the answer."""
-    folder, path = Path(folder), newest(Path(request))
+    path = newest(Path(request))
+    return answer(folder, read_bytes(path, messages.LARGEST), str(path), to, attempt)
+
+
+def answer(folder: str | Path, content: bytes, where: str, to: str | Path | None = None, attempt: int = 1) -> Path:
+    """Answer the bytes of a request, and keep both in the folder of the site; the path of the answer."""
+    folder = Path(folder)
     study, name, key = _open_site(folder)
-    content = read_bytes(path, messages.LARGEST)
-    plan, asked = messages.read_request(content, study, str(path))
-    _check_own(folder, plan, name, str(path))
+    plan, asked = messages.read_request(content, study, where)
+    _check_own(folder, plan, name, where)
     _check_attempt(plan, attempt)
-    earlier = _received(folder, study, plan, asked, content, str(path))
+    earlier = _received(folder, plan, asked, content, where)
     site = Site(plan, name, read_tensors(folder / PRIVATE / "subjects.safetensors", SUBJECTS)[1])
     for values in earlier:
         site.receive(values)
-    answer = messages.write_answer(site, asked, Masks(plan, name, key) if study.masks else None)
+    sent = messages.write_answer(site, asked, Masks(plan, name, key) if study.masks else None)
     write_bytes(folder / RECEIVED / request_name(plan.attempt, asked.round), content)
-    return write_bytes(Path(to or folder / OUTBOX) / answer_name(plan.attempt, asked.round, name), answer)
+    return write_bytes(Path(to or folder / OUTBOX) / answer_name(plan.attempt, asked.round, name), sent)
+
+
+def join_message(folder: str | Path) -> bytes:
+    """Join message of a site."""
+    _, name, _ = _open_site(Path(folder))
+    return read_bytes(Path(folder) / OUTBOX / f"{name}.json", messages.LARGEST)
+
+
+def save_model(folder: str | Path, progress: Progress) -> Path:
+    """Write the model folder of a finished study, with its card; one that is already there stays."""
+    model = Path(folder) / MODEL
+    if not (model / "method.json").exists():
+        assert progress.fitted is not None
+        with new_folder(model) as part:
+            write_card(progress.fitted.save(part))
+    return model
 
 
 def newest(path: Path) -> Path:
@@ -127,22 +153,20 @@ def _check_attempt(plan: Plan, attempt: int) -> None:
         )
 
 
-def _received(
-    folder: Path, study: Study, plan: Plan, asked: Request, content: bytes, where: str
-) -> list[Mapping[str, npt.NDArray[Any]]]:
+def _received(folder: Path, plan: Plan, asked: Request, content: bytes, where: str) -> list[Mapping[str, npt.NDArray[Any]]]:
     """Values of the earlier requests; a round out of turn, or one that differs from what came before, is refused."""
     again = folder / RECEIVED / request_name(plan.attempt, asked.round)
     if again.exists() and read_bytes(again, messages.LARGEST) != content:
         raise InputError(f"{where} differs from the request of round {asked.round} that was answered before.")
-    values = []
+    members, values = messages.read_message(content, messages.REQUEST, where)[0]["members"], []
     for number in range(1, asked.round):
         path = folder / RECEIVED / request_name(plan.attempt, number)
         if not path.exists():
             raise InputError(f"{where} is round {asked.round}, but round {number} was not answered; answer it first.")
-        same, earlier = messages.read_request(read_bytes(path, messages.LARGEST), study, str(path))
-        if same != plan:
+        head, arrays = messages.read_message(read_bytes(path, messages.LARGEST), messages.REQUEST, str(path))
+        if head["members"] != members:
             raise InputError(f"{where}: the members of the study changed between rounds.")
-        values.append(earlier.values)
+        values.append(messages.values_of(arrays))
     return values
 
 
@@ -159,38 +183,69 @@ def answer_name(attempt: int, number: int, site: str) -> str:
 def combine(folder: str | Path, without: Iterable[str] = ()) -> Progress:
     """Add the answers of a round and write the next request; `without` sites, begin again."""
     folder = Path(folder)
-    study = open_study(folder)
-    left_out = _left_out(folder)
+    plan = _plan(folder, tuple(without))
+    work, progress = _replayed(folder, plan)
+    if progress.request is not None and progress.request.exists():
+        return _next(folder, plan, work, progress)
+    if progress.request is not None:
+        write_bytes(progress.request, messages.write_request(plan, progress.asked))
+    return progress
+
+
+def waiting(folder: str | Path) -> Progress | None:
+    """The request that waits for answers, if a stopped server wrote it and some answers are missing."""
+    folder = Path(folder)
+    plan = _plan(folder, ())
+    _, progress = _replayed(folder, plan)
+    if progress.request is None or not progress.request.exists():
+        return None
+    names = [answer_name(plan.attempt, progress.round, site) for site in plan.fold_of]
+    return None if all((folder / ANSWERS / name).exists() for name in names) else progress
+
+
+def _plan(folder: Path, without: Sequence[str]) -> Plan:
+    """Plan of the present attempt; more sites are left out if given."""
+    study, absent = open_study(folder), left_out(folder)
     for site in without:
         if (folder / MODEL).exists():
             raise InputError(f"the study is finished ({folder / MODEL}); begin a new one to leave out site {site}.")
-        if site not in study.sites or site in left_out:
+        if site not in study.sites or site in absent:
             raise InputError(f"site {site} does not take part in the study.")
-        left_out.append(site)
-    plan = Plan(study, tuple(_members(folder, study, left_out)), attempt=1 + len(left_out))
+        absent.append(site)
+    plan = Plan(study, tuple(_members(folder, study, absent)), attempt=1 + len(absent))
     if without:
-        write_text(folder / LEFT_OUT, json.dumps(left_out) + "\n")
+        write_text(folder / LEFT_OUT, json.dumps(absent) + "\n")
+    return plan
+
+
+def _replayed(folder: Path, plan: Plan) -> tuple[Work, Progress]:
+    """The coordinator's work up to the first round without stored totals."""
     work = coordinate(plan)
-    request, number = next(work), 1
-    try:
-        while (summed := _stored_totals(folder, plan, request)) is not None:
-            _check_stored(folder, plan, request)
+    request = next(work)
+    while (summed := _stored_totals(folder, plan, request)) is not None:
+        try:
             request = work.send(summed)
-            number = request.round
-        path = folder / REQUESTS / request_name(plan.attempt, number)
-        if not path.exists():
-            return Progress(number, write_bytes(path, messages.write_request(plan, request)), None, plan)
-        _check_stored(folder, plan, request)
-        summed = total(plan, request, _answers(folder, plan, request))
-        _store_totals(folder, plan, request, summed)
+        except StopIteration as ended:
+            return work, Progress(request.round, None, ended.value, plan, request)
+    path = folder / REQUESTS / request_name(plan.attempt, request.round)
+    return work, Progress(request.round, path, None, plan, request)
+
+
+def _next(folder: Path, plan: Plan, work: Work, progress: Progress) -> Progress:
+    """Add the answers to a request; the next request is written."""
+    _check_stored(folder, plan, progress.asked)
+    summed = total(plan, progress.asked, _answers(folder, plan, progress.asked))
+    _store_totals(folder, plan, progress.asked, summed)
+    try:
         request = work.send(summed)
     except StopIteration as ended:
-        return Progress(request.round, None, ended.value, plan)
+        return progress._replace(request=None, fitted=ended.value)
     path = folder / REQUESTS / request_name(plan.attempt, request.round)
-    return Progress(request.round, write_bytes(path, messages.write_request(plan, request)), None, plan)
+    return Progress(request.round, write_bytes(path, messages.write_request(plan, request)), None, plan, request)
 
 
-def _left_out(folder: Path) -> list[str]:
+def left_out(folder: Path) -> list[str]:
+    """Sites that left the study, in the order in which they did."""
     path = folder / LEFT_OUT
     if not path.exists():
         return []

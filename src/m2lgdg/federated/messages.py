@@ -114,7 +114,7 @@ def read_request(content: bytes, study: Study, where: str) -> tuple[Plan, Reques
         attempt, number, asked = int(head["attempt"]), int(head["round"]), json.loads(head["asks"])
         if not 0 < number <= MOST_ROUNDS or attempt < 1:
             raise ValueError(f"round {number} of attempt {attempt} is not allowed")
-        values = {name.removeprefix("value "): np.array(array) for name, array in arrays.items() if name.startswith("value ")}
+        values = values_of(arrays)
         asks = []
         for i, (kind, name) in enumerate(asked):
             prefix = f"ask {i} "
@@ -123,11 +123,16 @@ def read_request(content: bytes, study: Study, where: str) -> tuple[Plan, Reques
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{where} is damaged ({one_line(error)[:200]}).") from None
     plan = Plan(study, tuple(read_member(member, study, where) for member in members), attempt)
-    if len(arrays) != len(values) + sum(len(ask.arguments) for ask in asks):
-        raise InputError(f"{where} holds arrays that are not part of the protocol.")
     for ask in asks:
         plan.form(ask)
+    if len(arrays) != len(values) + sum(len(ask.arguments) for ask in asks):
+        raise InputError(f"{where} holds arrays that are not part of the protocol.")
     return plan, Request(number, values, tuple(asks))
+
+
+def values_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """Values among the arrays of a request."""
+    return {name.removeprefix("value "): np.array(array) for name, array in arrays.items() if name.startswith("value ")}
 
 
 def write_answer(site: Site, request: Request, masks: Masks | None) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.method import find, make
+from m2lgdg.method import make
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.splits import site_folds
@@ -62,10 +62,9 @@ class Study:
         if len(self.method.penalties) > 1:
             raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
 
-    @property
+    @cached_property
     def method(self) -> ConnectomeAdaptive:
         """The method, not fitted; unusable fields are refused."""
-        assert issubclass(find(METHOD), ConnectomeAdaptive)
         fields = dict(self.fields) | {"phenotypes": bool(self.inputs)}
         created = make(METHOD, **fields)
         assert isinstance(created, ConnectomeAdaptive)
@@ -166,7 +165,7 @@ class Plan:
                 "all sites need the same atlas."
             )
 
-    @cached_property
+    @property
     def method(self) -> ConnectomeAdaptive:
         """The method, not fitted."""
         return self.study.method
