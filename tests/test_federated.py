@@ -263,7 +263,7 @@ def test_a_missing_answer_ends_the_round_with_a_sentence(root):
 def test_a_study_begins_again_without_a_site(root, cohort):
     progress = exchange.combine(root / "study", without=["west"])
     assert progress.round == 1 and progress.plan.attempt == 2
-    with pytest.raises(InputError, match="attempt 2, without west; .* with --attempt 2"):
+    with pytest.raises(InputError, match=r"attempt 2, without west; .* with --attempt 2"):
         exchange.step(root / "north", root / "study")
     model = finish(root, attempt=2, sites=["east", "north", "south"])
     rest = cohort.select(cohort.sites != "west")
@@ -350,7 +350,7 @@ def test_a_site_notices_other_counts_and_other_requests(root):
     head = messages.read_message(path.read_bytes(), messages.REQUEST, "")[0]
     other = shutil.copy(path, root / "request.safetensors")
     changed(other, head={"asks": json.dumps(json.loads(head["asks"])[::-1])})
-    with pytest.raises(InputError, match="is damaged|differs from the request of round 4|is not the protocol"):
+    with pytest.raises(InputError, match=r"is damaged|differs from the request of round 4|is not the protocol"):
         exchange.step(root / "north", other)
     members = json.loads(head["members"])
     members[1]["patients"] += 1

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import m2lgdg
 from flower_grid import LocalGrid, context
+
+import m2lgdg
 from m2lgdg.federated import exchange, flower
 from m2lgdg.method import Method
 from m2lgdg.storage import InputError
@@ -63,7 +64,7 @@ def test_the_same_bits_as_by_files_and_after_a_lost_site(study, joined, tmp_path
 
 
 def test_a_client_accepts_the_protocol_only(study):
-    root, grid, sites = study
+    _, grid, sites = study
     for content in ({"code": b"import os"}, {"request": "text"}, {"request": b"x", "more": 1}, {"request": b"not a request"}):
         replies = flower._asked(grid, {1: content}, 1.0)
         with pytest.raises(InputError, match=f"site {sites[0]} refused: the (message|request)"):

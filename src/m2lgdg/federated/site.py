@@ -153,7 +153,7 @@ class Site:
         if not standardised.any():
             return features
         total = self.known["usable.amplitude"]
-        mean = features[~standardised].mean(axis=0) if not standardised.all() else total[:-1] / total[-1]
+        mean = features[~standardised].mean(axis=0) if not standardised.all() else total[:-1] / max(total[-1], 1.0)
         return np.where(standardised[:, None], mean, features)
 
     def standardised(self, block: str) -> tuple[npt.NDArray[Any], Floats]:
