@@ -49,9 +49,10 @@ def init(
     _say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
     if not masks:
         _say(
-            "Masks are off: the coordinator sees the sums of each site, which can give away more than totals. Use this for tests."
+            "Masks are off: the coordinator sees the sums of each site, which can give away more than totals; for tests only."
         )
-    words = ("join", folder / exchange.STUDY, suggestions.Fill("COHORT"), "--site", site[0], "--out", suggestions.free(site[0]))
+    own = ("--site", site[0], "--out", suggestions.free(site[0]))
+    words = ("join", folder / exchange.STUDY, suggestions.Fill("COHORT"), *own)
     suggestions.print_next(context, "federate", *words, without=["--site"])
 
 
