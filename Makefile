@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test wheel wheel-check benchmark faults federated fuzz clean
+.PHONY: demo test docs wheel wheel-check benchmark faults federated fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/data/readers/_numbers.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,federated]'
+	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,federated,docs]'
 	@touch $@
 
 demo: .venv/installed
@@ -19,6 +19,11 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+# The pages of docs/ as a site in build/site; every command of the tutorial is run on the way.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Wrote build/site. To read and search it: $(PYTHON) -m http.server -d build/site"
 
 # The sdist and the wheel that an index takes: one wheel for every system, without a compiled file.
 wheel:

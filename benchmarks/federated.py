@@ -68,7 +68,7 @@ def main() -> int:
     expected = pooled.predict_proba(cohort)[:, 1]
     ways = {"files": by_files}
     if importlib.util.find_spec("flwr") is None:
-        print("Flower is not installed, so the study is run by files only; install it with: pip install 'm2lgdg[flower]'")
+        print("Flower is not installed, so the study is run by files only")
     else:
         ways["Flower"] = through_flower
     states, worst = [], 0.0

@@ -28,7 +28,7 @@ SCALINGS = {
     "by the median deviation": by_the_median_deviation,
     "unit norm": lambda x: divided(x - x.mean(axis=0), np.linalg.norm(x - x.mean(axis=0), axis=0)),
 }
-ADAPTIVE, ENSEMBLE, PLUS = "connectome-adaptive", "connectome-ensemble", "m2lgdg-plus"
+ADAPTIVE, ENSEMBLE, PLUS = "connectome-adaptive", "connectome-ensemble", "m2lgdg-connectome"
 
 
 def rescaled(cohort, how, which=None):
@@ -159,7 +159,7 @@ def test_saved_models_keep_the_range_and_older_ones_know_standardised_scans(spli
 
 def test_the_network_with_a_linear_head_does_the_same(split):
     source, target = split
-    fitted = make(PLUS, epochs=1, warmup=1, length=32, hidden=16).fit(source)
+    fitted = make(PLUS, plus=True, epochs=1, warmup=1, members=1, hidden=16).fit(source)
     other = rescaled(target, SCALINGS["z-scored"])
     assert fitted.method_flags(target) == [[]] * len(target)
     assert all(FLAG in raised for raised in fitted.method_flags(other))

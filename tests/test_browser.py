@@ -122,9 +122,9 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     page, _, _ = opened(browser, explained)
     ids = [one.get_attribute("data-section") for one in page.locator("section").all()]
     assert ids == [
-        *("overall", "sites", "curves", "operating", "ablations", "sensitivity", "training"),
-        *("explained",) * 3,
-        *("readability", "subgroups", "leakage", "checklists", "run"),
+        *("data", "answer", "overall", "sites", "curves", "operating", "subgroups", "ablations", "sensitivity", "training"),
+        *("planted", *("explained",) * 3),
+        *("readability", "methods", "leakage", "checklists", "run"),
     ]
     for link in page.locator("nav a").all():
         assert page.locator(link.get_attribute("href")).count() == 1
@@ -143,6 +143,25 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     assert "Ablations of m2lgdg, paired by site and seed" in page.locator("section[data-section=ablations]").inner_text()
     page.emulate_media(media="print")
     assert page.locator("nav").is_hidden()
+    page.close()
+
+
+def test_long_tables_show_ten_rows_until_opened_and_all_in_print(browser, tmp_path):
+    rng = np.random.default_rng(0)
+    people = [(site, f"{site}{i}", i % 2) for site in "AB" for i in range(12)]
+    rows = [(f"m{k:02d}", "", 0, *person, rng.random()) for k in range(15) for person in people]
+    columns = ["method", "variant", "seed", "target", "subject", "label", "proba"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "predictions.csv", index=False)
+    page, _, _ = opened(browser, write_report(tmp_path), 390)
+    rows = page.locator("[data-section=overall] > .scroll tbody tr")
+    assert sum(row.is_visible() for row in rows.all()) == 10
+    page.emulate_media(media="print")
+    assert sum(row.is_visible() for row in rows.all()) == 15
+    page.emulate_media(media="screen")
+    page.locator("[data-section=overall] > details.rest summary").click()
+    assert sum(row.is_visible() for row in rows.all()) == 15
+    widths = page.evaluate("[...document.querySelectorAll('figure svg')].map((one) => one.getBoundingClientRect().width)")
+    assert widths and max(widths) <= 390  # no figure has to be scrolled on a phone
     page.close()
 
 

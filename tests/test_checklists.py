@@ -47,7 +47,11 @@ def rows(known):
 
 
 def test_all_items_are_there_and_nothing_is_known_of_nothing():
-    tripod, reforms = checklists({})
+    tripod, reforms, probast, claim = checklists({})
+    assert [row.item for row in claim.rows] == [str(number) for number in range(1, 45)]
+    domains = ("Participants and data", "Predictors", "Outcome", "Analysis, fitting", "Analysis, testing")
+    assert list(dict.fromkeys(row.section for row in probast.rows)) == list(domains)
+    assert len(probast.rows) == 24
     numbers = [int(re.match(r"\d+", row.item)[0]) for row in tripod.rows]
     assert sorted(set(numbers)) == list(range(1, 28))
     assert numbers == sorted(numbers)
@@ -55,7 +59,7 @@ def test_all_items_are_there_and_nothing_is_known_of_nothing():
     assert parts == {3: 3, 5: 2, 6: 3, 8: 3, 9: 3, 12: 7, 18: 6, 20: 3, 23: 2, 27: 3}
     assert Counter(row.item[0] for row in reforms.rows) == dict(zip("12345678", (3, 5, 7, 3, 6, 3, 3, 2), strict=True))
     assert len({row.section for row in reforms.rows}) == 8
-    for checklist in (tripod, reforms):
+    for checklist in (tripod, reforms, probast, claim):
         assert len({row.item for row in checklist.rows}) == len(checklist.rows)
         assert all(row.answer == TO_COMPLETE and row.filled is False and row.topic for row in checklist.rows)
         assert checklist.title.endswith("pre-filled")

@@ -81,7 +81,7 @@ def test_the_tasks_of_the_array_run_every_cell_once(study, tmp_path):
         given = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": str(task)}
         told = subprocess.run(["bash"], input=ARRAY, env=given, capture_output=True, text=True, check=True).stdout
         command, _, shard = told.strip().rpartition(" --shard ")
-        assert command == "run studies/abide.toml --out runs/abide"
+        assert command == "run studies/abide-paper.toml --out runs/abide-paper"
         out = tmp_path / f"shard-{task}"  # a folder each, so that what a shard runs can be told
         assert run_study(study, out, shard=shard).failed == []
         table = read_predictions(out)
@@ -128,7 +128,7 @@ def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsy
     monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
     (tmp_path / "studies").mkdir()
     lines = [f"{key} = {json.dumps(value)}" for key, value in study.items()]
-    (tmp_path / "studies" / "abide.toml").write_text("\n".join(lines))
+    (tmp_path / "studies" / "abide-paper.toml").write_text("\n".join(lines))
     names = {}
     exec(PYTHON[0], names)
     try:
@@ -140,5 +140,5 @@ def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsy
                 os.killpg(int(job), signal.SIGKILL)
     assert capsys.readouterr().out == "16 cells done, 0 failed\n"
     run_study(study, tmp_path / "serial", engine="serial")
-    ran, quiet = (tmp_path / out / "predictions.csv" for out in ("runs/abide", "serial"))
+    ran, quiet = (tmp_path / out / "predictions.csv" for out in ("runs/abide-paper", "serial"))
     assert ran.read_bytes() == quiet.read_bytes()

@@ -161,7 +161,7 @@ def older(fold):
 
 
 # These take phenotypes as published; all other networks only in a variant.
-TAKES = {"m2lgdg", "m2lgdg-connectome", "m2lgdg-plus", "mm-gtunets"}
+TAKES = {"m2lgdg", "m2lgdg-connectome", "mm-gtunets"}
 NETWORKS = [name for name in NAMES if issubclass(METHODS[name], DeepMethod)]
 
 

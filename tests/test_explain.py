@@ -153,7 +153,7 @@ def test_attributions_sum_to_the_change_of_the_decision(name, fold, fitted):
         assert np.isfinite(scores).all()
     # Without a clock M2DC sees nothing of a scan but graphs without weights.
     assert (found.rois["score"] > 0).all() if name != "m2dc" else not found.rois["score"].any()
-    assert found.phenotypes["score"].any() == (name in {"m2lgdg", "m2lgdg-connectome", "m2lgdg-plus", "mm-gtunets"})
+    assert found.phenotypes["score"].any() == (name in {"m2lgdg", "m2lgdg-connectome", "mm-gtunets"})
 
 
 class Plane(nn.Module):

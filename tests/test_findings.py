@@ -220,7 +220,7 @@ def test_the_pairs_are_named_from_check_to_calibrate(chain, cohort, typed, monke
 
     assert typed("report", "out")[0] == 0
     page = (chain / "out" / "report.html").read_text()
-    box = page[page.index('class="data"') : page.index("<main>")]
+    box = page[page.index('class="data"') : page.index('data-section="answer"')].partition("<table")[0]
     assert page.index('class="data"') < page.index("<table")
     for finding in problems(with_checks(cohort).findings):
         assert finding.text in box

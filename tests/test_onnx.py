@@ -24,7 +24,6 @@ FEW_LAYERS = {
     "metaexplainer": {"channels": (4, 4), "kernels": (4, 4), "strides": (2, 1)},
 }
 FEW_LAYERS["m2lgdg"] |= {"layers": 1, "fusion_layers": 1, "phenotype_hidden": (16,)}
-FEW_LAYERS["m2lgdg-plus"] = FEW_LAYERS["m2lgdg"]
 BRAIN_ALONE = {"braingnn", "brainnetcnn", "ibgnn-plus", "msstan", "ufa-net", "genm", "m2dc"}  # networks that see no phenotype
 
 

@@ -129,7 +129,7 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
     assert "https:" not in page
     assert "default-src 'none'" in html.unescape(page)
     assert "not a diagnostic device" in page
-    assert "Mean AUC over 2 unseen sites: good 100.0 (95 % interval 100.0 to 100.0, t over sites)" in page
+    assert "Mean AUC over 2 unseen sites: good 100.0 % (95 % interval 100.0 to 100.0, t over sites)" in page
     assert "With only 2 sites, performance at a further site is uncertain" in page
 
 
@@ -172,9 +172,9 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     ]
     half = 12.7062 * np.std(sites, ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
-    wanted = f"m2lgdg {100 * np.mean(sites):.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
+    wanted = f"m2lgdg {100 * np.mean(sites):.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
     few = "With only 2 sites, performance at a further site is uncertain, whatever the interval."
-    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50. {few}"
+    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. {few}"
     assert told.comparison.startswith("Best simple peer: fc-logistic 100.0 ")
     assert told.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
     one = named[named.target == "USM"]
@@ -316,7 +316,8 @@ def test_the_comparison_predictive_values_and_decision_curves_are_shown(predicti
     assert tables["sites"].title == "m2lgdg versus fc-logistic by site"
     for section, table in tables.items():
         text = section_of(page, section)
-        assert f"<details><summary>{table.title}</summary>" in text
+        assert f'<table class="sortable"><caption>{table.title}</caption>' in text
+        assert (f"<details><summary>{table.title}</summary>" in text) == (section == "sites")
         for row in table.rows:
             assert "".join(f"<td>{cell}</td>" for cell in row) in text
         file = folder / "tables" / f"{plain(table.title.replace(' ', '-'))}.csv"

@@ -1,6 +1,7 @@
 """Figures that are drawn in less time show the same: the glass brain is that of nilearn, training curves keep every line."""
 
 import io
+import re
 import subprocess
 import sys
 
@@ -9,8 +10,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from m2lgdg import InputError
 from m2lgdg.report.brains import GREY, HALF, RED, TOP, glass_brain
-from m2lgdg.report.figures import training_curves
+from m2lgdg.report.drawing import colour, hues_of
+from m2lgdg.report.figures import calibration_by_target, decision_curves, forest, roc_by_target, training_curves
+from m2lgdg.report.page import write_report
+from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
 
 @pytest.fixture
@@ -68,3 +73,79 @@ def test_training_curves_have_a_line_for_every_training_and_nothing_is_cut_off()
     image = pixels(figure.png)
     for edge in (image[:, :2], image[:, -2:], image[:2], image[-2:]):
         assert edge.min() == 255
+
+
+def predicted(methods, sites=("A", "B")):
+    rng, rows = np.random.default_rng(0), []
+    for method in methods:
+        for site in sites:
+            rows += [(method, "", 0, site, f"{site}{i}", i % 2, rng.uniform(0.3 * (i % 2), 1)) for i in range(30)]
+    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+
+
+def test_a_method_has_one_colour_in_all_figures():
+    table = predicted(["one", "two", "three"])
+    mean, scores = over_seeds(table), site_scores(cell_scores(table))
+    keys = [(name, "") for name in ("one", "two", "three")]
+    hues = hues_of([keys[1], *keys])
+    assert hues == {keys[1]: 0, keys[0]: 1, keys[2]: 2}
+    subset = [keys[2], keys[0]]  # in another order, and not all
+    drawn = [forest(mean, scores, subset, hues=hues), roc_by_target(mean, subset, subset, hues)]
+    drawn += [calibration_by_target(mean, subset, hues), decision_curves(mean, subset, hues)]
+    drawn += [forest(mean, scores, subset * 30, hues=hues)]  # too many for single sites: means
+    history = [[{"loss": 1.0 / (epoch + 1), "val_auc": 0.6} for epoch in range(9)]] * 2
+    for figure in drawn:
+        text = figure.svg.decode()
+        assert colour(1) in text and colour(2) in text and colour(0) not in text, figure.name
+    training = training_curves({"three": history}, hues).svg.decode()
+    assert colour(2) in training and colour(0) not in training
+
+
+def test_the_forest_is_sorted_and_in_percent():
+    table = predicted(["worse", "better"], sites=("hard", "easy"))
+    sharp = {"worse": 0.1, "better": 0.4}
+    ease = {"hard": 0.0, "easy": 0.5}
+    table["proba"] = 0.5 + (table["label"] - 0.5) * (table["method"].map(sharp) + table["target"].map(ease)) / 2
+    noise = np.random.default_rng(1).normal(scale=0.2, size=len(table))
+    table["proba"] = np.clip(table["proba"] + noise, 0, 1)
+    scores = site_scores(cell_scores(table))
+    areas = scores[scores["metric"] == "AUC"].set_index(["method", "target"])["mean"]
+    assert areas["better"].mean() > areas["worse"].mean() and areas[:, "easy"].mean() > areas[:, "hard"].mean()
+    text = forest(over_seeds(table), scores, [("worse", ""), ("better", "")]).svg.decode()
+    assert text.index(">easy<") < text.index(">hard<") and text.index(">better<") < text.index(">worse<")
+    tips = forest(over_seeds(table), scores, [("worse", ""), ("better", "")]).page
+    assert f"better, easy: AUC {100 * areas['better', 'easy']:.1f} (95 % interval" in tips
+    assert "AUC at the unseen site (%)" in text
+
+
+def test_a_learning_curve_in_the_folder_is_in_the_report(tmp_path):
+    table = predicted(["fc-logistic", "fc-svm"])
+    table.to_csv(tmp_path / "predictions.csv", index=False)
+    assert "Learning curve" not in write_report(tmp_path).read_text()
+    sizes = {0.25: 20, 0.5: 40, 1.0: 80}
+    points = [
+        ("fc-svm", site, 0, size, 0, n, n // 2, 0.6 + 0.05 * np.log2(n / 20)) for site in "AB" for size, n in sizes.items()
+    ]
+    columns = ["method", "target", "seed", "size", "repeat", "subjects", "patients", "AUC"]
+    (tmp_path / "curve").mkdir()
+    pd.DataFrame(points, columns=columns).to_csv(tmp_path / "curve" / "points.csv", index=False)
+    page = write_report(tmp_path).read_text()
+    section = page.split('data-section="learning"')[1].split("</section>")[0]
+    assert "fc-svm: AUC 60.0 with 20 subjects, 70.0 with 80 subjects; +5.0 points for each doubling" in section
+    assert (tmp_path / "figures" / "learning-curve.svg").is_file()
+    (tmp_path / "curve" / "points.csv").write_text("method,target\nfc-svm,A\n")
+    with pytest.raises(InputError, match=r"points\.csv is damaged"):
+        write_report(tmp_path)
+
+
+def test_long_tables_fold_after_ten_rows(tmp_path):
+    for count in (12, 13):
+        table = predicted([f"m{i:02d}" for i in range(count)])
+        (tmp_path / str(count)).mkdir()
+        table.to_csv(tmp_path / str(count) / "predictions.csv", index=False)
+        page = write_report(tmp_path / str(count)).read_text()
+        overall = page.split('data-section="overall"')[1].split("</section>")[0]
+        assert ("<summary>3 more rows</summary>" in overall) == (count == 13)
+        first = overall.split("</table>")[0]
+        areas = [float(area) for area in re.findall(r"<tr><td>m\d\d</td>(?:<td[^>]*>[^<]*</td>){3}<td[^>]*>([\d.]+)", first)]
+        assert areas == sorted(areas, reverse=True) and len(areas) == count

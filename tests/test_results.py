@@ -1,6 +1,6 @@
 """The committed results: tables of the pages come from predictions and agree with oracles, and a cell can be repeated."""
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
@@ -23,41 +23,35 @@ from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_score
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 STUDIES = {
-    "abide": 172,
+    "abide-paper": 150,
+    "abide-paper-phenotypes": 130,
+    "abide-paper-linear": 40,
+    "abide-paper-ablation": 70,
+    "abide-paper-connectome": 80,
     "abide-all-sites": 612,
-    "abide-ablation": 70,
     "abide-sensitivity": 198,
-    "abide-plus": 16,
-    "abide-plus-small": 16,
 }
+WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
 TARGETS = ("NYU", "USM")
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 BEST = ("connectome-adaptive", "phenotypes")
 
 
-def load_tables():
-    spec = importlib.util.spec_from_file_location("tables_of_the_pages", ROOT / "docs" / "tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = load_tables()
+TABLES = importlib.import_module("tables")  # docs/tables.py
 PLACES = [(page, key) for page in TABLES.pages() for key in TABLES.blocks(page)]
 
 
-def rows_of(key, page=None):
-    """Rows of a table as lists of cells, from the page that shows it."""
-    ((place, _),) = [found for found in PLACES if found[1] == key and page in (None, found[0].name)]
-    lines = [line for line in TABLES.blocks(place)[key] if line.startswith("|")]
+def rows_of(key):
+    """Rows of a generated table as lists of cells."""
+    lines = [line for line in TABLES.lines(key) if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def text_of(key):
-    ((place, _),) = [found for found in PLACES if found[1] == key]
-    return "\n".join(TABLES.blocks(place)[key])
+    """Generated sentences, on one line."""
+    return " ".join(line.strip() for line in TABLES.lines(key) if not line.startswith("|"))
 
 
 def numbers(*cells):
@@ -145,8 +139,12 @@ def averaged(predictions):
 
 @pytest.fixture(scope="module")
 def records():
-    lines = {name: (RESULTS / name / "records.jsonl").read_text().splitlines() for name in ("abide", "abide-ablation")}
-    return {name: [json.loads(line) for line in part] for name, part in lines.items()}
+    """Records by study, method and variant."""
+    result = {}
+    for name in (name for name in STUDIES if name.startswith("abide-paper")):
+        for record in map(json.loads, (RESULTS / name / "records.jsonl").read_text().splitlines()):
+            result.setdefault((name, record["method"], record["variant"]), []).append(record)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +172,7 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
         assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", WITH_TABLES)
 def test_the_committed_tables_are_those_of_the_committed_predictions(name, predictions):
     for table in study_tables(predictions[name]):
         committed = RESULTS / name / "tables" / f"{plain(table.title.replace(' ', '-'))}.md"
@@ -200,7 +198,7 @@ def test_a_changed_table_is_named_and_written_anew(tmp_path, monkeypatch, capsys
     page = tmp_path / "results.md"
     shutil.copy(ROOT / "docs" / "results.md", page)
     whole = page.read_text()
-    page.write_text(whole.replace("| `m2lgdg` | yes | 67.4", "| `m2lgdg` | yes | 76.4"))
+    page.write_text(whole.replace("| `m2lgdg` | - | - | - | 66.9", "| `m2lgdg` | - | - | - | 69.6"))
     monkeypatch.setattr(TABLES, "pages", lambda: [page])
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     assert TABLES.main() == 1
@@ -218,76 +216,127 @@ def test_a_changed_table_is_named_and_written_anew(tmp_path, monkeypatch, capsys
 # Their rows, by other ways to compute them
 
 
-@pytest.mark.parametrize(
-    ("page", "key", "columns"), [("README.md", "readme-results", (1, 2)), ("results.md", "paper-table", (2, 4))]
-)
-def test_networks_at_nyu_and_usm(page, key, columns, areas, published, records):
-    rows = [row for row in rows_of(key, page) if "[" in row[columns[0]]]
-    assert len(rows) == 14
-    for row in rows:
-        name, _ = named(row[0])
-        for column, target in zip(columns, TARGETS, strict=True):
-            *values, paper = re.findall(r"[\d.]+", row[column])
-            assert [float(value) for value in values] == close(list(areas["abide", name, "", target]))
-            assert paper == halves_up(published[name, target, "AUC"])
-        seconds = [record["seconds"] for record in records["abide"] if record["method"] == name]
-        assert float(row[-1]) == pytest.approx(np.median(seconds), abs=0.51)
+def model_of(method, phenotypes):
+    """Study and variant of a method on the paper's subjects; None where it was not run."""
+    if method == "m2lgdg-connectome":
+        return "abide-paper-connectome", "" if phenotypes else "scan"
+    if method in ("m2lgdg", "mm-gtunets", "phenotype-logistic"):
+        return ("abide-paper-linear" if method == "phenotype-logistic" else "abide-paper", "") if phenotypes else None
+    if method in json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]:
+        return "abide-paper-linear", "phenotypes" if phenotypes else ""
+    return ("abide-paper-phenotypes" if phenotypes else "abide-paper"), ""
 
 
-def test_networks_with_averaged_seeds(averaged):
+def papers(method, phenotypes, published):
+    """The paper's AUC at both sites and their mean, if it has the method with or without phenotypes."""
+    if (method, "NYU", "AUC") not in published.index or phenotypes != (method in ("m2lgdg", "mm-gtunets")):
+        return []
+    values = [Decimal(published[method, target, "AUC"]) for target in TARGETS]
+    return [halves_up(str(value)) for value in (*values, sum(values) / 2)]
+
+
+def test_networks_on_the_papers_subjects(areas, published):
     rows = rows_of("paper-table")
-    assert len(rows) == 14
-    for row in rows:
-        expected = averaged["abide"][named(row[0])]
-        assert numbers(row[3], row[5]) == close([expected[target] for target in TARGETS])
-    sees = {named(row[0])[0] for row in rows if row[1] == "yes"}
-    study = json.loads((RESULTS / "abide" / "study.json").read_text())
-    assert sees <= set(study["methods"]) and len(sees) == 7
+    names = [named(row[0])[0] for row in rows]
+    assert set(names) == {key[1] for key in areas if key[0] in ("abide-paper", "abide-paper-connectome")}
+    for row, name in zip(rows, names, strict=True):
+        for phenotypes, cells in ((False, row[1:4]), (True, row[4:7])):
+            if model_of(name, phenotypes) is None:
+                assert cells == ["-", "-", "-"]
+                continue
+            study, variant = model_of(name, phenotypes)
+            values = [areas[study, name, variant, target] for target in TARGETS]
+            expected = [*values[0], *values[1], (values[0][0] + values[1][0]) / 2]
+            reported = papers(name, phenotypes, published)
+            assert re.findall(r"\[([\d.]+)\]", " ".join(cells)) == reported
+            assert numbers(*(cell.split(" [")[0] for cell in cells)) == close(expected)
 
 
-@pytest.mark.parametrize(("page", "key"), [("README.md", "readme-results"), ("results.md", "linear-peers")])
-def test_linear_models(page, key, areas, predictions, records):
-    rows = [row for row in rows_of(key, page) if "/" in row[1]]
-    assert len(rows) == 8
-    macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"])))
-    for row in rows:
+def test_counts_of_the_papers_table(areas, averaged, published):
+    names = [
+        name for name in dict.fromkeys(published.index.get_level_values("method")) if ("abide-paper", name, "", "NYU") in areas
+    ]
+    here = {name: np.array([areas["abide-paper", name, "", target] for target in TARGETS]) for name in names}
+    rivals = [name for name in names if name != "m2lgdg"]
+    given = {name: [areas[model_of(name, True)[0], name, "", target][0] for target in TARGETS] for name in rivals}
+    text, own = text_of("paper-table"), here["m2lgdg"][:, 0]
+    beyond = [
+        name for name in rivals if all(here[name][i, 0] > float(published[name, t, "AUC"]) for i, t in enumerate(TARGETS))
+    ]
+    count, total, others = re.search(
+        r"paper's value at both sites: (\d+) of (\d+) compared networks, all but (.*?)\.", text
+    ).groups()
+    assert [int(count), int(total)] == [len(beyond), len(rivals)]
+    assert set(re.findall(r"`(.*?)`", others)) == set(rivals) - set(beyond)
+    above = [
+        sum(all(value > other for value, other in zip(part[name], own, strict=True)) for name in rivals)
+        for part in ({name: here[name][:, 0] for name in rivals}, given)
+    ]
+    assert numbers(re.search(r"Above `m2lgdg` at both sites: (.*?)\.", text)[1]) == [
+        above[0],
+        len(rivals),
+        above[1],
+        len(rivals),
+    ]
+    alone = [areas["abide-paper-linear", "phenotype-logistic", "", target][0] for target in TARGETS]
+    below = [sum(here[name][i, 0] < alone[i] for name in names) for i in range(2)]
+    assert numbers(re.search(r"phenotype-logistic`: (.*?)\.", text)[1]) == [below[0], len(names), below[1]]
+    between = [np.std([here[name][i, 0] for name in names], ddof=1) for i in range(2)]
+    within = [np.mean([here[name][i, 1] ** 2 for name in names]) ** 0.5 for i in range(2)]
+    found = re.search(r"networks: ([\d.]+) at NYU, ([\d.]+) at USM\. .*?\): ([\d.]+) and ([\d.]+)\.", text).groups()
+    assert numbers(*found) == close([*between, *within])
+    gains = [averaged["abide-paper"][name, ""][t] - here[name][i, 0] for name in names for i, t in enumerate(TARGETS)]
+    median, most, lost, cases = numbers(
+        *re.search(r"median ([\d.]+), at most ([\d.]+), a loss in (\d+) of (\d+)", text).groups()
+    )
+    assert [median, most] == close([np.median(gains), max(gains)])
+    assert [lost, cases] == [sum(gain < 0 for gain in gains), len(gains)]
+
+
+def test_linear_models(areas, predictions):
+    rows = rows_of("linear-models")
+    macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"]))).query("metric == 'AUC'")
+    linear = set(json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]) - {"prior"}
+    assert linear <= {named(row[0])[0] for row in rows}
+    for row in (row for row in rows if named(row[0])[0] in linear):
         name, _ = named(row[0])
-        variants = [""] if name == "phenotype-logistic" else ["", "phenotypes"]
-        expected = [areas["abide", name, variant, target][0] for target in TARGETS for variant in variants]
-        for variant in variants:
-            own = macro[(macro["method"] == name) & (macro["variant"] == variant) & (macro["metric"] == "AUC")].iloc[0]
-            expected += [100 * own["mean"], 2.1098 * 100 * own["sd"] / 18**0.5]  # Student's t with 17 degrees of freedom
-        assert numbers(*(cell.replace("- /", "") for cell in row[1:4])) == close(expected)
-        seconds = [record["seconds"] for record in records["abide"] if record["method"] == name]
-        assert float(row[4]) == pytest.approx(np.median(seconds), abs=0.51)
+        models = [model_of(name, phenotypes) for phenotypes in (False, True)]
+        models = [model for model in models if model]
+        sites = [[areas[study, name, variant, target][0] for study, variant in models] for target in TARGETS]
+        expected = [*sites[0], *sites[1], *np.mean(sites, axis=0)]
+        assert numbers(*(cell.replace("- /", "") for cell in row[1:-1])) == close(expected)
+        own = macro[macro["method"] == name].set_index("variant")
+        if own.empty:
+            assert row[-1] == "not run"
+            continue
+        halves = 2.1098 * own["sd"] / 18**0.5  # Student's t with 17 degrees of freedom
+        expected = [100 * value for variant in sorted(own.index) for value in (own["mean"][variant], halves[variant])]
+        assert numbers(row[-1].replace("- /", "")) == close(expected)
 
 
-@pytest.mark.parametrize(
-    ("page", "key", "count"), [("README.md", "readme-results", 4), ("results.md", "networks-all-sites", 6)]
-)
-def test_networks_at_all_sites(page, key, count, by_site, averaged):
-    column = 3 if key == "readme-results" else 1
-    rows = [row for row in rows_of(key, page) if "±" in row[column] and "/" not in row[column]]
-    assert len(rows) == count
-    for row in rows:
-        own = by_site[named(row[0])]
-        assert len(own) == 18
-        assert numbers(row[column]) == close([own.mean(), half_interval(own.std(ddof=1), 18)])
-        if key == "networks-all-sites":
-            assert numbers(row[2]) == close([np.mean(list(averaged["abide-all-sites"][named(row[0])].values()))])
-            assert numbers(row[3]) == close([own.min(), own.max()])
-
-
-@pytest.mark.parametrize(("key", "count"), [("networks-abide", 12), ("generalization-abide", 14)])
-def test_all_metrics_of_the_compared_networks(key, count, scores, published):
+@pytest.mark.parametrize("key", ["networks-abide", "generalization-abide"])
+def test_all_metrics_of_the_compared_networks(key, scores, published):
     rows = rows_of(key)
-    assert len(rows) == count
+    assert len(rows) == 2 * len({named(row[1]) for row in rows}) >= 12
     for target, cell, *cells in rows:
         name, _ = named(cell)
         for metric, text in zip(METRICS, cells, strict=True):
-            *values, paper = re.findall(r"[\d.]+", text)
-            assert [float(value) for value in values] == close(list(scores["abide", name, "", target, metric]))
-            assert paper == halves_up(published[name, target, metric])
+            expected = list(scores["abide-paper", name, "", target, metric])
+            assert numbers(text.split(" (")[0]) == close(expected)
+            if name in ("erm", "brainnet-transformer"):
+                assert "(" not in text
+            else:
+                assert re.search(r"\((.*)\)", text)[1] == halves_up(published[name, target, metric])
+
+
+def test_costs_of_networks(records):
+    for cell, seconds, median, peak in rows_of("network-costs"):
+        name, _ = named(cell)
+        own = [record for study in ("abide-paper", "abide-paper-phenotypes") for record in records.get((study, name, ""), [])]
+        assert len(own) == (10 if name == "mm-gtunets" else 20)
+        each = [record["seconds"] for record in own]
+        assert numbers(seconds, median) == pytest.approx([min(each), max(each), np.median(each)], abs=0.501)
+        assert float(peak) == pytest.approx(max(record["learned"]["peak_memory_gib"] for record in own), abs=0.00501)
 
 
 def test_the_committed_run_of_m2lgdg(scores, published, records):
@@ -295,26 +344,34 @@ def test_the_committed_run_of_m2lgdg(scores, published, records):
     assert [row[0] for row in rows] == list(TARGETS)
     for target, *cells, validation, paper in rows:
         for metric, text in zip(METRICS, cells, strict=False):
-            assert numbers(text) == pytest.approx(list(scores["abide", "m2lgdg", "", target, metric]), abs=0.00501)
-        learned = [
-            record["learned"] for record in records["abide"] if (record["method"], record["target"]) == ("m2lgdg", target)
-        ]
+            assert numbers(text) == pytest.approx(list(scores["abide-paper", "m2lgdg", "", target, metric]), abs=0.00501)
+        learned = [record["learned"] for record in records["abide-paper", "m2lgdg", ""] if record["target"] == target]
         best = np.array([100 * own["history"][own["best_epoch"] - 1]["val_auc"] for own in learned])
         assert len(best) == 5
         assert numbers(validation) == close([best.mean(), best.std(ddof=1)])
         assert float(paper) == float(published["m2lgdg", target, "AUC"])
 
 
-def test_differences_from_the_paper_and_from_m2lgdg(areas, published):
-    rows = rows_of("paper-differences")
-    assert len(rows) == 13
-    for row in rows:
-        name, _ = named(row[0])
-        here = [areas["abide", name, "", target][0] for target in TARGETS]
-        paper = [float(published[name, target, "AUC"]) for target in TARGETS]
-        own = [areas["abide", "m2lgdg", "", target][0] for target in TARGETS]
-        expected = [*np.subtract(here, paper), *np.subtract(here, own)]
-        assert numbers(*row[1:]) == close(expected)
+def test_terms_of_the_loss(records):
+    """From the history of each epoch; `losses` of the records is made of it."""
+    methods = [("abide-paper", "m2lgdg", ""), ("abide-paper-connectome", "m2lgdg-connectome", "")]
+    rows = rows_of("loss-terms")
+    assert {row[0] for row in rows} == {"ce", "similarity", "orthogonality", "difference", "contrast"}
+    for term, *cells in rows:
+        for i, key in enumerate(methods):
+            learned = [record["learned"] for record in records[key]]
+            assert len(learned) == 10
+            for text, values in zip(
+                cells[2 * i : 2 * i + 2],
+                (
+                    [own["history"][0][term] for own in learned],
+                    [own["history"][own["best_epoch"] - 1][term] for own in learned],
+                ),
+                strict=True,
+            ):
+                low, high = (numbers(text) * 2)[:2]
+                assert [low, high] == pytest.approx([min(values), max(values)], abs=0.0000501)
+    assert all(epoch["difference"] == 0 for key in methods for record in records[key] for epoch in record["learned"]["history"])
 
 
 def delong_p(label, first, second):
@@ -329,60 +386,82 @@ def delong_p(label, first, second):
     return 2 * norm.sf(abs(one.mean() - two.mean()) / variance**0.5)
 
 
-def test_delong_against_m2lgdg(averaged, predictions):
-    rows = rows_of("delong-m2lgdg")
-    assert len({named(row[0]) for row in rows}) == 28
-    table = over_seeds(predictions["abide"]).set_index(["method", "variant", "target", "subject"]).sort_index()
-    p_values = []
-    for row in rows:
-        for target, difference, p in zip(TARGETS, (row[1], row[3]), (row[2], row[4]), strict=True):
-            expected = averaged["abide"][named(row[0])][target] - averaged["abide"]["m2lgdg", ""][target]
-            assert numbers(difference) == close([expected])
-            other, own = table.loc[(*named(row[0]), target)], table.loc[("m2lgdg", "", target)]
-            p_values.append(delong_p(own["label"].to_numpy(), other["proba"].to_numpy(), own["proba"].to_numpy()))
-            assert as_chance(p) == pytest.approx(p_values[-1], abs=0.000501)
-    count, smallest = re.search(r"over these (\d+) tests: ([\d.]+)\.", text_of("delong-m2lgdg")).groups()
-    assert int(count) == len(p_values) == 56
-    assert float(smallest) == pytest.approx(holm(p_values).min(), abs=0.00501)
+def subjects(predictions, model, target):
+    """Labels and probabilities averaged over seeds, by subject."""
+    table = predictions[model[0]]
+    table = table[(table["method"] == model[1]) & (table["variant"] == model[2]) & (table["target"] == target)]
+    return table.groupby("subject")[["label", "proba"]].mean().sort_index()
 
 
-def test_the_best_model_against_all_others(by_site):
-    rows = rows_of("against-best")
+def test_comparisons_at_nyu_and_usm(predictions):
+    rows = rows_of("paper-comparisons")
+    assert len(rows) == 8
+    for text, difference, *tests in rows:
+        first, second = re.fullmatch(r"`(\S+)` minus (.*)", text).groups()
+        if second.startswith("its variant"):
+            study = {"m2lgdg": "abide-paper-ablation", "m2lgdg-connectome": "abide-paper-connectome"}[first]
+            models = (study, first, ""), (study, first, second.split()[-1])
+        else:
+            names = [first, second.strip("`")]
+            models = [(model_of(name, True)[0], name, model_of(name, True)[1]) for name in names]
+        expected = []
+        for target, cell in zip(TARGETS, tests, strict=True):
+            one, two = (subjects(predictions, model, target) for model in models)
+            label = one["label"].to_numpy().astype(int)
+            area = [100 * auc(label, part["proba"].to_numpy()) for part in (one, two)]
+            expected.append(area[0] - area[1])
+            points, p = re.fullmatch(r"(-?[\d.]+) \((.*)\)", cell).groups()
+            assert float(points) == close(expected[-1])
+            assert as_chance(p) == pytest.approx(
+                delong_p(label, one["proba"].to_numpy(), two["proba"].to_numpy()), abs=0.000501
+            )
+        middle, low, high = numbers(difference.replace("to ", ""))
+        assert middle == close(np.mean(expected)) and low < middle < high
+
+
+def test_all_models_against_m2lgdg(predictions, areas):
+    own = {target: subjects(predictions, ("abide-paper", "m2lgdg", ""), target) for target in TARGETS}
+    others = {key[:3] for key in areas if key[0] in ("abide-paper", "abide-paper-phenotypes", "abide-paper-linear")}
+    others |= {("abide-paper-connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
+    others = {key for key in others if key[1] not in ("m2lgdg", "prior") and key[2] != "sparse"}
+    tests = {}
+    for model in others:
+        for target in TARGETS:
+            other = subjects(predictions, model, target)
+            label = other["label"].to_numpy().astype(int)
+            scores = [part["proba"].to_numpy() for part in (other, own[target])]
+            tests[model, target] = (auc(label, scores[0]) - auc(label, scores[1]), delong_p(label, *scores))
+    p_values = np.array([p for _, p in tests.values()])
+    above = [sum(d > 0 and p < 0.05 for (_, site), (d, p) in tests.items() if site == target) for target in TARGETS]
+    below = sum(d < 0 and p < 0.05 for d, p in tests.values())
+    pattern = r"All (\d+) other .*?, (\d+) DeLong .*? in (\d+) at NYU and (\d+) at USM, below it in (\d+)\. .*? (\d+) remain"
+    found = [int(value) for value in re.search(pattern, text_of("paper-comparisons")).groups()]
+    assert found == [len(others), len(tests), *above, below, (holm(p_values) < 0.05).sum()]
+
+
+def test_all_sites(averaged, by_site):
+    *rows, own_row = rows_of("all-sites")
     keys = [named(row[0]) for row in rows]
-    assert sorted(keys) == sorted(set(by_site.columns) - {BEST})
-    p_values = np.array([paired_p(by_site[BEST], by_site[key]) for key in keys])
-    for row, key, p, adjusted in zip(rows, keys, p_values, holm(p_values), strict=True):
-        assert numbers(row[1]) == close([(by_site[BEST] - by_site[key]).mean()])
-        assert as_chance(row[2]) == pytest.approx(p, abs=0.000501)
-        assert as_chance(row[3]) == pytest.approx(adjusted, abs=0.000501)
-
-
-def test_nyu_and_usm_beside_the_other_sites(by_site):
-    rows = rows_of("two-sites")
-    assert {named(row[0]) for row in rows} == set(by_site.columns) - {("prior", "")}
-    for row in rows:
-        own = by_site[named(row[0])]
-        two, others = own[list(TARGETS)].mean(), own.drop(list(TARGETS)).mean()
-        assert numbers(*row[1:]) == close([two, others, two - others])
-
-
-@pytest.mark.parametrize(("first", "count"), [("m2lgdg", 7), ("mm-gtunets", 2)])
-def test_averaged_trainings_at_all_sites(first, count, averaged, by_site):
-    rows = rows_of(f"{first}-all-sites")
-    assert len(rows) == count
-    own = pd.Series(averaged["abide-all-sites"][first, ""])
-    others = [pd.Series(averaged["abide-all-sites"][named(row[0])])[own.index] for row in rows]
-    p_values = np.array([paired_p(own, other) for other in others])
-    for row, other, p, adjusted in zip(rows, others, p_values, holm(p_values), strict=True):
-        difference, low, high = numbers(row[1].replace("to ", ""))
-        assert difference == close((own - other).mean())
-        assert low < difference < high
-        assert as_chance(row[2]) == pytest.approx(p, abs=0.000501)
-        if first == "m2lgdg":
-            assert as_chance(row[3]) == pytest.approx(adjusted, abs=0.000501)
-    if first == "m2lgdg":
-        alike = np.corrcoef(by_site["m2lgdg", ""], by_site["phenotype-logistic", ""])[0, 1]
-        assert numbers(text_of("m2lgdg-all-sites").splitlines()[-1].split(":")[1]) == pytest.approx([alike], abs=0.00501)
+    assert len(keys) == 8 and named(own_row[0]) == ("m2lgdg", "")
+    together = {key: pd.Series(averaged["abide-all-sites"][key])[by_site.index] for key in (*keys, ("m2lgdg", ""))}
+    adjusted = holm(np.array([paired_p(together["m2lgdg", ""], together[key]) for key in keys]))
+    for row, key in zip((*rows, own_row), (*keys, ("m2lgdg", "")), strict=True):
+        own = by_site[key]
+        assert len(own) == 18
+        assert numbers(row[1]) == close([own.mean(), half_interval(own.std(ddof=1), 18)])
+        assert numbers(*row[2:5]) == close([together[key].mean(), own[list(TARGETS)].mean(), own.drop(list(TARGETS)).mean()])
+    for row, key, p in zip(rows, keys, adjusted, strict=True):
+        difference, low, high = numbers(row[5].replace("to ", ""))
+        assert difference == close((together["m2lgdg", ""] - together[key]).mean()) and low < difference < high
+        assert as_chance(row[6]) == pytest.approx(p, abs=0.000501)
+    text, best = text_of("all-sites"), by_site[BEST]
+    alike = np.corrcoef(by_site["m2lgdg", ""], by_site["phenotype-logistic", ""])[0, 1]
+    assert float(re.search(r"phenotype-logistic`: ([\d.]+)\.", text)[1]) == pytest.approx(alike, abs=0.00501)
+    assert f"lowest {best.min():.1f} ({best.idxmin()}), highest {best.max():.1f} ({best.idxmax()})" in text
+    wide = 2.1098 * best.std(ddof=1) * (1 + 1 / 18) ** 0.5  # Student's t with 17 degrees of freedom
+    assert numbers(*re.search(r"new site ([\d.]+) to ([\d.]+)\.", text).groups()) == close(
+        [best.mean() - wide, best.mean() + wide]
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,7 +469,6 @@ def test_averaged_trainings_at_all_sites(first, count, averaged, by_site):
     [
         (BEST, ("fc-svm", "phenotypes"), ["abide-all-sites"]),
         (("mm-gtunets", ""), BEST, ["abide-all-sites"]),
-        (("m2lgdg-plus", ""), BEST, ["abide-plus", "abide-all-sites"]),
     ],
 )
 def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypatch, capsys):
@@ -398,19 +476,20 @@ def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypa
     import paired
 
     monkeypatch.setattr(paired, "DRAWS", 100)
-    monkeypatch.setattr(TABLES, "DRAWS", 100)
-    monkeypatch.setattr(TABLES, "bootstrap", TABLES.bootstrap.__wrapped__)  # without its cache
+    committed = importlib.import_module("page_tables.committed")
+    monkeypatch.setattr(committed, "DRAWS", 100)
+    monkeypatch.setattr(committed, "bootstrap", committed.bootstrap.__wrapped__)  # without its cache
     files = [str(RESULTS / study / "predictions.csv") for study in studies]
     monkeypatch.setattr(sys, "argv", ["paired.py", "/".join(first).strip("/"), "/".join(second), *files])
     paired.main()
     expected = json.loads(capsys.readouterr().out)
-    result = TABLES.paired((studies[0], first), ("abide-all-sites", second))
+    result = committed.paired((studies[0], *first), ("abide-all-sites", *second))
     assert result["means"] == pytest.approx([100 * area for area in expected["mean_auc"]], abs=0.00501)  # it rounds
     assert result["interval"] == pytest.approx([100 * limit for limit in expected["difference_95"]], abs=0.00501)
     assert result["p"] == pytest.approx(expected["p_over_sites"], abs=5.01e-6)
     assert result["counts"][0] == expected["better_at"] and sum(result["counts"]) == expected["sites"]
-    for target in TARGETS if "abide-plus" not in studies else ():
-        assert result["delong"][target] == pytest.approx(expected[f"delong_{target}"], abs=5.01e-5)
+    for target in TARGETS:
+        assert result["delong"][target][1] == pytest.approx(expected[f"delong_{target}"], abs=5.01e-5)
 
 
 def test_choices_beyond_the_paper(by_site, areas):
@@ -429,20 +508,6 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert numbers(row[2]) == [(difference > 0).sum(), 18]
         assert as_chance(row[3]) == pytest.approx(paired_p(by_site[name, variant], by_site["fc-svm", variant]), abs=0.000501)
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
-
-
-def test_the_network_on_top_of_the_linear_head(areas, by_site):
-    head, *rows = rows_of("plus")
-    assert numbers(head[1]) == close([by_site[BEST].drop(list(TARGETS)).mean()])
-    for row, study in zip(rows, ("abide-plus", "abide-plus-small"), strict=True):
-        own = pd.Series({key[3]: value[0] for key, value in areas.items() if key[0] == study})
-        assert len(own) == 16
-        difference = own - by_site[BEST][own.index]
-        assert numbers(row[1]) == close([own.mean()])
-        assert numbers(row[2])[0] == close(difference.mean())
-        same = difference.abs() < 1e-9
-        assert numbers(row[3]) == [(difference[~same] > 0).sum(), same.sum(), (difference[~same] < 0).sum()]
-        assert as_chance(row[4]) == pytest.approx(paired_p(own, by_site[BEST][own.index]), abs=0.000501)
 
 
 def test_calibration_slopes(predictions):
@@ -481,124 +546,114 @@ def test_fusion_is_that_of_the_benchmark(row, monkeypatch, capsys):
     assert float(correlation) == pytest.approx(expected["correlation"], abs=1e-9)
 
 
-def test_seeds_and_averaging(areas, averaged, predictions):
-    names = [named(row[0])[0] for row in rows_of("paper-table")]
-    good = [name for name in names if name not in ("ufa-net", "m2dc", "braingnn")]
-    between, within = rows_of("seeds")
-    means = [np.std([areas["abide", name, "", target][0] for name in good], ddof=1) for target in TARGETS]
-    assert numbers(*between[1:]) == close(means)
-    spreads = [np.mean([areas["abide", name, "", target][1] ** 2 for name in good]) ** 0.5 for target in TARGETS]
-    assert numbers(*within[1:]) == close(spreads)
-    gains = [averaged["abide"][name, ""][target] - areas["abide", name, "", target][0] for name in names for target in TARGETS]
-    pattern = r"(\d+) cases\):\s+median ([\d.]+), at least one point in (\d+) cases, at most ([\d.]+), a loss in (\d+)"
-    count, median, helped, most, lost = map(float, re.search(pattern, text_of("seeds")).groups())
-    assert [count, helped, lost] == [len(gains), sum(gain >= 1 for gain in gains), sum(gain < 0 for gain in gains)]
-    assert [median, most] == close([np.median(gains), max(gains)])
-    single = (
-        cell_scores(predictions["abide-all-sites"].query("method == 'mm-gtunets'"), ["AUC"]).groupby("seed")["value"].mean()
-    )
-    assert numbers(text_of("seeds").splitlines()[-1].split(":")[1]) == close(list(100 * single))
-
-
-def test_phenotypes_alone(areas, averaged, by_site):
-    *rows, (_, everywhere, *_) = rows_of("phenotypes-alone")
-    names = [named(row[0])[0] for row in rows_of("paper-table")]
-    for target, area, single, together in rows:
-        alone = areas["abide", "phenotype-logistic", "", target][0]
-        assert numbers(area) == close([alone])
-        assert int(single) == sum(areas["abide", name, "", target][0] < alone for name in names)
-        assert int(together) == sum(averaged["abide"][name, ""][target] < alone for name in names)
-    assert numbers(everywhere) == close([by_site["phenotype-logistic", ""].mean()])
-
-
-def test_threshold_and_expected_auc(predictions, by_site):
-    own = predictions["abide"].query("method == 'm2lgdg'")
-    for target, patients, *rates in rows_of("threshold"):
-        here = own[own["target"] == target]
-        assert numbers(patients) == pytest.approx([100 * here["label"].mean()], abs=0.501)
-        for label, text in zip((1, 0), rates, strict=True):
-            right = (here["proba"] >= 0.5) == (label == 1)
-            values = 100 * right[here["label"] == label].groupby(here["seed"]).mean()
-            assert numbers(text) == close([values.mean(), values.std(ddof=1)])
-    ((mean, lowest, highest, one_site),) = rows_of("expected-auc")
-    best = by_site[BEST]
-    half = half_interval(best.std(ddof=1), 18)
-    assert numbers(mean) == close([best.mean(), best.mean() - half, best.mean() + half])
-    assert (lowest, highest) == (f"{best.min():.1f} ({best.idxmin()})", f"{best.max():.1f} ({best.idxmax()})")
-    wide = 2.1098 * best.std(ddof=1) * (1 + 1 / 18) ** 0.5  # Student's t with 17 degrees of freedom
-    assert numbers(one_site) == close([best.mean() - wide, best.mean() + wide])
-
-
 def test_ablations(areas, predictions):
     rows = rows_of("ablations")
-    assert sorted(row[0][:2] for row in rows) == ["C1", "C2", "C3", "C4", "M1", "M2"]
+    names = [{"the": "", "`scan`": "scan"}.get(row[0].split(",")[0].split()[0], row[0][:2]) for row in rows]
+    assert names == ["", "M1", "M2", "scan", "C1", "C2", "C3"]
     paper = pd.read_csv(ROOT / "studies" / "paper-rest-meta-mdd.csv", dtype={"value": str}).set_index(
         ["method", "target", "metric"]
     )
-    cells = cell_scores(predictions["abide-ablation"])
-    trained = cells[cells["metric"] == "AUC"].set_index(["variant", "target", "seed"])["value"] * 100
-    for text, nyu, usm, difference, published in rows:
-        name = text[:2]
-        expected = [*areas["abide-ablation", "m2lgdg", name, "NYU"], *areas["abide-ablation", "m2lgdg", name, "USM"]]
-        assert numbers(nyu, usm) == close(expected)
-        assert published == halves_up(paper.loc[(f"m2lgdg: {name}", "all", "AUC"), "value"])
-        beyond = trained.loc[""] - trained.loc[name]
-        assert len(beyond) == 10
-        if name == "C4":
-            assert difference == "" and (beyond == 0).all()
-            continue
-        half = inside_sites(beyond)
-        assert numbers(difference) == close([beyond.mean(), beyond.mean() - half, beyond.mean() + half])
-
-
-def test_training_of_the_ablations(records, averaged):
-    for text, loss, validation in rows_of("ablation-training"):
-        learned = [record["learned"] for record in records["abide-ablation"] if record["variant"] == text[:2]]
-        assert len(learned) == 10
-        lowest = sorted(min(epoch["ce"] for epoch in own["history"]) for own in learned)
-        best = sorted(100 * own["history"][own["best_epoch"] - 1]["val_auc"] for own in learned)
-        assert numbers(loss) == pytest.approx([lowest[0], lowest[-1]], abs=0.00501)
-        assert numbers(validation) == close([best[0], best[-1]])
-    whole, alone = (averaged["abide-ablation"]["m2lgdg", variant] for variant in ("", "M1"))
-    difference, low, high = numbers(text_of("ablation-training").splitlines()[-1].split(":")[1])
-    assert difference == close(np.mean([whole[target] - alone[target] for target in TARGETS]))
-    assert low < 0 < high
+    for i, (study, method) in enumerate(
+        (("abide-paper-ablation", "m2lgdg"), ("abide-paper-connectome", "m2lgdg-connectome")),
+    ):
+        trained = cell_scores(predictions[study], ["AUC"]).set_index(["variant", "target", "seed"])["value"] * 100
+        assert (trained.loc[""] == trained.loc["C4"]).all()
+        for name, (_, *cells, published) in zip(names, rows, strict=True):
+            nyu, usm, difference = cells[3 * i : 3 * i + 3]
+            assert published == (
+                "" if name == "scan" else halves_up(paper.loc[(f"m2lgdg: {name or 'C4'}", "all", "AUC"), "value"])
+            )
+            if (study, method, name, "NYU") not in areas:
+                assert (name, nyu, usm, difference) == ("scan", "", "", "")
+                continue
+            assert numbers(nyu, usm) == close([*areas[study, method, name, "NYU"], *areas[study, method, name, "USM"]])
+            if not name:
+                assert difference == ""
+                continue
+            beyond = trained.loc[""] - trained.loc[name]
+            assert len(beyond) == 10
+            half = inside_sites(beyond)
+            assert numbers(difference) == close([beyond.mean(), beyond.mean() - half, beyond.mean() + half])
 
 
 def test_sweeps(predictions):
-    pattern = r".*? \(([\d.]+)\) \| ([\d.]+) at ([\d.]+) \| ([\d.]+) at ([\d.]+) \| (.*?) at ([\d.]+)"
-    rows = rows_of("sweeps")
-    assert len(rows) == 5
     cells = cell_scores(predictions["abide-sensitivity"], ["AUC"])
     trained = cells.set_index(["variant", "target", "seed"])["value"] * 100
-    excluded, highest_at_default, same = {}, 0, set()
-    for cell, *others in rows:
-        field = cell.strip("`")
-        default, low, at_low, high, at_high, difference, at = re.fullmatch(pattern, " | ".join(others)).groups()
-        own = {name.split("=")[1]: trained.loc[name] for name in set(cells["variant"]) if name.startswith(f"{field}=")}
-        assert numbers(others[0])[:2] == [min(map(float, own)), max(map(float, own))]
-        means = {value: part.mean() for value, part in own.items()}
-        assert min(means, key=means.get) == at_low and float(low) == close(means[at_low])
-        assert max(means, key=means.get) == at_high and float(high) == close(means[at_high])
-        assert means[default] == close(69.7)
-        highest_at_default += at_high == default
-        changed = {value: trained.loc[""] - part for value, part in own.items() if value != default}
-        assert max(changed, key=lambda value: abs(changed[value].mean())) == at
-        mean, half = changed[at].mean(), inside_sites(changed[at])
-        assert numbers(difference) == close([mean, mean - half, mean + half])
-        excluded |= {f"{field}={value}": abs(part.mean()) > inside_sites(part) for value, part in changed.items()}
-        same.add(f"{field}={default}")  # the trainings of the whole
-    assert (len(excluded), sum(excluded.values()), highest_at_default) == (27, 1, 1)
-    counts, changed, highest, ranges = text_of("sweep-summary").splitlines()
-    assert numbers(counts) == [len(excluded), sum(excluded.values())]
-    (name,) = [name for name, apart in excluded.items() if apart]
-    gain = (trained.loc[name] - trained.loc[""]).groupby(level="target").mean()
-    assert f"`{name}`" in changed
-    assert numbers(changed.split(":")[1]) == close([gain.mean(), gain["NYU"], gain["USM"]])
-    assert numbers(highest) == [highest_at_default, 5]
-    spread = trained[~trained.index.get_level_values("variant").isin(same)].groupby(level=["variant", "target"]).agg(np.ptp)
-    assert numbers(ranges.split("(")[1]) == [len(spread), close(spread.median()), close(spread.max())]
-    assert (len(spread), spread.median(), spread.max()) == (56, close(4.5), close(14.9))
+    names = [name for name in dict.fromkeys(cells["variant"]) if name]
+    default = {name for name in names if (trained.loc[name] == trained.loc[""]).all()}  # the trainings of the whole
+    assert len(default) == 5 == len({name.split("=")[0] for name in default})
+    changed = {name: trained.loc[name] - trained.loc[""] for name in names if name not in default}
+    texts = {
+        name: [part.mean(), part.mean() - inside_sites(part), part.mean() + inside_sites(part)]
+        for name, part in changed.items()
+    }
+    text = text_of("sweep-summary")
+    usual, count, far, largest = re.search(r"default \(([\d.]+)\), of (\d+) .*?: `(.*?)`: (.*?\))\.", text).groups()
+    assert numbers(usual) == close([trained.loc[""].mean()]) and int(count) == len(changed)
+    assert far == max(changed, key=lambda name: abs(changed[name].mean())) and numbers(largest) == close(texts[far])
+    apart = {name for name, part in changed.items() if abs(part.mean()) > inside_sites(part)}
+    (single,) = apart
+    count, value, interval = re.search(r"without zero: (\d+) \(`(.*?)`: (.*?\))\)\.", text).groups()
+    assert (int(count), value) == (1, single) and numbers(interval) == close(texts[single])
+    fields = {name.split("=")[0] for name in names}
+    best = [
+        max((name for name in names if name.split("=")[0] == field), key=lambda name: trained.loc[name].mean())
+        for field in fields
+    ]
+    highest, total = re.search(r"at the default: (\d) of (\d)\.", text).groups()
+    assert (int(highest), int(total)) == (sum(name in default for name in best), 5)
+    ranges = trained[~trained.index.get_level_values("variant").isin(default)].groupby(level=["variant", "target"]).agg(np.ptp)
+    assert numbers(*re.search(r"median ([\d.]+), largest ([\d.]+)\.", text).groups()) == close([ranges.median(), ranges.max()])
+
+
+def test_regions_and_explanations():
+    folders = sorted((RESULTS / "abide-paper" / "explanations").iterdir())
+    assert len(folders) == 10
+    each = {folder.name: pd.read_csv(folder / "roi.csv").set_index("roi")["score"] for folder in folders}
+    names = sorted(next(iter(each.values())).index)
+    scores = np.array([own[names] for own in each.values()])  # (training, roi)
+    order = np.argsort(-scores.mean(axis=0))
+    text = text_of("regions")
+    assert re.search(r"Ten highest: (.*?)\.", text)[1].split(", ") == [names[i] for i in order[:10]]
+    mean = scores.mean(axis=0)
+    assert int(re.search(r"(\d+) % above", text)[1]) == round(100 * (mean[order[0]] / mean[order[19]] - 1))
+    low, high = (float(value) for value in re.search(r"by training: (\S+) to (\S+)\.", text).groups())
+    assert (low, high) == pytest.approx((scores.max(axis=1).min(), scores.max(axis=1).max()), rel=0.06)
+    equal = np.argsort(-(scores / scores.mean(axis=1, keepdims=True)).mean(axis=0))
+    count, first, second = re.search(r"(\d+) of the ten remain, led by (\S+) and (\S+)\.", text).groups()
+    assert (int(count), first, second) == (len({*order[:10]} & {*equal[:10]}), names[equal[0]], names[equal[1]])
+    ranks = np.corrcoef(np.argsort(np.argsort(scores, axis=1), axis=1))
+    assert float(text.rsplit(" ", 1)[1].rstrip(".")) == pytest.approx(ranks[np.triu_indices(10, 1)].mean(), abs=0.00501)
+    gates = []
+    for folder in folders:
+        gate = pd.read_csv(folder / "gate.csv")
+        gates.append((gate["imaging"] * gate["subjects"]).sum() / gate["subjects"].sum())
+    explained = text_of("explained")
+    found = re.search(r"gate: ([\d.]+) on average, ([\d.]+) to ([\d.]+) over (\d+)", explained).groups()
+    assert numbers(*found) == pytest.approx([np.mean(gates), min(gates), max(gates), 10], abs=0.00501)
+    about = [json.loads((folder / "explanation.json").read_text())["readability"] for folder in folders]
+    expected = [100 * np.mean([one[key] for one in about]) for key in ("site", "site_chance", "label", "label_chance")]
+    assert numbers(explained.split("source site of")[1]) == pytest.approx(expected, abs=0.501)
+    phenotypes = pd.concat([pd.read_csv(folder / "phenotypes.csv") for folder in folders]).groupby("phenotype")["score"].mean()
+    assert re.search(r"by score: (.*?)\.", explained)[1].split(", ") == list(phenotypes.sort_values(ascending=False).index)
+
+
+def test_repeated_trainings(predictions, records, areas):
+    studies = ("abide-paper", "abide-paper-ablation")
+    first, second = (
+        predictions[study].query("method == 'm2lgdg' and variant == ''").set_index(["target", "seed", "subject"])["proba"]
+        for study in studies
+    )
+    apart = (first - second.loc[first.index]).abs().groupby(level=["target", "seed"]).max()
+    epochs = [
+        {(one["target"], one["seed"]): one["learned"]["best_epoch"] for one in records[study, "m2lgdg", ""]}
+        for study in studies
+    ]
+    text = text_of("repeats").split("**", 2)[2]
+    same, count, low, high, median, *again = numbers(text)
+    assert (same, count) == (sum(epochs[0][key] == epochs[1][key] for key in epochs[0]), 10)
+    assert [low, high, median] == pytest.approx([apart.min(), apart.max(), apart.median()], abs=0.000501)
+    assert again == close([value for target in TARGETS for value in areas["abide-paper-ablation", "m2lgdg", "", target]])
 
 
 # Commands of the pages, and a cell once more
@@ -614,10 +669,10 @@ def test_no_command_of_a_page_writes_where_results_are_committed(page):
 def test_a_cell_can_be_repeated(abide_folder):
     from repeat import repeated
 
-    cohort = read(abide_folder)
-    if len(cohort) != 873:
-        pytest.skip(f"the committed results are of 873 subjects, M2LGDG_ABIDE has {len(cohort)}")
-    result = repeated(RESULTS / "abide", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
+    cohort = read(abide_folder, atlas="aal", max_motion=0.2)
+    if len(cohort) != 884:
+        pytest.skip(f"the committed results are of 884 subjects, M2LGDG_ABIDE has {len(cohort)}")
+    result = repeated(RESULTS / "abide-paper-linear", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
     assert result["largest_difference"] < 1e-3  # float32 series here, float16 there
     assert result["auc"] == pytest.approx(result["committed"], abs=0.005)
     assert result["auc"] > 0.8

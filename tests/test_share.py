@@ -70,7 +70,7 @@ def test_a_copy_tells_nothing_of_the_machine(ran, tmp_path, monkeypatch, capsys)
     said(monkeypatch, capsys, "report", tmp_path / "copy")
     names = {path.name for path in files if path.parent == tmp_path / "copy"}
     tables, texts = {"predictions.csv", "inclusion.csv", "failures.csv"}, {"study.json", "environment.json", "checks.json"}
-    assert names == tables | texts | {"records.jsonl", "cohort.json"}
+    assert names == tables | texts | {"records.jsonl", "cohort.json", "connectomes.safetensors"}
     for path in (tmp_path / "copy").rglob("*"):
         text = path.read_bytes().decode(errors="replace") if path.is_file() else ""
         assert not re.search(rf"{re.escape(str(ran))}|{ran.name}|/secret|Traceback", text), path

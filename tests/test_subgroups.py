@@ -53,23 +53,27 @@ def made():
 def slow_scores(cohort, proba, chosen):
     """The cells of a shown group, from the definitions."""
     who = [i for i in chosen if cohort.labels[i] >= 0]
-    areas = []
+    areas, variances = [], []
     for site in ("A", "B", "C"):
         patients = [proba[i] for i in who if cohort.sites[i] == site and cohort.labels[i] == 1]
         controls = [proba[i] for i in who if cohort.sites[i] == site and cohort.labels[i] == 0]
         if len(patients) >= 5 and len(controls) >= 5:
             wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in product(patients, controls)]
             areas.append(sum(wins) / len(wins))
+            table = np.reshape(wins, (len(patients), len(controls)))  # DeLong: variances of the row and column means
+            variances.append(table.mean(1).var(ddof=1) / len(patients) + table.mean(0).var(ddof=1) / len(controls))
+    mean, half = (np.mean(areas), 1.959964 * np.sqrt(sum(variances)) / len(areas)) if areas else (np.nan, np.nan)
     right = {k: [(proba[i] >= 0.5) == bool(k) for i in who if cohort.labels[i] == k] for k in (0, 1)}
     return {
         "subjects": str(len(who)),
         "patients": str(len(right[1])),
         "AUC": f"{100 * sum(areas) / len(areas):.1f}" if areas else "-",
+        "AUC 95 % interval": f"{100 * max(mean - half, 0):.1f} to {100 * min(mean + half, 1):.1f}" if areas else "-",
         "AUC sites": str(len(areas)),
         "SEN": f"{100 * sum(right[1]) / len(right[1]):.1f}",
         "SPE": f"{100 * sum(right[0]) / len(right[0]):.1f}",
         "ACC": f"{100 * sum(right[0] + right[1]) / len(who):.1f}",
-    }
+    }, (mean, half)
 
 
 def test_every_shown_group_is_scored_as_a_loop_does(made):
@@ -96,8 +100,19 @@ def test_every_shown_group_is_scored_as_a_loop_does(made):
         "site: 50 subjects or more": cohort.sites == "C",
     }
     assert list(shown) == list(groups)
-    for name, mask in groups.items():
-        assert shown[name] == slow_scores(cohort, proba, np.flatnonzero(mask)), name
+    slow = {name: slow_scores(cohort, proba, np.flatnonzero(mask)) for name, mask in groups.items()}
+    sizes = {name: int((np.asarray(mask) & labelled).sum()) for name, mask in groups.items() if "unknown" not in name}
+    differences = []
+    for name, (cells, (mean, half)) in slow.items():
+        kind = name.partition(":")[0]
+        reference = max((other for other in sizes if other.startswith(f"{kind}:")), key=sizes.get, default="all")
+        other, others = slow[reference][1]
+        middle, around = 100 * (mean - other), 100 * np.hypot(half, others)  # the variances of different people add up
+        text = "-" if np.isnan(middle) else f"{middle:+.1f} ({middle - around:+.1f} to {middle + around:+.1f})"
+        text = "-" if name == "all" else "reference" if name == reference else text
+        assert shown[name] == cells | {"AUC difference (95 % interval)": text}, name
+        differences.append(text)
+    assert differences.count("reference") == 5 and sum("to" in text for text in differences) >= 6
     assert shown["all"]["AUC sites"] == "3"
 
 
@@ -119,7 +134,7 @@ def test_one_small_group_takes_the_next_smallest_with_it():
     cohort = cohort_of(["A"] * 30 + ["B"] * 30, labels, sex=sex)
     shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc", hide_small=True))
     assert shown["sex: unknown"] == {"subjects": SMALL, "patients": SMALL} | dict.fromkeys(
-        ("AUC", "AUC sites", "SEN", "SPE", "ACC"), "-"
+        ("AUC", "AUC 95 % interval", "AUC sites", "SEN", "SPE", "ACC", "AUC difference (95 % interval)"), "-"
     )
     assert shown["sex: female"]["subjects"] == WITHHELD
     assert shown["sex: male"]["subjects"] == "31"
@@ -129,10 +144,10 @@ def test_one_small_group_takes_the_next_smallest_with_it():
 def test_a_handful_of_subjects_has_no_table_and_no_group():
     cohort = cohort_of(["A"] * 9, [0, 1] * 4 + [1], sex=[1.0] * 5 + [2.0] * 4)
     table = subgroup_table(predicted(cohort, [0.5] * 9), cohort, "fc", hide_small=True)
-    assert table.rows == [["all", SMALL, SMALL, "-", "-", "-", "-", "-"]]
+    assert table.rows == [["all", SMALL, SMALL, *["-"] * 7]]
     cohort = cohort_of(["A"] * 11, [0, 1] * 5 + [1], sex=[1.0] * 10 + [2.0])
     table = subgroup_table(predicted(cohort, [0.5] * 11), cohort, "fc", hide_small=True)
-    assert table.rows[1:] == [["sex: all groups", WITHHELD, WITHHELD, "-", "-", "-", "-", "-"]]
+    assert table.rows[1:] == [["sex: all groups", WITHHELD, WITHHELD, *["-"] * 7]]
 
 
 def test_what_does_not_fit_is_an_error(made):

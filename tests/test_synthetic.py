@@ -1,11 +1,13 @@
 """The synthetic cohort: sizes, determinism, and that what is said to be planted is there and nothing else is."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from m2lgdg import InputError, make_cohort
+from m2lgdg.data.atlases import regions
+from m2lgdg.data.check import check_cohort
+from m2lgdg.data.duplicates import find_duplicates, without_duplicates
 from m2lgdg.data.synthetic import PRESETS
 
 
@@ -55,17 +57,65 @@ def test_demo_has_the_aal_regions_and_differing_sites():
     assert set(demo.tr.tolist()) <= {1.5, 2.0, 2.5, 3.0}
 
 
-def test_the_cohort_of_the_demo_is_neither_trivial_nor_hopeless():
+@pytest.fixture(scope="module")
+def mild():
+    return make_cohort("mild")
+
+
+def test_the_cohort_of_the_demo_is_as_hard_as_real_ones(mild):
     from m2lgdg import evaluate, leave_one_site_out, make
 
-    mild, demo = PRESETS["mild"], PRESETS["demo"]
-    assert replace(mild, roi_effect=3.0, edge_effect=1.0) == demo
-    auc = []
-    for fold in leave_one_site_out(make_cohort("mild")):
-        proba = make("fc-logistic").fit(fold.source).predict_proba(fold.target)[:, 1]
-        auc.append(evaluate(fold.target.labels, proba)["AUC"])
-    assert 0.70 < np.mean(auc) < 0.90
-    assert max(auc) - min(auc) > 0.1
+    cohort = without_duplicates(mild)
+    areas = {name: [] for name in ("fc-logistic", "connectome-adaptive")}
+    for fold in leave_one_site_out(cohort):
+        for name, area in areas.items():
+            proba = make(name).fit(fold.source).predict_proba(fold.target)[:, 1]
+            area.append(evaluate(fold.target.labels, proba)["AUC"])
+    assert 0.7 < np.mean(areas["fc-logistic"]) < 0.8
+    assert 0.8 < np.mean(areas["connectome-adaptive"]) < 0.9
+    assert all(max(area) - min(area) > 0.1 for area in areas.values())
+
+
+def test_the_cohort_of_the_demo_has_flaws_that_a_check_reports(mild):
+    (pair,) = find_duplicates(mild)
+    assert [mild.subjects[i] for i in (pair.first, pair.second)] == ["Aarhus-0001", "Bergen-0061"]
+    np.testing.assert_allclose(mild.series[pair.second], 1.3 * mild.series[pair.first], rtol=1e-6)
+    motion = mild.phenotypes["mean_fd"]
+    medians = motion.groupby(mild.sites).median()
+    assert medians.idxmax() == "Delft" and medians["Delft"] > 0.3 > 2 * medians.drop("Delft").max()
+    result = check_cohort(mild)
+    assert {finding.kind for finding in result.findings if finding.level == "finding"} == {"duplicate", "TR", "motion"}
+    assert result.sites.set_index("site")["motion"].to_dict() == {site: f"{value:.2f}" for site, value in medians.items()}
+    (restless,) = [finding.text for finding in result.findings if finding.kind == "motion" and finding.level == "finding"]
+    others = np.median(motion[mild.sites != "Delft"])
+    assert restless.startswith("Delft") and f"{medians['Delft']:.2f} mm, {others:.2f} at" in restless
+    areas = [roc_auc_score(mild.labels[mild.sites == site], motion[mild.sites == site]) for site in medians.index]
+    (separates,) = [finding.text for finding in result.findings if finding.kind == "motion" and finding.level == "note"]
+    assert f"AUC of {100 * np.mean(areas):.0f} %" in separates
+
+
+def test_jumps_of_a_restless_head_are_common_to_all_rois(mild):
+    """The largest changes from one volume to the next concern the whole brain in restless subjects only."""
+    largest = {"Delft": [], "Cork": []}
+    for site, series in zip(mild.sites, mild.series, strict=True):
+        if site in largest:
+            change = np.abs(np.diff(series, axis=0)) / series.std(axis=0)  # (time, roi)
+            largest[site].append(change.mean(axis=1).max())
+    assert np.median(largest["Delft"]) > 1.5 * np.median(largest["Cork"])
+
+
+def test_a_further_atlas_is_of_the_same_scans(mild):
+    """Each of its ROIs follows the nearest ROI of the first atlas more than a distant one."""
+    given, further = regions("aal"), regions("ho")
+    points = [table[["x", "y", "z"]].to_numpy(dtype=float) for table in (further, given)]
+    distance = np.linalg.norm(points[0][:, None] - points[1], axis=2)
+    second = mild.parcellations["ho"]
+    assert second.rois == tuple(further["name"])
+    both = np.corrcoef(second.series[4].T, mild.series[4].T)[: len(further), len(further) :]  # (further roi, roi)
+    rows = np.arange(len(further))
+    assert np.median(both[rows, distance.argmin(axis=1)]) > 0.7 > 0.3 > np.median(both[rows, distance.argmax(axis=1)])
+    with pytest.raises(InputError, match="synthetic and ho"):
+        make_cohort("tiny", further_atlas="ho")
 
 
 def test_planted_edges_and_rois_differ_and_others_do_not(strong):

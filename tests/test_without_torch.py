@@ -158,7 +158,7 @@ def test_a_network_is_one_sentence(m2lgdg, work, words, what):
     assert not (work / "network").exists() and not (work / "networks").exists()
 
 
-@pytest.mark.parametrize("study", ["abide.toml", "rest-meta-mdd.toml"])
+@pytest.mark.parametrize("study", ["abide-all-sites.toml", "rest-meta-mdd.toml"])
 def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work, study):
     """Only the methods that are run need to be usable here."""
     (work / study).write_text((Path(__file__).parents[1] / "studies" / study).read_text())
@@ -196,10 +196,10 @@ def test_a_saved_network_is_one_sentence(m2lgdg, work, tiny):
 
 def test_tables_and_report_of_networks(m2lgdg, work):
     """Results that were computed elsewhere can be read."""
-    results = Path(__file__).parents[1] / "results" / "abide-plus-small"
+    results = Path(__file__).parents[1] / "results" / "abide-paper-connectome"
     code, out, err = m2lgdg("table", results)
-    assert code == 0 and "m2lgdg-plus" in out, err
-    code, _, err = m2lgdg("report", results, "--share", "--out", "plus-report")
+    assert code == 0 and "m2lgdg-connectome" in out, err
+    code, _, err = m2lgdg("report", results, "--share", "--out", "network-report")
     assert code == 0, err
 
 

@@ -11,6 +11,8 @@ methods     which classifier: one file an idea
 fast        the same networks in less time
 model       can I trust it at a new site: model folder, out-of-distribution scores, calibration
 study       does it work at a site never seen: study files, runner, statistics, audit
+sklearn_bridge
+            scikit-learn in both directions: our methods as estimators, and estimators as methods
 explain     which ROIs, edges and phenotypes decide
 report      tables, figures, the page, the model card
 deploy      ONNX, calibration to a site, the local page for one subject
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.report.page import write_report as write_report
     from m2lgdg.report.text import table as table
+    from m2lgdg.sklearn_bridge.estimator import as_estimator as as_estimator
+    from m2lgdg.sklearn_bridge.from_sklearn import from_sklearn as from_sklearn
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
     from m2lgdg.storage import InputError as InputError
     from m2lgdg.study.runner import run_study as run_study
@@ -47,8 +51,10 @@ _HOMES = {
     "InputError": "storage",
     "METHODS": "registry",
     "Method": "method",
+    "as_estimator": "sklearn_bridge.estimator",
     "check_cohort": "data.check",
     "evaluate": "metrics",
+    "from_sklearn": "sklearn_bridge.from_sklearn",
     "leave_one_site_out": "splits",
     "make": "method",
     "make_cohort": "data.synthetic",

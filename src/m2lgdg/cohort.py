@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
+from m2lgdg.notebook.arrays import ArrayAccess
+from m2lgdg.storage import InputError, one_line, pack, read_tensors, series_tensors, stored_series, unpack, write_tensors
 
 FORMAT = "m2lgdg-cohort-1"
 FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas in a cohort file, numbered from 0
@@ -90,9 +91,33 @@ class Parcellation:
 
 
 @dataclass(frozen=True, eq=False)
-class Cohort:
+class Cohort(ArrayAccess):
     """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
 
+    `from_arrays` makes one with fewer words, `m2lgdg.read` from files.
+
+    Parameters
+    ----------
+    series : sequence of arrays of shape (time, ROI)
+    subjects, sites : sequences of str
+    labels : array of int
+    rois : sequence of str
+    phenotypes : DataFrame, optional
+    inputs : sequence of str, optional
+    tr : float or array, optional
+    atlas, name : str, optional
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> cohort = m2lgdg.make_cohort("tiny")
+    >>> cohort
+    Cohort tiny: 52 subjects (28 patients, 24 controls) of 4 sites, 12 ROIs (synthetic)
+    >>> len(cohort), cohort.site_names, cohort.series[0].shape
+    (52, ['east', 'north', 'south', 'west'], (89, 12))
+
+    Notes
+    -----
     `phenotypes` holds every column of the release, indexed by subject: numbers with NaN where missing, or text with "".
     `inputs` names the columns that a method may use. `tr` is the repetition time in seconds, NaN where unknown.
     `excluded` and `notes` record how the cohort was made. `truth` holds the planted effects of a synthetic cohort.
@@ -263,7 +288,25 @@ class Cohort:
         sites: Iterable[str] | None = None,
         subjects: Iterable[str] | None = None,
     ) -> Cohort:
-        """Select the subjects that meet every given condition: a mask or positions, site names, subject names."""
+        """Select the subjects that meet every given condition.
+
+        Parameters
+        ----------
+        which : array of bool or int, optional
+            A mask, or positions.
+        sites, subjects : str or sequence of str, optional
+            Names of sites, of subjects.
+
+        Returns
+        -------
+        Cohort
+
+        Examples
+        --------
+        >>> import m2lgdg
+        >>> m2lgdg.make_cohort("tiny").select(sites=["east"])
+        Cohort tiny: 10 subjects (6 patients, 4 controls) of 1 sites, 12 ROIs (synthetic)
+        """
         keep = np.arange(len(self))
         if which is not None:
             keep = keep[np.asarray(which)]
@@ -359,12 +402,12 @@ class Cohort:
         content = self
         if dtype == "float16":
             with np.errstate(over="ignore", invalid="ignore"):
-                content = self._each_series(lambda one: _unpack(*_pack(one)))
+                content = self._each_series(lambda one: unpack(*pack(one)))
             self._check_range(content)
-        tensors |= _series_tensors("", self.series, len(self.rois), dtype)
+        tensors |= series_tensors("", self.series, len(self.rois), dtype)
         for i, each in enumerate(self.parcellations.values()):
             present = [one for one in each.series if one is not None]
-            tensors |= _series_tensors(FURTHER.format(i), present, len(each.rois), dtype)
+            tensors |= series_tensors(FURTHER.format(i), present, len(each.rois), dtype)
         header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header())}
         return write_tensors(path, tensors, header)
 
@@ -422,7 +465,7 @@ class Cohort:
             for name, values in head["phenotypes"].items()
         }
         cohort = cls(
-            series=_stored_series("", tensors, tensors["lengths"]),
+            series=stored_series("", tensors, tensors["lengths"]),
             subjects=head["subjects"],
             sites=head["sites"],
             labels=tensors["labels"],
@@ -502,30 +545,6 @@ def _check_series(
             raise InputError(f"{where}: subject {subject}: {defect}.")
 
 
-def _series_tensors(
-    prefix: str, series: Sequence[npt.NDArray[np.float32]], rois: int, dtype: str
-) -> dict[str, npt.NDArray[Any]]:
-    """Tensors of a cohort file with the series of one atlas, one after the other."""
-    if prefix and not series:  # no subject of a selection has this atlas
-        return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
-    if dtype == "float32":
-        return {f"{prefix}series": np.concatenate(series)}
-    with np.errstate(over="ignore", invalid="ignore"):
-        parts = zip(*(_pack(one) for one in series), strict=True)
-    half, offset, scale = parts
-    return {f"{prefix}series": np.concatenate(half), f"{prefix}offset": np.stack(offset), f"{prefix}scale": np.stack(scale)}
-
-
-def _stored_series(
-    prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.float32]]:
-    parts = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
-    if f"{prefix}scale" in tensors:
-        packed = zip(parts, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)
-        parts = [_unpack(*each) for each in packed]
-    return parts
-
-
 def _stored_parcellations(
     entries: Sequence[Mapping[str, Any]], tensors: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, Parcellation]:
@@ -539,28 +558,10 @@ def _stored_parcellations(
         stored = lengths[[position not in lacking for position in range(len(lengths))]]
         if int(stored.sum()) != len(tensors[f"{FURTHER.format(i)}series"]):
             raise ValueError(f"the series of atlas {name} do not have the volumes of its subjects")
-        parts = iter(_stored_series(FURTHER.format(i), tensors, stored))
+        parts = iter(stored_series(FURTHER.format(i), tensors, stored))
         series = [None if position in lacking else next(parts) for position in range(len(lengths))]
         parcellations[name] = Parcellation(entry["rois"], series)
     return parcellations
-
-
-def _pack(
-    series: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    offset = series.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
-    flat = np.ptp(series, axis=0) == 0
-    offset[flat] = series[0, flat]
-    centred = series - offset
-    scale = np.abs(centred).max(axis=0)
-    scale[scale == 0] = 1
-    return (centred / scale).astype(np.float16), offset, scale
-
-
-def _unpack(
-    half: npt.NDArray[np.float16], offset: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    return half.astype(np.float32) * scale + offset
 
 
 def _read_only(series: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

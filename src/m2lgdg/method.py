@@ -41,6 +41,7 @@ from m2lgdg.model.over_atlases import (
     split_parts,
 )
 from m2lgdg.model.site_level import SiteLevel, shift_of_share, source_share, stored_level
+from m2lgdg.notebook.html import method_html
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, file_hash, one_line, read_tensors, write_tensors, write_text
 
@@ -95,9 +96,36 @@ class Method:
     ) -> Self:
         """Fit on source subjects, which must all have a label. Nothing else can reach the fitted method.
 
-        `source_distribution` also fits the statistics behind out-of-distribution scores (seconds; studies do not need it).
-        `new_site_calibration` also refits the method without each source site, or without each of `calibration_folds` groups
-        of sites, to calibrate its probabilities for an unseen site. `predict_proba` and `threshold` then use this calibration.
+        Parameters
+        ----------
+        source : Cohort
+            Labelled subjects of one or several sites.
+        seed : int
+            Seed of the random numbers.
+        device : str
+            "cpu", "cuda", "mps" or "auto"; linear methods use the CPU.
+        progress : callable, optional
+            Called with the epoch, the number of epochs and, for networks, the losses by name.
+        source_distribution : bool
+            Also fit the statistics behind out-of-distribution scores (seconds; studies do not need it).
+        new_site_calibration : bool
+            Also refit the method without each source site, to calibrate its probabilities for an unseen site.
+            `predict_proba` and `threshold` then use this calibration.
+        calibration_folds : int, optional
+            Refit without each of this many groups of sites instead, which is faster.
+
+        Returns
+        -------
+        Method
+            The method itself, fitted.
+
+        Examples
+        --------
+        >>> import m2lgdg
+        >>> fold = next(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny")))
+        >>> fitted = m2lgdg.make("fc-logistic").fit(fold.source)
+        >>> fitted.predict_proba(fold.target).shape
+        (10, 2)
         """
         labels = set(source.labels.tolist())
         if labels != {0, 1}:
@@ -179,7 +207,18 @@ class Method:
                     raise InputError(f"{where}: {number} is too large; it must be below {below:g}.")
 
     def predict_proba(self, target: Cohort) -> npt.NDArray[np.float64]:
-        """(subject, class) probabilities; column 1 is the patient class. Labels, sites and ids of the target are not used."""
+        """Probability of each class. Labels, sites and ids of the target are not used.
+
+        Parameters
+        ----------
+        target : Cohort
+            Subjects with the ROIs of source.
+
+        Returns
+        -------
+        ndarray of shape (subject, 2)
+            Column 1 is the patient class.
+        """
         self._check_fitted()
         masked = target if self.parts_ else self.visible(target)
         if not len(target):
@@ -313,6 +352,9 @@ class Method:
         """(subject,) probability of the positive class, with other subjects of the site, for a class that `sees_batch`."""
         raise NotImplementedError(f"{type(self).__name__} must implement score_adapted, or leave sees_batch as it is")
 
+    def complete_state(self) -> None:
+        """Add to `state_` what is costly to write, before it is saved or compared; most methods have nothing of the kind."""
+
     def _check_fitted(self) -> None:
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet.")
@@ -336,12 +378,36 @@ class Method:
         """Hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    def _repr_html_(self) -> str:
+        """Fields and source sites, for notebooks."""
+        return method_html(self.name, type(self).__doc__ or "", self.fields(), getattr(self, "facts_", None))
+
     def save(self, folder: str | Path) -> Path:
-        """Write a model folder: weights, method.json and, if fitted, source distribution and new-site calibration."""
+        """Write a model folder: weights, method.json and, if fitted, source distribution and new-site calibration.
+
+        Parameters
+        ----------
+        folder : str or Path
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import m2lgdg
+        >>> cohort = m2lgdg.make_cohort("tiny")
+        >>> folder = m2lgdg.make("fc-logistic").fit(cohort).save(tempfile.mkdtemp())
+        >>> m2lgdg.Method.load(folder).name
+        'fc-logistic'
+        """
         from m2lgdg import __version__
 
         if not hasattr(self, "state_"):
             raise InputError(f"method {self.name} is not fitted yet; there is nothing to save.")
+        self.complete_state()
         folder = Path(folder)
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -363,13 +429,23 @@ class Method:
 
     @classmethod
     def load(cls, folder: str | Path) -> Method:
-        """Load a fitted method from a model folder; no code in the folder is run."""
+        """Load a fitted method from a model folder; no code in the folder is run.
+
+        Parameters
+        ----------
+        folder : str or Path
+
+        Returns
+        -------
+        Method
+        """
         folder = Path(folder)
         path = folder / "method.json"
         if not os.path.lexists(path):
             raise InputError(f"{folder} is not a model folder (no method.json).")
         try:
             about, hashes = read_about(folder)
+            METHODS.define_estimator(about["method"], about["fields"], run=False)
             if about["method"] not in load_methods():
                 name = about["method"][:100]
                 raise InputError(f"{path}: method {name} is not known; pass the file that defines it with --plugin.")
@@ -406,7 +482,28 @@ def method(name: str, role: Role = "") -> Callable[[T], T]:
 
 
 def make(name: str, **fields: Any) -> Method:
-    """Create a method by its registered name, with some fields changed; unknown names and invalid values are refused."""
+    """Create a method by its registered name, with some fields changed; unknown names and invalid values are refused.
+
+    Parameters
+    ----------
+    name : str
+        A name in `m2lgdg.METHODS`; `m2lgdg methods` lists them.
+    **fields
+        Fields (hyper-parameters) that differ from their defaults.
+
+    Returns
+    -------
+    Method
+        Not fitted.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> m2lgdg.make("fc-svm", site_folds=3).fields()["site_folds"]
+    3
+    """
+    if name not in METHODS:
+        METHODS.define_estimator(name, fields)
     cls = find(name)
     created = cls(**checked_fields(cls, fields))
     created.check()
@@ -466,6 +563,8 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, part) for part in parts)
     if origin is Literal:
         return value in parts
+    if origin is dict:
+        return isinstance(value, dict)
     if origin is tuple:
         inside = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))

@@ -28,7 +28,29 @@ ECE_BINS, ECE_LEAST = 5, 50  # with fewer than ten subjects per bin the error is
 def evaluate(
     labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD, metrics: Sequence[str] = METRICS
 ) -> dict[str, float]:
-    """METRICS from labels (1 patient, 0 control) and patient probabilities; unknown labels are left out."""
+    """Scores of one site's predictions; undefined ones are NaN.
+
+    Parameters
+    ----------
+    labels : array of int
+        1 patient, 0 control; subjects with an unknown label (-1) are left out.
+    proba : array of float
+        Probability of the patient class.
+    threshold : float
+        Probability from which a subject is classified as patient.
+    metrics : sequence of str
+        Some of `METRICS`.
+
+    Returns
+    -------
+    dict of str to float
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> m2lgdg.evaluate([0, 0, 1, 1], [0.1, 0.6, 0.4, 0.9], metrics=("ACC", "AUC"))
+    {'ACC': 0.5, 'AUC': 0.75}
+    """
     y, p = _known(labels, proba)
     positive = p >= threshold
     hits, misses = int((positive & (y == 1)).sum()), int((~positive & (y == 1)).sum())

@@ -130,6 +130,30 @@ class Registry(MutableMapping[str, "type[Method]"]):
         plugin = self._plugins.get(self._loaded[name].__module__) if name in self._loaded else None
         return plugin.path if plugin else None
 
+    def plugin_module(self, stem: str) -> str | None:
+        """Module of the plugin whose file has this name without .py, as it was loaded last; None if there is none."""
+        modules = [plugin.module for plugin in self._current.values() if Path(plugin.path).stem == stem]
+        running = [name for name in self._wanted if name in self._plugins and Path(self._plugins[name].path).stem == stem]
+        return next(iter((*running[::-1], *modules[::-1])), None)
+
+    def plugin_stem(self, module: str) -> str | None:
+        """Name of the file of a plugin, without .py, by its module; None for any other module."""
+        return Path(self._plugins[module].path).stem if module in self._plugins else None
+
+    def define_estimator(self, name: str, fields: Mapping[str, Any], *, run: bool = True) -> None:
+        """Register a method that its field `estimator` defines (`sklearn_bridge`); without it, or if it is known, do nothing.
+
+        With `run`, the estimator is made once, to see whether its seed matters. A model folder is read without.
+        """
+        if "estimator" not in fields:
+            return
+        from m2lgdg.sklearn_bridge.from_sklearn import define, define_from_study
+
+        if run:
+            define_from_study(name, fields)
+        elif name not in self:
+            self[name] = define(name, {})
+
     def plugin_hash(self, path: str | Path) -> str:
         """SHA-256 of a plugin as it was loaded last, or of the file if this process has not loaded it."""
         plugin = self._current.get(os.path.realpath(path))

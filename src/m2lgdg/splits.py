@@ -27,7 +27,26 @@ class Fold(NamedTuple):
 
 
 def leave_one_site_out(cohort: Cohort, targets: Iterable[str] | None = None) -> Iterator[Fold]:
-    """One fold for each target site (all sites by default). Subjects without a label are never in source."""
+    """One fold for each target site. Subjects without a label are never in source.
+
+    Parameters
+    ----------
+    cohort : Cohort
+        With at least two sites and both classes.
+    targets : iterable of str, optional
+        Sites to hold out; all by default.
+
+    Yields
+    ------
+    Fold
+        `site`, `source` and `target`.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> [(fold.site, len(fold.source), len(fold.target)) for fold in m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny"))]
+    [('east', 42, 10), ('north', 36, 16), ('south', 38, 14), ('west', 40, 12)]
+    """
     names = cohort.site_names
     if len(names) < 2:
         raise InputError(f"cohort {cohort.name} has only one site, {names[0]}; leave-one-site-out needs at least two.")

@@ -17,7 +17,7 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ except ImportError:  # Windows: files are written without locks, and nothing is 
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # commands that only print a sentence do not wait for numpy
+    import numpy as np
     import numpy.typing as npt
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
@@ -44,8 +45,9 @@ EXTRAS = {  # optional parts of the package -> libraries that they bring, by the
     "onnx": ("torch", "onnx", "onnxruntime", "onnxscript"),
     "serve": ("starlette", "uvicorn", "python_multipart"),
     "cluster": ("dask", "distributed", "dask_jobqueue"),
+    "skops": ("skops",),
     "federated": ("cryptography",),
-    "flower": ("cryptography", "flwr"),
+    "flower": ("flwr",),
 }
 
 
@@ -290,6 +292,59 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str,
     except (OSError, SafetensorError, ValueError, KeyError, struct.error) as error:
         raise InputError(f"{path} is damaged or not an {kind} file ({one_line(error)}).") from None
     raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
+
+
+def series_tensors(
+    prefix: str, series: Sequence[npt.NDArray[np.float32]], rois: int, dtype: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Tensors of a cohort file with the series of one atlas, one after the other."""
+    import numpy as np
+
+    if prefix and not series:  # no subject of a selection has this atlas
+        return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
+    if dtype == "float32":
+        return {f"{prefix}series": np.concatenate(series)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = zip(*(pack(one) for one in series), strict=True)
+    half, offset, scale = parts
+    return {f"{prefix}series": np.concatenate(half), f"{prefix}offset": np.stack(offset), f"{prefix}scale": np.stack(scale)}
+
+
+def stored_series(
+    prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.float32]]:
+    """Series of one atlas of a cohort file; `lengths` are those of its subjects."""
+    import numpy as np
+
+    parts = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
+    if f"{prefix}scale" in tensors:
+        packed = zip(parts, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)
+        parts = [unpack(*each) for each in packed]
+    return parts
+
+
+def pack(
+    series: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """A (time, roi) series as float16, with the offset and scale of each ROI."""
+    import numpy as np
+
+    offset = series.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
+    flat = np.ptp(series, axis=0) == 0
+    offset[flat] = series[0, flat]
+    centred = series - offset
+    scale = np.abs(centred).max(axis=0)
+    scale[scale == 0] = 1
+    return (centred / scale).astype(np.float16), offset, scale
+
+
+def unpack(
+    half: npt.NDArray[np.float16], offset: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """The series that was packed, up to rounding."""
+    import numpy as np
+
+    return half.astype(np.float32) * scale + offset
 
 
 def file_hash(path: str | Path, most: int) -> str:

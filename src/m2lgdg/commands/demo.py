@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, suggestions, terminal
+from m2lgdg.commands import options, reading, suggestions, terminal
 from m2lgdg.commands.check import show_check, write_check
 from m2lgdg.commands.run import watched
 from m2lgdg.commands.table import print_changes
@@ -19,19 +19,25 @@ seeds = [0]
 methods = [{methods}]
 explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
 """
-NETWORK = """
+NETWORKS = """
+[method.m2lgdg-connectome]
+variant = "small"    # small enough for a laptop
+epochs = 8           # fewer epochs and members than `small` has, so that the demo ends sooner
+members = 1
+
 [method.m2lgdg]
-variant = "small"    # small enough for a laptop; without this line, the size of the paper, which needs a GPU
-epochs = 8           # fewer epochs and time points than `small` has, so that the demo ends sooner
+variant = "small"    # without this line, the size of the paper, which needs a GPU
+epochs = 8           # fewer epochs and time points than `small` has
 length = 25
 """
 
 
-def demo_study(cohort: str, *, network: bool) -> str:
-    """Study file of the demo; a network is among its methods if PyTorch is installed."""
-    methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive", *(["m2lgdg"] if network else [])]
+def demo_study(cohort: str, *, networks: bool) -> str:
+    """Study file of the demo; networks are among its methods if PyTorch is installed."""
+    methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
+    methods += ["m2lgdg-connectome", "m2lgdg"] * networks
     listed = ", ".join(f'"{name}"' for name in methods)
-    return DEMO_STUDY.format(cohort=cohort, methods=listed) + (NETWORK if network else "")
+    return DEMO_STUDY.format(cohort=cohort, methods=listed) + NETWORKS * networks
 
 
 @terminal.command()
@@ -54,21 +60,25 @@ def demo(
     with terminal.progress("making and checking the cohort"):
         cohort = make_cohort(preset, seed=seed)
         result = check_cohort(cohort)
-    path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     write_check(result, to / "check")
     terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)
     show_check(result)
+    if any(finding.kind.startswith("duplicate") for finding in result.findings):
+        terminal.out.print()
+        cohort = reading.drop_duplicates(cohort)
+        result = check_cohort(cohort)
+    path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     assert cohort.truth is not None
     terminal.out.print(
         f"\nEffect planted in patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
     )
-    network = not missing_libraries("networks")
-    if not network:
+    networks = not missing_libraries("networks")
+    if not networks:
         command = install_command("networks")
         terminal.out.print(
             f"PyTorch is not installed, so only linear methods run; for networks: {command}\n", markup=False, soft_wrap=True
         )
-    study = write_text(to / "study.toml", demo_study(path.name, network=network))
+    study = write_text(to / "study.toml", demo_study(path.name, networks=networks))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
     predictions = read_predictions(to / "results")

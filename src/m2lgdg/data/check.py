@@ -19,12 +19,14 @@ from m2lgdg.cohort import LEVELS, Cohort, Finding, Level, general_reason, is_pro
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import Pair, find_duplicates
 from m2lgdg.data.readers.confounds import REMOVED, SCRUBBED
-from m2lgdg.data.readers.motion import TOO_LARGE
+from m2lgdg.data.readers.motion import TOO_LARGE, usual_column
 from m2lgdg.data.readers.several import UNUSABLE
 from m2lgdg.data.readers.tables import IMPLAUSIBLE, OLDEST, SLOWEST
 from m2lgdg.metrics import auc
+from m2lgdg.notebook.html import shown_table
 
 SHORT = 100  # volumes
+RESTLESS = 0.3  # mm, median head motion of a site
 TINY = 10  # subjects at a site
 BAD = "bad files"
 MANY_FLAT = 0.1  # fraction of a subject's ROIs
@@ -55,9 +57,35 @@ class Check:
         levels = {finding.level for finding in self.findings}
         return 2 if "unusable" in levels else 1 if "finding" in levels else 0
 
+    def _repr_html_(self) -> str:
+        """Findings and the table by site, for notebooks."""
+        words = ("usable", "usable, with findings", "unusable")[self.exit_code]
+        findings = shown_table(f"Check: {words}", ("level", "finding"), [(one.level, one.text) for one in self.findings])
+        rows = self.sites.itertuples(index=False)
+        return findings + shown_table("Sites", [str(name) for name in self.sites.columns], rows)
+
 
 def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
-    """Run all checks; with `new_site`, for a cohort that is only to be predicted, without those that concern training."""
+    """Check a cohort for what makes it unusable or needs attention before a study.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    new_site : bool
+        Whether the cohort is only to be predicted: checks that concern training are then left out.
+
+    Returns
+    -------
+    Check
+        `sites` (a table by site), `findings`, `inclusion` (a table by subject) and `exit_code`.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> check = m2lgdg.check_cohort(m2lgdg.make_cohort("tiny"))
+    >>> check.findings[0].text
+    'east: 10 of 10 scans have fewer than 100 volumes (89).'
+    """
     parts: list[Part] = [(part, _flat_rois(part)) for part in map(cohort.parcellation, cohort.atlases) if len(part)]
     checks = {
         "leave-one-site-out": _protocol(cohort),
@@ -70,6 +98,7 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         "short scan": _short(cohort),
         "axes": _by_atlas(cohort, parts, lambda part, _: _swapped(part)),
         "TR": _repetition_times(cohort),
+        "motion": _motion(cohort),
         "units": _by_atlas(cohort, parts, _units),
         "value": _implausible(cohort),
         "missing": _missing(cohort),
@@ -173,6 +202,7 @@ def _site_table(cohort: Cohort, parts: Iterable[Part]) -> pd.DataFrame:
     flat = np.isin(cohort.subjects, sorted(with_flat))
     lengths = cohort.lengths
     missing = cohort.phenotypes[list(cohort.inputs)].isna().any(axis=1).to_numpy()
+    motion = _head_motion(cohort)
     rows = []
     for site in cohort.site_names:
         here = cohort.sites == site
@@ -186,7 +216,8 @@ def _site_table(cohort: Cohort, parts: Iterable[Part]) -> pd.DataFrame:
                 "volumes": _span(lengths[here].tolist()),
                 "TR": _span([value for value in trs if not np.isnan(value)]) or "?",
                 "with flat ROIs": int(flat[here].sum()),
-                "missing phenotypes": int(missing[here].sum()),
+                "missing inputs": int(missing[here].sum()),
+                **({} if motion is None else {"motion": _median(motion[here])}),
             }
         )
     return pd.DataFrame(rows)
@@ -202,6 +233,11 @@ def _span(values: list[float]) -> str:
         return ""
     low, high = min(values), max(values)
     return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+
+
+def _median(values: npt.NDArray[np.float64]) -> str:
+    values = values[np.isfinite(values)]
+    return f"{np.median(values):.2f}" if len(values) else "?"
 
 
 def _inclusion(cohort: Cohort, findings: list[Finding]) -> pd.DataFrame:
@@ -325,6 +361,37 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
             f"{site}: {here.sum()} of {total} scans have fewer than {SHORT} volumes ({_span(cohort.lengths[here].tolist())})."
         )
         yield Finding("finding", text, tuple(cohort.subjects[here].tolist()))
+
+
+def _head_motion(cohort: Cohort) -> npt.NDArray[np.float64] | None:
+    """(subject,) mean head motion, NaN where it is not known; None if the cohort has no such column."""
+    column = usual_column(cohort)
+    if column is None or cohort.phenotypes[column].dtype != np.float64:
+        return None
+    values = cohort.phenotypes[column].to_numpy()
+    return np.where(values >= 0, values, np.nan)
+
+
+def _motion(cohort: Cohort) -> Iterator[Finding]:
+    """Sites at which half of the heads move much, and how well motion alone separates patients from controls inside sites."""
+    values = _head_motion(cohort)
+    if values is None:
+        return
+    known = np.isfinite(values)
+    for site in cohort.site_names:
+        here = values[known & (cohort.sites == site)]
+        if len(here) and np.median(here) >= RESTLESS:
+            elsewhere = values[known & (cohort.sites != site)]
+            others = f", {np.median(elsewhere):.2f} at the other sites" if len(elsewhere) else ""
+            text = f"{site}: heads move much (median {np.median(here):.2f} mm{others}); --max-motion leaves out who moves most."
+            yield Finding("finding", text)
+    parts = [known & (cohort.labels >= 0) & (cohort.sites == site) for site in cohort.site_names]
+    areas = [auc(cohort.labels[part], values[part]) for part in parts if len(set(cohort.labels[part].tolist())) == 2]
+    if areas:
+        text = (
+            f"Head motion alone separates patients from controls with a mean AUC of {100 * np.mean(areas):.0f} % inside sites."
+        )
+        yield Finding("note", text)
 
 
 def _swapped(cohort: Cohort) -> Iterator[Finding]:

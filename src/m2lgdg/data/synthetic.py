@@ -7,13 +7,13 @@ are recorded in `Cohort.truth`.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, Parcellation
 from m2lgdg.data.atlases import regions
 from m2lgdg.storage import InputError
 
@@ -38,6 +38,9 @@ class Recipe:
     site_effect: float = 0.5  # variation between sites in connectivity, amplitude and spectrum
     subject_effect: float = 0.5  # the same between subjects
     missing: float = 0.03  # probability that age or education is missing
+    further_atlas: str = ""  # an atlas in which the same scans are given as well
+    restless_site: str = ""  # a site whose subjects move; with it, every subject has a mean framewise displacement
+    duplicates: int = 0  # scans of the first site that are in the cohort again, as other subjects of the second site
 
 
 REST_SITES = {  # the paper's 22 sites; its targets have their real size, the other sites hold the rest of 2,269 subjects
@@ -73,18 +76,42 @@ PRESETS = {
         roi_effect=3.0,
         edge_effect=1.0,
     ),
-    "mild": Recipe(  # of the demo: linear methods reach an AUC of 70 to 90 in percent, and sites differ
+    "mild": Recipe(  # of the demo: as hard as real cohorts, and with flaws that `check` should report
         sizes={"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35},
-        n_disease_rois=48,
-        roi_effect=0.7,
-        edge_effect=0.65,
+        n_disease_rois=12,
+        n_disease_edges=80,
+        roi_effect=0.3,
+        edge_effect=0.5,
+        phenotype_effect=0.4,
+        further_atlas="ho",
+        restless_site="Delft",
+        duplicates=1,
     ),
     "rest-meta-mdd": Recipe(sizes=REST_SITES, patient_share=(0.44, 0.63), lengths=(140, 240), trs=(2.0, 2.5, 3.0)),
 }
 
 
 def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any) -> Cohort:
-    """Make a synthetic cohort from a preset (tiny, mild, demo, rest-meta-mdd) or recipe, with any recipe field changed."""
+    """Make a synthetic cohort with planted effects, which are in its attribute `truth`.
+
+    Parameters
+    ----------
+    preset : {"tiny", "mild", "demo", "rest-meta-mdd"} or Recipe
+    seed : int
+        Seed of the random numbers.
+    **changes
+        Fields of `Recipe` that differ from those of the preset, such as `sizes`, `n_rois` or `edge_effect`.
+
+    Returns
+    -------
+    Cohort
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> m2lgdg.make_cohort("tiny", sizes={"Oslo": 6, "Rome": 8}, seed=1)
+    Cohort tiny: 14 subjects (7 patients, 7 controls) of 2 sites, 12 ROIs (synthetic)
+    """
     recipe = _recipe(preset, changes)
     world, *subject_seeds = np.random.SeedSequence(seed).spawn(1 + sum(recipe.sizes.values()))
     rng = np.random.default_rng(world)
@@ -92,7 +119,7 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
     truth = _Truth(recipe, rng)
     protocols = {site: _Protocol(recipe, rng) for site in recipe.sizes}
 
-    subjects, sites, labels, series, rows, tr = [], [], [], [], [], []
+    people: list[_Person] = []
     remaining = iter(subject_seeds)
     for site, size in recipe.sizes.items():
         protocol = protocols[site]
@@ -101,23 +128,25 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
         for i in range(size):
             subject_rng = np.random.default_rng(next(remaining))
             label = int(order[i])
-            subjects.append(f"{site}-{i + 1:04d}")
-            sites.append(site)
-            labels.append(label)
-            series.append(_series(recipe, truth, protocol, label, subject_rng))
-            rows.append(_phenotypes(recipe, protocol, label, subject_rng))
-            tr.append(protocol.tr)
-    by_name = np.argsort(subjects)
+            series = _series(recipe, truth, protocol, label, subject_rng)
+            phenotypes = _phenotypes(recipe, protocol, label, subject_rng)
+            if recipe.restless_site:
+                phenotypes["mean_fd"] = _move(series, site == recipe.restless_site, subject_rng)
+            people.append(_Person(f"{site}-{i + 1:04d}", site, label, series, phenotypes, protocol.tr))
+    people = sorted([*people, *_copies(recipe, people)], key=lambda person: person.subject)
+    subjects = np.array([person.subject for person in people])
+    series_of = [person.series for person in people]
     return Cohort(
-        series=[series[i] for i in by_name],
-        subjects=np.array(subjects)[by_name],
-        sites=np.array(sites)[by_name],
-        labels=np.array(labels)[by_name],
+        series=series_of,
+        subjects=subjects,
+        sites=np.array([person.site for person in people]),
+        labels=np.array([person.label for person in people]),
         rois=rois,
-        phenotypes=pd.DataFrame(rows, columns=["sex", "age", "education"]).iloc[by_name].set_axis(np.array(subjects)[by_name]),
+        phenotypes=pd.DataFrame([person.phenotypes for person in people]).set_axis(subjects),
         inputs=("sex", "age", "education"),
-        tr=np.array(tr)[by_name],
+        tr=np.array([person.tr for person in people]),
         atlas=atlas,
+        parcellations={recipe.further_atlas: _further(recipe.further_atlas, atlas, series_of)} if recipe.further_atlas else {},
         name=preset if isinstance(preset, str) else "synthetic",
         notes=("synthetic data: no series belongs to a person",),
         truth={
@@ -128,6 +157,17 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
             "sites": {site: protocol.record() for site, protocol in protocols.items()},
         },
     )
+
+
+class _Person(NamedTuple):
+    """One subject of a synthetic cohort."""
+
+    subject: str
+    site: str
+    label: int
+    series: npt.NDArray[np.float32]
+    phenotypes: dict[str, float]
+    tr: float
 
 
 def _recipe(preset: str | Recipe, changes: dict[str, Any]) -> Recipe:
@@ -228,11 +268,50 @@ def _coloured(rng: np.random.Generator, length: int, count: int, tr: float, slop
     return np.asarray(noise / noise.std(axis=0))
 
 
-def _phenotypes(recipe: Recipe, site: _Protocol, label: int, rng: np.random.Generator) -> tuple[float, float, float]:
+def _phenotypes(recipe: Recipe, site: _Protocol, label: int, rng: np.random.Generator) -> dict[str, float]:
     """Sex (1 male, 2 female), age and years of education; patients are older and less educated."""
     shift = recipe.phenotype_effect * label
     sex = 1.0 if rng.random() < site.male_share else 2.0
     age = max(float(rng.normal(site.age[0] + shift * site.age[1], site.age[1])), 12.0)
     education = max(float(rng.normal(site.education[0] - shift * site.education[1], site.education[1])), 0.0)
     missing = rng.random(2) < recipe.missing
-    return sex, np.nan if missing[0] else round(age, 1), np.nan if missing[1] else round(education)
+    return {
+        "sex": sex,
+        "age": np.nan if missing[0] else round(age, 1),
+        "education": np.nan if missing[1] else round(education),
+    }
+
+
+def _move(series: npt.NDArray[np.float32], restless: bool, rng: np.random.Generator) -> float:
+    """Mean framewise displacement in mm; in restless subjects, sudden changes common to all ROIs are added to the series."""
+    displacement = float(rng.lognormal(np.log(0.45 if restless else 0.1), 0.3))
+    if restless:
+        jumps = rng.random(len(series)) < 0.1 * displacement  # (time,)
+        common = rng.normal(1.5, 0.3, series.shape[1]) * series.std(axis=0)  # (roi,)
+        series[jumps] += (rng.normal(size=(jumps.sum(), 1)) * common).astype(np.float32)
+    return round(displacement, 3)
+
+
+def _copies(recipe: Recipe, people: list[_Person]) -> list[_Person]:
+    """Scans of the first site as other subjects of the second, with another gain."""
+    if not recipe.duplicates:
+        return []
+    first, second, *_ = recipe.sizes
+    originals = [person for person in people if person.site == first][: recipe.duplicates]
+    names = [f"{second}-{recipe.sizes[second] + i + 1:04d}" for i in range(recipe.duplicates)]
+    return [
+        person._replace(subject=name, site=second, series=np.float32(1.3) * person.series)
+        for name, person in zip(names, originals, strict=True)
+    ]
+
+
+def _further(name: str, atlas: str, series: list[npt.NDArray[np.float32]]) -> Parcellation:
+    """The scans in another atlas: each of its ROIs is the mean of the given ROIs nearby, weighted by distance."""
+    given, wanted = regions(atlas), regions(name)
+    if given is None or wanted is None:
+        raise InputError(f"a further atlas needs ROI positions of both atlases, {atlas} and {name}.")
+    centroids = [table[["x", "y", "z"]].to_numpy(dtype=np.float64) for table in (wanted, given)]
+    distance = np.linalg.norm(centroids[0][:, None] - centroids[1], axis=2)  # (further roi, roi) mm
+    weights = np.exp(-((distance / 12) ** 2) / 2) + 1e-6
+    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return Parcellation(tuple(wanted["name"]), [one @ weights.T for one in series])

@@ -27,6 +27,7 @@ from m2lgdg.report.card import LICENCES
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.paths import has_path, without_paths
 from m2lgdg.report.sharing import refuse_paths, structural_names
+from m2lgdg.report.subgroups import LEAST, without_small_groups
 from m2lgdg.storage import InputError
 
 YEARS = 5  # width of an age band
@@ -102,7 +103,9 @@ def shared_contents(contents: Contents) -> Contents:
         checks=[row | {"detail": without_paths(str(row.get("detail", "")))} for row in contents.checks],
         failures=[row | {"reason": _failure(row["reason"])} for row in contents.failures],
         cohort=cohort,
-        about_cohort=contents.about_cohort._replace(findings=_findings(contents.findings, filtered)),
+        about_cohort=contents.about_cohort._replace(
+            findings=_findings(contents.findings, filtered), description=shared_description(contents.description)
+        ),
     )
 
 
@@ -112,6 +115,26 @@ def _findings(findings: Sequence[Finding] | None, filtered: Callable[[str], str]
         return None
     texts = [_unless_withheld(filtered(one.shared()["text"]), HIDDEN_FINDING) for one in findings]
     return tuple(Finding(one.level, text, kind=one.kind) for one, text in zip(findings, texts, strict=True))
+
+
+def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and sites of a cohort for sharing: ages in bands, and nothing personal of small groups.
+
+    Sexes are left out by site, and everywhere if a class has fewer than ten of one sex, because sizes follow by subtraction.
+    """
+    shared = without_small_groups(description)
+    groups = shared.get("groups", {})
+    sexes = [
+        size for group in groups.values() if "male" in group for size in (group["male"], group["sex_known"] - group["male"])
+    ]
+    for name in ("groups", "sites"):
+        for group in shared.get(name, {}).values():
+            if name == "sites" or min(sexes, default=0) < LEAST:
+                group.pop("male", None)
+                group.pop("sex_known", None)
+            if "age" in group:
+                group["age"] = f"median in {age_band(group['age'][1])}"
+    return shared
 
 
 def shared_facts(known: Mapping[str, str], contents: Contents) -> dict[str, str]:

@@ -16,6 +16,7 @@ from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
+from m2lgdg.report.motion import motion_of, motion_sentence
 from m2lgdg.report.tables import FEW, chosen_among, constant_keys, label
 from m2lgdg.report.tracks import what_was_seen
 from m2lgdg.study.checks import NOT_CHECKED
@@ -46,11 +47,16 @@ class Answer:
     comparison: str
     warnings: list[str]
     data: Data | None = None
+    motion: str = ""
+    short: str = ""
 
 
 def answer(contents: Contents) -> Answer:
     """Summary of the headline method if the study has it, else of the method with the highest AUC."""
-    return replace(_answer(contents), data=data_box(contents))
+    summary = _answer(contents)
+    motion = motion_of(contents.cohort)
+    adjusted = "" if motion is None else motion_sentence(over_seeds(contents.predictions), summary.main, motion)
+    return replace(summary, data=data_box(contents), motion=adjusted)
 
 
 def data_box(contents: Contents) -> Data | None:
@@ -64,7 +70,7 @@ def data_box(contents: Contents) -> Data | None:
     listed = [
         anonymous_sentences(one._replace(anonymous="").shared() for one in part) for part in (first, findings[len(first) :])
     ]
-    cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) <= MOST_FINDINGS else len(listed[0][:MOST_FINDINGS])
+    cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
     sentences = [*listed[0], *listed[1]]
     return Data(f"{summary(findings)}.{DROP if first else ''}", sentences[:cut], sentences[cut:])
 
@@ -95,12 +101,13 @@ def _answer(contents: Contents) -> Answer:
             warnings.insert(0, f"A simple model performs as well or better: {label(*peer)} compared with {label(*main)}.")
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
-    sentence = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. Chance is 50."
+    sentence = f"{where}: {label(*main)} {_mean_area(contents.predictions, areas, main)}. Chance is 50 %."
     if headline is None and len(learned) > 1:
         sentence += f" {chosen_among(label(*main), len(learned))}."
     if 1 < sites < FEW:
         sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
-    return Answer(main, peer, _cohort(contents), sentence, comparison, warnings)
+    short = f"{where}: {label(*main)} {100 * areas[main].mean():.1f} %"
+    return Answer(main, peer, _cohort(contents), sentence, comparison, warnings, short=short)
 
 
 def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
@@ -121,7 +128,7 @@ def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
         part = mean[(mean["method"] == key[0]) & (mean["variant"] == key[1]) & (mean["target"] == values.index[0])]
         low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy())
         how = "DeLong"
-    return f"{100 * values.mean():.1f} (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
+    return f"{100 * values.mean():.1f} % (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
 
 
 def _cohort(contents: Contents) -> str:

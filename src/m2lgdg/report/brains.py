@@ -17,7 +17,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as MplPath
 
 from m2lgdg.explain.explanation import roi_label
-from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 
 TOP, HALF = 20, 10
 RED, GREY = "#c0392b", "#8a8d91"
@@ -43,7 +43,9 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 
     caption = f"{method}: the {len(top)} ROIs with the highest scores; ranks 1 to 10 in red, the others grey."
     caption += " Lines: interval over folds and seeds." if "low" in top else ""
-    return draw(f"rois-{method}", caption, f"Bar chart of the top ROIs of {method}; the table has the numbers", (7, 5.2), paint)
+    return draw(
+        f"rois-{method}", caption, f"Bar chart of the top ROIs of {method}; the table has the numbers", (WIDTH, 5.2), paint
+    )
 
 
 def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
@@ -157,7 +159,7 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
         sheet.canvas.legend(loc="outside right upper", fontsize=8)
 
     caption = f"{method}: mean gate weight of the scan, by target site and label."
-    return draw(f"gate-{method}", caption, caption, (7, 1.2 + 0.4 * len(sites)), paint)
+    return draw(f"gate-{method}", caption, caption, (WIDTH, 1.2 + 0.4 * len(sites)), paint)
 
 
 def representation_map(method: str, target: str, points: pd.DataFrame, number: int) -> Figure:

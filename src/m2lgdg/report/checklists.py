@@ -1,4 +1,4 @@
-"""TRIPOD+AI and REFORMS checklists of a study, filled in from its files; the rest is left to the authors.
+"""TRIPOD+AI, REFORMS, PROBAST+AI and CLAIM checklists of a study, filled in from its files; the rest is left to the authors.
 
 `known_facts` reads a study folder and `checklists` puts the facts into the templates of checklists.tsv, for the report.
 """
@@ -35,6 +35,8 @@ TO_COMPLETE = "authors to complete"
 CITATIONS = {
     "TRIPOD+AI": "Collins et al. 2024, BMJ 385: e078378",
     "REFORMS": "Kapoor et al. 2024, Science Advances 10: eadk3452",
+    "PROBAST+AI": "Moons et al. 2025, BMJ 388: e082505; its questions grouped by us, not compared with the original",
+    "CLAIM": "Tejani et al. 2024, Radiology: Artificial Intelligence 6: e240300; not compared with the original",
 }
 NOTE = (
     "Filled in by m2lgdg from the files of this study. Items are paraphrased, and an answer may cover only part of its item. "
@@ -72,7 +74,7 @@ class Checklist:
 
 
 def checklists(known: Mapping[str, str]) -> list[Checklist]:
-    """Both checklists; an item is filled in if all facts in its template are known."""
+    """All checklists; an item is filled in if all facts in its template are known."""
     text = (files("m2lgdg.report") / "checklists.tsv").read_text(encoding="utf-8")
     items = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return [

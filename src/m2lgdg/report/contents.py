@@ -6,7 +6,7 @@ Everything but the predictions may be missing; the report then leaves out the se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from m2lgdg.report.tables import Table
 from m2lgdg.report.tracks import in_track
 from m2lgdg.storage import InputError
 from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
+from m2lgdg.study.description import describe
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.runner import explanation_path
 from m2lgdg.study.stats import cell_scores, site_scores
@@ -94,6 +95,12 @@ class Contents:
         if self.about_cohort.rois is not None:
             return self.about_cohort.atlas or "", self.about_cohort.rois
         return None if self.cohort is None else (self.cohort.atlas, self.cohort.rois)
+
+    @cached_property
+    def description(self) -> Mapping[str, Any]:
+        """Groups, sites and planted effects of the cohort (`study.description`); empty if they are not known."""
+        stored = self.about_cohort.description
+        return stored if stored or self.cohort is None else describe(self.cohort)
 
     @cached_property
     def keys(self) -> list[Key]:

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from m2lgdg.data.spreadsheets import csv_text
-from m2lgdg.report.drawing import FAINT, Figure, Sheet, colour, draw, mark, short
-from m2lgdg.storage import write_texts
-from m2lgdg.study.curve import FURTHER, Curve, Trend
+from m2lgdg.data.spreadsheets import csv_text, unquoted_table
+from m2lgdg.report.drawing import FAINT, WIDTH, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.storage import InputError, write_texts
+from m2lgdg.study.curve import FURTHER, POINTS, Curve, Trend, summarise
 
 EXTRAPOLATED = "An extrapolation assumes that the trend continues, with subjects from sites like these."
 
@@ -79,15 +81,32 @@ def interval(low: float, high: float) -> str:
     return "" if np.isnan(low) else f" (95 % interval {100 * low:.1f} to {100 * high:.1f})"
 
 
-def learning_figure(curve: Curve) -> Figure:
-    """AUC against the number of source subjects on a logarithmic axis, with the trend dashed beyond the last size."""
+def stored_curve(folder: Path) -> Curve | None:
+    """The curve whose points `m2lgdg curve` wrote into a study folder or into its folder `curve`; None if there is none."""
+    paths = [folder / "points.csv", folder / "curve" / "points.csv"]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None
+    try:
+        points = unquoted_table(pd.read_csv(path, dtype={"method": str, "target": str}))
+        return summarise(points[POINTS].astype({"size": float, "subjects": float, "AUC": float}))
+    except (ValueError, KeyError):
+        raise InputError(f"{path} is damaged; remove it, or repeat m2lgdg curve to write it again.") from None
+
+
+def learning_figure(curve: Curve, hues: Mapping[tuple[str, str], int] = MappingProxyType({})) -> Figure:
+    """AUC against the number of source subjects on a logarithmic axis, with the trend dashed beyond the last size.
+
+    `hues` are the colour numbers of methods in the other figures of a report.
+    """
     methods = list(curve.trends)
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         axis.set_xscale("log", base=2)
         ticks: set[int] = set()
-        for k, method in enumerate(methods):
+        for order, method in enumerate(methods):
+            k = hues.get((method, ""), order)
             rows = curve.table[curve.table["method"] == method]
             axis.plot(rows["subjects"], 100 * rows["AUC"], "-", color=colour(k), lw=1.3, label=short(method, 40))
             axis.fill_between(rows["subjects"], 100 * rows["low"], 100 * rows["high"], color=colour(k), alpha=0.12, lw=0)
@@ -112,4 +131,4 @@ def learning_figure(curve: Curve) -> Figure:
         "Mean AUC over left-out sites against the number of source subjects, with 95 % bootstrap intervals over sites. "
         f"Dashed: line fitted to AUC against log2 of the number of subjects. {EXTRAPOLATED}"
     )
-    return draw("learning-curve", caption, "Learning curve; numbers in curve.csv and trend.csv", (7, 4.5), paint)
+    return draw("learning-curve", caption, "Learning curve; numbers in curve.csv and trend.csv", (WIDTH, 4.2), paint)

@@ -12,10 +12,11 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,17 @@ from numpy.typing import NDArray
 
 INK = "#0b0c0d"  # nearly black in files; replaced by the text colour on the page
 FAINT = "#8a8d91"
+CARD = "#f5f7f9"  # background of boxes; replaced by that of the page
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d", "#e7298a", "#66a61e"),
     *("#7f7f7f", "#17becf"),
 )
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
+WIDTH = 6.0  # inches of a figure: its text is readable on a phone and as large as that of the page on a screen
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and any script is shown with the reader's fonts
     "text.parse_math": False,  # a site may be named $1
-    "font.size": 9,
+    "font.size": 10,
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,7 +48,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished figure: `svg` and `png` are the files, `page` is the HTML for report.html."""
+    """A finished figure: `svg` and `png` are the files (no `png`: SVG only), `page` is the HTML for report.html."""
 
     name: str
     caption: str
@@ -99,7 +102,7 @@ def draw(
         pixels.draw()
         png = png_file(np.asarray(pixels.buffer_rgba())[:, :, :3], dpi)  # nothing is transparent on white
         sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    page = image(png, alt) if raster else _inline(svg.getvalue().decode(), name, alt, sheet.tips)
+    page = image(png, alt) if raster else on_page(svg.getvalue().decode(), name, alt, sheet.tips)
     return Figure(name, caption, alt, svg.getvalue(), png, page)
 
 
@@ -138,7 +141,7 @@ def image(png: bytes, alt: str) -> str:
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-def _inline(svg: str, name: str, alt: str, tips: dict[str, str]) -> str:
+def on_page(svg: str, name: str, alt: str, tips: Mapping[str, str] = MappingProxyType({})) -> str:
     """The SVG for embedding in a page: unique ids, the page's colours, alternative text, tooltips."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -146,7 +149,7 @@ def _inline(svg: str, name: str, alt: str, tips: dict[str, str]) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     for gid, text in tips.items():
         svg = svg.replace(f'<g id="{name}-{gid}">', f'<g id="{name}-{gid}"><title>{escape(text)}</title>')
-    svg = svg.replace(INK, "currentColor")
+    svg = svg.replace(INK, "currentColor").replace(f'fill="{CARD}"', 'fill="var(--card)"')
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
 
 
@@ -156,6 +159,11 @@ def plain(name: str) -> str:
     if safe and safe == name:
         return name
     return f"{safe}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
+
+
+def hues_of(keys: Iterable[Hashable]) -> dict[Any, int]:
+    """Number of the colour and mark of each line, the same in all figures that are given the result."""
+    return {key: i for i, key in enumerate(dict.fromkeys(keys))}
 
 
 def colour(i: int) -> str:

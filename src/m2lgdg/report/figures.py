@@ -6,7 +6,7 @@ Each takes tables and returns a `Figure`; `sections` decides which of them a stu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
-from m2lgdg.report.drawing import FAINT, INK, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, hues_of, mark, short
 from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.tables import label
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
@@ -27,135 +27,174 @@ DISTINCT = 10  # colours that can be distinguished in one figure
 ROWS = 120  # of methods and sites; beyond this the forest plot shows means only
 
 
-def forest(mean: pd.DataFrame, scores: pd.DataFrame, keys: Sequence[Key], name: str = "forest", first: str = "") -> Figure:
+def forest(
+    mean: pd.DataFrame,
+    scores: pd.DataFrame,
+    keys: Sequence[Key],
+    name: str = "forest",
+    first: str = "",
+    hues: Mapping[Key, int] | None = None,
+) -> Figure:
     """Forest plot of AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds.
 
-    `name` is that of its files, and `first` the start of its caption.
+    Methods and sites are sorted by their mean AUC, highest first. `name` is that of its files, `first` the start of its
+    caption, and `hues` the colour numbers of methods (`hues_of`).
     """
-    sites = mean["target"].unique().tolist()
+    hues = hues or hues_of(keys)
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
+    keys, sites = _sorted(areas, keys, mean["target"].unique().tolist())
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
-        return _forest_of_means(areas, sites, keys, name, first)
+        return _forest_of_means(areas, sites, keys, name, first, hues)
     step, parts = 0.8 / len(keys), _parts(mean)
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         for k, key in enumerate(keys):
-            axis.plot([], [], mark(k), color=colour(k), ms=4, label=short(label(*key), 40))
+            hue, shape = colour(hues[key]), mark(hues[key])
+            axis.plot([], [], shape, color=hue, ms=5, label=short(label(*key), 40))
             for s, site in enumerate(sites):
-                part, area = parts.get((*key, site)), float(areas.get((*key, site), np.nan))
+                part, area = parts.get((*key, site)), 100 * float(areas.get((*key, site), np.nan))
                 if part is None or math.isnan(area):
                     continue
-                low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy())
+                low, high = (100 * end for end in delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()))
                 y = s + k * step - 0.4 + step / 2
-                axis.plot([low, high], [y, y], color=colour(k), lw=1.2, alpha=0.6)
-                (dot,) = axis.plot([area], [y], mark(k), color=colour(k), ms=4)
-                value = f"AUC {100 * area:.1f} (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+                axis.plot([low, high], [y, y], color=hue, lw=1.3, alpha=0.6)
+                (dot,) = axis.plot([area], [y], shape, color=hue, ms=4.5)
+                value = f"AUC {area:.1f} (95 % interval {low:.1f} to {high:.1f})"
                 sheet.tip(dot, f"{label(*key)}, {site}: {value}, {len(part)} subjects")
-        axis.axvline(0.5, color=FAINT, lw=1, ls=":")
+        axis.axvline(50, color=FAINT, lw=1, ls=":")
         for edge in np.arange(len(sites) - 1) + 0.5:
             axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
         axis.set_ylim(len(sites) - 0.5, -0.5)
-        axis.set_xlabel("AUC at the unseen site")
+        axis.set_xlabel("AUC at the unseen site (%)")
         if not by_row:
             axis.set_yticks(range(len(sites)), [short(site) for site in sites])
-            sheet.canvas.legend(loc="outside right upper", fontsize=8)
+            _legend_below(sheet)
             return
         rows = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
-        axis.set_yticks(rows, [short(label(*key), 40) for _ in sites for key in keys], fontsize=7)
+        axis.set_yticks(rows, [short(label(*key), 34) for _ in sites for key in keys], fontsize=8)
         axis.tick_params(axis="y", length=0)
         for s, site in enumerate(sites):
             axis.annotate(short(site), (0.01, s - 0.47), xycoords=("axes fraction", "data"), va="top", weight="bold")
 
-    height = 1.0 + max((0.16 if by_row else 0.1) * len(keys) + 0.12, 0.35) * len(sites)
+    height = 1.4 + max((0.18 if by_row else 0.12) * len(keys) + 0.14, 0.4) * len(sites)
     caption = first + (
-        "AUC at each target site (mean over seeds). Lines: 95 % DeLong intervals of the probabilities averaged over seeds; "
-        "dotted: chance."
+        "AUC at each target site (mean over seeds), methods and sites sorted by their mean. Lines: 95 % DeLong intervals of "
+        "the probabilities averaged over seeds; dotted: chance."
     )
     alt = "AUC of each method at each target site with intervals; numbers in the tables"
-    return draw(name, caption, alt, (9, height), paint)
+    return draw(name, caption, alt, (WIDTH, height), paint)
 
 
-def _forest_of_means(areas: pd.Series, sites: Sequence[str], keys: Sequence[Key], name: str, first: str) -> Figure:
+def _sorted(areas: pd.Series, keys: Sequence[Key], sites: Sequence[str]) -> tuple[list[Key], list[str]]:
+    """Methods and sites by their mean AUC, highest first; undefined ones last."""
+
+    def mean(values: list[float]) -> float:
+        defined = [value for value in values if not math.isnan(value)]
+        return -sum(defined) / len(defined) if defined else math.inf
+
+    table = {(key, site): float(areas.get((*key, site), np.nan)) for key in keys for site in sites}
+    return (
+        sorted(keys, key=lambda key: mean([table[key, site] for site in sites])),
+        sorted(sites, key=lambda site: mean([table[key, site] for key in keys])),
+    )
+
+
+def _legend_below(sheet: Sheet, handles: Sequence[Any] | None = None, names: Sequence[str] = ()) -> None:
+    """Legend under the figure, which leaves its width to the axes."""
+    if handles is None:
+        handles, names = sheet.canvas.axes[0].get_legend_handles_labels()
+    columns = max(1, min(len(names), 72 // (max(map(len, names), default=1) + 8)))
+    sheet.canvas.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9)
+
+
+def _forest_of_means(
+    areas: pd.Series, sites: Sequence[str], keys: Sequence[Key], name: str, first: str, hues: Mapping[Key, int]
+) -> Figure:
     """Forest plot with one row per method: its AUC at each target, and their mean with an interval over targets."""
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         for k, key in enumerate(keys):
-            by_site = {site: float(areas.get((*key, site), np.nan)) for site in sites}
+            by_site = {site: 100 * float(areas.get((*key, site), np.nan)) for site in sites}
             defined = {site: area for site, area in by_site.items() if not math.isnan(area)}
             for site, area in defined.items():
                 (dot,) = axis.plot([area], [k], "o", color=FAINT, ms=3, alpha=0.5, mew=0)
-                sheet.tip(dot, f"{label(*key)}, {site}: AUC {100 * area:.1f}")
+                sheet.tip(dot, f"{label(*key)}, {site}: AUC {area:.1f}")
             values = np.array(list(defined.values()))
             if len(values) < 2:
                 continue
             half = half_interval(float(values.std(ddof=1)), len(values))
-            axis.plot([values.mean() - half, values.mean() + half], [k, k], color=colour(0), lw=2)
-            (dot,) = axis.plot([values.mean()], [k], "o", color=colour(0), ms=6)
-            value = f"mean AUC {100 * values.mean():.1f} ± {100 * half:.1f} (95 % interval)"
+            axis.plot([values.mean() - half, values.mean() + half], [k, k], color=colour(hues[key]), lw=2.2)
+            (dot,) = axis.plot([values.mean()], [k], mark(hues[key]), color=colour(hues[key]), ms=6.5)
+            value = f"mean AUC {values.mean():.1f} ± {half:.1f} (95 % interval)"
             sheet.tip(dot, f"{label(*key)}: {value}, {len(values)} sites")
-        axis.axvline(0.5, color=FAINT, lw=1, ls=":")
-        axis.set_yticks(range(len(keys)), [short(label(*key), 40) for key in keys], fontsize=8)
+        axis.axvline(50, color=FAINT, lw=1, ls=":")
+        axis.set_yticks(range(len(keys)), [short(label(*key), 34) for key in keys], fontsize=9)
         axis.set_ylim(len(keys) - 0.5, -0.5)
-        axis.set_xlabel("AUC at unseen sites")
+        axis.set_xlabel("AUC at unseen sites (%)")
 
-    caption = f"{first}Mean AUC over target sites with 95 % t interval. Grey: each site (mean over seeds); dotted: chance."
+    caption = (
+        f"{first}Mean AUC over target sites with 95 % t interval, sorted. Grey: each site (mean over seeds); dotted: chance."
+    )
     alt = "Mean AUC of each method over target sites with intervals; numbers in the tables"
-    return draw(name, caption, alt, (9, 1.0 + 0.24 * len(keys)), paint)
+    return draw(name, caption, alt, (WIDTH, 1.0 + 0.26 * len(keys)), paint)
 
 
-def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key]) -> Figure | None:
+def roc_by_target(
+    mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key], hues: Mapping[Key, int] | None = None
+) -> Figure | None:
     """ROC curves of the probabilities averaged over seeds, one panel per target; of many methods only `focus` is coloured."""
     named = list(keys) if len(keys) <= DISTINCT else list(focus)
     others = [key for key in keys if key not in named]
-    parts = _parts(mean)
+    parts, hues = _parts(mean), hues or hues_of(named)
 
     def paint(axis: Axes, site: str) -> None:
         for key in others + named:
             part = parts.get((*key, site))
             if part is None or part["label"].nunique() != 2:
                 continue
-            false_positive, true_positive = roc_curve(part["label"], part["proba"])
+            false_positive, true_positive = (100 * rate for rate in roc_curve(part["label"], part["proba"]))
             if key in others:
                 axis.plot(false_positive, true_positive, color=FAINT, lw=0.5, alpha=0.5)
             else:
-                axis.plot(false_positive, true_positive, color=colour(named.index(key)), lw=1.3, label=short(label(*key), 40))
-        axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
+                axis.plot(false_positive, true_positive, color=colour(hues[key]), lw=1.3, label=short(label(*key), 40))
+        axis.plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":")
 
     caption = "ROC curves at each target site; probabilities averaged over seeds. Dotted: chance."
     caption += f" Grey: the other {len(others)} methods." if others else ""
-    names = ("1 - specificity", "sensitivity")
+    names = ("1 - specificity (%)", "sensitivity (%)")
     return _panels("roc", caption, "ROC curves by target site", _both_classes(mean), paint, names)
 
 
-def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
+def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
     """Observed proportion of patients in bins of equal count, with Wilson intervals, one panel per target."""
-    parts = _parts(mean)
+    parts, hues = _parts(mean), hues or hues_of(keys)
 
     def paint(axis: Axes, site: str) -> None:
-        for k, key in enumerate(keys):
+        for key in keys:
             part = parts.get((*key, site))
             if part is None:
                 continue
-            bins = calibration_bins(part["label"].to_numpy(), part["proba"].to_numpy(), max(2, min(8, len(part) // 12)))
+            count = max(2, min(8, len(part) // 12))
+            bins = 100 * calibration_bins(part["label"].to_numpy(), part["proba"].to_numpy(), count)
             ends = [bins["observed"] - bins["low"], bins["high"] - bins["observed"]]
-            style: dict[str, Any] = {"color": colour(k), "fmt": "o-", "ms": 3, "lw": 1.1, "elinewidth": 0.7}
+            style: dict[str, Any] = {"color": colour(hues[key]), "fmt": "o-", "ms": 3, "lw": 1.1, "elinewidth": 0.7}
             axis.errorbar(bins["proba"], bins["observed"], np.maximum(ends, 0), label=short(label(*key), 40), **style)
-        axis.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls=":")
+        axis.plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":")
 
     caption = (
         "Calibration at each target site: observed proportion of patients in bins of equal count, with 95 % Wilson intervals."
     )
-    names = ("predicted probability", "observed proportion")
+    names = ("predicted probability (%)", "observed proportion (%)")
     return _panels("calibration", caption, "Calibration curves by target site", _both_classes(mean), paint, names)
 
 
-def decision_curves(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
+def decision_curves(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
     """Net benefit by threshold, averaged over target sites, compared with treating all and treating none."""
     sites, parts = _both_classes(mean), _parts(mean)
-    thresholds = np.linspace(0.01, 0.99, 99)
+    thresholds, hues = np.linspace(0.01, 0.99, 99), hues or hues_of(keys)
 
     def curves(key: Key) -> pd.DataFrame | None:
         given = [parts[*key, site] for site in sites if (*key, site) in parts]
@@ -170,23 +209,27 @@ def decision_curves(mean: pd.DataFrame, keys: Sequence[Key]) -> Figure | None:
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
         first = next(iter(drawn.values()))
-        axis.plot(thresholds, first["treat_all"], color=FAINT, lw=1, ls="--", label="treat all")
+        axis.plot(100 * thresholds, 100 * first["treat_all"], color=FAINT, lw=1, ls="--", label="treat all")
         axis.axhline(0, color=FAINT, lw=1, ls=":", label="treat none")
-        for k, (key, table) in enumerate(drawn.items()):
-            (line,) = axis.plot(thresholds, table["model"], color=colour(k), lw=1.5, label=short(label(*key), 40))
+        for key, table in drawn.items():
+            heights = 100 * table["model"]
+            (line,) = axis.plot(100 * thresholds, heights, color=colour(hues[key]), lw=1.5, label=short(label(*key), 40))
             sheet.tip(line, label(*key))
-        top = max(float(table["model"].max()) for table in drawn.values())
-        axis.set(xlim=(0, 1), ylim=(-0.1, max(top, 0.0) + 0.05), xlabel="threshold probability", ylabel="net benefit")
-        sheet.canvas.legend(loc="outside right upper", fontsize=8)
+        top = 100 * max(float(table["model"].max()) for table in drawn.values())
+        axis.set(xlim=(0, 100), ylim=(-10, max(top, 0.0) + 5), xlabel="threshold probability (%)")
+        axis.set_ylabel("net benefit (per 100 subjects)")
+        _legend_below(sheet)
 
     caption = (
-        "Decision curves: net benefit (true positives minus false positives weighted by the odds of the threshold, per "
-        "subject), mean over target sites at their own prevalence; probabilities averaged over seeds."
+        "Decision curves: net benefit (true positives minus false positives weighted by the odds of the threshold, per 100 "
+        "subjects), mean over target sites at their own prevalence; probabilities averaged over seeds."
     )
-    return draw("decision", caption, "Decision curves; their numbers are in no table", (7.5, 3.2), paint)
+    return draw("decision", caption, "Decision curves; their numbers are in no table", (WIDTH, 3.8), paint)
 
 
-def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any]) -> Figure:
+def sensitivity_curves(
+    method: str, scores: pd.DataFrame, axes: dict[str, list[Any]], default: dict[str, Any], hue: int = 0
+) -> Figure:
     """AUC, ACC and F1 for each value of the swept fields, with a larger point for the default.
 
     `scores` are those of the method's cells (`stats.cell_scores`); bars are intervals of the difference from the default.
@@ -213,8 +256,8 @@ def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[A
         for column, (name, given) in zip(grid.T, axes.items(), strict=True):
             values = [*given, *([default[name]] if default.get(name) not in given and name in default else [])]
             values.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
-            for m, (panel, metric) in enumerate(zip(column, SWEPT, strict=True)):
-                curve(sheet, panel, name, values, metric, colour(m))
+            for panel, metric in zip(column, SWEPT, strict=True):
+                curve(sheet, panel, name, values, metric, colour(hue))
             column[-1].set_xticks(range(len(values)), [short(str(value), 12) for value in values])
             column[-1].set_xlabel(name)
         for panel, metric in zip(grid[:, 0], SWEPT, strict=True):
@@ -223,40 +266,41 @@ def sensitivity_curves(method: str, scores: pd.DataFrame, axes: dict[str, list[A
     caption = f"{method}: AUC, ACC and F1 (means over target sites) by field value; larger point: default."
     if halves.notna().any():
         caption += " Bars: 95 % t interval of the difference from the default, from the variance over seeds within sites."
-    return draw(f"sensitivity-{method}", caption, caption, (max(4.5, 2.6 * len(axes)), 5.6), paint)
+    return draw(f"sensitivity-{method}", caption, caption, (max(WIDTH, 2.2 * len(axes)), 5.6), paint)
 
 
-def training_curves(histories: dict[str, list[list[dict[str, float]]]]) -> Figure | None:
+def training_curves(histories: dict[str, list[list[dict[str, float]]]], hues: Mapping[Key, int] | None = None) -> Figure | None:
     """Loss and source-validation AUC by epoch: a thin line per training, and a thick mean up to the median length."""
     histories = {name: runs for name, runs in histories.items() if runs}
     if not histories:
         return None
 
-    width, height = 9.0, 2.0 * len(histories) + 0.4
+    width, height = WIDTH, 1.8 * len(histories) + 0.4
 
     def paint(sheet: Sheet) -> None:
         edges = {"left": 0.7 / width, "right": 1 - 0.1 / width, "bottom": 0.45 / height, "top": 1 - 0.3 / height}
         grid = sheet.canvas.subplots(len(histories), 2, squeeze=False, gridspec_kw=edges | {"hspace": 0.42, "wspace": 0.18})
         for row, (name, runs) in zip(grid, histories.items(), strict=True):
-            titles = (f"{short(name)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
+            titles = (f"{short(name, 20)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
             for axis, curve, title in zip(row, (_loss, _area), titles, strict=True):
-                _training_panel(axis, [[curve(epoch) for epoch in run] for run in runs])
-                axis.set_title(title, loc="left", fontsize=9, y=1.02)
+                hue = colour((hues or {}).get((name, ""), 0))
+                _training_panel(axis, [[curve(epoch) for epoch in run] for run in runs], hue)
+                axis.set_title(title, loc="left", fontsize=7.5, y=1.02)
         for axis in grid[-1]:
             axis.set_xlabel("epoch")
 
-    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch. Grey: each training; blue: mean."
+    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch. Grey: each training; coloured: mean."
     alt = "Training curves; their numbers are in no table"
     return draw("training", caption, alt, (width, height), paint, layout=False)
 
 
-def _training_panel(axis: Axes, lines: list[list[float]]) -> None:
+def _training_panel(axis: Axes, lines: list[list[float]], hue: str) -> None:
     """A thin line per training, and their thick mean up to the median length."""
     points = [np.column_stack([np.arange(1, len(line) + 1), line]) for line in lines]
     axis.add_collection(LineCollection(points, colors=FAINT, linewidths=0.6, alpha=0.6))
     until = int(np.median([len(line) for line in lines]))
     padded = np.array([line[:until] + [np.nan] * (until - len(line)) for line in lines])
-    axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=colour(0), lw=1.8)
+    axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=hue, lw=1.8)
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axis.xaxis.set_label_coords(0.5, -0.2)  # a fixed place for both, so that no tick label is measured to find it
@@ -287,7 +331,7 @@ def _panels(
     """Square panels, one per site, with a common legend; None if there is no site."""
     if not sites:
         return None
-    columns = min(4, len(sites))
+    columns = min(4 if len(sites) > 6 else 3, len(sites))
     rows = math.ceil(len(sites) / columns)
 
     def paint_all(sheet: Sheet) -> None:
@@ -296,12 +340,16 @@ def _panels(
             axis.remove()
         for axis, site in zip(grid.flat, sites, strict=False):
             paint(axis, site)
-            axis.set_title(short(site, 24), fontsize=9, color=INK)
-            axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-        sheet.canvas.supxlabel(names[0], fontsize=9)
-        sheet.canvas.supylabel(names[1], fontsize=9)
+            axis.set_title(short(site, 20), fontsize=10, color=INK)
+            axis.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xticks=(0, 50, 100), yticks=(0, 50, 100))
+        for i in range(len(sites)):
+            if i % columns == 0:
+                grid.flat[i].set_ylabel(names[1], fontsize=9)
+            if i + columns >= len(sites):  # nothing below it
+                grid.flat[i].set_xlabel(names[0], fontsize=9)
+                grid.flat[i].tick_params(labelbottom=True)
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        sheet.canvas.legend(handles, labels, loc="outside right upper", fontsize=8)
+        _legend_below(sheet, handles, labels)
 
-    side = 3.0 if columns < 3 else 2.1
-    return draw(name, caption, alt, (side * columns + 1.9, side * rows + 0.5), paint_all)
+    side = min(WIDTH / columns, 2.5)
+    return draw(name, caption, alt, (WIDTH, side * rows + 0.9), paint_all)

@@ -21,6 +21,7 @@ from m2lgdg.report.sections import Section, facts, named_parts, sections
 from m2lgdg.report.tables import Format, Table, label, render
 from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
+MOST_ROWS = 10  # of a table that are not collapsed
 SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
 
 
@@ -36,6 +37,29 @@ def write_report(
 ) -> Path:
     """Write report.html, tables/ (CSV, Markdown, LaTeX), figures/ (SVG, PNG) and explained/ (CSV) into a study folder.
 
+    Parameters
+    ----------
+    folder : str or Path
+        Study folder.
+    three_d : bool
+    centroids, published, share : str or Path, optional
+    best, rivals : str, sequence of str
+
+    Returns
+    -------
+    Path
+        report.html.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["prior", "fc-logistic"], "targets": ["east", "west"]}
+    >>> m2lgdg.write_report(m2lgdg.run_study(study, tempfile.mkdtemp()).folder).name
+    'report.html'
+
+    Notes
+    -----
     `three_d` adds a page with the top ROIs on a rotatable brain for each explained method. `centroids` is a table
     (name, x, y, z) or an atlas image with the MNI centroids of the ROIs, for atlases that are not included. `published` is a
     table (method, target, metric, value) of values to show in brackets. `best` and `rivals` are the methods of the paired
@@ -88,7 +112,8 @@ def _page(**values: object) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
-    return page.render(style=Markup(style), script=Markup(script), policy=policy, drawn=Markup, label=label, **values)
+    values |= {"style": Markup(style), "script": Markup(script), "drawn": Markup}
+    return page.render(policy=policy, label=label, most=MOST_ROWS, **values)
 
 
 def _write_tables(tables: list[Table], to: Path) -> None:
@@ -110,6 +135,7 @@ def _as(table: Table, form: Format) -> str:
 
 
 def _write_figures(parts: list[Section], to: Path) -> None:
-    for figure in (figure for part in parts for figure in part.figures):
+    for figure in (figure for part in parts for figure in (part.first, *part.figures) if figure is not None):
         write_bytes(to / f"{figure.name}.svg", figure.svg)
-        write_bytes(to / f"{figure.name}.png", figure.png)
+        if figure.png:
+            write_bytes(to / f"{figure.name}.png", figure.png)

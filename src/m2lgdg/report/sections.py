@@ -5,7 +5,8 @@ Made from the contents of a study, and put on the page by `page`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +16,20 @@ from m2lgdg.explain.explanation import Explanation, roi_label
 from m2lgdg.registry import METHODS, PAPER
 from m2lgdg.report import brains, figures
 from m2lgdg.report.anonymised import shared_facts
-from m2lgdg.report.answer import Answer
+from m2lgdg.report.answer import Answer, Data
 from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
-from m2lgdg.report.drawing import Figure
+from m2lgdg.report.curve import learning_figure, stored_curve
+from m2lgdg.report.curve import sentences as curve_sentences
+from m2lgdg.report.data import connectomes, site_table
+from m2lgdg.report.drawing import Figure, hues_of
+from m2lgdg.report.flow import flow_diagram
 from m2lgdg.report.losses import loss_terms
+from m2lgdg.report.methods_text import MethodsText, methods_text
+from m2lgdg.report.motion import motion_of, motion_table
 from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
-from m2lgdg.report.subgroups import subgroup_table
+from m2lgdg.report.planted import planted_table
+from m2lgdg.report.subgroups import few_of_a_class, subgroup_table
 from m2lgdg.report.tables import (
     Table,
     changed_fields,
@@ -42,7 +50,10 @@ MOST_ROWS = 20
 
 @dataclass
 class Section:
-    """A section of the page; `folded` tables are collapsed, `link` is its name in the table of contents."""
+    """A section of the page; `folded` tables are collapsed, `link` is its name in the table of contents.
+
+    `first` is a figure above its tables, `data` a box of findings, `answer` that of the main result, `paste` a text to copy.
+    """
 
     id: str
     title: str
@@ -51,6 +62,10 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
     folded: list[Table] = field(default_factory=list)
     link: str = ""
+    first: Figure | None = None
+    data: Data | None = None
+    answer: Answer | None = None
+    paste: MethodsText | None = None
 
 
 def sections(
@@ -69,17 +84,25 @@ def sections(
     )
     phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
+    hues = hues_of([*focus, *shown, *contents.keys])  # one colour for a method in all figures
+    motion = motion_table(mean, shown, motion_of(contents.cohort))
     parts = [
+        _data(contents, summary, shared),
+        Section("answer", "Answer", answer=summary),
         _overall(contents, shown, overall, best, rivals),
-        _sites(contents, mean, shown, summary, sites),
-        _discrimination(mean, shown, focus),
-        _operating(contents, mean, focus),
-        _adapted(contents, shown, best, rivals),
-        *_ablations(contents),
-        *_sweeps(contents),
-        _training(contents),
-        *_explanations(contents),
+        _sites(contents, mean, shown, summary, sites, hues),
+        _discrimination(mean, shown, focus, hues),
+        _operating(contents, mean, focus, hues),
+        None if motion is None else Section("motion", "Head motion", MOTION_RULE, [motion]),
         *_subgroups(contents, summary, shared),
+        _adapted(contents, shown, best, rivals, hues),
+        *_ablations(contents),
+        *_sweeps(contents, hues),
+        _learning(contents, hues),
+        _training(contents, hues),
+        _planted(contents),
+        *_explanations(contents),
+        Section("methods", "Methods, to paste", PASTE, paste=methods_text(contents, motion=motion is not None), link="Methods"),
         _leakage(contents),
         _checklists(contents, shared),
     ]
@@ -93,6 +116,43 @@ THRESHOLD_RULE = (
 )
 
 
+MOTION_RULE = (
+    "Patients often move more than controls, and motion changes connectivity, so part of an AUC can be motion. The adjusted "
+    "AUC compares each patient with controls of the same site who moved as much."
+)
+PASTE = "A draft from the files of this study. A click selects it."
+
+
+def _data(contents: Contents, summary: Answer, shared: bool) -> Section:
+    """Who was included, what the sites are like, what the check of the cohort reported, and mean connectomes."""
+    table = site_table(contents)
+    figure, edges = (None, None) if shared and few_of_a_class(contents.description) else connectomes(contents)
+    return Section(
+        "data",
+        "Data",
+        summary.cohort,
+        [table] if table else [],
+        [figure] if figure else [],
+        [edges] if edges else [],
+        first=flow_diagram(contents),
+        data=summary.data,
+    )
+
+
+def _learning(contents: Contents, hues: Mapping[Key, int]) -> Section | None:
+    """The learning curve, if `m2lgdg curve` wrote it into this folder or into its folder `curve`."""
+    curve = stored_curve(contents.folder)
+    if curve is None:
+        return None
+    return Section("learning", "Learning curve", " ".join(curve_sentences(curve, None)), figures=[learning_figure(curve, hues)])
+
+
+def _planted(contents: Contents) -> Section | None:
+    table = planted_table(contents)
+    text = "This cohort is synthetic, so the ROIs and edges that differ between patients and controls are known."
+    return None if table is None else Section("planted", "Planted and found", text, [table])
+
+
 def _overall(contents: Contents, shown: list[Key], everything: Table, best: str | None, rivals: Sequence[str]) -> Section:
     """The macro table, and folded the tests of all metrics (Panel B of the paper).
 
@@ -102,15 +162,29 @@ def _overall(contents: Contents, shown: list[Key], everything: Table, best: str 
     predictions, scores = _parts_of(contents, shown)
     panel = one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores))
     if len(shown) == len(contents.keys):
-        return Section("overall", title, tables=[everything], folded=panel)
+        return Section("overall", title, tables=[_best_first(everything)], folded=panel)
     (*_, table) = contents.with_published(study_tables(predictions, best, rivals=rivals, scores=scores))
     more = len(contents.keys) - len(shown)
     text = f"The folded table below also has the {more} ablations and sweep values of this study."
-    methods = replace(table, title="Methods over all target sites")
+    methods = _best_first(replace(table, title="Methods over all target sites"))
     return Section("overall", title, text, [methods], folded=[everything, *panel])
 
 
-def _adapted(contents: Contents, shown: list[Key], best: str | None, rivals: Sequence[str]) -> Section | None:
+def _best_first(table: Table) -> Table:
+    """The rows of a macro table by AUC, highest first; rows without an AUC last."""
+    column = table.header.index("AUC")
+
+    def area(row: list[str]) -> float:
+        value = row[column].partition(" ")[0]
+        return -math.inf if value == "-" else float(value)
+
+    order = sorted(range(len(table.rows)), key=lambda i: -area(table.rows[i]))
+    return replace(table, rows=[table.rows[i] for i in order], ranks=[table.ranks[i] for i in order])
+
+
+def _adapted(
+    contents: Contents, shown: list[Key], best: str | None, rivals: Sequence[str], hues: Mapping[Key, int]
+) -> Section | None:
     """The adapted track of a study with both tracks: its own tables, tests and forest plot, and one table with both tracks."""
     adapted = contents.of_adapted_track()
     if adapted is None:
@@ -121,12 +195,12 @@ def _adapted(contents: Contents, shown: list[Key], best: str | None, rivals: Seq
     panel = in_track(one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores)), ADAPTED, adapted.batch)
     operating = in_track([operating_table(adapted.predictions)], ADAPTED, adapted.batch)
     first = f"Adapted track: {what_was_seen(adapted.batch)}. "
-    forest = figures.forest(over_seeds(adapted.predictions), adapted.site_scores, keys, "forest-adapted", first)
+    forest = figures.forest(over_seeds(adapted.predictions), adapted.site_scores, keys, "forest-adapted", first, hues)
     text = (
         f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
     )
     both = level_table(contents.predictions, adapted.predictions, adapted.batch)
-    return Section("adapted", "Adapted track", text, [overall, both], [forest], [*sites, *panel, *operating])
+    return Section("adapted", "Adapted track", text, [_best_first(overall), both], [forest], [*sites, *panel, *operating])
 
 
 def _parts_of(contents: Contents, keys: list[Key]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -137,21 +211,29 @@ def _parts_of(contents: Contents, keys: list[Key]) -> tuple[pd.DataFrame, pd.Dat
     return predictions, scores
 
 
-def _sites(contents: Contents, mean: pd.DataFrame, shown: list[Key], summary: Answer, tables: list[Table]) -> Section:
+def _sites(
+    contents: Contents,
+    mean: pd.DataFrame,
+    shown: list[Key],
+    summary: Answer,
+    tables: list[Table],
+    hues: Mapping[Key, int],
+) -> Section:
     """Forest plot, the main method compared with its simple peer, and a table for each site."""
     comparison = None if summary.peer is None else comparison_table(mean, summary.main, summary.peer)
     folded = [*([] if comparison is None else [comparison]), *tables]
-    return Section("sites", "By target site", figures=[figures.forest(mean, contents.site_scores, shown)], folded=folded)
+    drawn = figures.forest(mean, contents.site_scores, shown, hues=hues)
+    return Section("sites", "By target site", figures=[drawn], folded=folded)
 
 
-def _operating(contents: Contents, mean: pd.DataFrame, focus: list[Key]) -> Section:
-    curve = figures.decision_curves(mean, focus)
-    tables = [operating_table(contents.predictions), predictive_table(mean, focus)]
-    return Section("operating", "Operating point", THRESHOLD_RULE, figures=[curve] if curve else [], folded=tables)
+def _operating(contents: Contents, mean: pd.DataFrame, focus: list[Key], hues: Mapping[Key, int]) -> Section:
+    curve = figures.decision_curves(mean, focus, hues)
+    shown, folded = [predictive_table(mean, focus)], [operating_table(contents.predictions)]
+    return Section("operating", "Operating point", THRESHOLD_RULE, shown, [curve] if curve else [], folded)
 
 
-def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key]) -> Section | None:
-    curves = (figures.roc_by_target(mean, shown, focus), figures.calibration_by_target(mean, focus))
+def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key], hues: Mapping[Key, int]) -> Section | None:
+    curves = (figures.roc_by_target(mean, shown, focus, hues), figures.calibration_by_target(mean, focus, hues))
     drawn = [figure for figure in curves if figure is not None]
     return Section("curves", "ROC and calibration", figures=drawn) if drawn else None
 
@@ -176,14 +258,14 @@ def _pairs(table: pd.DataFrame) -> list[Key]:
     return list(zip(table["method"].tolist(), table["variant"].tolist(), strict=True))
 
 
-def _sweeps(contents: Contents) -> Iterator[Section]:
+def _sweeps(contents: Contents, hues: Mapping[Key, int]) -> Iterator[Section]:
     drawn, folded = [], []
     for method, axes in contents.swept.items():
         variants = [key[1] for key in contents.keys if key[0] == method and contents.is_sweep(key)]
         if axes and variants:
             scores = contents.cell_scores[contents.cell_scores["method"] == method]
             default = (contents.study.get("method") or {}).get(method, {})
-            drawn.append(figures.sensitivity_curves(method, scores, axes, default))
+            drawn.append(figures.sensitivity_curves(method, scores, axes, default, hues.get((method, ""), 0)))
             folded.append(training_table(scores, method, variants, "Sweeps"))
     if drawn:
         text = "Effect of changing one field (hyper-parameter) while all others are unchanged."
@@ -191,13 +273,13 @@ def _sweeps(contents: Contents) -> Iterator[Section]:
         yield Section("sensitivity", "Sensitivity", text, figures=drawn, folded=tables)
 
 
-def _training(contents: Contents) -> Section | None:
+def _training(contents: Contents, hues: Mapping[Key, int]) -> Section | None:
     runs: dict[str, list[list[dict[str, float]]]] = {}
     for record in contents.records:
         history = (record.get("learned") or {}).get("history")
         if history and not record["variant"]:
             runs.setdefault(record["method"], []).append(history)
-    drawn = figures.training_curves(runs)
+    drawn = figures.training_curves(runs, hues)
     text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
     table, idle = loss_terms(contents.records)
     if idle:

@@ -18,8 +18,10 @@ from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
 from m2lgdg.report.paths import file_name, starts_path, without_paths
+from m2lgdg.report.subgroups import few_of_a_class, without_small_groups
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.checks import COHORT
+from m2lgdg.study.description import CONNECTOMES
 from m2lgdg.study.runner import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
@@ -42,7 +44,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         "study.json": _json(study, names),
         "environment.json": _json(contents.environment, names),
         "checks.json": _json(contents.checks, names),
-        COHORT: _json(read_json(folder / COHORT, {}), names),
+        COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), names),
         RECORDS: "".join(json.dumps(_without_paths(record, names), ensure_ascii=False) + "\n" for record in records),
         "inclusion.csv": _csv(contents.inclusion, names),
         "failures.csv": _csv(contents.failures, names),
@@ -50,6 +52,8 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
     for name, text in texts.items():
         if text and (name in ("predictions.csv", RECORDS) or (folder / name).is_file()):
             write_text(to / name, text)
+    if (folder / CONNECTOMES).is_file() and not few_of_a_class(contents.description):
+        shutil.copyfile(folder / CONNECTOMES, to / CONNECTOMES)
     for record in records:
         explained = explanation_path(folder, record["key"])
         if explained.is_dir():

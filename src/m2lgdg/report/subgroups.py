@@ -1,4 +1,4 @@
-"""Performance by sex, age, eye status, motion and site size.
+"""Performance by sex, age, eye status, motion and site size, with the differences between groups.
 
 Made from the predictions and their cohort, for the report. A report for sharing hides small groups; totals are public, so the
 size of a hidden group must not follow by subtraction either.
@@ -6,7 +6,9 @@ size of a hidden group must not follow by subtraction either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +16,9 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
-from m2lgdg.metrics import THRESHOLD, auc
+from m2lgdg.metrics import THRESHOLD, delong
 from m2lgdg.report.operating import confusion
-from m2lgdg.report.tables import Table, label
+from m2lgdg.report.tables import INTERVAL, Table, label
 from m2lgdg.storage import InputError
 from m2lgdg.study.stats import over_seeds
 
@@ -31,15 +33,19 @@ AGES: dict[float, str] = {0: "under 12", 12: "12 to 17", 18: "18 to 29", 30: "30
 SIZES: dict[float, str] = {0: "under 20 subjects", 20: "20 to 49 subjects", 50: "50 subjects or more"}
 THIRDS = ("lowest third", "middle third", "highest third")
 EYES = ("eye_status_at_scan", "eye_status", "eyes")
+DIFFERENCE = "AUC difference (95 % interval)"
+REFERENCE = "reference"
+NORMAL = 1.959963984540054  # 97.5th percentile
 Names = npt.NDArray[np.object_]
 
 
 def subgroup_table(
     predictions: pd.DataFrame, cohort: Cohort, method: str, variant: str = "", *, hide_small: bool = False
 ) -> Table:
-    """Performance of one method by subgroup: mean of within-site AUCs, and pooled SEN, SPE and ACC.
+    """Performance of one method by subgroup: mean of within-site AUCs with intervals, and pooled SEN, SPE and ACC.
 
-    `hide_small` hides groups of fewer than ten subjects, for a report that is shared.
+    The difference of a group is its AUC minus that of the largest group of the same kind. `hide_small` hides groups of fewer
+    than ten subjects, for a report that is shared.
     """
     mean = over_seeds(predictions[(predictions["method"] == method) & (predictions["variant"] == variant)])
     if not len(mean):
@@ -48,14 +54,15 @@ def subgroup_table(
     if missing:
         raise InputError(f"subject {missing[0]} of the predictions is not in cohort {cohort.name}, so it is another cohort.")
     enough = len(mean) >= LEAST or not hide_small
-    rows = [["all", *(_scores(mean) if enough else _hidden(SMALL))]]
+    rows = [["all", *([*_scores(mean), "-"] if enough else _hidden(SMALL))]]
     for title, groups in _partitions(mean, cohort) if enough else ():
         rows += _rows(mean, title, groups, hide_small)
-    header = ["Subgroup", "subjects", "patients", "AUC", "AUC sites", "SEN", "SPE", "ACC"]
+    header = ["Subgroup", "subjects", "patients", "AUC", INTERVAL, "AUC sites", "SEN", "SPE", "ACC", DIFFERENCE]
     note = (
         "in %; probabilities averaged over seeds; AUC: mean of within-site AUCs, over target sites with at least "
         f"{LEAST_OF_CLASS} patients and {LEAST_OF_CLASS} controls of the subgroup; SEN, SPE, ACC: pooled at {THRESHOLD:g}; "
-        f"{HIDDEN if hide_small else SMALL_GROUPS}; differences between subgroups are not tested"
+        f"{HIDDEN if hide_small else SMALL_GROUPS}; difference: AUC minus that of the largest group of the same kind; "
+        "intervals: DeLong's, over subjects of these sites, not corrected for the number of groups"
     )
     return Table(f"Subgroups, {label(method, variant)}", header, rows, [[0] * len(header) for _ in rows], note)
 
@@ -105,12 +112,62 @@ def _rows(mean: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> li
     marks = suppressed([int((groups == name).sum()) for name in names]) if hide_small else [""] * len(names)
     if set(marks) == {WITHHELD}:
         return [[f"{title}: all groups", *_hidden(WITHHELD)]]
-    cells = [_hidden(mark) if mark else _scores(mean[groups == name]) for name, mark in zip(names, marks, strict=True)]
-    return [[f"{title}: {name}", *each] for name, each in zip(names, cells, strict=True)]
+    parts = {name: mean[groups == name] for name, mark in zip(names, marks, strict=True) if not mark}
+    largest = max((name for name in parts if name != UNKNOWN), key=lambda name: len(parts[name]), default="")
+    rows = []
+    for name, mark in zip(names, marks, strict=True):
+        if mark:
+            rows.append([f"{title}: {name}", *_hidden(mark)])
+            continue
+        difference = REFERENCE if name == largest else _difference(parts[name], parts.get(largest))
+        rows.append([f"{title}: {name}", *_scores(parts[name]), difference])
+    return rows
 
 
 def _hidden(mark: str) -> list[str]:
-    return [mark, mark, *["-"] * 5]
+    return [mark, mark, *["-"] * 7]
+
+
+def _difference(part: pd.DataFrame, reference: pd.DataFrame | None) -> str:
+    """AUC of a group minus that of another, with an interval; the groups share no subject, so their variances add up."""
+    if reference is None:
+        return "-"
+    (area, variance, _), (other, others, _) = within_sites(part), within_sites(reference)
+    half = NORMAL * np.sqrt(variance + others)
+    low, middle, high = (100 * (area - other + step) for step in (-half, 0.0, half))
+    if np.isnan(middle):
+        return "-"
+    return f"{middle:+.1f} ({low:+.1f} to {high:+.1f})" if half > 0 else f"{middle:+.1f}"
+
+
+def within_sites(part: pd.DataFrame) -> tuple[float, float, int]:
+    """Mean of the within-site AUCs, its variance by DeLong, and the number of sites with enough subjects."""
+    areas, variances = [], []
+    for _, site in part.groupby("target", sort=False):
+        patients = int(site["label"].sum())
+        if min(patients, len(site) - patients) >= LEAST_OF_CLASS:
+            area, covariance = delong(site["label"].to_numpy(), site["proba"].to_numpy())
+            areas.append(float(area[0]))
+            variances.append(float(covariance[0, 0]))
+    if not areas:
+        return np.nan, np.nan, 0
+    return float(np.mean(areas)), float(np.sum(variances)) / len(areas) ** 2, len(areas)
+
+
+def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects."""
+    shared: dict[str, Any] = copy.deepcopy(dict(description))
+    for name in ("groups", "sites"):
+        for group in shared.get(name, {}).values():
+            for entry in ("age", "motion", "male", "sex_known") if group["subjects"] < LEAST else ():
+                group.pop(entry, None)
+    return shared
+
+
+def few_of_a_class(description: Mapping[str, Any]) -> bool:
+    """Whether a cohort has too few patients or controls to share their mean connectome; so if their number is unknown."""
+    groups = description.get("groups", {})
+    return any(groups.get(name, {}).get("subjects", 0) < LEAST for name in ("patients", "controls"))
 
 
 def suppressed(sizes: Sequence[int]) -> list[str]:
@@ -140,12 +197,10 @@ def _follows(sizes: Sequence[int], marks: Sequence[str]) -> bool:
 
 def _scores(part: pd.DataFrame) -> list[str]:
     y, p = part["label"].to_numpy(), part["proba"].to_numpy()
-    areas = []
-    for _, site in part.groupby("target", sort=False):
-        patients = int(site["label"].sum())
-        if min(patients, len(site) - patients) >= LEAST_OF_CLASS:
-            areas.append(auc(site["label"].to_numpy(), site["proba"].to_numpy()))
+    area, variance, sites = within_sites(part)
+    half = NORMAL * np.sqrt(variance)
+    ends = f"{100 * max(area - half, 0):.1f} to {100 * min(area + half, 1):.1f}" if variance > 0 else "-"
     hits, misses, rejections, alarms = confusion(y, p)
     rates = [(hits, hits + misses), (rejections, rejections + alarms), (hits + rejections, len(y))]
     shown = [f"{100 * part / whole:.1f}" if whole else "-" for part, whole in rates]
-    return [str(len(y)), str(hits + misses), f"{100 * np.mean(areas):.1f}" if areas else "-", str(len(areas)), *shown]
+    return [str(len(y)), str(hits + misses), f"{100 * area:.1f}" if sites else "-", ends, str(sites), *shown]

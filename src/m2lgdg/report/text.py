@@ -31,6 +31,33 @@ def table(
 ) -> str:
     """Scores at each target site, the macro average with paired tests, and variants paired by site and seed.
 
+    Parameters
+    ----------
+    folder : str or Path
+        Study folder.
+    form : {"text", "markdown", "latex", "csv"}
+    best, rivals : str, sequence of str
+        Methods of the paired tests.
+    tests : bool
+        Whether to add the tests of all five metrics.
+    published : str or Path, optional
+    sites : sequence of str, optional
+    predictions : DataFrame, optional
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["prior"], "targets": ["east"]}
+    >>> print(m2lgdg.table(m2lgdg.run_study(study, tempfile.mkdtemp()).folder).splitlines()[0])
+    Target east
+
+    Notes
+    -----
     `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC, and
     `rivals` are those it is tested against, by default all others. With `tests` or `rivals`, the tests of all five metrics
     follow (Panel B of the paper): one table per metric as text, one wide table in the other formats.

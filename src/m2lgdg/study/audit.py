@@ -7,6 +7,7 @@ fitted first, because a study fits many targets in one process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,12 +23,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.method import Method, is_network, nearest
+from m2lgdg.method import Method, is_network, make, nearest
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import Cell, make_cells
 from m2lgdg.study.config import Study
-from m2lgdg.study.kept import kept_outside
+from m2lgdg.study.kept import digest, kept_outside
 from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
 from m2lgdg.study.runner import CellContext, adapted_proba, check_device, checked, failure_reason, fitted_cell, study_cohort
 from m2lgdg.study.watch import Used, Watch
@@ -205,6 +206,9 @@ def _run_world(world: str, sequences: list[list[Cell]], study: Study, cohort: Co
 def _observe(sequences: list[list[Cell]], context: CellContext, original: str, world: str) -> list[Seen]:
     """Fit and predict each cell in this process, and record the files and processes that a method uses itself."""
     load_methods(context.plugins)  # what a plugin reads when it is imported is a part of it
+    for name, fields in {cell.method: cell.fields for *_, cell in sequences}.items():
+        with contextlib.suppress(InputError):  # raised again by the cell, and reported there
+            make(name, **fields)  # imports the method and, if it is one, its scikit-learn estimator
     watch = Watch(original, context.cohort)
     seen = []
     for *others, cell in sequences:
@@ -230,7 +234,7 @@ def _run_before(cell: Cell, context: CellContext) -> None:
 
 
 def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
-    cls = load_methods()[cell.method]
+    cls = type(make(cell.method, **cell.fields))
     before = kept_outside(cls)
     with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
@@ -289,6 +293,9 @@ def digests(fitted: Method) -> dict[str, str]:
     for name, fact in fitted.facts_.items():
         if name not in MEASURED:
             learned[f"fact {name}"] = hashlib.sha256(json.dumps(fact, sort_keys=True).encode()).hexdigest()
+    for i, part in enumerate([fitted, *fitted.parts_.values()]):
+        if hasattr(part, "estimator_"):  # of scikit-learn; it is put into state_ when it is saved
+            learned[f"estimator {i}"] = digest(part.estimator_)
     return learned
 
 

@@ -103,7 +103,8 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, plugins, numerical libraries.
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, `sklearn_bridge/`,
+    plugins, numerical libraries.
 
     Plugins count as they are loaded in this process, the package as it was when this was first called.
     """
@@ -115,7 +116,7 @@ def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 @cache
 def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
     """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
-    folders = (package / name for name in ("methods", "fast", "model"))
+    folders = (package / name for name in ("methods", "fast", "model", "sklearn_bridge"))
     files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
 

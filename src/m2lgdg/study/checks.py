@@ -7,7 +7,9 @@ report has them at its top.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from m2lgdg.cohort import Finding, read_findings
@@ -21,11 +23,15 @@ DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, Recursio
 
 
 class CohortFacts(NamedTuple):
-    """Atlas, ROIs and findings of the cohort of a study; None where they are not known (folders of earlier versions)."""
+    """Atlas, ROIs and findings of the cohort of a study; None where they are not known (folders of earlier versions).
+
+    `description` is that of `study.description`: groups, sites and planted effects; empty where it is not known.
+    """
 
     atlas: str | None = None
     rois: tuple[str, ...] | None = None
     findings: tuple[Finding, ...] | None = None
+    description: Mapping[str, Any] = MappingProxyType({})
 
 
 NOT_KNOWN = CohortFacts()
@@ -51,9 +57,21 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         texts = [facts["atlas"], *facts["rois"]]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("atlas and rois are not texts")
-        return CohortFacts(texts[0], tuple(texts[1:]), read_findings(facts["findings"]))
+        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted") if name in facts}
+        for name in ("groups", "sites"):
+            _check_groups(description.get(name, {}))
+        return CohortFacts(texts[0], tuple(texts[1:]), read_findings(facts["findings"]), description)
     except DAMAGED:
         raise _damaged(path, "facts about a cohort") from None
+
+
+def _check_groups(groups: dict[str, Any]) -> None:
+    """Raise ValueError unless each group has counts, and numbers or texts (of a shared copy) in its other entries."""
+    for group in groups.values():
+        counts = [group[name] for name in ("subjects", "patients", "controls")]
+        others = [value for entry in group.values() for value in (entry if isinstance(entry, list) else [entry])]
+        if not all(isinstance(count, int) for count in counts) or not all(isinstance(v, int | float | str) for v in others):
+            raise ValueError("a group has entries that are neither numbers nor texts")
 
 
 def cohort_line(folder: str | Path, command: str) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from m2lgdg.method import checked_fields, find, nearest, shown
+from m2lgdg.cohort import Cohort
+from m2lgdg.method import Method, checked_fields, find, nearest, shown
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
-from m2lgdg.registry import load_methods
+from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
 
@@ -30,18 +32,20 @@ class Study(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cohort: str = Field(description="cohort file or release folder, relative to the study file")
-    methods: list[str] = Field(min_length=1)
-    name: str = "study"
-    kind: str | None = None
+    methods: list[str] = Field(min_length=1, description="names, as `m2lgdg methods` lists them")
+    name: str = Field(default="study", description="shown in tables and the report")
+    kind: str | None = Field(default=None, description="kind of the release folder; guessed by default")
     options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
-    seeds: list[Seed] = Field(default=[0, 1, 2, 3, 4], min_length=1)
+    seeds: list[Seed] = Field(
+        default=[0, 1, 2, 3, 4], min_length=1, description="one training each; methods without randomness use the first"
+    )
     atlas: str | None = Field(default=None, description="the only atlas of the cohort to use, for all methods")
     atlases: str | list[str] | None = Field(
         default=None, description="field `atlases` of all methods that do not set their own"
     )
     inputs: list[str] | None = Field(default=None, description="phenotype columns; those of the cohort by default")
-    allow_proxies: bool = False
+    allow_proxies: bool = Field(default=False, description="allow inputs that reveal the diagnosis, such as ADOS scores")
     track: Literal["strict", "adapted"] | list[Literal["strict", "adapted"]] = Field(
         default="strict", description="strict: nothing of the target is seen; adapted: a batch of its unlabelled subjects is"
     )
@@ -54,10 +58,12 @@ class Study(BaseModel):
     explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
     explain_steps: int = Field(default=64, ge=1, description="steps of integrated gradients")
     explain_of: Literal["logit", "margin"] = Field(default="logit", description="what attributions of networks are of")
-    plugins: list[str] = []
-    device: str = "cpu"
+    plugins: list[str] = Field(default=[], description="Python files with methods of your own")
+    device: str = Field(default="cpu", description="of networks: cpu, cuda, cuda:1, mps or auto")
     threads: int = Field(default=1, ge=1, le=4096, description="threads per cell; the same number gives identical results")
     cohort_hash: str | None = Field(default=None, description="refuse a cohort with other content")
+
+    _held: Cohort | None = PrivateAttr(default=None)  # a cohort in memory, which is used instead of the path
 
     @property
     def tracks(self) -> tuple[str, ...]:
@@ -86,6 +92,22 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
     return check_study(content, str(path), path.parent)
 
 
+def study_of(content: Mapping[str, Any]) -> Study:
+    """Validate a study given in Python: its cohort may be a `Cohort`, and its methods may be `Method` objects."""
+    given = dict(content)
+    held = given.get("cohort")
+    if isinstance(held, Cohort):
+        given["cohort"] = held.name
+    methods = given.get("methods")
+    if isinstance(methods, list | tuple):
+        tables = {one.name: one.fields() for one in methods if isinstance(one, Method)}
+        given["methods"] = [one.name if isinstance(one, Method) else one for one in methods]
+        given["method"] = dict(given.get("method", {})) | tables
+    study = check_study(given, "study")
+    study._held = held if isinstance(held, Cohort) else None
+    return study
+
+
 def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> Study:
     """Validate a study given as plain values; its paths are relative to `folder`."""
     try:
@@ -95,6 +117,7 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     plugins = [str(folder / plugin) for plugin in study.plugins]
     study = study.model_copy(update={"plugins": plugins, "cohort": str(folder / study.cohort)})
     known = load_methods(tuple(plugins))
+    _define_estimators(study, where)
     for name in study.methods:
         if name not in known:
             raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
@@ -115,6 +138,15 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     _check_fields(study, where)
     _check_variants(study, where)
     return study
+
+
+def _define_estimators(study: Study, where: str) -> None:
+    """Register the scikit-learn estimators that sections [method.NAME] define."""
+    for name in study.methods:
+        try:
+            METHODS.define_estimator(name, study.method.get(name, {}))
+        except InputError as error:
+            raise InputError(f"{where}, [method.{name}]: {error}") from None
 
 
 def with_only(study: Study, names: list[str] | None, sites: list[str] | None = None) -> Study:
@@ -179,14 +211,15 @@ def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
     """Changed fields of one method: those of a variant, then `--set field=value` changes."""
+    changed: dict[str, Any] = {}
+    for change in changes:
+        _apply(changed, change)
+    METHODS.define_estimator(name, changed)
     known = load_methods()
     variants = known.declaration(name).variants if name in known else find(name).variants  # which refuses the name
     if variant is not None and variant not in variants:
         raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
-    fields = dict(variants[variant]) if variant is not None else {}
-    for change in changes:
-        _apply(fields, change)
-    return fields
+    return (dict(variants[variant]) if variant is not None else {}) | changed
 
 
 def usable(name: str) -> bool:

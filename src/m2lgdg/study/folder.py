@@ -27,6 +27,7 @@ from m2lgdg.storage import TEMPORARY, InputError, write_text
 from m2lgdg.study.cells import code_version, installed_version
 from m2lgdg.study.checks import COHORT, read_cohort_facts
 from m2lgdg.study.config import Study
+from m2lgdg.study.description import CONNECTOMES, describe, write_connectomes
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
 # Temporary files of a run that was killed while writing; the second form is that of version 0.1 and earlier.
@@ -167,8 +168,10 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
         checks = leakage_checks(cohort, study.targets)
         write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
     if not (out / COHORT).is_file():
-        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": with_checks(cohort).findings}
+        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": with_checks(cohort).findings, **describe(cohort)}
         write_text(out / COHORT, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    if not (out / CONNECTOMES).is_file():
+        write_connectomes(cohort, out)
     environment = _environment(study)
     if _stored_code(out / "environment.json") != environment["code"]:  # cells of other code are not in the predictions
         write_text(out / "environment.json", json.dumps(environment, indent=1) + "\n")

@@ -18,21 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
 from m2lgdg.method import Method, make
 from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
+from m2lgdg.notebook.html import shown_table
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text
 from m2lgdg.study.cells import LIBRARIES, Cell, cell_code, distinct, make_cells
-from m2lgdg.study.config import Study, check_study, read_study
+from m2lgdg.study.config import Study, read_study, study_of
 from m2lgdg.study.engines import ENGINES, Engine
 from m2lgdg.study.features import forget_features, share_features
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.loaded import cohort_in_memory
-from m2lgdg.study.predictions import ADAPTED
+from m2lgdg.study.predictions import ADAPTED, read_predictions
 from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
 from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
 
@@ -76,6 +78,26 @@ class Summary:
     taken: int = 0  # reused cells copied from another study folder
     failed: list[tuple[str, str]] = field(default_factory=list)  # cell, reason
     seconds: float = 0.0
+    folder: str = ""  # of the study
+
+    def scores(self) -> pd.DataFrame:
+        """AUC of each method at each target site, (method, target), mean over seeds, with their mean over sites."""
+        from m2lgdg.study.stats import cell_scores
+
+        scores = cell_scores(read_predictions(self.folder), ("AUC",))
+        scores["method"] = [one.method if not one.variant else f"{one.method} ({one.variant})" for one in scores.itertuples()]
+        table = scores.pivot_table(index="method", columns="target", values="value", aggfunc="mean", sort=False)
+        return table.assign(mean=table.mean(axis=1))
+
+    def _repr_html_(self) -> str:
+        """Counts and the AUC at each target site, for notebooks."""
+        title = f"{self.done + self.reused} of {self.total} cells done, {len(self.failed)} failed"
+        lines = [f"{cell}: {reason}" for cell, reason in self.failed[:10]]
+        if not self.folder or not self.done + self.reused:
+            return shown_table(title, (), (), lines)
+        table = self.scores()
+        rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(table.index, table.to_numpy(), strict=True)]
+        return shown_table(f"{title}; AUC at each target site", ("method", *table.columns), rows, lines)
 
 
 Watch = Callable[[Summary], None]
@@ -110,8 +132,44 @@ def run_study(
     reuse: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> Summary:
-    """Run the cells that are not done yet and write predictions.csv.
+    """Run the cells of a study that are not done yet and write predictions.csv.
 
+    Parameters
+    ----------
+    study : dict, Study, str or Path
+        A study file, or its keys in Python. There, `cohort` can be a `Cohort` in memory, which is stored in the study
+        folder, and `methods` can hold `Method` objects.
+    out : str or Path
+        Study folder.
+    engine : {"serial", "joblib", "dask"}, optional
+        By default joblib if there are several jobs, dask if there is a scheduler.
+    jobs : int
+        Number of parallel processes.
+    scheduler : str, optional
+        Address of a Dask scheduler.
+    shard : str, optional
+        Part of the cells, such as "2/8".
+    reuse : sequence of paths
+        Study folders to copy identical cells from.
+    watch : callable, optional
+        Called with the `Summary` after every cell.
+
+    Returns
+    -------
+    Summary
+        Numbers of cells, failures, and `scores()`: the AUC of each method at each target site.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["fc-logistic", "prior"], "targets": ["east"]}
+    >>> summary = m2lgdg.run_study(study, tempfile.mkdtemp())
+    >>> summary.done, summary.failed, summary.scores().loc["prior", "east"].item()
+    (2, [], 0.5)
+
+    Notes
+    -----
     `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failed cell is recorded and the others
     continue, unless the GPU failed with it; the next run tries it again. The run ends if the cohort or a plugin is changed
     meanwhile. Identical cells are copied from the folders in `reuse`, for example from a study with fewer seeds or methods.
@@ -136,7 +194,7 @@ def run_study(
     with locked_folder(out, study, cohort, cohort_path, (part, parts)):
         taken = sum(records.copy(cell, reuse) for cell in shard_cells if not records.done(cell))
         todo = [cell for cell in shard_cells if not records.done(cell)]
-        summary = Summary(total=len(shard_cells), reused=len(shard_cells) - len(todo), taken=taken)
+        summary = Summary(total=len(shard_cells), reused=len(shard_cells) - len(todo), taken=taken, folder=str(out))
         if watch:
             watch(summary)
         # Grouped by target: methods that cache what they fit on a source find it in memory.
@@ -165,7 +223,8 @@ def run_study(
 def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
     """File of the cohort that workers read, and what they need besides the cell."""
     # Converted once, into the study folder, since workers read a file.
-    converted = Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
+    in_memory = study._held is not None
+    converted = in_memory or Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
     cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
     return cohort_path, CellContext(
         str(out.resolve()),
@@ -340,14 +399,14 @@ def _torch_threads(count: int) -> Iterator[None]:
 def checked(study: Study | dict[str, Any] | str | Path) -> Study:
     """Validated study from a file, plain values or a `Study`."""
     if isinstance(study, dict):
-        return check_study(study, "study")
+        return study_of(study)
     return study if isinstance(study, Study) else read_study(study)
 
 
 def study_cohort(study: Study) -> Cohort:
     """Cohort of a study, with the inputs of the study."""
     options: dict[str, Any] = dict(study.options)
-    content = read(study.cohort, study.kind, **options)
+    content = study._held if study._held is not None else read(study.cohort, study.kind, **options)
     content = content if study.atlas is None else content.parcellation(study.atlas)
     inputs = content.inputs if study.inputs is None else study.inputs
     cohort = content.with_inputs(inputs, allow_proxies=study.allow_proxies or content.allow_proxies)

@@ -39,8 +39,38 @@ def read(
     motion_column: str | None = None,
     **options: object,
 ) -> Cohort:
-    """Read the cohort at `path`: a file written by `Cohort.save`, or a folder of a supported kind.
+    """Read a cohort from a file written by `Cohort.save`, or from a folder of a supported kind.
 
+    Parameters
+    ----------
+    path : str or Path
+    kind : str, optional
+        Kind of the folder; recognised from its content by default.
+    on_bad : {"stop", "exclude"}
+        What to do with an invalid subject.
+    progress : callable, optional
+        Called with the number of files that were read, and their number.
+    max_motion : float, optional
+        Largest mean head motion.
+    motion_column : str, optional
+        Phenotype with the head motion.
+    **options
+        Options of the kind.
+
+    Returns
+    -------
+    Cohort
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import m2lgdg
+    >>> path = m2lgdg.make_cohort("tiny").save(os.path.join(tempfile.mkdtemp(), "tiny.cohort"))
+    >>> m2lgdg.read(path)
+    Cohort tiny: 52 subjects (28 patients, 24 controls) of 4 sites, 12 ROIs (synthetic)
+
+    Notes
+    -----
     An invalid subject (unreadable file, NaN, wrong columns, not listed ...) raises an error with its place and reason; with
     `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind;
     `atlas` takes one name, several (`atlas=("aal", "ho")`) or `"all"`.

@@ -44,10 +44,15 @@ def _reason(value: float, column: str, limit: float) -> str:
     return f"{TOO_LARGE}{column} is not below {limit:g}{DETAIL}{value:.6g})"
 
 
+def usual_column(cohort: Cohort) -> str | None:
+    """The first phenotype that has one of the usual names of mean head motion, if there is one."""
+    names = {str(name).lower(): str(name) for name in reversed(cohort.phenotypes.columns)}
+    return next((names[name] for name in MOTION if name in names), None)
+
+
 def _motion_column(cohort: Cohort, wanted: str | None) -> str:
     table = cohort.phenotypes
-    names = {str(name).lower(): str(name) for name in reversed(table.columns)}
-    column = wanted if wanted is not None else next((names[name] for name in MOTION if name in names), None)
+    column = wanted if wanted is not None else usual_column(cohort)
     if column is None:
         raise InputError(
             f"cohort {cohort.name} has no column of head motion ({', '.join(MOTION)}); name another one with --motion-column."

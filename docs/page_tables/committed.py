@@ -1,0 +1,182 @@
+"""The committed results, read once, and comparisons of two models on the same subjects."""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_rel
+
+from m2lgdg.metrics import auc, delong_test
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, over_seeds, site_scores, training_differences
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+DRAWS = 2000
+
+Model = tuple[str, str, str]  # study, method, variant
+TARGETS = ("NYU", "USM")  # the paper's
+METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
+ALL_SITES = "abide-all-sites"
+PAPER = "abide-paper"
+LINEAR = (
+    *("fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge", "tangent-pearson-ridge"),
+    *("combat-logistic", "connectome-ensemble", "connectome-adaptive"),
+)
+WITH_PHENOTYPES = ("m2lgdg", "mm-gtunets")  # in the paper
+
+
+@cache
+def predictions(study: str) -> pd.DataFrame:
+    """The predictions table of a committed study."""
+    return read_predictions(RESULTS / study)
+
+
+@cache
+def cells(study: str) -> pd.DataFrame:
+    """One row for each cell and metric."""
+    return cell_scores(predictions(study), METRICS)
+
+
+@cache
+def sites(study: str) -> pd.DataFrame:
+    """Mean and sd over seeds in percent by (method, variant, target, metric)."""
+    table = site_scores(cells(study)).set_index(["method", "variant", "target", "metric"])
+    return table[["mean", "sd"]].sort_index() * 100
+
+
+@cache
+def macro(study: str) -> pd.DataFrame:
+    """Mean AUC over sites and half of its 95 % interval in percent, by (method, variant)."""
+    table = macro_scores(site_scores(cells(study)).query("metric == 'AUC'")).set_index(["method", "variant"])
+    table["half"] = [half_interval(sd, count) for sd, count in zip(table["sd"], table["sites"], strict=True)]
+    return table[["mean", "half"]] * 100
+
+
+@cache
+def averaged(study: str) -> pd.DataFrame:
+    """(target, (method, variant)) AUC in percent of probabilities averaged over seeds."""
+    grouped = over_seeds(predictions(study)).groupby(["target", "method", "variant"], sort=False)
+    areas = {key: 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy()) for key, part in grouped}
+    return pd.Series(areas).unstack([1, 2])
+
+
+@cache
+def records(study: str, method: str, variant: str = "") -> list[dict]:
+    """The records of a method's cells."""
+    lines = (RESULTS / study / "records.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if (one["method"], one["variant"]) == (method, variant)]
+
+
+@cache
+def published(data: str = "abide") -> pd.Series:
+    """The paper's values by (method, target, metric)."""
+    return pd.read_csv(ROOT / "studies" / f"paper-{data}.csv").set_index(["method", "target", "metric"])["value"]
+
+
+@cache
+def changes(study: str, method: str) -> pd.DataFrame:
+    """The whole method minus each variant in percent, with half of its 95 % interval over trainings."""
+    differences = training_differences(cells(study), method).query("metric == 'AUC'").set_index("variant")
+    return differences[["mean", "half"]] * 100
+
+
+def networks(study: str = PAPER) -> list[str]:
+    """The paper's networks that a study has, `m2lgdg` first, then in the order of the paper's table."""
+    present = set(predictions(study)["method"])
+    names = dict.fromkeys(["m2lgdg", *published().index.get_level_values("method")])
+    return [method for method in names if method in present]
+
+
+def scores_at(model: Model, target: str, metric: str = "AUC") -> tuple[float, float]:
+    """Mean and sd over seeds in percent."""
+    mean, sd = sites(model[0]).loc[(*model[1:], target, metric)]
+    return float(mean), float(sd)
+
+
+def by_site(model: Model) -> pd.Series:
+    """AUC in percent at each target, mean over seeds."""
+    return sites(model[0]).loc[model[1:]].xs("AUC", level="metric")["mean"]
+
+
+def of_paper(method: str, phenotypes: bool) -> Model | None:
+    """Where the results of a method on the paper's subjects are, without or with phenotypes; None if it was not run so."""
+    if method in LINEAR:
+        return ("abide-paper-linear", method, "phenotypes" if phenotypes else "")
+    if method == "phenotype-logistic":
+        return ("abide-paper-linear", method, "") if phenotypes else None
+    if method == "m2lgdg-connectome":
+        return ("abide-paper-connectome", method, "" if phenotypes else "scan")
+    if method in WITH_PHENOTYPES:
+        return (PAPER, method, "") if phenotypes else None
+    study = "abide-paper-phenotypes" if phenotypes else PAPER
+    return (study, method, "") if method in set(predictions(study)["method"]) else None
+
+
+# Two models on the same subjects
+
+
+@cache
+def scores(model: Model, targets: tuple[str, ...]) -> pd.DataFrame:
+    """Label and probability averaged over seeds, by (target, subject), sorted."""
+    study, method, variant = model
+    table = over_seeds(predictions(study))
+    chosen = table[(table["method"] == method) & (table["variant"] == variant) & table["target"].isin(targets)]
+    return chosen.set_index(["target", "subject"])[["label", "proba"]].sort_index()
+
+
+@cache
+def bootstrap(groups: tuple[tuple[int, int], ...]) -> list[list[np.ndarray]]:
+    """(draw, subject) times a subject is drawn, for each site and class of these sizes; as benchmarks/paired.py draws."""
+    rng = np.random.default_rng(0)
+    counts = [[np.zeros((DRAWS, size)) for size in site] for site in groups]
+    for i in range(DRAWS):
+        for site in counts:
+            for group in site:
+                group[i] = np.bincount(rng.choice(group.shape[1], group.shape[1]), minlength=group.shape[1])
+    return counts
+
+
+def ranked(label: np.ndarray, proba: np.ndarray) -> np.ndarray:
+    """(patient, control) 1 where the patient has the higher probability, a half for ties: the AUC is its mean."""
+    patients, controls = proba[label == 1][:, None], proba[label == 0][None, :]
+    return (patients > controls) + 0.5 * (patients == controls)
+
+
+def aligned(first: Model, second: Model) -> Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    """Label and both probabilities of the subjects at each site of the first."""
+    targets = tuple(sorted(set(predictions(first[0]).query("method == @first[1]")["target"])))
+    one, two = scores(first, targets), scores(second, targets)
+    for target in targets:
+        a, b = one.loc[target], two.loc[target]
+        yield target, a["label"].to_numpy(), a["proba"].to_numpy(), b["proba"].loc[a.index].to_numpy()
+
+
+def delong(first: Model, second: Model) -> dict[str, tuple[float, float]]:
+    """Difference of AUC in percent and DeLong's p at each site."""
+    tests = {target: delong_test(*rest) for target, *rest in aligned(first, second)}
+    return {target: (100 * float(difference), float(p)) for target, (difference, p) in tests.items()}
+
+
+def paired(first: Model, second: Model) -> dict:
+    """Difference of mean AUC over the sites of the first in percent, its 95 % interval over subjects, p over sites, DeLong."""
+    matrices, sizes = [], []
+    for _, label, *probas in aligned(first, second):
+        matrices.append([ranked(label, proba) for proba in probas])
+        sizes.append((int((label == 0).sum()), int((label == 1).sum())))
+    areas = 100 * np.array([[matrix.mean() for matrix in pair] for pair in matrices])  # (site, side)
+    drawn = np.zeros(DRAWS)
+    for (a, b), (controls, patients) in zip(matrices, bootstrap(tuple(sizes)), strict=True):
+        drawn += ((patients @ (a - b)) * controls).sum(axis=1) / a.size / len(matrices)
+    difference = areas[:, 0] - areas[:, 1]
+    return {
+        "means": areas.mean(axis=0),
+        "difference": float(difference.mean()),
+        "interval": 100 * np.percentile(drawn, [2.5, 97.5]),
+        "p": float(ttest_rel(*areas.T).pvalue) if len(areas) > 2 else np.nan,
+        "counts": tuple(int(part.sum()) for part in (difference > 1e-9, np.abs(difference) <= 1e-9, difference < -1e-9)),
+        "delong": delong(first, second),
+    }

@@ -1,0 +1,115 @@
+"""Tables of the pages of single methods: docs/m2lgdg.md, networks.md, generalization.md, explain.md; regions of results.md."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.explain.explanation import Explanation, mean_over
+from page_tables.committed import METRICS, PAPER, RESULTS, TARGETS, networks, published, records, scores_at
+from page_tables.results import ABLATED
+from page_tables.writing import block, bullets, name, number, spread, table
+
+BRAIN_NETWORKS = ("brainnetcnn", "braingnn", "ibgnn-plus", "msstan", "mm-gtunets", "ufa-net", "brainnet-transformer")
+GENERALIZATION = ("erm", "cdann", "mixup", "mldg", "iib", "genm", "m2dc", "metaexplainer")
+FURTHER = ("erm", "brainnet-transformer")  # not in the paper
+
+
+def _run(methods: Iterable[str]) -> list[str]:
+    return [method for method in methods if method in (*networks(), *FURTHER)]
+
+
+def _all_metrics(methods: Iterable[str]) -> list[str]:
+    """Every metric at NYU and USM, in brackets the paper's."""
+    rows = []
+    for target in TARGETS:
+        for method in _run(methods):
+            values = [spread(scores_at((PAPER, method, ""), target, metric)) for metric in METRICS]
+            if method not in FURTHER:
+                reported = [published()[method, target, metric] + 1e-6 for metric in METRICS]  # halves up
+                values = [f"{text} ({value:.1f})" for text, value in zip(values, reported, strict=True)]
+            rows.append([target, name(method), *values])
+    return table(["target", "method", *METRICS], rows)
+
+
+block("networks-abide")(partial(_all_metrics, BRAIN_NETWORKS))
+block("generalization-abide")(partial(_all_metrics, GENERALIZATION))
+
+
+@block("network-costs")
+def network_costs() -> list[str]:
+    """Seconds and peak memory of a training, over those without and with phenotypes."""
+    rows = []
+    for method in _run((*BRAIN_NETWORKS, *GENERALIZATION)):
+        own = [*records(PAPER, method), *records("abide-paper-phenotypes", method)]
+        seconds = [record["seconds"] for record in own]
+        peak = max(record["learned"]["peak_memory_gib"] for record in own)
+        rows.append([name(method), f"{min(seconds):.0f} to {max(seconds):.0f}", f"{np.median(seconds):.0f}", number(peak, 2)])
+    return table(["method", "seconds", "median", "peak GiB"], rows)
+
+
+@block("m2lgdg-abide")
+def m2lgdg_abide() -> list[str]:
+    """M²LG-DG with two decimals, its validation AUC, and the paper's AUC."""
+    rows = []
+    for target in TARGETS:
+        values = [spread(scores_at((PAPER, "m2lgdg", ""), target, metric), 2) for metric in METRICS[:4]]
+        learned = [record["learned"] for record in records(PAPER, "m2lgdg") if record["target"] == target]
+        best = [100 * own["history"][own["best_epoch"] - 1]["val_auc"] for own in learned]
+        validation = spread((float(np.mean(best)), float(np.std(best, ddof=1))))
+        rows.append([target, *values, validation, f"{published()['m2lgdg', target, 'AUC']:.2f}"])
+    return table(["target", *METRICS[:4], "validation AUC", "the paper's AUC"], rows)
+
+
+@block("loss-terms")
+def loss_terms() -> list[str]:
+    """Terms of the loss, each times its weight, in the first and in the kept epoch of ten trainings."""
+    learned = [[record["learned"] for record in records(study, method)] for study, method in ((PAPER, "m2lgdg"), ABLATED[1])]
+    rows = []
+    for term in learned[0][0]["losses"]:
+        row = [term]
+        for trained in learned:
+            for epoch in ("first", "kept"):
+                values = [own["losses"][term][epoch] for own in trained]
+                low, high = (number(value, 4) if value else "0" for value in (min(values), max(values)))
+                row.append(low if low == high else f"{low} to {high}")
+        rows.append(row)
+    header = ["term", "`m2lgdg`: first epoch", "kept epoch", "`m2lgdg-connectome`: first epoch", "kept epoch"]
+    return table(header, rows)
+
+
+def _explanations() -> list[Explanation]:
+    return [Explanation.load(folder) for folder in sorted((RESULTS / PAPER / "explanations").iterdir())]
+
+
+@block("regions")
+def regions() -> list[str]:
+    """The ten ROIs of M²LG-DG by the paper's rule, and how far the trainings agree."""
+    each = _explanations()
+    scored = pd.DataFrame({i: one.rois.set_index("roi")["score"] for i, one in enumerate(each)})
+    mean, scaled = (values.mean(axis=1).sort_values(ascending=False) for values in (scored, scored / scored.mean()))
+    shared = len(set(mean.index[:10]) & set(scaled.index[:10]))
+    return bullets(
+        f"Ten highest: {', '.join(mean.index[:10])}.",
+        f"The first is {100 * (mean.iloc[0] / mean.iloc[19] - 1):.0f} % above the twentieth. Highest score of a ROI, by "
+        f"training: {scored.max().min():.1e} to {scored.max().max():.1e}.",
+        f"If every training counts the same, {shared} of the ten remain, led by {scaled.index[0]} and {scaled.index[1]}.",
+        f"Rank correlation of two of the {len(each)} trainings, mean: {number(mean_over(each).about['agreement'], 2)}.",
+    )
+
+
+@block("explained")
+def explained() -> list[str]:
+    """Phenotypes, gate and probe of the explanations of M²LG-DG."""
+    each = _explanations()
+    gate = [float(np.average(one.gate["imaging"], weights=one.gate["subjects"])) for one in each]
+    keys = ("site", "site_chance", "label", "label_chance")
+    site, largest, label, frequent = (100 * np.mean([one.about["readability"][key] for one in each]) for key in keys)
+    return bullets(
+        f"Phenotypes by score: {', '.join(mean_over(each).phenotypes['phenotype'])}.",
+        f"Weight of the scan in the gate: {number(np.mean(gate), 2)} on average, {number(min(gate), 2)} to "
+        f"{number(max(gate), 2)} over {len(gate)} trainings.",
+        f"A linear probe of the representation reads the source site of {site:.0f} % of subjects (largest site "
+        f"{largest:.0f} %) and the label of {label:.0f} % (more frequent label {frequent:.0f} %).",
+    )

@@ -1,0 +1,235 @@
+"""Tables of docs/results.md: the paper's subjects, then every site of the first cohort."""
+
+import numpy as np
+from scipy.stats import t as student
+
+from m2lgdg.study.stats import holm
+from page_tables import committed as results
+from page_tables.committed import (
+    ALL_SITES,
+    LINEAR,
+    PAPER,
+    TARGETS,
+    WITH_PHENOTYPES,
+    Model,
+    of_paper,
+    paired,
+    published,
+    scores_at,
+)
+from page_tables.writing import block, bullets, chance, interval, name, number, spread, table
+
+FURTHER = ("m2lgdg-connectome", "erm", "brainnet-transformer")  # networks that the paper does not have
+OWN: Model = (PAPER, "m2lgdg", "")
+CONNECTOME: Model = ("abide-paper-connectome", "m2lgdg-connectome", "")
+BEST: Model = (ALL_SITES, "connectome-adaptive", "phenotypes")
+AT_ALL_SITES: tuple[Model, ...] = (
+    BEST,
+    (ALL_SITES, "fc-logistic", "phenotypes"),
+    *((ALL_SITES, method, "") for method in ("coral", "mm-gtunets", "cdann", "mldg", "irm", "phenotype-logistic")),
+)
+ABLATIONS = {
+    "": "the whole method (C4)",
+    "M1": "M1, phenotypes alone",
+    "M2": "M2, the scan alone",
+    "scan": "`scan`, M2 with the contrast",
+    "C1": "C1, no decomposition, no cross-attention",
+    "C2": "C2, no cross-attention",
+    "C3": "C3, no contrast across sites",
+}
+ABLATED = (("abide-paper-ablation", "m2lgdg"), CONNECTOME[:2])
+SWEPT = "abide-sensitivity"
+DEFAULTS = ("decomposition_weight=0.1", "contrastive_weight=0.1", "temperature=0.07", "percentile=80", "length=200")
+
+
+# The paper's subjects
+
+
+def auc_cell(method: str, phenotypes: bool, target: str) -> str:
+    """AUC on the paper's subjects at a site or ("both") its mean; in brackets the paper's own, where it has this model."""
+    model = of_paper(method, phenotypes)
+    if model is None:
+        return "-"
+    at = TARGETS if target == "both" else (target,)
+    text = spread(scores_at(model, target)) if target in TARGETS else number(np.mean([scores_at(model, t)[0] for t in at]))
+    if method not in results.networks() or phenotypes != (method in WITH_PHENOTYPES):
+        return text
+    return f"{text} [{np.mean([published()[method, t, 'AUC'] for t in at]) + 1e-6:.1f}]"  # halves up
+
+
+def both(method: str, target: str) -> str:
+    """AUC without / with phenotypes."""
+    return " / ".join(auc_cell(method, phenotypes, target) for phenotypes in (False, True))
+
+
+def everywhere(method: str) -> str:
+    """Mean AUC over 18 sites of the first cohort with half of its interval, without / with phenotypes."""
+    known = results.macro(ALL_SITES)
+    if (method, "") not in known.index:
+        return "not run"
+    if (method, "phenotypes") not in known.index:  # a method that always takes phenotypes
+        return f"- / {spread(known.loc[(method, '')])}"
+    return " / ".join(spread(known.loc[(method, variant)]) for variant in ("", "phenotypes"))
+
+
+@block("paper-table")
+def paper_table() -> list[str]:
+    """Networks at NYU and USM, without and with phenotypes."""
+    columns = [(phenotypes, target) for phenotypes in (False, True) for target in (*TARGETS, "both")]
+    rows = [[name(method), *(auc_cell(method, *column) for column in columns)] for method in (*results.networks(), *FURTHER)]
+    return [*table(["method", "NYU", "USM", "mean", "with phenotypes: NYU", "USM", "mean"], rows), "", *_counts()]
+
+
+@block("linear-models")
+def linear_models() -> list[str]:
+    """Linear models without / with phenotypes: NYU and USM on the paper's subjects, 18 sites on the first cohort."""
+    methods = (*LINEAR, "phenotype-logistic")
+    rows = [[name(method), *(both(method, target) for target in (*TARGETS, "both")), everywhere(method)] for method in methods]
+    return table(["method", *TARGETS, "mean", "18 sites, first cohort"], rows)
+
+
+def _counts() -> list[str]:
+    """How many networks are above the paper's values, M²LG-DG and the phenotypes alone, and how much seeds matter."""
+    own, *rivals = results.networks()
+    models = {method: np.array([scores_at((PAPER, method, ""), t) for t in TARGETS]) for method in (own, *rivals)}
+    areas = {method: values[:, 0] for method, values in models.items()}
+    given = {method: [scores_at(model, t)[0] for t in TARGETS] for method in rivals if (model := of_paper(method, True))}
+    reported = {method: [published()[method, t, "AUC"] for t in TARGETS] for method in rivals}
+    alone = [scores_at(of_paper("phenotype-logistic", True), t)[0] for t in TARGETS]
+    beyond = [method for method in rivals if (areas[method] > reported[method]).all()]
+    above, higher = (sum((each[method] > areas[own]).all() for method in set(each) & set(rivals)) for each in (areas, given))
+    below = np.sum([values < alone for values in areas.values()], axis=0)
+    between = np.std(list(areas.values()), axis=0, ddof=1)
+    within = np.mean([values[:, 1] ** 2 for values in models.values()], axis=0) ** 0.5
+    gains = np.ravel([results.averaged(PAPER).loc[list(TARGETS), (method, "")] - areas[method] for method in areas])
+    return bullets(
+        f"Above the paper's value at both sites: {len(beyond)} of {len(rivals)} compared networks, all but "
+        f"{', '.join(name(method) for method in rivals if method not in beyond)}.",
+        f"Above `m2lgdg` at both sites: {above} of {len(rivals)}; with phenotypes for all, {higher} of {len(given)}.",
+        f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM.",
+        f"Sd between the means of the {len(areas)} networks: {number(between[0])} at NYU, {number(between[1])} at USM. Sd over "
+        f"the seeds of one network (root mean square): {number(within[0])} and {number(within[1])}.",
+        f"Gain in AUC from averaging the probabilities of five trainings: median {number(np.median(gains))}, at most "
+        f"{number(gains.max())}, a loss in {(gains < 0).sum()} of {len(gains)} cases.",
+    )
+
+
+@block("paper-comparisons")
+def paper_comparisons() -> list[str]:
+    """Two models at NYU and USM, seeds averaged: difference, its interval over subjects, and DeLong's tests."""
+    whole: Model = (*ABLATED[0], "")
+    pairs = [(OWN, of_paper(method, True)) for method in ("phenotype-logistic", "erm", "fc-logistic")]
+    pairs += [(whole, (*ABLATED[0], "M1")), (CONNECTOME, OWN)]
+    pairs += [(CONNECTOME, of_paper(method, True)) for method in ("fc-logistic", "connectome-adaptive")]
+    pairs += [(CONNECTOME, (*ABLATED[1], "scan"))]
+    rows = []
+    for first, second in pairs:
+        result = paired(first, second)
+        tests = [f"{number(difference)} ({chance(p)})" for difference, p in result["delong"].values()]
+        other = name(second[1]) if second[1] != first[1] else f"its variant {second[2]}"
+        rows.append([f"{name(first[1])} minus {other}", interval(result["difference"], *result["interval"]), *tests])
+    methods = (*results.networks()[1:], *FURTHER, *LINEAR, "phenotype-logistic")
+    others = [model for method in methods for given in (False, True) if (model := of_paper(method, given))]
+    tests = {(model, target): test for model in others for target, test in results.delong(model, OWN).items()}
+    adjusted = dict(zip(tests, holm([p for _, p in tests.values()]), strict=True))
+    above = {target: sum(d > 0 and p < 0.05 for (_, site), (d, p) in tests.items() if site == target) for target in TARGETS}
+    below = sum(d < 0 and p < 0.05 for d, p in tests.values())
+    return [
+        *table(["models", "mean of both sites (95 % over subjects)", "NYU (DeLong p)", "USM (DeLong p)"], rows),
+        "",
+        *bullets(
+            f"All {len(others)} other models of both tables against `m2lgdg`, {len(tests)} DeLong tests: above it with p < "
+            f"0.05 in {above['NYU']} at NYU and {above['USM']} at USM, below it in {below}. With Holm's correction "
+            f"{sum(p < 0.05 for p in adjusted.values())} remain."
+        ),
+    ]
+
+
+# Ablations and sweeps of M²LG-DG
+
+
+def _ablated(study: str, method: str, variant: str) -> list[str]:
+    if (method, variant) not in results.sites(study).index.droplevel(["target", "metric"]):
+        return ["", "", ""]
+    areas = [spread(scores_at((study, method, variant), target)) for target in TARGETS]
+    mean, half = results.changes(study, method).loc[variant] if variant else (0, 0)
+    return [*areas, interval(mean, mean - half, mean + half) if variant else ""]
+
+
+@block("ablations")
+def ablations() -> list[str]:
+    """AUC without one part or another, of both frameworks; the paper's on REST-meta-MDD."""
+    rows = []
+    for variant, text in ABLATIONS.items():
+        reported = published("rest-meta-mdd").get((f"m2lgdg: {variant or 'C4'}", "all", "AUC"))
+        values = [cell for study, method in ABLATED for cell in _ablated(study, method, variant)]
+        rows.append([text, *values, f"{reported + 1e-6:.1f}" if reported else ""])
+    header = [f"`{method}`: NYU | USM | whole minus variant" for _, method in ABLATED]
+    return table(["variant", *" | ".join(header).split(" | "), "paper, REST-meta-MDD"], rows)
+
+
+@block("sweep-summary")
+def sweep_summary() -> list[str]:
+    """Which values of five fields differ from the default, and how far seeds lie apart."""
+    changed = results.changes(SWEPT, "m2lgdg").drop(index=list(DEFAULTS))
+    trained = results.cells(SWEPT).query("metric == 'AUC'").set_index(["variant", "target", "seed"])["value"] * 100
+    means = trained.groupby(level="variant").mean()
+    highest = sum(means[means.index.str.startswith(value.split("=")[0])].idxmax() == value for value in DEFAULTS)
+    ranges = trained.drop(index=list(DEFAULTS), level="variant").groupby(level=["variant", "target"]).agg(np.ptp)
+    texts = {value: f"`{value}`: {interval(-mean, -mean - half, -mean + half)}" for value, mean, half in changed.itertuples()}
+    apart = changed.index[changed["mean"].abs() > changed["half"]]
+    return bullets(
+        f"Largest difference from the default ({number(means[''])}), of {len(changed)} changed values: "
+        f"{texts[changed['mean'].abs().idxmax()]}.",
+        f"Intervals without zero: {len(apart)} ({'; '.join(texts[value] for value in apart)}).",
+        f"Fields with their highest AUC at the default: {highest} of {len(DEFAULTS)}. Range of three seeds at one "
+        f"site: median {number(ranges.median())}, largest {number(ranges.max())}.",
+    )
+
+
+# Every site of the first cohort
+
+
+@block("all-sites")
+def all_sites() -> list[str]:
+    """Networks and linear models at 18 sites, and M²LG-DG against each of them with seeds averaged."""
+    own: Model = (ALL_SITES, "m2lgdg", "")
+    tests = [paired(own, model) for model in AT_ALL_SITES]
+    adjusted = [*(chance(p) for p in holm([test["p"] for test in tests])), ""]
+    differences = [*(interval(test["difference"], *test["interval"]) for test in tests), ""]
+    rows = []
+    for model, difference, p in zip((*AT_ALL_SITES, own), differences, adjusted, strict=True):
+        areas, two = results.by_site(model), list(TARGETS)
+        means = [number(part.mean()) for part in (results.averaged(ALL_SITES)[model[1:]], areas[two], areas.drop(two))]
+        rows.append([name(*model[1:]), spread(results.macro(ALL_SITES).loc[model[1:]]), *means, difference, p])
+    header = ["model", "18 sites", "averaged", "NYU and USM", "16 others", "`m2lgdg` minus it, averaged (95 %)", "p, Holm"]
+    alike = results.by_site(own).corr(results.by_site((ALL_SITES, "phenotype-logistic", "")))
+    areas = results.by_site(BEST)
+    wide = student.ppf(0.975, len(areas) - 1) * areas.std(ddof=1) * np.sqrt(1 + 1 / len(areas))
+    return [
+        *table(header, rows),
+        "",
+        *bullets(
+            f"Correlation of AUC over sites between `m2lgdg` and `phenotype-logistic`: {number(alike, 2)}.",
+            f"{name(*BEST[1:])}: lowest {number(areas.min())} ({areas.idxmin()}), highest {number(areas.max())} "
+            f"({areas.idxmax()}); 95 % prediction interval of one new site {number(areas.mean() - wide)} to "
+            f"{number(areas.mean() + wide)}.",
+        ),
+    ]
+
+
+@block("repeats")
+def repeats() -> list[str]:
+    """M²LG-DG trained twice on the same kind of GPU: its cells in two folders."""
+    studies = (PAPER, ABLATED[0][0])
+    trained = [results.records(study, "m2lgdg") for study in studies]
+    kept = [{(one["target"], one["seed"], one["learned"]["best_epoch"]) for one in records} for records in trained]
+    tables = [results.predictions(study).query("method == 'm2lgdg' and variant == ''") for study in studies]
+    first, second = (own.set_index(["target", "seed", "subject"])["proba"] for own in tables)
+    apart = (first - second).abs().groupby(level=["target", "seed"]).max()
+    areas = [f"{spread(scores_at((studies[1], 'm2lgdg', ''), target))} ({target})" for target in TARGETS]
+    return bullets(
+        f"**`m2lgdg` trained twice on an H200 in bf16**: the same epoch is kept in {len(kept[0] & kept[1])} of {len(apart)} "
+        f"trainings. The largest difference of a probability in a training is {number(apart.min(), 3)} to "
+        f"{number(apart.max(), 3)}, median {number(apart.median(), 3)}. The second AUC is {' and '.join(areas)}."
+    )

@@ -1,0 +1,294 @@
+"""`from_sklearn`: a scikit-learn classifier or pipeline as a method, on features of the scan, under the same protocol.
+
+Each estimator is a method with a name of its own, in the registry; study files define one by `estimator` in [method.NAME].
+What the estimator is, `text` writes into a field; `routing` fits it on source sites, and `stored` keeps the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import amplitude_features, covariances, fc_features, geometric_mean, tangent_features
+from m2lgdg.method import Method, nearest, shown
+from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
+from m2lgdg.metrics import platt, sigmoid
+from m2lgdg.model.over_atlases import PREFIX
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import METHODS
+from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
+from m2lgdg.sklearn_bridge.stored import lean, load_skops, packed, unpacked
+from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, path_of, resolve
+from m2lgdg.splits import site_folds
+from m2lgdg.storage import InputError, one_line
+
+Floats = npt.NDArray[np.float64]
+FEATURES = ("fc", "tangent", "amplitude", "phenotypes", "series")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+SCALER, REFERENCE, ESTIMATOR = "phenotypes.scaler", "tangent.reference", "estimator"  # in `state_`
+
+
+@dataclasses.dataclass
+class SklearnMethod(Method):
+    """A scikit-learn estimator on features of each subject.
+
+    `from_sklearn` and study files make subclasses, one for each name.
+    Searches inside the estimator choose on held-out source sites. An estimator without `predict_proba` is Platt-scaled on
+    decisions for held-out source sites.
+    """
+
+    estimator: str = ""  # import path, or JSON text of an estimator
+    features: str = "fc"  # one of FEATURES, or the import path of a function of one subject
+    parameters: dict[str, Any] = dataclasses.field(default_factory=dict)  # for set_params of the estimator
+    site_folds: int = FOLDS
+    code: str = ""  # hash of code that is neither of m2lgdg, of a plugin, nor of scikit-learn
+
+    reference: ClassVar[str] = "scikit-learn: Pedregosa et al. 2011, Journal of Machine Learning Research 12: 2825-2830"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"site_folds": (2, np.inf)}
+    remembers: ClassVar[tuple[str, ...]] = (ESTIMATOR,)  # support vectors and neighbours are features of source subjects
+
+    def __post_init__(self) -> None:
+        self.code = self.code or self._current_code()
+
+    def _current_code(self) -> str:
+        return code_of(self.estimator, "" if self.features in FEATURES else self.features)
+
+    def check(self) -> None:
+        """As for all methods; features must be known, and an estimator given."""
+        super().check()
+        if not self.estimator:
+            raise InputError(f"method {self.name}: field estimator is empty; give an import path, such as sklearn.svm:SVC.")
+        if self.features not in FEATURES and ":" not in self.features and "." not in self.features:
+            raise InputError(
+                f"method {self.name}, field features: {self.features} is not known{nearest(self.features, FEATURES)}"
+            )
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Features of source, then the estimator, and Platt scaling where it has no probabilities."""
+        if self.code != self._current_code():
+            raise InputError(f"method {self.name}: the code of its estimator or features has changed since it was defined.")
+        ready = prepared(self._unfitted(), seed, self.site_folds)
+        features = self._source_features(source)
+        labels, sites = source.labels.astype(np.int64), source.sites
+        self.estimator_ = lean(ready.fit(features, labels, sites))
+        need_scores(self.estimator_)
+        if not hasattr(self.estimator_, "predict_proba"):
+            chosen = prepared(settled(self.estimator_), seed, self.site_folds)
+            self.state_["calibration"] = np.array(self._calibration(chosen, features, source))
+        if ready.notes:
+            self.facts_["notes"] = list(ready.notes)
+
+    def _unfitted(self) -> Any:
+        estimator = estimator_of(self.estimator)
+        try:
+            estimator = estimator.set_params(**self.parameters)
+        except ValueError as error:
+            raise InputError(f"method {self.name}, field parameters: {one_line(error)[:200]}.") from None
+        need_scores(estimator, fitted=False)
+        return estimator
+
+    def _calibration(self, ready: Prepared, features: Any, source: Cohort) -> tuple[float, float]:
+        """Slope and offset of the decision, from fits without the subject's site."""
+        held_out = np.full(len(source), np.nan)
+        for train, test in site_folds(source.sites, source.labels, self.site_folds):
+            fitted = ready.fit(_rows(features, train), source.labels[train].astype(np.int64), source.sites[train])
+            held_out[test] = _decision(fitted, _rows(features, test))
+        known = ~np.isnan(held_out)
+        return platt(held_out[known], source.labels[known])
+
+    def score(self, target: Cohort) -> Floats:
+        """Probability of the estimator, or its Platt-scaled decision."""
+        if not hasattr(self, "estimator_"):
+            self.estimator_ = unpacked(self.state_[ESTIMATOR])
+        features = self._features(target)
+        if "calibration" in self.state_:
+            slope, offset = self.state_["calibration"]
+            return sigmoid(slope * _decision(self.estimator_, features) + offset)
+        proba = np.asarray(self.estimator_.predict_proba(features), dtype=np.float64)
+        return np.asarray(np.clip(proba[:, list(self.estimator_.classes_).index(1)], 0.0, 1.0))
+
+    def _source_features(self, source: Cohort) -> Any:
+        """Features of source; what they need of source, such as the tangent reference, is fitted here."""
+        if self.features == "phenotypes" and not source.inputs:
+            raise InputError(f"method {self.name}: cohort {source.name} has no phenotypes as inputs.")
+        if self.features in ("fc", "tangent", "amplitude", "series"):
+            self.facts_["inputs"] = []
+        if self.features == "tangent":
+            matrices = covariances(source.series)
+            options = {"tolerance": REFERENCE_TOLERANCE, "first_step": REFERENCE_SUBJECTS}
+            self.state_[REFERENCE] = geometric_mean(matrices, **options)  # type: ignore[arg-type]
+        if self.features == "phenotypes":
+            scaler = PhenotypeScaler.fit(source)
+            self.state_ |= scaler.state(SCALER)
+            return scaler.transform(source)
+        return self._features(source)
+
+    def _features(self, cohort: Cohort) -> Any:
+        """(subject, feature), or a list of (time, roi) series; each subject's from that subject and statistics of source."""
+        if self.features == "fc":
+            return fc_features(cohort.series).astype(np.float64)
+        if self.features == "tangent":
+            return tangent_features(covariances(cohort.series), self.state_[REFERENCE]).astype(np.float64)
+        if self.features == "amplitude":
+            return amplitude_features(cohort.series)
+        if self.features == "phenotypes":
+            return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, SCALER).transform(cohort)
+        if self.features == "series":
+            return [one.astype(np.float64) for one in cohort.series]
+        return self._computed(cohort)
+
+    def _computed(self, cohort: Cohort) -> Floats:
+        """Features of a function, which sees one subject at a time, without label, site and id."""
+        self._check_function()
+        function, hidden = resolve(self.features), cohort.unlabelled()
+        rows = [np.asarray(function(hidden.select([i])), dtype=np.float64) for i in range(len(hidden))]
+        size = rows[0].size
+        for subject, row in zip(cohort.subjects, rows, strict=True):
+            if row.ndim != 1 or row.size != size or not size or not np.isfinite(row).all():
+                raise InputError(
+                    f"features {self.features}: subject {subject} has values of shape {row.shape} or values that are not "
+                    "finite; return one vector of the same length for every subject."
+                )
+        return np.stack(rows)
+
+    def _check_function(self) -> None:
+        """Refuse to import what a model folder names, unless the user loaded it as a plugin or defined this very method."""
+        module = self.features.partition(":")[0] if ":" in self.features else self.features.rpartition(".")[0]
+        if self._folder and type(self).features != self.features and METHODS.plugin_module(module) is None:
+            raise InputError(
+                f"{self._folder} computes its features with {self.features[:100]}, which is not loaded; pass the file that "
+                "defines it with --plugin, or call from_sklearn with it first."
+            )
+
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether the signal's amplitude can matter: for all features but FC, tangent space and phenotypes."""
+        return self.features not in ("fc", "tangent", "phenotypes")
+
+    def complete_state(self) -> None:
+        """Add the bytes of the fitted estimator, or of those of all atlases; refused if skops does not trust its types."""
+        load_skops()
+        parts = [(PREFIX.format(i), part) for i, part in enumerate(self.parts_.values())] or [("", self)]
+        for prefix, part in parts:
+            if hasattr(part, "estimator_") and f"{prefix}{ESTIMATOR}" not in self.state_:
+                try:
+                    self.state_[f"{prefix}{ESTIMATOR}"] = packed(part.estimator_)
+                except InputError as error:
+                    raise InputError(f"method {self.name} cannot be saved: {error}") from None
+
+
+def need_scores(estimator: Any, *, fitted: bool = True) -> None:
+    """Refuse an estimator with neither probabilities nor decisions; some have them only once they are fitted."""
+    last = estimator if fitted else _last(estimator)
+    known = (estimator,) if fitted else (estimator, last, type(last))
+    if not any(hasattr(one, name) for one in known for name in ("predict_proba", "decision_function")):
+        name = type(last).__name__
+        raise InputError(f"{name} has neither predict_proba nor decision_function, so it gives no score for a subject.")
+
+
+def _last(estimator: Any) -> Any:
+    """What predicts in the end: the last step of a pipeline, the estimator inside a search."""
+    inner = estimator.steps[-1][1] if hasattr(estimator, "steps") else None
+    inner = inner or (estimator.get_params(deep=False).get("estimator") if hasattr(estimator, "get_params") else None)
+    return estimator if inner is None else _last(inner)
+
+
+def _decision(fitted: Any, features: Any) -> Floats:
+    decision = np.asarray(fitted.decision_function(features), dtype=np.float64)
+    return decision[:, 1] if decision.ndim == 2 else decision
+
+
+def _rows(features: Any, positions: npt.NDArray[np.int64]) -> Any:
+    return [features[i] for i in positions] if isinstance(features, list) else features[positions]
+
+
+def define(name: str, fields: Mapping[str, Any], *, module: str | None = None) -> type[SklearnMethod]:
+    """Class of a method with these fields as defaults, not yet registered."""
+    if not NAME.fullmatch(name):
+        raise InputError(f"{name[:100]} cannot be the name of a method; use letters, digits, dots, - and _.")
+    content: dict[str, Any] = {"__annotations__": {}, "__doc__": SklearnMethod.__doc__, "__module__": module or __name__}
+    for key, value in fields.items():
+        content["__annotations__"][key] = {"parameters": dict[str, Any]}.get(key, str)
+        content[key] = dataclasses.field(default_factory=partial(dict, value)) if key == "parameters" else value
+    made: type[SklearnMethod] = dataclasses.dataclass(type("SklearnMethod", (SklearnMethod,), content))
+    made.name = name
+    return made
+
+
+def define_from_study(name: str, fields: Mapping[str, Any]) -> None:
+    """Register the method that a section [method.NAME] of a study file defines by its `estimator`."""
+    if name in METHODS and METHODS[name].__module__ != __name__:
+        return  # a plugin made it, or its fields are refused later
+    kinds = {"estimator": str, "features": str, "parameters": dict}
+    given = {key: value for key, value in fields.items() if key in kinds and value}
+    for key, value in given.items():
+        if not isinstance(value, kinds[key]):
+            raise InputError(f"method {name}, field {key}: {shown(value)} is not of type {kinds[key].__name__}.")
+    _register(define(name, given))
+
+
+def _register(cls: type[SklearnMethod]) -> SklearnMethod:
+    """Check a method and put it into the registry, where it replaces an earlier one of its name."""
+    method = cls()
+    method.check()
+    cls.stochastic = is_random(method._unfitted())
+    METHODS[cls.name] = cls
+    return method
+
+
+def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc", name: str | None = None) -> Method:
+    """A scikit-learn classifier or pipeline as a method for `fit`, studies, audit and reports.
+
+    Parameters
+    ----------
+    estimator : scikit-learn estimator, or str
+        A classifier that is not fitted, or the import path of a class or of a function that makes one. Searches inside it
+        choose on held-out source sites. It needs `predict_proba`, or `decision_function`, which is then Platt-scaled on
+        held-out source sites.
+    features : {"fc", "tangent", "amplitude", "phenotypes", "series"} or callable
+        What the estimator sees of a subject. "tangent" has its reference from source only; "series" is a list of (time, ROI)
+        arrays. A function receives a cohort of one subject, without label, site and id, and returns a vector.
+    name : str, optional
+        Name of the method in studies and tables; by default from the estimator and its features.
+
+    Returns
+    -------
+    Method
+        Not fitted. The method is also in the registry under its name, so that study files can name it.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from sklearn.svm import SVC
+    >>> method = m2lgdg.from_sklearn(make_pipeline(StandardScaler(), SVC(kernel="linear")), features="fc", name="my-svm")
+    >>> fold = next(iter(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny"))))
+    >>> method.fit(fold.source).predict_proba(fold.target).shape
+    (10, 2)
+    """
+    text = estimator
+    if not isinstance(estimator, str):
+        if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "get_params"):
+            raise InputError(f"{shown(estimator)} is not a scikit-learn estimator; pass an instance, such as SVC().")
+        text = estimator_text(estimator)
+    kind = features if isinstance(features, str) else path_of(features)
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    module = caller if METHODS.plugin_stem(caller) else None  # a plugin that is loaded again replaces its methods
+    chosen = name or _default_name(estimator_of(text), features)
+    if chosen in METHODS and METHODS[chosen].__module__ not in (__name__, module):
+        raise InputError(f"there is another method {chosen}; give this one another name.")
+    return _register(define(chosen, {"estimator": text, "features": kind}, module=module))
+
+
+def _default_name(estimator: Any, features: str | Callable[[Cohort], Any]) -> str:
+    kind = features.rpartition(":")[2] if isinstance(features, str) else features.__name__
+    return f"sklearn-{re.sub(r'[^A-Za-z0-9_.-]', '', kind)}-{type(_last(estimator)).__name__.lower()}"

@@ -1,0 +1,116 @@
+"""Description of a cohort in numbers, without subjects: sites and classes, mean connectomes, planted effects.
+
+`study.folder` writes it when a study begins, so that the report can show the data where the cohort file is not available.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.data.readers.tables import MALE, MOTION
+from m2lgdg.storage import InputError, read_tensors, write_tensors
+
+CONNECTOMES = "connectomes.safetensors"
+FORMAT = "m2lgdg-connectomes-1"
+Floats = npt.NDArray[np.float64]
+
+
+def describe(cohort: Cohort) -> dict[str, Any]:
+    """Groups of a cohort (all, patients, controls), its sites and the planted effects of a synthetic one, for cohort.json."""
+    everybody = np.ones(len(cohort), dtype=bool)
+    groups = {"all": everybody, "patients": cohort.labels == 1, "controls": cohort.labels == 0}
+    description: dict[str, Any] = {
+        "groups": {name: _group(cohort, chosen) for name, chosen in groups.items() if chosen.any()},
+        "sites": {site: _group(cohort, cohort.sites == site) for site in cohort.site_names},
+    }
+    if cohort.truth is not None:
+        description["planted"] = {name: cohort.truth[name] for name in ("rois", "edges") if name in cohort.truth}
+    return description
+
+
+def motion_column(cohort: Cohort) -> Floats | None:
+    """Mean head motion of each subject, NaN where missing; None if the cohort has no such column."""
+    columns = {str(name).lower(): cohort.phenotypes[name] for name in cohort.phenotypes.columns}
+    for name in MOTION:
+        if name in columns and columns[name].dtype == np.float64 and columns[name].notna().any():
+            return np.asarray(columns[name], dtype=np.float64)
+    return None
+
+
+def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Numbers of one group; what the cohort does not have is left out."""
+    labels, lengths, tr = cohort.labels[chosen], cohort.lengths[chosen], cohort.tr[chosen]
+    group: dict[str, Any] = {
+        "subjects": int(chosen.sum()),
+        "patients": int((labels == 1).sum()),
+        "controls": int((labels == 0).sum()),
+        "volumes": [int(lengths.min()), int(lengths.max())],
+    }
+    if not np.isnan(tr).all():
+        group["tr"] = [float(np.nanmin(tr)), float(np.nanmax(tr))]
+    columns = {str(name).lower(): cohort.phenotypes[name].to_numpy() for name in cohort.phenotypes.columns}
+    for name, values in (("age", columns.get("age")), ("motion", motion_column(cohort))):
+        if values is not None and values.dtype == np.float64 and not np.isnan(values[chosen]).all():
+            group[name] = [float(value) for value in np.nanquantile(values[chosen], (0.25, 0.5, 0.75))]
+    sex = columns.get("sex")
+    if sex is not None and sex.dtype == np.float64 and not np.isnan(sex[chosen]).all():
+        group["male"], group["sex_known"] = int((sex[chosen] == MALE).sum()), int((~np.isnan(sex[chosen])).sum())
+    return group
+
+
+def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
+    """Mean Fisher-z FC of patients and of controls, and their difference within sites, each as edges above the diagonal.
+
+    The difference is the mean over sites of patients minus controls, weighted by the information of each site
+    (patients x controls / subjects). What differs between sites alone, such as the scanner, is not in it. Empty unless some
+    site has both classes.
+    """
+    edges = len(cohort.rois) * (len(cohort.rois) - 1) // 2
+    sums, counts = {k: np.zeros(edges) for k in (0, 1)}, {k: 0 for k in (0, 1)}
+    difference, weight = np.zeros(edges), 0.0
+    for site in cohort.site_names:  # one site at a time, which keeps memory small
+        by_class = {k: np.flatnonzero((cohort.sites == site) & (cohort.labels == k)) for k in (0, 1)}
+        means = {}
+        for k, chosen in by_class.items():
+            if len(chosen):
+                fc = fc_features([cohort.series[i] for i in chosen.tolist()])
+                means[k] = fc.mean(axis=0, dtype=np.float64)
+                sums[k] += means[k] * len(chosen)
+                counts[k] += len(chosen)
+        if len(means) == 2:
+            information = len(by_class[0]) * len(by_class[1]) / (len(by_class[0]) + len(by_class[1]))
+            difference += information * (means[1] - means[0])
+            weight += information
+    if not weight:
+        return {}
+    return {"patients": sums[1] / counts[1], "controls": sums[0] / counts[0], "difference": difference / weight}
+
+
+def write_connectomes(cohort: Cohort, folder: Path) -> None:
+    """Write the mean connectomes of a cohort as half-precision numbers (40 kB for 116 ROIs)."""
+    means = mean_connectomes(cohort) if len(cohort.rois) > 1 and len(cohort) else {}
+    tensors = {name: values.astype(np.float16) for name, values in means.items()}
+    write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT, "rois": str(len(cohort.rois))})
+
+
+def read_connectomes(folder: Path) -> dict[str, Floats]:
+    """(roi, roi) matrices with a zero diagonal by name; empty if the folder has none."""
+    path = Path(folder) / CONNECTOMES
+    if not path.is_file():
+        return {}
+    metadata, tensors = read_tensors(path, FORMAT)
+    n = int(metadata["rois"]) if metadata.get("rois", "").isdecimal() else 0
+    rows, columns = np.triu_indices(n, 1)
+    matrices = {}
+    for name, values in tensors.items():
+        if values.shape != rows.shape or not np.isfinite(values).all():
+            raise InputError(f"{path} is damaged; remove it, and repeat m2lgdg run to write it again.")
+        matrices[name] = np.zeros((n, n))
+        matrices[name][rows, columns] = matrices[name][columns, rows] = values
+    return matrices

@@ -1,0 +1,259 @@
+"""Our methods as scikit-learn estimators: scikit-learn's own checks, its tools, and the same numbers as the methods."""
+
+import inspect
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneGroupOut, cross_val_predict, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils import estimator_checks
+from sklearn.utils.estimator_checks import check_estimator
+
+import m2lgdg
+from m2lgdg.connectivity import correlations, fc_features
+from m2lgdg.sklearn_bridge.estimator import takes_fc
+from m2lgdg.splits import leave_one_site_out
+
+FC = ("fc-logistic", "fc-svm", "fc-adaptive", "combat-logistic")
+EXPECTED_FAILED_CHECKS = {}  # docs/scikit-learn.md: none for methods on FC
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return m2lgdg.make_cohort("tiny", seed=3, roi_effect=2.0, edge_effect=2.0)
+
+
+@pytest.mark.parametrize("name", FC)
+def test_scikit_learns_checks(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of data in the checks themselves
+        results = check_estimator(m2lgdg.as_estimator(name), expected_failed_checks=EXPECTED_FAILED_CHECKS, on_fail=None)
+    assert [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"] == []
+    assert sum(one["status"] == "passed" for one in results) > 50
+
+
+@pytest.mark.parametrize("name", ["connectome-adaptive", "tangent-ridge", "m2lgdg"])
+def test_checks_that_need_no_table(name):
+    """Methods on series take no table, so that check_estimator leaves them out; these checks need no data."""
+    estimator = m2lgdg.as_estimator(name)
+    checks = (
+        *(
+            "check_estimator_cloneable",
+            "check_estimator_repr",
+            "check_no_attributes_set_in_init",
+            "check_get_params_invariance",
+        ),
+        *(
+            "check_set_params",
+            "check_parameters_default_constructible",
+            "check_estimator_tags_renamed",
+            "check_valid_tag_types",
+        ),
+        *("check_estimator_unfitted" if hasattr(estimator_checks, "check_estimator_unfitted") else "check_mixin_order",),
+    )
+    for check in checks:
+        getattr(estimator_checks, check)(type(estimator).__name__, clone(estimator))
+
+
+def test_the_same_probabilities_as_the_method(cohort):
+    fold = next(iter(leave_one_site_out(cohort)))
+    for name in ("connectome-adaptive", "fc-svm"):
+        expected = m2lgdg.make(name).fit(fold.source).predict_proba(fold.target)
+        estimator = m2lgdg.as_estimator(name).fit(list(fold.source.series), fold.source.labels, groups=fold.source.sites)
+        np.testing.assert_array_equal(estimator.predict_proba(list(fold.target.series)), expected)
+        np.testing.assert_array_equal(estimator.predict(list(fold.target.series)), (expected[:, 1] > 0.5).astype(int))
+        decision = estimator.decision_function(list(fold.target.series))
+        np.testing.assert_allclose(1 / (1 + np.exp(-decision)), expected[:, 1], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FC)
+def test_series_matrices_and_vectors_give_the_same(cohort, name):
+    fold = next(iter(leave_one_site_out(cohort)))
+
+    def proba(of):
+        estimator = m2lgdg.as_estimator(name).fit(of(fold.source), fold.source.labels, groups=fold.source.sites)
+        return estimator.predict_proba(of(fold.target))[:, 1]
+
+    series = proba(lambda one: list(one.series))
+    np.testing.assert_array_equal(proba(lambda one: fc_features(one.series)), series)
+    np.testing.assert_allclose(proba(lambda one: correlations(one.series)), series, atol=1e-5)
+    np.testing.assert_allclose(proba(lambda one: list(np.arctanh(correlations(one.series) * 0.999))), series, atol=2e-3)
+
+
+def test_which_methods_take_fc():
+    assert {name for name in m2lgdg.METHODS if takes_fc(name)} == set(FC)
+
+
+def test_labels_can_be_words(cohort):
+    words = np.where(cohort.labels == 1, "patient", "control")
+    numbers = m2lgdg.as_estimator("fc-svm").fit(list(cohort.series), cohort.labels, groups=cohort.sites)
+    named = clone(numbers).fit(list(cohort.series), words, groups=cohort.sites)
+    assert named.classes_.tolist() == ["control", "patient"]
+    assert set(named.predict(list(cohort.series))) <= {"control", "patient"}
+    np.testing.assert_array_equal(named.predict_proba(list(cohort.series)), numbers.predict_proba(list(cohort.series)))
+
+
+def test_groups_change_what_is_held_out(cohort):
+    with_sites = m2lgdg.as_estimator("fc-svm").fit(list(cohort.series), cohort.labels, groups=cohort.sites)
+    without = m2lgdg.as_estimator("fc-svm").fit(list(cohort.series), cohort.labels)
+    assert set(with_sites.method_.facts_["source"]["sites"]) == set(cohort.site_names)
+    assert set(without.method_.facts_["source"]["sites"]) == {"all"}
+    assert not np.array_equal(with_sites.method_.state_["calibration"], without.method_.state_["calibration"])
+
+
+def test_cross_val_score_leaves_one_site_out(cohort):
+    x, folds = list(cohort.series), LeaveOneGroupOut()
+    scores = cross_val_score(
+        m2lgdg.as_estimator("fc-logistic"), x, cohort.labels, groups=cohort.sites, cv=folds, params={"groups": cohort.sites},
+        scoring="roc_auc",
+    )  # fmt: skip
+    expected = []
+    for site in sorted(cohort.site_names):
+        (fold,) = leave_one_site_out(cohort, [site])
+        proba = m2lgdg.make("fc-logistic").fit(fold.source).predict_proba(fold.target)[:, 1]
+        expected.append(m2lgdg.evaluate(fold.target.labels, proba)["AUC"])
+    np.testing.assert_allclose(scores, expected)
+
+
+def test_metadata_routing_passes_groups_to_fit_and_split(cohort):
+    with config_context(enable_metadata_routing=True):
+        estimator = m2lgdg.as_estimator("fc-logistic").set_fit_request(groups=True)
+        options = {"cv": LeaveOneGroupOut(), "params": {"groups": cohort.sites}}
+        routed = cross_val_predict(estimator, list(cohort.series), cohort.labels, method="predict_proba", **options)
+    fold = next(iter(leave_one_site_out(cohort, ["east"])))
+    expected = m2lgdg.make("fc-logistic").fit(fold.source).predict_proba(fold.target)
+    np.testing.assert_array_equal(routed[cohort.sites == "east"], expected)
+
+
+def test_grid_search(cohort):
+    search = GridSearchCV(m2lgdg.as_estimator("fc-svm"), {"penalties": [(0.1,), (10.0,)]}, cv=GroupKFold(2), scoring="roc_auc")
+    search.fit(fc_features(cohort.series), cohort.labels, groups=cohort.sites)
+    assert search.best_params_["penalties"] in ((0.1,), (10.0,))
+    assert search.best_estimator_.method_.facts_["penalties"]["fc"] == search.best_params_["penalties"][0]
+
+
+def test_other_processes_know_the_classes(cohort):
+    scores = [
+        cross_val_score(m2lgdg.as_estimator("fc-svm"), list(cohort.series), cohort.labels, cv=2, n_jobs=jobs) for jobs in (1, 2)
+    ]
+    np.testing.assert_array_equal(*scores)
+
+
+def test_pipeline(cohort):
+    vectors = fc_features(cohort.series)
+    pipeline = make_pipeline(StandardScaler(), m2lgdg.as_estimator("fc-svm"))
+    pipeline.fit(vectors, cohort.labels, fcsvmclassifier__groups=cohort.sites)
+    assert pipeline.score(vectors, cohort.labels) > 0.9
+    cut = make_pipeline(FunctionTransformer(lambda x: [one[:60] for one in x]), m2lgdg.as_estimator("connectome-adaptive"))
+    assert cut.fit(list(cohort.series), cohort.labels).predict(list(cohort.series)).shape == (len(cohort),)
+
+
+def test_calibrated_classifier(cohort):
+    vectors = fc_features(cohort.series)
+    calibrated = CalibratedClassifierCV(m2lgdg.as_estimator("fc-svm"), cv=3).fit(vectors, cohort.labels)
+    proba = calibrated.predict_proba(vectors)
+    np.testing.assert_allclose(proba.sum(axis=1), 1)
+    assert m2lgdg.evaluate(cohort.labels, proba[:, 1])["AUC"] > 0.9
+    on_series = CalibratedClassifierCV(m2lgdg.as_estimator("connectome-adaptive"), cv=2)
+    assert on_series.fit(list(cohort.series), cohort.labels).predict(list(cohort.series)).shape == (len(cohort),)
+
+
+def test_parameters_are_fields():
+    estimator = m2lgdg.as_estimator("fc-svm", site_folds=3, penalties=[1, 2])
+    assert estimator.get_params() == {
+        "site_folds": 3, "penalties": (1, 2), "phenotypes": False, "phenotype_weight": 0.3, "random_state": 0, "device": "cpu",
+    }  # fmt: skip
+    copy = clone(estimator).set_params(site_folds=4)
+    assert (copy.site_folds, estimator.site_folds, copy.penalties) == (4, 3, (1, 2))
+    assert repr(copy) == "FcSvmClassifier(penalties=(1, 2), site_folds=4)"
+    assert type(m2lgdg.as_estimator("fc-svm")) is type(estimator)
+    assert "penalties" in inspect.signature(type(estimator)).parameters
+
+
+def test_a_fitted_estimator_holds_a_model(cohort, tmp_path):
+    estimator = m2lgdg.as_estimator("connectome-adaptive").fit(list(cohort.series), cohort.labels, groups=cohort.sites)
+    estimator.method_.save(tmp_path / "model")
+    loaded = m2lgdg.Method.load(tmp_path / "model")
+    x = list(cohort.series)
+    np.testing.assert_array_equal(
+        loaded.predict_proba(m2lgdg.Cohort(x, cohort.subjects, cohort.sites, cohort.labels, [str(i + 1) for i in range(12)])),
+        estimator.predict_proba(x),
+    )
+    on_vectors = m2lgdg.as_estimator("fc-svm").fit(fc_features(x), cohort.labels)
+    with pytest.raises(m2lgdg.InputError, match="cannot be saved as a model folder"):
+        on_vectors.method_.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("fc-svm", {"y": "three"}, "Only binary classification is supported; the target y is multiclass (3 classes)."),
+        ("fc-svm", {"y": "one"}, "y has only one class (0); two classes are needed."),
+        ("fc-svm", {"y": "short"}, "y has 51 labels, but X has 52 subjects."),
+        ("fc-svm", {"y": None}, "FcSvmClassifier requires y to be passed, but the target y is None."),
+        ("fc-svm", {"groups": "own"}, "every group has one subject; groups are the imaging sites"),
+        ("fc-svm", {"groups": "short"}, "groups has shape (51,), but X has 52 subjects; give one site for each subject."),
+        ("fc-svm", {"groups": "missing"}, "groups contains missing values; give the site of each subject."),
+        ("fc-svm", {"X": "nan"}, "Input X contains NaN or infinity, first in the array of subject 3."),
+        ("fc-svm", {"X": "flat"}, "cohort X: subject subject-3: every ROI is constant."),
+        ("fc-svm", {"X": "shape"}, "has shape (60, 11), not (time, 12)."),
+        ("connectome-adaptive", {"X": "vectors"}, "needs series of shape (time, ROI) for each subject, but X holds a table."),
+        ("connectome-adaptive", {"X": "matrices"}, "method connectome-adaptive needs series of shape (time, ROI)"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(cohort, name, changes, message):
+    x, n = [np.array(one) for one in cohort.series], len(cohort)
+    with_nan, flat, other = list(x), list(x), list(x)
+    with_nan[2] = np.where(np.arange(len(x[2]))[:, None] == 5, np.nan, x[2])
+    flat[2], other[2] = np.ones_like(x[2]), x[2][:60, :11]
+    values = {
+        "three": np.arange(n) % 3, "one": np.zeros(n, dtype=int), "own": np.arange(n), "missing": [None, *cohort.sites[1:]],
+        "nan": with_nan, "flat": flat, "shape": other, "vectors": fc_features(x), "matrices": correlations(x), None: None,
+    }  # fmt: skip
+    short = {"y": cohort.labels[1:], "groups": cohort.sites[1:]}
+    changes = {key: short[key] if value == "short" else values[value] for key, value in changes.items()}
+    given = {"X": x, "y": cohort.labels, "groups": cohort.sites} | changes
+    with pytest.raises(m2lgdg.InputError) as error:
+        m2lgdg.as_estimator(name).fit(**given)
+    assert message in str(error.value) and isinstance(error.value, ValueError)
+
+
+def test_bad_parameters_are_one_sentence(cohort):
+    with pytest.raises(m2lgdg.InputError, match="has no field folds; did you mean site_folds"):
+        m2lgdg.as_estimator("fc-svm", folds=3)
+    with pytest.raises(m2lgdg.InputError, match="method fc-svn is not known; did you mean fc-svm"):
+        m2lgdg.as_estimator("fc-svn")
+    with pytest.raises(m2lgdg.InputError, match="uses phenotypes alone, which X does not have"):
+        m2lgdg.as_estimator("phenotype-logistic")
+    with pytest.raises(m2lgdg.InputError, match="one atlas"):
+        m2lgdg.as_estimator("fc-svm", atlases="all")
+    for changed, message in (
+        ({"site_folds": 1}, "it must be at least 2"),
+        ({"site_folds": "five"}, "is not of type int"),
+        ({"phenotypes": True}, "needs phenotypes, which X does not have"),
+        ({"random_state": -1}, "random_state must be None or an integer"),
+    ):
+        estimator = m2lgdg.as_estimator("fc-svm").set_params(**changed)
+        with pytest.raises(m2lgdg.InputError, match=message):
+            estimator.fit(list(cohort.series), cohort.labels)
+
+
+def test_prediction_needs_the_same_kind_of_input(cohort):
+    series, vectors = list(cohort.series), fc_features(cohort.series)
+    on_series, on_fc = (m2lgdg.as_estimator("fc-svm").fit(x, cohort.labels) for x in (series, vectors))
+    with pytest.raises(ValueError, match="was fitted on series, but X holds vectors"):
+        on_series.predict(vectors)
+    with pytest.raises(ValueError, match="was fitted on FC, but X holds series"):
+        on_fc.predict(series)
+    with pytest.raises(ValueError, match="trained on 12 ROIs"):
+        on_series.predict([one[:, :10] for one in series])
+    table = pd.DataFrame(vectors, columns=[f"edge{i}" for i in range(vectors.shape[1])])
+    fitted = m2lgdg.as_estimator("fc-svm").fit(table, cohort.labels)
+    assert fitted.feature_names_in_.tolist() == table.columns.tolist()

@@ -1,0 +1,137 @@
+"""The README and the pages: outputs that were really printed, tables of the committed results, a reference without gaps."""
+
+import re
+from pathlib import Path
+
+import executed
+import methods_page
+import pytest
+import readme_tables
+import reference
+
+import m2lgdg
+from m2lgdg.commands.terminal import COMMANDS
+from m2lgdg.registry import load_methods
+from m2lgdg.study.config import Study
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.stats import cell_scores, site_scores
+
+ROOT = Path(__file__).parents[1]
+PAGE = """<!-- executed -->
+```toml title="note.toml"
+name = "here"
+```
+
+```bash
+cat note.toml
+for i in 1 2 3 4 5; do echo line $i; done
+```
+
+```text
+old
+...
+line 5
+```
+
+Between.
+
+```python
+print(open("note.toml").read().strip())
+```
+
+```text
+```
+
+```text
+not an output
+```
+"""
+
+
+def test_a_page_gets_its_real_output():
+    result = executed.with_outputs(PAGE)
+    assert result == PAGE.replace("old\n...", 'name = "here"\n...').replace("```text\n```", '```text\nname = "here"\n```')
+    assert executed.with_outputs(result) == result
+    assert executed.with_outputs(PAGE.replace(executed.MARK, "")) == PAGE.replace(executed.MARK, "")
+
+
+def test_cut_outputs_follow_the_lines_of_the_page():
+    printed = "a 1\n\nb 2\nc\n\nd\n\ne\nf\n"
+    assert executed.shortened(printed, "") == printed
+    assert executed.shortened(printed, "x\n...\ne\n") == "a 1\n...\ne\nf\n"
+    assert executed.shortened(printed, "x\n...\nb 7\n...\ne\nold\n") == "a 1\n...\nb 2\nc\n...\ne\nf\n"
+    assert executed.shortened(printed, "...\nd\n") == "...\nd\n\ne\nf\n"
+    assert executed.shortened(printed, "x\n...\ngone\n") == printed
+
+
+def test_a_command_that_fails_is_named():
+    with pytest.raises(executed.Failed, match=r"exit code 3 of\nexit 3"):
+        executed.with_outputs(PAGE.replace("cat note.toml\n", "exit 3\n"))
+
+
+def test_outputs_are_compared_without_their_numbers():
+    first, second = "AUC  0.91\n------\n7 s, content 0123abcd4567", "AUC 0.9\n---\n12 s, content 89ab0123cdef"
+    assert executed.masked(first) == executed.masked(second) != executed.masked(first.replace("AUC", "ACC"))
+
+
+def test_long_sentences_are_folded_and_tables_are_not():
+    sentence, row = "word " * 30, f"name{' ' * 120}0.5  0.6"
+    assert max(map(len, executed.folded([sentence]))) <= 100
+    assert executed.folded([row, ""]) == [row, ""]
+
+
+def test_the_readme_prints_what_it_shows():
+    text = (ROOT / "README.md").read_text()
+    assert executed.masked(executed.with_outputs(text)) == executed.masked(text), "python docs/executed.py writes it anew"
+
+
+def test_the_table_of_the_readme_is_that_of_the_results():
+    text = readme_tables.README.read_text()
+    assert readme_tables.BLOCK.search(text) and readme_tables.rewritten(text) == text, "python docs/readme_tables.py"
+
+
+def test_values_of_the_readme():
+    """Two rows by the statistics of the package."""
+    rows = [row.split("|")[1:-1] for row in readme_tables.table().splitlines() if row.startswith("|")]
+    cells = {re.search(r"`([\w-]+)`", row[0])[1]: row for row in rows if "`" in row[0]}
+    for name, study in (("m2lgdg", "abide-paper"), ("m2lgdg-connectome", "abide-paper-connectome")):
+        table = site_scores(cell_scores(read_predictions(ROOT / "results" / study)))
+        own = table[(table["method"] == name) & (table["variant"] == "") & (table["metric"] == "AUC")].set_index("target")
+        for column, target in enumerate(readme_tables.TARGETS, start=1):
+            mean, sd = (float(value) for value in re.findall(r"[\d.]+", cells[name][column])[:2])
+            assert (mean, sd) == pytest.approx(tuple(100 * own.loc[target, ["mean", "sd"]]), abs=0.0501)
+
+
+def test_the_figure_shows_every_method_of_the_study():
+    frame = readme_tables.forest_rows()
+    predicted = set(read_predictions(ROOT / "results" / readme_tables.ALL_SITES)["method"]) - {"prior"}
+    assert set(frame["method"]) == predicted
+    assert list(frame["best"]) == sorted(frame["best"], reverse=True)
+
+
+def test_pictures_are_small():
+    pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
+    assert {"forest.png", "forest-dark.png", "report-top.png"} <= {path.name for path in pictures}
+    assert all(path.stat().st_size <= 300_000 for path in pictures)
+    for name in re.findall(r'(?:src|srcset)="([^"]+)"', (ROOT / "README.md").read_text()):
+        assert (ROOT / name).is_file()
+
+
+def test_the_page_of_methods_is_that_of_the_registry():
+    text = methods_page.PAGE.read_text()
+    now = methods_page.LISTED.sub(lambda match: match[1] + methods_page.listed() + match[2], text)
+    assert now == text, "python docs/methods_page.py writes it anew"
+    assert set(re.findall(r"^### ([\w-]+)$", text, re.M)) == set(load_methods().modules)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_reference_has_every_command_key_and_name():
+    pages = {name: reference.filled((ROOT / "docs" / f"{name}.md").read_text()) for name in ("commands", "study-file", "api")}
+    assert re.findall(r"^## (.+)$", pages["commands"], re.M) == list(COMMANDS)
+    assert "| `--out` | Folder to write to. | `demo` |" in pages["commands"]
+    assert set(re.findall(r"^\| `(\w+)` \|", pages["study-file"], re.M)) == set(Study.model_fields)
+    assert "| `seeds` | list of integer | `[0, 1, 2, 3, 4]` |" in pages["study-file"]
+    for name in m2lgdg.__all__:
+        assert re.search(rf"^##+ m2lgdg\.{name}$", pages["api"], re.M), name
+    assert "`.predict_proba(target: Cohort) -> NDArray[float64]`" in pages["api"]
+    assert not any("<!-- generated" in page for page in pages.values())
