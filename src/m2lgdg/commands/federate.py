@@ -48,9 +48,7 @@ def init(
     study = exchange.init(folder, site, **settings, least_subjects=least_subjects, least_sites=least_sites)
     _say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
     if not masks:
-        _say(
-            "Masks are off: the coordinator sees the sums of each site, which can give away more than totals; for tests only."
-        )
+        _say("Masks are off: the coordinator sees the sums of each site, which can give away more than totals; for tests only.")
     own = ("--site", site[0], "--out", suggestions.free(site[0]))
     words = ("join", folder / exchange.STUDY, suggestions.Fill("COHORT"), *own)
     suggestions.print_next(context, "federate", *words, without=["--site"])

@@ -153,7 +153,7 @@ def _check_attempt(plan: Plan, attempt: int) -> None:
         )
 
 
-def _received(folder: Path, plan: Plan, asked: Request, content: bytes, where: str) -> list[Mapping[str, npt.NDArray[Any]]]:
+def _received(folder: Path, plan: Plan, asked: Request, content: bytes, where: str) -> list[messages.Arrays]:
     """Values of the earlier requests; a round out of turn, or one that differs from what came before, is refused."""
     again = folder / RECEIVED / request_name(plan.attempt, asked.round)
     if again.exists() and read_bytes(again, messages.LARGEST) != content:
