@@ -29,7 +29,9 @@ def commands() -> Iterator[str]:
 
     for name, command in _flat(Commands()):
         context = typer.Context(command, info_name=f"m2lgdg {name}")
-        yield from [f"## {name}", "", *_paragraphs(command.help or ""), ""]
+        yield from [f"{'###' if ' ' in name else '##'} {name}", "", *_paragraphs(command.help or ""), ""]
+        if hasattr(command, "commands"):
+            continue
         yield from ["```text", " ".join(command.get_usage(context).replace("Usage: ", "").split()), "```", ""]
         yield from ["| | | default |", "|---|---|---|"]
         yield from (_row(parameter, context) for parameter in command.get_params(context) if parameter.name != "help")
@@ -37,12 +39,10 @@ def commands() -> Iterator[str]:
 
 
 def _flat(commands: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Commands by name; those of a group by two words."""
+    """Commands by name; after a group, its commands by two words."""
     for name, command in commands.items():
-        if hasattr(command, "commands"):
-            yield from _flat(command.commands, f"{name} ")
-        else:
-            yield before + name, command
+        yield before + name, command
+        yield from _flat(getattr(command, "commands", {}), f"{name} ")
 
 
 def _row(parameter: Any, context: Any) -> str:
