@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test docs wheel wheel-check benchmark faults fuzz clean
+.PHONY: demo test docs wheel wheel-check benchmark faults federated fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/data/readers/_numbers.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,docs]'
+	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,federated,docs]'
 	@touch $@
 
 demo: .venv/installed
@@ -49,6 +49,13 @@ benchmark: .venv/installed
 faults: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/kill.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py
+
+# Five hospitals train one model, by files and through Flower: the same bits, and the probabilities of `fit`.
+# An environment of its own, since Flower needs older versions of some libraries.
+federated:
+	$(PYTHON) -m venv build/flower
+	build/flower/bin/python $(PIP) '.[flower]'
+	OMP_NUM_THREADS=1 build/flower/bin/python benchmarks/federated.py
 
 FUZZ_SECONDS ?= 60
 fuzz: .venv/installed

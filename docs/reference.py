@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 PLACE = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.M)
@@ -27,13 +27,22 @@ def commands() -> Iterator[str]:
 
     from m2lgdg.commands.terminal import Commands
 
-    for name, command in Commands().items():
+    for name, command in _flat(Commands()):
         context = typer.Context(command, info_name=f"m2lgdg {name}")
-        yield from [f"## {name}", "", *_paragraphs(command.help or ""), ""]
+        yield from [f"{'###' if ' ' in name else '##'} {name}", "", *_paragraphs(command.help or ""), ""]
+        if hasattr(command, "commands"):
+            continue
         yield from ["```text", " ".join(command.get_usage(context).replace("Usage: ", "").split()), "```", ""]
         yield from ["| | | default |", "|---|---|---|"]
         yield from (_row(parameter, context) for parameter in command.get_params(context) if parameter.name != "help")
         yield ""
+
+
+def _flat(commands: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Commands by name; after a group, its commands by two words."""
+    for name, command in commands.items():
+        yield before + name, command
+        yield from _flat(getattr(command, "commands", {}), f"{name} ")
 
 
 def _row(parameter: Any, context: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 import m2lgdg
 from m2lgdg.commands import terminal
 from m2lgdg.deploy import doctor
-from m2lgdg.storage import EXTRAS
+from m2lgdg.storage import EXTRAS, missing_libraries
 
 
 def test_doctor_has_versions_devices_and_threads(typed):
@@ -38,6 +38,8 @@ def test_doctor_names_what_is_missing_for_which_command(typed, monkeypatch):
         "serve": ["uvicorn"],
         "cluster": [],
         "skops": [],
+        "federated": missing_libraries("federated"),
+        "flower": missing_libraries("flower"),
     }
     assert extras["serve"]["install"] == 'pip install "m2lgdg[serve]"'
     assert [device["name"] for device in json.loads(out)["devices"]] == ["cpu"]

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "m2lgdg"
 ORDER = [
     *("storage", "threads", "notebook", "cohort", "splits", "preprocess", "connectivity", "graph", "losses", "sampler"),
     *("metrics", "devices", "fast", "data", "model", "registry", "method", "deep", "methods", "sklearn_bridge"),
-    *("explain", "study", "report", "deploy", "commands", "cli"),
+    *("explain", "study", "report", "deploy", "federated", "commands", "cli"),
 ]
 # Imported when asked for: the file of a method, the fast form of a network. The registry also needs a type.
 ON_REQUEST = {

@@ -46,6 +46,8 @@ EXTRAS = {  # optional parts of the package -> libraries that they bring, by the
     "serve": ("starlette", "uvicorn", "python_multipart"),
     "cluster": ("dask", "distributed", "dask_jobqueue"),
     "skops": ("skops",),
+    "federated": ("cryptography",),
+    "flower": ("flwr",),
 }
 
 

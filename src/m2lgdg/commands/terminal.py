@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 # In the order in which a user needs them, each in a module of its name.
 COMMANDS = (
     *("demo", "doctor", "fetch", "check", "convert", "methods", "run", "table", "report", "curve", "share"),
-    *("fit", "adapt", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
+    *("fit", "federate", "adapt", "predict", "calibrate", "explain", "card", "export", "serve", "audit"),
 )
 _registered = typer.Typer()
 
@@ -64,6 +64,10 @@ class Command(Plain, TyperCommand):
     """One command."""
 
 
+class Subcommands(Plain, TyperGroup):
+    """A command that has commands of its own."""
+
+
 class Commands(MutableMapping[str, Any]):
     """Commands by name; each is imported, and its options are built, when it is first needed."""
 
@@ -74,10 +78,10 @@ class Commands(MutableMapping[str, Any]):
         if name not in self._built:
             if name not in COMMANDS:
                 raise KeyError(name)
-            importlib.import_module(f"m2lgdg.commands.{name}")
+            module = importlib.import_module(f"m2lgdg.commands.{name}")
             single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
             single.registered_commands = [one for one in _registered.registered_commands if _name(one) == name]
-            self._built[name] = typer.main.get_command(single)
+            self._built[name] = typer.main.get_command(getattr(module, "group", single))  # a group has commands of its own
         return self._built[name]
 
     def __setitem__(self, name: str, command: Any) -> None:

@@ -101,6 +101,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         if len(site) > 2:
             raise ValueError("a source site has other keys than patients and controls")
     _check_site(facts)
+    _check_federated(facts)
     stored = [given.get("findings", []) for given in (source, facts.get("local", {}), facts.get("site_level", {}))]
     for findings in stored:
         if not isinstance(findings, list) or not all(isinstance(one[key], str) for one in findings for key in FINDING):
@@ -115,6 +116,18 @@ def _check_site(facts: Mapping[str, Any]) -> None:
             raise ValueError("it has both a local calibration and a site level")
     if "local" in facts and not all(math.isfinite(float(facts["local"][key])) for key in ("slope", "offset", "threshold")):
         raise ValueError("the local calibration is not finite")
+
+
+def _check_federated(facts: Mapping[str, Any]) -> None:
+    """Refuse facts of a federated fit with other values than those that the card shows."""
+    if "federated" not in facts:
+        return
+    given = facts["federated"]
+    _counts({key: given[key] for key in ("attempt", "rounds", "least_subjects")})
+    if not isinstance(given["study"], str) or not isinstance(given["masks"], bool) or not isinstance(given["alone"], list):
+        raise ValueError("the facts of the federated fit have a value of the wrong type")
+    if not all(isinstance(site, str) for site in given["alone"]):
+        raise ValueError("the facts of the federated fit name a site that is not a text")
 
 
 def _counts(given: Mapping[str, Any]) -> None:

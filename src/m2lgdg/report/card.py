@@ -81,6 +81,7 @@ def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
         Part("Model", _about(fitted), sentences=[(type(fitted).__doc__ or "").strip().splitlines()[0]]),
         Part("Intended use", sentences=INTENDED),
         _training(fitted),
+        *_federated(fitted),
         Part("Inputs", _inputs(fitted)),
         decision,
         *_new_site(fitted),
@@ -96,6 +97,11 @@ INTENDED = [
     "Not for diagnosis, screening, treatment or any other decision about a person.",
     "Not for data unlike the training data below: another atlas, preprocessing or age range.",
 ]
+SUMS_ONLY = (
+    "No subject's data left a site. Revealed were counts of patients and controls, and sums over subjects: of features, of "
+    "their products with labels, age and sex, of decisions, and counts of phenotypes below a value. No noise was added."
+)
+AGAIN = "totals with and without the sites that left give the sums of these sites"
 LEFT_OUT = "Performance at left-out sites of a study"
 NO_STUDY = (
     "No study was given. A leave-one-site-out study (m2lgdg run) measures the performance at each left-out site; "
@@ -149,6 +155,23 @@ def _training(fitted: Method) -> Part:
     stored = fitted.facts_["source"].get("findings")
     findings = [NOT_CHECKED] if stored is None else anonymous_sentences(stored) or [NO_FINDING]
     return Part("Training data", facts, [table], findings)
+
+
+def _federated(fitted: Method) -> list[Part]:
+    """How the sites trained together, for a model whose subjects never left them."""
+    about = fitted.facts_.get("federated")
+    if about is None:
+        return []
+    facts = [
+        ("sites", ", ".join(fitted.facts_["source"]["sites"])),
+        ("rounds", str(about["rounds"])),
+        ("subjects at every site", f"at least {about['least_subjects']}"),
+        ("coordinator saw", "totals over sites (masks were on)" if about["masks"] else "sums over each site (masks were off)"),
+    ]
+    if about["attempt"] > 1:
+        facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
+    alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
+    return [Part("Federated training", facts, sentences=[SUMS_ONLY, *alone])]
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:

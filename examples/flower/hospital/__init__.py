@@ -1,0 +1,1 @@
+"""Flower app of a federated study with m2lgdg."""

@@ -1,0 +1,423 @@
+"""What the coordinator computes: requests to the sites, and from their totals the fitted model.
+
+`coordinate` is a generator: it yields the next request and is sent the totals of all sites. Files, Flower and tests drive the
+same generator, so they give the same bits; after a kill it is run again on the stored totals. Parts of the fit that do not
+depend on each other are tasks that share rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import natural_key
+from m2lgdg.federated import sums
+from m2lgdg.federated.plan import CUTS, MEASURES, Ask, Plan, Request
+from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
+from m2lgdg.methods.linear import SMALLEST_SPREAD, ConnectomeAdaptive
+from m2lgdg.methods.solvers import _association
+from m2lgdg.preprocess import CATEGORICAL
+from m2lgdg.storage import InputError
+
+Floats = npt.NDArray[np.float64]
+Totals = Mapping[str, npt.NDArray[np.int64]]  # by key of the ask; of sums by fold, one more axis in front
+Task = Generator[list[Ask], list[Floats], None]
+CONVERGED, CONVERGED_FOLD = 3e-8, 1e-6  # residuals of conjugate gradients; folds only serve the calibration
+MOST_STEPS = 60  # of conjugate gradients
+CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
+
+
+@dataclass
+class Work:
+    """State that the tasks share: the plan, values to be sent with the next request, and results."""
+
+    plan: Plan
+    known: dict[str, Floats] = field(default_factory=dict)
+    unsent: list[str] = field(default_factory=list)
+    solutions: dict[str, Solution] = field(default_factory=dict)
+    range: AmplitudeRange | None = None
+    calibration: tuple[float, float] = (1.0, 0.0)
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def publish(self, name: str, value: npt.ArrayLike) -> None:
+        """Send a value to all sites with the next request."""
+        self.known[name] = np.asarray(value, dtype=np.float64)
+        self.unsent.append(name)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A fitted block in the units of its standardised features; (part, ...) arrays end with the fit on all sites."""
+
+    coefficients: Floats  # (part, feature)
+    intercepts: Floats  # (part,)
+    mean: Floats  # (feature,) over all subjects
+    centre: Floats
+    scale: Floats
+    slopes: Floats  # (confound, feature)
+
+
+def coordinate(plan: Plan) -> Generator[Request, Totals, ConnectomeAdaptive]:
+    """Yield one request per round and receive its totals; the result is the fitted method."""
+    work = Work(plan)
+    tasks: list[Task] = [_fill(work, column) for column in plan.study.inputs]
+    tasks += [_moments(work, column) for column in plan.study.inputs]
+    tasks += [_block(work, block) for block in plan.blocks]
+    if "amplitude" in plan.blocks:
+        tasks += [_amplitude_range(work)]
+    rounds = yield from _run(work, tasks, 0)
+    rounds = yield from _run(work, [_calibrate(work)], rounds)
+    return _fitted(work, rounds)
+
+
+def total(
+    plan: Plan, request: Request, answers: Mapping[str, Mapping[str, npt.NDArray[Any]]]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Totals of the answers of all sites by key; sums by fold have one row per fold, the last for sites in none."""
+    result = {}
+    for ask in request.asks:
+        form = plan.form(ask)
+        if not form.by_fold:
+            result[ask.key] = sums.add((answer[ask.key] for answer in answers.values()), form)
+            continue
+        folds = [*range(plan.parts - 1), -1]
+        groups = [[answers[site][ask.key] for site in answers if plan.fold_of[site] == fold] for fold in folds]
+        result[ask.key] = np.stack([sums.add(group, form) for group in groups])
+    return result
+
+
+def _run(work: Work, tasks: Iterable[Task], rounds: int) -> Generator[Request, Totals, int]:
+    """Run tasks side by side, the asks of all of them in one request per round; the number of rounds so far."""
+    waiting = {task: next(task, None) for task in tasks}
+    while any(asks is not None for asks in waiting.values()):
+        asks = tuple(ask for given in waiting.values() for ask in given or ())
+        if asks:
+            rounds += 1
+            values, work.unsent = {name: work.known[name] for name in work.unsent}, []
+            totals = yield Request(rounds, values, asks)
+            numbers = {ask.key: sums.to_numbers(totals[ask.key], work.plan.form(ask)) for ask in asks}
+        before = len(work.known)
+        for task, given in waiting.items():
+            if given is not None:
+                waiting[task] = _sent(task, [numbers[ask.key] for ask in given])
+        if not asks and len(work.known) == before and not any(waiting.values()):
+            raise RuntimeError("the tasks of a federated fit wait for each other")
+    return rounds
+
+
+def _sent(task: Task, totals: list[Floats]) -> list[Ask] | None:
+    try:
+        return task.send(totals)
+    except StopIteration:
+        return None
+
+
+def _await(work: Work, names: Iterable[str]) -> Task:
+    """Wait for values that other tasks publish."""
+    while not all(name in work.known for name in names):
+        yield []
+
+
+def _fill(work: Work, column: str) -> Task:
+    """Value that replaces a missing phenotype: the mode of codes, or the median over all sites."""
+    if column in CATEGORICAL:
+        (counts,) = yield [Ask("codes", column)]
+        work.publish(f"fill.{column}", float(counts.argmax()) if counts.any() else 0.0)
+        return
+    values = yield from _order_statistics(column, lambda n: ((n - 1) // 2, n // 2))
+    work.publish(f"fill.{column}", 0.0 if values is None else (values[0] + values[1]) / 2)
+
+
+def _order_statistics(
+    name: str, ranks: Callable[[int], tuple[int, int]]
+) -> Generator[list[Ask], list[Floats], tuple[float, float] | None]:
+    """Two values of given ranks among those of all sites, exactly, from counts of values below cuts; None without values.
+
+    Numbers are searched by their place in the order of all 64-bit numbers; each round narrows it down by a factor of 32.
+    """
+    ranges = [(0, 2**64), (0, 2**64)]
+    while any(high - low > 1 for low, high in ranges):
+        cuts = [sums.cuts(low, high, CUTS) for low, high in ranges]
+        (counts,) = yield [Ask("search", name, {"cuts": np.stack([sums.as_signed(row) for row in cuts])})]
+        if not counts[-1]:
+            return None
+        for i, rank in enumerate(ranks(int(counts[-1]))):
+            below = counts[i * CUTS : (i + 1) * CUTS]
+            edges = [ranges[i][0], *cuts[i], ranges[i][1]]
+            place = int((below <= rank).sum())
+            ranges[i] = edges[place], edges[place + 1]
+    return sums.number(ranges[0][0]), sums.number(ranges[1][0])
+
+
+def _moments(work: Work, column: str) -> Task:
+    """Mean and sd of an imputed phenotype; an sd of 0 marks a constant one."""
+    if column in CATEGORICAL or any(column in member.empty for member in work.plan.members):
+        yield from _await(work, [f"fill.{column}"])
+    (total,) = yield [Ask("moments", column)]
+    mean, square = total / work.plan.subjects
+    variance = square - mean**2
+    work.publish(f"moments.{column}", [mean, math.sqrt(variance) if variance > CONSTANT * square else 0.0])
+
+
+def _block(work: Work, block: str) -> Task:
+    """Standardise and fit one block, in all folds and on all sites."""
+    plan = work.plan
+    if block == "amplitude":
+        (total,) = yield [Ask("usable", "amplitude")]
+        work.publish("usable.amplitude", total)
+        if 2 * (plan.subjects - round(total[-1])) >= plan.subjects:  # most scans are standardised: the block is not used
+            _unused(work, block)
+            return
+    columns = plan.study.inputs if block == "phenotypes" else plan.confounds_of(block)
+    imputed = [column for column in columns if any(column in member.incomplete for member in plan.members)]
+    yield from _await(work, [*(f"moments.{column}" for column in columns), *(f"fill.{column}" for column in imputed)])
+    confounds = len(plan.confounds_of(block))
+    asks = [Ask("spread", block)] + ([Ask("confounds", block)] if confounds else [])
+    totals = yield asks
+    mean, centre, scale, slopes = _standards(totals, plan, confounds)
+    work.publish(f"standard.{block}", np.concatenate([centre[None], scale[None], slopes]))
+    (by_fold,) = yield [Ask("association", block)]
+    coefficients, intercepts = yield from _ridge(plan, block, by_fold)
+    work.publish(f"solution.{block}", np.concatenate([coefficients, intercepts[:, None]], axis=1))
+    work.solutions[block] = Solution(coefficients, intercepts, mean, centre, scale, slopes)
+
+
+def _unused(work: Work, block: str) -> None:
+    """A block whose decisions are 0."""
+    size, parts = work.plan.features(block), work.plan.parts
+    slopes = np.zeros((len(work.plan.confounds_of(block)), size))
+    zeros = np.zeros(size)
+    work.publish(f"standard.{block}", np.concatenate([np.zeros((1, size)), np.ones((1, size)), slopes]))
+    work.publish(f"solution.{block}", np.zeros((parts, size + 1)))
+    work.solutions[block] = Solution(np.zeros((parts, size)), np.zeros(parts), zeros, zeros, zeros + 1, slopes)
+
+
+def _standards(totals: list[Floats], plan: Plan, confounds: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Mean, centre and spread of the features, and the slopes of confounds, from sums over sites."""
+    (plain, by_weight, squares, *products), weight = totals[0], plan.summed_weights(plan.parts - 1)
+    crossed = np.array(products).reshape(confounds, len(plain))
+    centre, slopes = by_weight / weight, np.zeros((confounds, len(plain)))
+    if confounds:
+        slopes = np.linalg.pinv(totals[1][1:], hermitian=True) @ crossed
+        centre = centre - totals[1][0] / weight @ slopes
+    residual = np.maximum(squares - (slopes * crossed).sum(axis=0), 0.0)
+    spread = np.sqrt(residual / weight)
+    return plain / plan.subjects, centre, np.where(spread > SMALLEST_SPREAD, spread, 1.0), slopes
+
+
+def _ridge(plan: Plan, block: str, by_fold: Floats) -> Generator[list[Ask], list[Floats], tuple[Floats, Floats]]:
+    """(part, feature) coefficients and (part,) intercepts of the ridge regressions, by conjugate gradients.
+
+    `by_fold` are sums of squares and products with the label at the sites of each fold, the last row at sites in none.
+    """
+    parts = range(plan.parts)
+    sizes = np.array([[fold != part for fold in [*parts[:-1], -1]] for part in parts], dtype=np.float64)  # (part, fold)
+    squares, products = np.einsum("pf,fkj->kpj", sizes, by_fold)
+    penalty = plan.method.penalties[0] * float(squares[-1].sum()) / plan.subjects
+    scale = np.ones_like(squares)
+    if block in plan.method.adaptive:
+        totals, counts = (np.array([count(part) for part in parts]) for count in (plan.summed_weights, plan.count))
+        scale = _association(products, squares, totals, counts)
+    right = scale * products  # features are centred by site, so the mean of the labels drops out
+    goal = np.full(plan.parts, CONVERGED_FOLD)
+    goal[-1] = min(CONVERGED / max(plan.blocks[block], 1e-3), CONVERGED_FOLD)  # less exact where the block counts less
+    solution = yield from _conjugate_gradients(block, scale, penalty, right, goal)
+    return scale * solution, np.array([plan.mean_sign(part) for part in parts])
+
+
+def _conjugate_gradients(
+    block: str, scale: Floats, penalty: float, right: Floats, goal: Floats
+) -> Generator[list[Ask], list[Floats], Floats]:
+    """(part, feature) solution of (scale H scale + penalty) x = right, where the sites multiply by H."""
+    solution, residual = np.zeros_like(right), right.copy()
+    direction, size = residual.copy(), (residual**2).sum(axis=1)
+    least = goal**2 * size
+    for _ in range(MOST_STEPS):
+        active = np.flatnonzero(size > least)
+        if not len(active):
+            break
+        # Sites get unit vectors in float32; the step uses exactly what they got.
+        moved = scale[active] * direction[active]
+        length = np.maximum(np.sqrt((moved**2).sum(axis=1, keepdims=True)), 1e-300)
+        sent = (moved / length).astype(np.float32)
+        (product,) = yield [Ask("product", block, {"parts": active.astype(np.int64), "directions": sent})]
+        step = sent.astype(np.float64) * length / scale[active]
+        changed = scale[active] * product * length + penalty * step
+        curvature = (step * changed).sum(axis=1)
+        alpha = (step * residual[active]).sum(axis=1) / curvature
+        solution[active] += alpha[:, None] * step
+        residual[active] -= alpha[:, None] * changed
+        before, size = size.copy(), (residual**2).sum(axis=1)
+        direction[active] = residual[active] + (size[active] / before[active])[:, None] * step
+    return solution
+
+
+def _amplitude_range(work: Work) -> Task:
+    """Range of amplitudes in source, as `AmplitudeRange.fit` computes it."""
+    yield from _await(work, ["usable.amplitude"])
+    total = work.known["usable.amplitude"]
+    if 2 * (work.plan.subjects - round(total[-1])) >= work.plan.subjects:
+        return
+    tails = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))
+    searches = {
+        measure: _order_statistics(f"amplitude {measure}", lambda n, q=q: _around(n, q))  # type: ignore[misc]
+        for measure, q in tails.items()
+    }
+    asked = {measure: next(search) for measure, search in searches.items()}
+    values: dict[str, tuple[float, float] | None] = {}
+    count = 0
+    while asked:
+        totals = yield [ask for asks in asked.values() for ask in asks]
+        count = int(totals[0][-1]) if totals else count
+        for measure, numbers in zip(list(asked), totals, strict=True):
+            try:
+                asked[measure] = searches[measure].send([numbers])
+            except StopIteration as ended:
+                values[measure] = ended.value
+                del asked[measure]
+    if any(value is None for value in values.values()):
+        raise InputError("only one site has scans whose ROIs were not standardised; its amplitudes cannot be compared.")
+    low_slope, low_spread, high = (_between(values[measure], count, tails[measure]) for measure in MEASURES)
+    least = low_slope / MARGIN if low_slope > 0 else -np.inf
+    work.range = AmplitudeRange(
+        total[:-1] / total[-1],
+        np.array([least, max(low_spread / MARGIN, STANDARDISED), -np.inf]),
+        np.array([np.inf, np.inf, high * MARGIN]),
+    )
+
+
+def _around(count: int, quantile: float) -> tuple[int, int]:
+    """Ranks of the two values that a quantile lies between."""
+    rank = math.floor(quantile * (count - 1))
+    return rank, min(rank + 1, count - 1)
+
+
+def _between(values: tuple[float, float] | None, count: int, quantile: float) -> float:
+    """Quantile from the two values around it, as numpy interpolates."""
+    assert values is not None
+    weight = quantile * (count - 1) - math.floor(quantile * (count - 1))
+    low, high = values
+    return high - (high - low) * (1 - weight) if weight >= 0.5 else low + (high - low) * weight
+
+
+def _calibrate(work: Work) -> Task:
+    """Weights of the blocks from the sd of held-out decisions, and Platt scaling of their sum."""
+    plan = work.plan
+    (total,) = yield [Ask("decisions", "all")]
+    means, products = total[0] / plan.subjects, total[1:] / plan.subjects
+    covariance = products - np.outer(means, means)
+    spreads = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    work.weights = {name: weight / (sd or 1.0) for (name, weight), sd in zip(plan.blocks.items(), spreads, strict=True)}
+    weights = np.array(list(work.weights.values()))
+    mean, spread = float(weights @ means), math.sqrt(max(float(weights @ covariance @ weights), 0.0))
+    if spread < 1e-12:
+        share = float(np.clip(sum(member.patients for member in plan.members) / plan.subjects, 0.01, 0.99))
+        work.calibration = 1.0, math.log(share / (1 - share)) - mean
+        return
+    evaluated: list[tuple[Floats, float, Floats]] = []
+    while True:
+        point, converged = _next_point(evaluated)
+        if converged:
+            break
+        arguments = {"weights": weights, "mean_sd": np.array([mean, spread]), "point": point}
+        ((loss, *gradient),) = yield [Ask("calibration", "all", arguments)]
+        penalty = np.array([point[0] / 100.0, 0.0])  # C = 100, as in `metrics.platt`
+        evaluated.append(
+            (point, (loss + 0.5 * point[0] ** 2 / 100.0) / plan.subjects, (np.array(gradient) + penalty) / plan.subjects)
+        )
+    slope = max(float(point[0]), 1e-3) / spread
+    work.calibration = slope, float(point[1]) - slope * mean
+
+
+class _Unknown(Exception):
+    """The loss at a point that no round has evaluated yet."""
+
+
+def _next_point(evaluated: list[tuple[Floats, float, Floats]]) -> tuple[Floats, bool]:
+    """The next point that L-BFGS needs the loss of, or its result and True.
+
+    The minimiser is that of scikit-learn's logistic regression, which `metrics.platt` uses: the same steps give the same
+    result. It is run again from its start in every round, on the losses known so far.
+    """
+    from scipy.optimize import minimize
+
+    remaining = iter(evaluated)
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        known = next(remaining, None)
+        if known is None:
+            raise _Unknown(np.array(point))
+        return known[1], known[2].copy()
+
+    options = {"maxiter": 2000, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
+    try:
+        result = minimize(loss, np.zeros(2), method="L-BFGS-B", jac=True, options=options)
+    except _Unknown as unknown:
+        return unknown.args[0], False
+    return np.asarray(result.x), True
+
+
+def _fitted(work: Work, rounds: int) -> ConnectomeAdaptive:
+    """The fitted method, with the same arrays as after a pooled fit."""
+    plan = work.plan
+    fitted = type(plan.method)(**plan.method.fields())
+    state: dict[str, npt.NDArray[Any]] = {}
+    if plan.study.inputs:
+        moments = np.array([work.known[f"moments.{column}"] for column in plan.study.inputs])
+        state["phenotypes.scaler.fill"] = np.array([float(work.known[f"fill.{column}"]) for column in plan.study.inputs])
+        state |= {
+            "phenotypes.scaler.mean": moments[:, 0].copy(),
+            "phenotypes.scaler.scale": np.where(moments[:, 1] > 0, moments[:, 1], np.inf),
+        }
+    folded = np.zeros(len(plan.confounds))
+    for block, solution in work.solutions.items():
+        unscaled = solution.coefficients[-1] / solution.scale
+        intercept = float(solution.intercepts[-1] - solution.centre @ unscaled)
+        state[f"{block}.mean"] = solution.mean
+        state[f"{block}.weights"] = work.weights[block] * unscaled
+        state[f"{block}.intercept"] = np.array(work.weights[block] * intercept)
+        if len(solution.slopes):
+            folded += work.weights[block] * solution.slopes @ unscaled
+    if plan.confounds:
+        columns = [plan.study.inputs.index(name) for name in plan.confounds]
+        state["phenotypes.weights"][columns] -= folded
+    if work.range is not None:
+        work.range.save(state)
+    state["calibration"] = np.array(work.calibration)
+    fitted.state_, fitted.facts_ = state, _facts(work, rounds)
+    return fitted
+
+
+def _facts(work: Work, rounds: int) -> dict[str, Any]:
+    plan, first = work.plan, work.plan.members[0]
+    members = sorted(plan.members, key=lambda member: natural_key(member.site))
+    names = sorted({member.cohort for member in members})
+    usable = round(float(work.known["usable.amplitude"][-1])) if "usable.amplitude" in work.known else plan.subjects
+    trained = [block for block in plan.blocks if block != "amplitude" or work.range is not None]
+    facts: dict[str, Any] = {
+        "rois": list(first.rois),
+        "atlas": first.atlas,
+        "inputs": list(plan.study.inputs),
+        "seed": 0,
+        "source": {
+            "cohort": names[0] if len(names) == 1 else "federated",
+            "hash": hashlib.sha256("\n".join(sorted(member.hash for member in members)).encode()).hexdigest(),
+            "sites": {member.site: {"patients": member.patients, "controls": member.controls} for member in members},
+        },
+        "penalties": dict.fromkeys(trained, plan.method.penalties[0]),
+        "federated": {
+            "study": plan.study.id,
+            "attempt": plan.attempt,
+            "rounds": rounds,
+            "masks": plan.study.masks,
+            "least_subjects": plan.study.least_subjects,
+            "alone": plan.alone,
+        },
+    }
+    return facts | ({"standardised_scans": plan.subjects - usable} if usable < plan.subjects else {})

@@ -1,0 +1,32 @@
+"""A federated fit in one process, for tests and for measuring: the sites answer in turn, without files or a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.federated import sums
+from m2lgdg.federated.coordinator import coordinate, total
+from m2lgdg.federated.plan import Plan, Study
+from m2lgdg.federated.site import Site, prepared
+from m2lgdg.methods.linear import ConnectomeAdaptive
+
+
+def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
+    """Fit a study on the cohorts of its sites."""
+    members, arrays = zip(*(prepared(study, cohort, site) for site, cohort in cohorts.items()), strict=True)
+    plan = Plan(study, members)
+    sites = {name: Site(plan, name, data) for name, data in zip(cohorts, arrays, strict=True)}
+    work = coordinate(plan)
+    request = next(work)
+    while True:
+        answers = {}
+        for name, site in sites.items():
+            words = site.answer(request)
+            answers[name] = {ask.key: sums.to_bytes(words[ask.key], plan.form(ask)) for ask in request.asks}
+        try:
+            request = work.send(total(plan, request, answers))
+        except StopIteration as ended:
+            fitted = ended.value
+            assert isinstance(fitted, ConnectomeAdaptive)
+            return fitted

@@ -1,0 +1,290 @@
+"""What one site computes: sums over its own subjects, and nothing else.
+
+A `Site` holds the features of its subjects and the totals that the coordinator sent (`known`). `answer` turns a request into
+sums, with the same functions that the pooled fit of `methods/linear.py` uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import amplitude_features, fc_features
+from m2lgdg.federated import sums
+from m2lgdg.federated.plan import CODES, LARGEST_PHENOTYPE, MEASURES, Ask, Member, Plan, Request, Study, value_shape
+from m2lgdg.methods.amplitude import _measures, standardised_scans
+from m2lgdg.methods.linear import VIEWS, _balance, _sigmoid, _site_averages
+from m2lgdg.methods.solvers import combine, times
+from m2lgdg.preprocess import CATEGORICAL, _typical, _values
+from m2lgdg.storage import InputError
+
+Floats = npt.NDArray[np.float64]
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Member, Arrays]:
+    """Facts that a site joins with, and the arrays of its subjects that stay at the site; an unsuitable cohort is refused."""
+    if site not in study.sites:
+        raise InputError(f"{site} is not a site of this study (sites: {', '.join(study.sites)}).")
+    if len(cohort.site_names) > 1:
+        names = ", ".join(cohort.site_names)
+        raise InputError(f"cohort {cohort.name} has the sites {names}; choose the subjects of one with --cohort-site.")
+    cohort = cohort.parcellation(cohort.atlas).select(cohort.labels >= 0)
+    for column in study.inputs:
+        if column not in cohort.phenotypes.columns:
+            raise InputError(f"cohort {cohort.name} has no phenotype {column}, which the study uses; add it, empty if unknown.")
+    cohort = cohort.with_inputs(study.inputs)
+    if len(cohort) < study.least_subjects:
+        raise InputError(
+            f"site {site} has {len(cohort)} labelled subjects; the study needs at least {study.least_subjects} at every site, "
+            "because sums over fewer are close to the subjects themselves."
+        )
+    arrays: Arrays = {name: fc_features(cohort.series, VIEWS[name]) for name in study.method.blocks if name in VIEWS}
+    arrays |= {"amplitude": amplitude_features(cohort.series), "phenotypes": _values(cohort, study.inputs)}
+    arrays["labels"] = cohort.labels
+    _check_phenotypes(arrays["phenotypes"], study, cohort)
+    missing = np.isnan(arrays["phenotypes"])
+    incomplete, empty = (_names(study, lacking) for lacking in (missing.any(axis=0), missing.all(axis=0)))
+    counts = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
+    return Member(
+        site, *counts, cohort.rois, cohort.atlas, cohort.name, cohort.hash, tuple(incomplete), tuple(empty), key
+    ), arrays
+
+
+def _names(study: Study, chosen: Any) -> tuple[str, ...]:
+    return tuple(name for name, is_chosen in zip(study.inputs, chosen, strict=True) if is_chosen)
+
+
+def _check_phenotypes(values: Floats, study: Study, cohort: Cohort) -> None:
+    for column, numbers in zip(study.inputs, values.T, strict=True):
+        present = ~np.isnan(numbers)
+        wrong = present & ~(np.abs(numbers) <= LARGEST_PHENOTYPE)
+        limit = f"beyond {LARGEST_PHENOTYPE:g}; use a larger unit"
+        if column in CATEGORICAL:
+            wrong, limit = present & ~np.isin(numbers, np.arange(CODES)), f"not a code from 0 to {CODES - 1}"
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            raise InputError(f"cohort {cohort.name}, subject {cohort.subjects[i]}: {column} is {numbers[i]:g}, {limit}.")
+
+
+class Site:
+    """A site in a study: its arrays, and the totals it has received so far."""
+
+    def __init__(self, plan: Plan, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.plan, self.name, self.arrays = plan, name, arrays
+        self.known: Arrays = {}
+        self.rows: dict[str, tuple[npt.NDArray[Any], Floats]] = {}  # standardised features and shift, by block
+        self.labels = np.asarray(arrays["labels"])
+        self.signs = np.where(self.labels == 1, 1.0, -1.0)
+        self.here = np.zeros(len(self.labels), dtype=np.intp)  # all subjects are of one site
+
+    def receive(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take totals from the coordinator; other names, shapes and values than those of the protocol are refused."""
+        for name, value in values.items():
+            shape = value_shape(self.plan, name)
+            if value.shape != shape or value.dtype != np.float64 or not np.isfinite(value).all():
+                raise InputError(f"value {name} of the request is not {shape} finite numbers in float64.")
+            if name in self.known:
+                raise InputError(f"value {name} was sent before; a study sends it once.")
+        self.known |= {name: np.array(value) for name, value in values.items()}
+
+    def answer(self, request: Request) -> dict[str, sums.Words]:
+        """Fixed-point sums for each ask of a request, by key; not yet masked."""
+        self.receive(request.values)
+        result = {}
+        for ask in request.asks:
+            form = self.plan.form(ask)
+            if ask.key in result:
+                raise InputError(f"the request asks for {ask.key} twice.")
+            try:
+                values = KINDS[ask.kind](self, ask)
+            except KeyError as error:
+                raise InputError(f"{ask.key} needs the value {error.args[0]}, which was not sent.") from None
+            result[ask.key] = sums.to_words(values, form, f"site {self.name}: {ask.key}")
+        return result
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(subject,) weights that balance the classes; 0 at a site with one class, unless all sites are such."""
+        both = len(set(self.labels.tolist())) == 2
+        if self.plan.weighted and not both:
+            return np.zeros(len(self.labels))
+        return _balance(_OneSite(self.labels)) if both else np.ones(len(self.labels))  # type: ignore[arg-type]
+
+    @cached_property
+    def averages(self) -> Floats:
+        """(1, subject) weights of the site's mean."""
+        return _site_averages(self.here, self.weights)
+
+    def filled(self, column: str, *, by_site: bool = False) -> Floats:
+        """(subject,) phenotype, missing values replaced by the median or mode of all sites, or by the median of this site.
+
+        Mean and sd are those of values imputed by site, as in `PhenotypeScaler.fit`.
+        """
+        values = np.array(self.arrays["phenotypes"][:, self.plan.study.inputs.index(column)])
+        missing = np.isnan(values)
+        if missing.any():
+            typical = _typical(values, column) if by_site and column not in CATEGORICAL else np.nan
+            values[missing] = float(self.known[f"fill.{column}"]) if np.isnan(typical) else typical
+        return values
+
+    def z_scores(self, columns: tuple[str, ...]) -> Floats:
+        """(subject, column) imputed phenotypes in units of the sd over all sites; 0 for a constant column."""
+        result = np.zeros((len(self.labels), len(columns)))
+        for j, column in enumerate(columns):
+            mean, scale = self.known[f"moments.{column}"]
+            if scale > 0:
+                result[:, j] = (self.filled(column) - mean) / scale
+        return result
+
+    def features(self, block: str) -> npt.NDArray[Any]:
+        """(subject, feature) features of a block; amplitudes of standardised scans are filled in."""
+        if block == "phenotypes":
+            return self.z_scores(self.plan.study.inputs)
+        features = self.arrays[block]
+        if block != "amplitude":
+            return features
+        standardised = standardised_scans(features)
+        if not standardised.any():
+            return features
+        total = self.known["usable.amplitude"]
+        mean = features[~standardised].mean(axis=0) if not standardised.all() else total[:-1] / max(total[-1], 1.0)
+        return np.where(standardised[:, None], mean, features)
+
+    def standardised(self, block: str) -> tuple[npt.NDArray[Any], Floats]:
+        """(subject, feature) features without confounds, centred by site and scaled, and the shift of an unseen site."""
+        if block not in self.rows:
+            features, confounds = self.features(block), self.z_scores(self.plan.confounds_of(block))
+            centre, scale, slopes = np.split(self.known[f"standard.{block}"], [1, 2])
+            mean = combine(self.averages, features) - (self.averages @ confounds) @ slopes  # (1, feature)
+            values = features - mean
+            if len(slopes):
+                values -= confounds @ slopes
+            trained = np.empty_like(features)
+            np.divide(values, scale, out=trained, casting="same_kind")
+            self.rows[block] = trained, ((mean - centre) / scale)[0]
+        return self.rows[block]
+
+    @cached_property
+    def decisions(self) -> Floats:
+        """(subject, block) decisions of the fits without this site, at the centre of the other sites."""
+        part = self.plan.fold_of[self.name]
+        columns = []
+        for block in self.plan.blocks:
+            solution = self.known[f"solution.{block}"][part if part >= 0 else self.plan.parts - 1]
+            trained, shift = self.standardised(block)
+            columns.append(times(trained, solution[:-1, None])[:, 0] + shift @ solution[:-1] + solution[-1])
+        return np.stack(columns, axis=1)
+
+
+class _OneSite:
+    """Labels in the form that `_balance` reads."""
+
+    def __init__(self, labels: npt.NDArray[np.int8]) -> None:
+        self.labels, self.site_names = labels, [""]
+        self.sites = np.full(len(labels), "")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def _codes(site: Site, ask: Ask) -> Floats:
+    values = site.arrays["phenotypes"][:, site.plan.study.inputs.index(ask.name)]
+    return np.array([(values == code).sum() for code in range(CODES)], dtype=np.float64)
+
+
+def _search(site: Site, ask: Ask) -> Floats:
+    """Number of values below each cut, and of all values."""
+    keys = np.sort(sums.ordered(_searched(site, ask.name)))
+    cuts = ask.arguments["cuts"].view(np.uint64).ravel()
+    return np.append(np.searchsorted(keys, cuts, side="left"), len(keys)).astype(np.float64)
+
+
+def _searched(site: Site, name: str) -> Floats:
+    if name in site.plan.study.inputs:
+        values = site.arrays["phenotypes"][:, site.plan.study.inputs.index(name)]
+        return np.asarray(values[~np.isnan(values)])
+    features, total = site.arrays["amplitude"], site.known["usable.amplitude"]
+    usable = features[~standardised_scans(features)]
+    others = total[-1] - len(usable)
+    if not len(usable) or others <= 0:
+        return np.empty(0)
+    profile = (total[:-1] - usable.sum(axis=0)) / others  # of the other sites
+    return np.asarray(_measures(usable, profile)[:, MEASURES.index(name.removeprefix("amplitude "))])
+
+
+def _moments(site: Site, ask: Ask) -> Floats:
+    values = site.filled(ask.name, by_site=True)
+    return np.array([values.sum(), (values**2).sum()])
+
+
+def _usable(site: Site, _: Ask) -> Floats:
+    features = site.arrays["amplitude"]
+    usable = features[~standardised_scans(features)]
+    return np.append(usable.sum(axis=0), float(len(usable)))
+
+
+def _confounds(site: Site, ask: Ask) -> Floats:
+    values = site.z_scores(site.plan.confounds_of(ask.name))
+    centred = values - site.averages @ values
+    return np.concatenate([(site.weights @ values)[None], (centred.T * site.weights) @ centred])
+
+
+def _spread(site: Site, ask: Ask) -> Floats:
+    features, confounds = site.features(ask.name), site.z_scores(site.plan.confounds_of(ask.name))
+    mean = combine(site.averages, features)
+    weighted = (confounds - site.averages @ confounds).T * site.weights
+    rows = np.concatenate([np.ones((1, len(features))), site.weights[None], weighted])
+    plain, by_weight, *slopes = combine(rows, features)
+    centred = features - mean
+    return np.stack([plain, by_weight, np.einsum("i,ij,ij->j", site.weights, centred, centred), *slopes])
+
+
+def _association(site: Site, ask: Ask) -> Floats:
+    trained = site.standardised(ask.name)[0].astype(np.float64)
+    return np.stack([(trained**2).sum(axis=0), (site.weights * site.signs) @ trained])
+
+
+def _product(site: Site, ask: Ask) -> Floats:
+    directions = ask.arguments["directions"].astype(np.float64)
+    active = np.array([site.plan.trains(site.name, part) for part in ask.arguments["parts"].tolist()])
+    result = np.zeros(directions.shape)
+    if active.any():
+        trained = site.standardised(ask.name)[0]
+        result[active] = combine((site.weights[:, None] * times(trained, directions[active].T)).T, trained)
+    return result
+
+
+def _decisions(site: Site, _: Ask) -> Floats:
+    values = site.decisions
+    return np.concatenate([values.sum(axis=0)[None], values.T @ values])
+
+
+def _calibration(site: Site, ask: Ask) -> Floats:
+    """Log loss of a logistic curve, and its gradient, over the decisions for this site's subjects."""
+    mean, spread = ask.arguments["mean_sd"]
+    slope, offset = ask.arguments["point"]
+    x = (site.decisions @ ask.arguments["weights"] - mean) / spread
+    y, raw = (site.labels == 1).astype(np.float64), slope * x + offset
+    loss = np.maximum(raw, 0) - y * raw + np.log1p(np.exp(-np.abs(raw)))
+    residual = _sigmoid(raw) - y
+    return np.array([loss.sum(), (residual * x).sum(), residual.sum()])
+
+
+KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
+    "codes": _codes,
+    "search": _search,
+    "moments": _moments,
+    "usable": _usable,
+    "confounds": _confounds,
+    "spread": _spread,
+    "association": _association,
+    "product": _product,
+    "decisions": _decisions,
+    "calibration": _calibration,
+}
