@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, checked_fields, find, nearest, shown
+from m2lgdg.method import Method, checked_fields, find, nearest, shown, variant_fields
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
@@ -217,9 +217,7 @@ def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[st
     METHODS.define_estimator(name, changed)
     known = load_methods()
     variants = known.declaration(name).variants if name in known else find(name).variants  # which refuses the name
-    if variant is not None and variant not in variants:
-        raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
-    return (dict(variants[variant]) if variant is not None else {}) | changed
+    return (variant_fields(name, variants, variant) if variant is not None else {}) | changed
 
 
 def usable(name: str) -> bool:
