@@ -429,7 +429,7 @@ def _repetition_times(cohort: Cohort) -> Iterator[Finding]:
         count = f"{unknown.sum()} of {counted(len(cohort), 'subject')}"
         sites = sorted(set(cohort.sites[unknown].tolist()), key=natural_key)
         where = "" if unknown.all() else f" ({', '.join(sites[:6])}{' ...' if len(sites) > 6 else ''})"
-        advice = "give it in a column tr, in dataset.toml (tr = 2.0), in a JSON sidecar, or with --tr"
+        advice = "give it in a column tr, in dataset.toml (tr = 2.0), in a JSON sidecar, or (REST-meta-MDD) with --tr"
         yield Finding("finding", f"The TR of {count} is not known{where}; {advice}.", tuple(cohort.subjects[unknown].tolist()))
     slow = cohort.tr > SLOWEST
     if slow.any():
