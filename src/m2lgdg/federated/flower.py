@@ -78,7 +78,7 @@ def _send(grid: Any, folder: Path, progress: exchange.Progress, nodes: dict[str,
 
 def _joined(grid: Any, folder: Path, study: Any, timeout: float) -> dict[str, int]:
     """Node of each site, once all have joined; new join messages are stored in the folder of the study."""
-    wanted = len(study.sites) - len(exchange.left_out(folder))
+    wanted = len(study.training_sites) - len(exchange.left_out(folder))
     nodes = _connected(grid, wanted, timeout)
     replies = _asked(grid, {node: {"join": True} for node in nodes}, timeout)
     by_site: dict[str, int] = {}
