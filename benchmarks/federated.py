@@ -2,22 +2,27 @@
 
     python benchmarks/federated.py [COHORT] [--folder DIR]
     python benchmarks/federated.py [COHORT] --leave-out-each
+    python benchmarks/federated.py [COHORT] --processes [--kill]
     python benchmarks/federated.py [COHORT] --noise 1,3,10,30 [--not-left-out SITE,SITE]
 
 Without a cohort, a synthetic one of five sites is used. Every site of the cohort is a client. Exits with 1 if a bit differs, or
 if a probability differs from that of the pooled fit by more than 1e-6. `--leave-out-each` trains without each site in turn, in
 one process and without files, and compares the probabilities at that site with those of the pooled fit. `--noise` does so with
-noise for each epsilon, with three draws of the noise, and prints the AUC.
+noise for each epsilon, with three draws of the noise, and prints the AUC. `--processes` runs the study through Flower's own
+processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round and the server app in another.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,7 @@ from m2lgdg.method import Method
 from m2lgdg.metrics import auc
 
 ALLOWED = 1e-6
+NODE_TIMEOUT = 120.0  # seconds that the server waits for a killed site
 REPEATS = 3  # draws of the noise
 SIZES = {"Aarhus": 40, "Bergen": 32, "Cork": 28, "Delft": 24, "Evora": 20}
 
@@ -56,6 +62,55 @@ def through_flower(root: Path, sites: list[str]) -> Path:
 
     flower.server_app(LocalGrid(flower.client_app, [root / site for site in sites]), context(root / "study"))
     return root / "study" / "model"
+
+
+def through_processes(root: Path, sites: list[str], kill: bool) -> Path:
+    """Model of a study by a SuperLink and SuperNodes; with `kill`, a node and the server app are killed on the way."""
+    from flower_processes import Federation
+
+    federation = Federation(root / "flower", root, sites)
+    model, requests = root / "study" / "model", root / "study" / "requests"
+    start, seen = time.monotonic(), 0
+    try:
+        federation.run(NODE_TIMEOUT if kill else 3600.0)
+        print(f"run submitted after {time.monotonic() - start:.0f} s", flush=True)
+        while not (model / "card.md").exists():
+            time.sleep(0.5)
+            count = len(list(requests.glob("request-*.safetensors")))
+            if count > seen:
+                seen = count
+                print(f"round {count} after {time.monotonic() - start:.0f} s", flush=True)
+                if kill and count == 3:
+                    end_with_a_killed_node(federation, sites[1])
+                elif kill and count == 5:
+                    end_with_a_killed_server(federation)
+            elif not federation.server_apps() and not (model / "card.md").exists():
+                time.sleep(10)
+                if not federation.server_apps() and not (model / "card.md").exists():
+                    raise RuntimeError(f"the server app ended without a model: {federation.folder / 'superlink.log'}")
+        return model
+    finally:
+        federation.close()
+
+
+def end_with_a_killed_node(federation: Any, site: str) -> None:
+    """Kill a SuperNode in a round: the run ends with a sentence. Start it and the run again."""
+    federation.kill_node(site)
+    print(f"killed the SuperNode of {site}", flush=True)
+    while federation.server_apps():
+        time.sleep(1)
+    ended = f"site {site} did not answer" in federation.log()
+    print(f"the run ended {'with a sentence that names the site' if ended else 'WITHOUT a sentence'}", flush=True)
+    federation.start_node(site)
+    federation.run(NODE_TIMEOUT)
+
+
+def end_with_a_killed_server(federation: Any) -> None:
+    """Kill the server app in a round, and run it again."""
+    for process in federation.server_apps():
+        os.kill(process, signal.SIGKILL)
+    print("killed the server app", flush=True)
+    federation.run(NODE_TIMEOUT)
 
 
 def traffic(root: Path, sites: list[str]) -> str:
@@ -109,6 +164,10 @@ def with_noise(cohort: Cohort, epsilons: list[float], others: list[str]) -> None
         )
 
 
+def bits(fitted: Method) -> dict[str, bytes]:
+    return {key: value.tobytes() for key, value in fitted.state_.items()}
+
+
 def pooled_fit(cohort: Cohort) -> Method:
     return m2lgdg.make("connectome-adaptive", phenotypes=bool(cohort.inputs)).fit(cohort)
 
@@ -119,6 +178,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--no-masks", action="store_true")
     parser.add_argument("--leave-out-each", action="store_true")
+    parser.add_argument("--processes", action="store_true")
+    parser.add_argument("--kill", action="store_true")
     parser.add_argument("--noise", type=lambda text: [float(one) for one in text.split(",")])
     parser.add_argument("--not-left-out", type=lambda text: text.split(","), default=[])
     given = parser.parse_args()
@@ -135,12 +196,15 @@ def main() -> int:
         return 0
     sites = cohort.site_names
     expected = pooled_fit(cohort).predict_proba(cohort)[:, 1]
-    ways = {"files": by_files}
-    if importlib.util.find_spec("flwr") is None:
+    ways: dict[str, Callable[[Path, list[str]], Path]] = {"files": by_files}
+    states, worst = [], 0.0
+    if given.processes:
+        ways = {"processes": lambda root, sites: through_processes(root, sites, given.kill)}
+        states.append(bits(simulated(cohort)))
+    elif importlib.util.find_spec("flwr") is None:
         print("Flower is not installed, so the study is run by files only")
     else:
         ways["Flower"] = through_flower
-    states, worst = [], 0.0
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         first = folder / "joined"
@@ -148,7 +212,7 @@ def main() -> int:
         exchange.init(first / "study", sites, inputs=cohort.inputs, masks=not given.no_masks)
         for site in sites:
             exchange.join(first / "study", cohort.select(sites=[site]), site, first / site)
-        print(f"{cohort}; joined in {time.monotonic() - start:.0f} s")
+        print(f"{cohort}; joined in {time.monotonic() - start:.0f} s", flush=True)
         for name, way in ways.items():
             root = shutil.copytree(first, folder / name)
             start = time.monotonic()
@@ -156,7 +220,7 @@ def main() -> int:
             seconds = time.monotonic() - start
             difference = float(np.abs(fitted.predict_proba(cohort)[:, 1] - expected).max())
             worst = max(worst, difference)
-            states.append({key: value.tobytes() for key, value in fitted.state_.items()})
+            states.append(bits(fitted))
             rounds = fitted.facts_["federated"]["rounds"]
             print(f"by {name}: {rounds} rounds, {traffic(root, sites)}, {seconds:.0f} s, largest difference {difference:.1e}")
     same = all(state == states[0] for state in states)
