@@ -61,7 +61,7 @@ class Federation:
             "PATH": path,
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",
         }
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
