@@ -87,7 +87,7 @@ def through_processes(root: Path, sites: list[str], kill: bool) -> Path:
             elif not federation.server_apps() and not (model / "card.md").exists():
                 time.sleep(10)
                 if not federation.server_apps() and not (model / "card.md").exists():
-                    raise RuntimeError(f"the server app ended without a model: {federation.folder / 'superlink.log'}")
+                    raise RuntimeError(f"the server app ended without a model: {federation.details()}")
         return model
     finally:
         federation.close()
@@ -99,7 +99,7 @@ def end_with_a_killed_node(federation: Any, site: str) -> None:
     print(f"killed the SuperNode of {site}", flush=True)
     while federation.server_apps():
         time.sleep(1)
-    ended = f"site {site} did not answer" in federation.log()
+    ended = f"site {site} did not answer" in federation.details()
     print(f"the run ended {'with a sentence that names the site' if ended else 'WITHOUT a sentence'}", flush=True)
     federation.start_node(site)
     federation.run(NODE_TIMEOUT)

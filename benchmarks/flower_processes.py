@@ -122,8 +122,10 @@ class Federation:
                 found.append(int(entry.name))
         return found
 
-    def log(self) -> str:
-        return (self.folder / "superlink.log").read_text(errors="replace")
+    def details(self) -> str:
+        """Sentences with which runs ended, as `flwr list` prints them."""
+        words = [str(self.commands / "flwr"), "list", "here", "--format", "json"]
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True).stdout
 
     def close(self) -> None:
         for process in [*self.nodes.values(), *self.others]:

@@ -119,7 +119,7 @@ def of_another_site(metadata, arrays):
     ],
 )
 def test_a_damaged_answer_ends_the_run_and_the_next_run_goes_on(study, change, message):
-    root, grid, sites = study
+    root, grid, _ = study
     send, rounds = grid.send_and_receive, []
 
     def damage_one_answer(sent, **options):
