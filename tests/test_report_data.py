@@ -152,10 +152,11 @@ def test_stored_connectomes_are_symmetric_and_damaged_ones_are_refused(study, co
 def test_sites_far_from_the_others_are_named_and_small_ones_are_not_shared(study, cohort, tmp_path):
     contents, means = read_contents(study), mean_connectomes(cohort)["sites"]
     known = ~np.isnan(means).any(axis=1)
-    spread = {name: np.std(row) for name, row in zip(cohort.site_names, means - means[known].mean(axis=0), strict=True)}
-    far = max((name for name, use in zip(cohort.site_names, known, strict=True) if use), key=spread.get)
+    rows = means - means[known].mean(axis=0)
+    distance = {name: np.linalg.norm(row) / np.sqrt(row.size) for name, row in zip(cohort.site_names, rows, strict=True)}
+    far = max((name for name, use in zip(cohort.site_names, known, strict=True) if use), key=distance.get)
     figure = site_connectomes(contents)
-    assert f"{far} (sd {spread[far]:.3f} over edges" in figure.caption
+    assert f"{far} (root mean square {distance[far]:.3f} over edges" in figure.caption
     assert "fewer than 10 labelled subjects are left out" in figure.caption
     assert all(f">{site} (" in figure.svg.decode() for site, use in zip(cohort.site_names, known, strict=True) if use)
     share_study(study, tmp_path / "shared")

@@ -137,7 +137,7 @@ def site_connectomes(contents: Contents) -> Figure | None:
     centre = np.mean([row for *_, row in known], axis=0)
     known = sorted(known, key=lambda each: (-each[1], each[0]))
     shown = known[:MOST_SITES]
-    spread = {name: float(np.std(row - centre)) for name, _, row in known}
+    distance = {name: float(np.sqrt(np.mean((row - centre) ** 2))) for name, _, row in known}
     most = float(np.quantile(np.abs([row - centre for *_, row in shown]), 0.995)) or 1.0
     lines = -(-len(shown) // SITES_ACROSS)
 
@@ -151,11 +151,11 @@ def site_connectomes(contents: Contents) -> Figure | None:
             axis.set_title(f"{short(name, 14)} ({subjects})", fontsize=8)
         sheet.canvas.colorbar(image, ax=axes.tolist(), location="bottom", shrink=0.4, aspect=30, label="Fisher z")
 
-    far = max(spread, key=lambda name: spread[name])
+    far, usual = max(distance, key=lambda name: distance[name]), float(np.median(list(distance.values())))
     caption = (
         "Mean functional connectivity of each site minus the mean over sites, labelled subjects (their number in brackets), "
         "ROIs as above. This is what a method has to see through at a site it does not know. Farthest from the mean: "
-        f"{far} (sd {spread[far]:.3f} over edges; median of the sites {np.median(list(spread.values())):.3f})."
+        f"{far} (root mean square {distance[far]:.3f} over edges; median of the sites {usual:.3f})."
     )
     caption += f" The {MOST_SITES} largest of {len(known)} sites are shown." if len(known) > MOST_SITES else ""
     caption += f" Sites with fewer than {LEAST} labelled subjects are left out." if len(known) < len(sites) else ""
