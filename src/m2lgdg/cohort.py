@@ -221,7 +221,7 @@ class Cohort(ArrayAccess):
         others = "".join(f", {len(each.rois)} ROIs ({name})" for name, each in self.parcellations.items())
         return (
             f"Cohort {self.name}: {len(self)} subjects ({patients} patients, {controls} controls) "
-            f"of {len(self.site_names)} sites, {len(self.rois)} ROIs{atlas}{others}"
+            f"of {(n := len(self.site_names))} site{'s' * (n != 1)}, {len(self.rois)} ROIs{atlas}{others}"
         )
 
     @property
@@ -305,7 +305,7 @@ class Cohort(ArrayAccess):
         --------
         >>> import m2lgdg
         >>> m2lgdg.make_cohort("tiny").select(sites=["east"])
-        Cohort tiny: 10 subjects (6 patients, 4 controls) of 1 sites, 12 ROIs (synthetic)
+        Cohort tiny: 10 subjects (6 patients, 4 controls) of 1 site, 12 ROIs (synthetic)
         """
         keep = np.arange(len(self))
         if which is not None:

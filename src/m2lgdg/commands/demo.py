@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,10 @@ DEMO_STUDY = """# Leave-one-site-out on a synthetic cohort. Edit it, then: m2lgd
 name = "demo"
 cohort = "{cohort}"
 seeds = [0]
-methods = [{methods}]
+methods = {methods}
 main = "{main}"    # the method that the report is about
-explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
+explain = {explain}    # ROIs and edges in the report
+explain_steps = 8    # of integrated gradients; the default of 64 is more exact and takes longer
 """
 MAIN = {True: "m2lgdg-connectome", False: "connectome-adaptive"}  # with and without PyTorch
 NETWORKS = """
@@ -38,8 +40,11 @@ def demo_study(cohort: str, *, networks: bool) -> str:
     """Study file of the demo; networks are among its methods if PyTorch is installed."""
     methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
     methods += ["m2lgdg-connectome", "m2lgdg"] * networks
-    listed = ", ".join(f'"{name}"' for name in methods)
-    return DEMO_STUDY.format(cohort=cohort, methods=listed, main=MAIN[networks]) + NETWORKS * networks
+    explained = json.dumps(["connectome-adaptive", *["m2lgdg-connectome"] * networks])
+    return (
+        DEMO_STUDY.format(cohort=cohort, methods=json.dumps(methods), main=MAIN[networks], explain=explained)
+        + NETWORKS * networks
+    )
 
 
 @terminal.command()

@@ -164,7 +164,7 @@ class ArrayAccess:
         >>> import m2lgdg
         >>> cohort = m2lgdg.make_cohort("tiny")
         >>> cohort.query("site == 'east' and age > 20")
-        Cohort tiny: 9 subjects (5 patients, 4 controls) of 1 sites, 12 ROIs (synthetic)
+        Cohort tiny: 9 subjects (5 patients, 4 controls) of 1 site, 12 ROIs (synthetic)
         """
         frame = self.to_frame()
         frame["_position"] = np.arange(len(self))
