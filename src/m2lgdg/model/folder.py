@@ -128,6 +128,11 @@ def _check_federated(facts: Mapping[str, Any]) -> None:
         raise ValueError("the facts of the federated fit have a value of the wrong type")
     if not all(isinstance(site, str) for site in given["alone"]):
         raise ValueError("the facts of the federated fit name a site that is not a text")
+    if "network" in given:
+        network = given["network"]
+        _counts({key: network[key] for key in ("local_epochs", "kept_round")})
+        if not isinstance(network["strategy"], str) or not math.isfinite(float(network["mu"])):
+            raise ValueError("the facts of the federated network have a value of the wrong type")
 
 
 def _counts(given: Mapping[str, Any]) -> None:

@@ -101,6 +101,12 @@ SUMS_ONLY = (
     "No subject's data left a site. Revealed were counts of patients and controls, and sums over subjects: of features, of "
     "their products with labels, age and sex, of decisions, and counts of phenotypes below a value. No noise was added."
 )
+STRATEGIES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN"}
+WEIGHTS_SEEN = (
+    "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of each "
+    "site, and the weights that each site trained, from which something about its subjects can be learned. No noise was added."
+)
+SITES_KEEP_NORMALISATION = "Sites trained with normalisation layers of their own; those of this model are their mean."
 AGAIN = "totals with and without the sites that left give the sums of these sites"
 LEFT_OUT = "Performance at left-out sites of a study"
 NO_STUDY = (
@@ -162,6 +168,8 @@ def _federated(fitted: Method) -> list[Part]:
     about = fitted.facts_.get("federated")
     if about is None:
         return []
+    if "network" in about:
+        return [_federated_network(fitted, about)]
     facts = [
         ("sites", ", ".join(fitted.facts_["source"]["sites"])),
         ("rounds", str(about["rounds"])),
@@ -172,6 +180,24 @@ def _federated(fitted: Method) -> list[Part]:
         facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
     alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
     return [Part("Federated training", facts, sentences=[SUMS_ONLY, *alone])]
+
+
+def _federated_network(fitted: Method, about: Mapping[str, Any]) -> Part:
+    """How the sites trained a network together."""
+    network = about["network"]
+    proximal = f" (mu {network['mu']:g})" if network["strategy"] == "fedprox" else ""
+    facts = [
+        ("sites", ", ".join(fitted.facts_["source"]["sites"])),
+        ("strategy", f"{STRATEGIES.get(network['strategy'], network['strategy'])}{proximal}"),
+        (
+            "rounds",
+            f"{about['rounds']} of {network['local_epochs']} local epochs; the weights after round {network['kept_round']}",
+        ),
+        ("subjects at every site", f"at least {about['least_subjects']}"),
+        ("server saw", "the weights of each site's network after every round, and sums over each site"),
+    ]
+    sentences = [WEIGHTS_SEEN, *([SITES_KEEP_NORMALISATION] if network["strategy"] == "fedbn" else []), *fitted.facts_["notes"]]
+    return Part("Federated training", facts, sentences=sentences)
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
