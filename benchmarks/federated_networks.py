@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 import m2lgdg
-from m2lgdg.federated.networks import NetworkStudy, by_site, simulate
+from m2lgdg.federated.networks import by_site, simulate
+from m2lgdg.federated.networks_plan import NetworkStudy
 from m2lgdg.metrics import auc
 from m2lgdg.splits import leave_one_site_out
 

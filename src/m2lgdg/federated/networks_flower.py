@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import m2lgdg
-from m2lgdg.federated.networks import Arrays, Client, NetworkStudy, Participant, Request, lead
+from m2lgdg.federated.networks import Client, lead
+from m2lgdg.federated.networks_plan import Arrays, NetworkStudy, Participant, Request
 from m2lgdg.storage import InputError, needing
 
 with needing("flower", "A federated study over a network"):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -103,8 +105,8 @@ SUMS_ONLY = (
 )
 STRATEGIES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN"}
 WEIGHTS_SEEN = (
-    "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of each "
-    "site, and the weights that each site trained, from which something about its subjects can be learned. No noise was added."
+    "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of "
+    "each site, and the weights that each site trained, which can reveal something about its subjects. No noise was added."
 )
 SITES_KEEP_NORMALISATION = "Sites trained with normalisation layers of their own; those of this model are their mean."
 AGAIN = "totals with and without the sites that left give the sums of these sites"
@@ -189,14 +191,11 @@ def _federated_network(fitted: Method, about: Mapping[str, Any]) -> Part:
     facts = [
         ("sites", ", ".join(fitted.facts_["source"]["sites"])),
         ("strategy", f"{STRATEGIES.get(network['strategy'], network['strategy'])}{proximal}"),
-        (
-            "rounds",
-            f"{about['rounds']} of {network['local_epochs']} local epochs; the weights after round {network['kept_round']}",
-        ),
+        ("rounds", f"{about['rounds']} of {network['local_epochs']} local epochs; round {network['kept_round']} was kept"),
         ("subjects at every site", f"at least {about['least_subjects']}"),
         ("server saw", "the weights of each site's network after every round, and sums over each site"),
     ]
-    sentences = [WEIGHTS_SEEN, *([SITES_KEEP_NORMALISATION] if network["strategy"] == "fedbn" else []), *fitted.facts_["notes"]]
+    sentences = [WEIGHTS_SEEN, *([SITES_KEEP_NORMALISATION] if network["strategy"] == "fedbn" else [])]
     return Part("Federated training", facts, sentences=sentences)
 
 
