@@ -1,4 +1,4 @@
-"""Federated networks: FedAvg, FedProx and FedBN against hand-made averages, plain training of one site, and pooled statistics."""
+"""Federated networks: FedAvg, FedProx and FedBN against averages by hand, training of one site, and pooled statistics."""
 
 import json
 from types import SimpleNamespace
@@ -146,21 +146,17 @@ def test_fedprox_without_mu_is_fedavg_and_with_mu_is_not(tiny):
 
 @pytest.mark.parametrize(("name", "fields", "inputs"), METHODS)
 def test_a_huge_mu_keeps_the_global_weights(tiny, name, fields, inputs):
-    """With plain gradient steps and mu = 1 / rate, each step starts from the global weights: one step away at the end."""
-    cohort = tiny.select(sites=["north"]).with_inputs(inputs)
-    rate = 1e-4
-    fields = fields | {"update_rule": "sgd", "learning_rate": rate, "weight_decay": 0.0, "warmup": 0, "clip": 0.0}
+    """Steps of Adam have the size of the learning rate, whatever the gradient: the weights stay a few rates away."""
+    cohort, rate = tiny.select(sites=["north"]).with_inputs(inputs), 1e-3
+    fields = fields | {"learning_rate": rate, "weight_decay": 0.0, "warmup": 0}
     moved = {}
-    for strategy, mu in (("fedavg", 0.0), ("fedprox", 1 / rate)):
-        settings = study(cohort, method=name, fields=fields, strategy=strategy, mu=mu, inputs=inputs, rounds=2, local_epochs=20)
-        if name != "erm":  # its optimizer is fused, which SGD on a CPU may lack
-            settings.__dict__["fields"] = fields | {"update_rule": "adamw"}
-        _, _, _, seen = answers_of(settings, cohort, 2)
+    for strategy in ("fedavg", "fedprox"):
+        given = {"method": name, "fields": fields, "inputs": inputs, "strategy": strategy, "mu": 1e6, "local_epochs": 30}
+        _, _, _, seen = answers_of(study(cohort, **given), cohort, 2)
         request, replies = seen[1]
-        weights = {key: value for key, value in replies["north"].items() if value.dtype == np.float32 and key != "validation"}
-        trained = {key for key in weights if "running" not in key}
-        moved[strategy] = distance({key: weights[key] for key in trained}, {key: request.arrays[key] for key in trained})
-    assert moved["fedprox"] < moved["fedavg"] / 4
+        trained = [key for key, value in replies["north"].items() if value.dtype == np.float32 and "running" not in key]
+        moved[strategy] = distance({key: replies["north"][key] for key in trained}, request.arrays)
+    assert moved["fedprox"] < 5 * rate and moved["fedavg"] > 15 * rate
 
 
 def test_a_proximal_step_is_its_formula(tiny):
@@ -288,7 +284,7 @@ def test_a_client_refuses_what_is_not_the_protocol(tiny):
         with pytest.raises(InputError, match=message):
             client.answer(Request("train", 0, arrays))
     for kind, number in (("code", 0), ("train", -1), ("train", 3), ("train", 2)):
-        with pytest.raises(InputError, match="not part of the protocol|ends after 2 rounds"):
+        with pytest.raises(InputError, match=r"not part of the protocol|ends after 2 rounds"):
             client.answer(Request(kind, number, good))
     with pytest.raises(InputError, match="extra is missing or not expected"):
         client.answer(Request("statistics", 0, {"extra": np.zeros(1)}))
