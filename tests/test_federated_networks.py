@@ -410,11 +410,13 @@ def flower(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedbn"])
-def test_flower_gives_the_same_bits(tiny, flower, strategy):
+@pytest.mark.parametrize(("name", "fields", "inputs"), METHODS)
+def test_flower_gives_the_same_bits(tiny, flower, strategy, name, fields, inputs):
     apps, make = flower
-    grid, context, folder = make(strategy=strategy)
+    settings = {"strategy": strategy, "method": name, "fields": fields, "inputs": inputs}
+    grid, context, folder = make(**settings)
     apps.server_app(grid, context)
-    expected = simulate(study(tiny, strategy=strategy), by_site(tiny))
+    expected = simulate(study(tiny, **settings), by_site(tiny))
     assert same(Method.load(folder).state_, expected.state_)
 
 

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import m2lgdg
 from m2lgdg.federated.networks import Client, lead
 from m2lgdg.federated.networks_plan import Arrays, NetworkStudy, Participant, Request
@@ -26,6 +24,7 @@ with needing("flower", "A federated study over a network"):
 
 RECORD, ARRAYS, MEMORY = "m2lgdg", "arrays", "m2lgdg-memory"  # names of records
 STUDY_FILE, COHORT_FILE, SITE, MODEL_FOLDER = "study-file", "cohort-file", "site", "model-folder"  # of node and run config
+MOST_CLIENTS = 64  # kept in one process
 
 client_app: Any = ClientApp()
 server_app: Any = ServerApp()
@@ -55,7 +54,8 @@ def _reply(message: Any, context: Any) -> Any:
         raise InputError("the request is of another study than the study file of this site.")
     stored = context.state.get(MEMORY)
     client.memory = {} if stored is None else arrays_of(stored, "the memory of the site")
-    answer = client.answer(Request(str(record["kind"]), record["round"], arrays_of(message.content.get(ARRAYS), "the request")))  # type: ignore[arg-type]
+    arrays = arrays_of(message.content.get(ARRAYS), "the request")
+    answer = client.answer(Request(str(record["kind"]), record["round"], arrays))
     context.state[MEMORY] = array_record(client.memory)
     return RecordDict({RECORD: ConfigRecord(dict(record)), ARRAYS: array_record(answer)})
 
@@ -69,14 +69,15 @@ def _client(context: Any) -> Client:
         subjects = m2lgdg.read(cohort)
         if len(subjects.site_names) > 1:
             subjects = subjects.select(sites=[site])
-        _clients.clear()
+        if len(_clients) >= MOST_CLIENTS:
+            _clients.clear()
         _clients[key] = Client(settings, subjects, site)
     return _clients[key]
 
 
 def array_record(arrays: Arrays) -> Any:
     """Arrays as a record of Flower, without pickled objects."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+    return ArrayRecord({name: Array(value) for name, value in arrays.items()})
 
 
 def arrays_of(record: Any, where: str) -> Arrays:

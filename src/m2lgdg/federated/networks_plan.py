@@ -33,7 +33,6 @@ Floats = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
 Forms = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each array of a message
 Strategy = Literal["fedavg", "fedprox", "fedbn"]
-Kind = Literal["statistics", "train", "evaluate", "calibrate"]
 
 NETWORKS = ("erm", "m2lgdg-connectome")
 NORMALISATION = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -139,7 +138,7 @@ class Participant(NamedTuple):
 class Request(NamedTuple):
     """What the coordinator asks of every site: a kind of work, the number of the round, and the arrays that it needs."""
 
-    kind: Kind
+    kind: str  # statistics, train, evaluate or calibrate
     round: int
     arrays: Arrays
 
