@@ -47,6 +47,7 @@ def test_defaults_and_paths_relative_to_the_file(tmp_path):
         (GOOD + "[variants]\nprior = ['x']", "method prior has no variant x"),
         (GOOD + "[sweep.fc-logistic]\nsite_folds = [3, 3]", "key sweep.fc-logistic.site_folds: 3 is listed twice"),
         (GOOD + "[variants]\nfc-logistic = ['phenotypes', 'phenotypes']", "variants.fc-logistic: phenotypes is listed twice"),
+        (GOOD + "main = 'fc-logistics'", "key main: fc-logistics is not one of the study's methods; did you mean fc-logistic?"),
         (GOOD + "threads = 0", "key threads: input should be greater than or equal to 1"),
         (GOOD + "seeds = [", "is not valid TOML"),
         (GOOD + "plugins = ['nothing.py']", "nothing.py is not a Python file"),

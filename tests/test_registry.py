@@ -53,3 +53,13 @@ def test_a_name_is_taken_once():
         fresh["own"]
     with pytest.raises(InputError, match="method fc-swm is not known; did you mean fc-svm"):
         make("fc-swm")
+
+
+def test_a_variant_by_its_name_and_other_fields_on_top():
+    plain, small = make("m2lgdg"), make("m2lgdg", "small", epochs=3)
+    assert small.fields() == plain.fields() | type(plain).variants["small"] | {"epochs": 3}
+    assert make("m2lgdg", variant="C1").fields() == plain.fields() | type(plain).variants["C1"]
+    with pytest.raises(InputError, match="method m2lgdg has no variant smal; did you mean small"):
+        make("m2lgdg", variant="smal")
+    with pytest.raises(InputError, match="method prior has no variant small; available: none"):
+        make("prior", variant="small")

@@ -185,6 +185,14 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     assert f"interval {100 * low:.1f} to {100 * high:.1f}, DeLong" in told.answer
 
 
+def test_the_answer_is_about_the_main_method_of_the_study(predictions, tmp_path):
+    named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
+    summary = answer(read_contents(study_of(named, tmp_path / "study", main="fc-logistic")))
+    assert summary.main == ("fc-logistic", "") and summary.short == "Mean AUC over 2 unseen sites: fc-logistic 100.0 %"
+    assert "chosen" not in summary.answer  # it was named before the results were known
+    assert answer(read_contents(study_of(named, tmp_path / "other", main="gone"))).main == ("m2lgdg", "")
+
+
 def test_what_is_missing_or_leaks_is_told_at_the_top(predictions, tmp_path):
     gone = predictions[~((predictions.method == "noisy") & (predictions.target == "USM") & (predictions.seed == 1))]
     folder = study_of(gone, tmp_path / "study")

@@ -481,15 +481,17 @@ def method(name: str, role: Role = "") -> Callable[[T], T]:
     return register
 
 
-def make(name: str, **fields: Any) -> Method:
+def make(name: str, variant: str | None = None, **fields: Any) -> Method:
     """Create a method by its registered name, with some fields changed; unknown names and invalid values are refused.
 
     Parameters
     ----------
     name : str
         A name in `m2lgdg.METHODS`; `m2lgdg methods` lists them.
+    variant : str, optional
+        A variant of the method, such as "small"; `m2lgdg methods NAME` lists them.
     **fields
-        Fields (hyper-parameters) that differ from their defaults.
+        Fields (hyper-parameters) that differ from their defaults or from those of the variant.
 
     Returns
     -------
@@ -505,9 +507,18 @@ def make(name: str, **fields: Any) -> Method:
     if name not in METHODS:
         METHODS.define_estimator(name, fields)
     cls = find(name)
+    if variant is not None:
+        fields = variant_fields(name, cls.variants, variant) | fields
     created = cls(**checked_fields(cls, fields))
     created.check()
     return created
+
+
+def variant_fields(name: str, variants: Mapping[str, Mapping[str, Any]], variant: str) -> dict[str, Any]:
+    """Fields that a variant of a method changes."""
+    if variant not in variants:
+        raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
+    return dict(variants[variant])
 
 
 def is_network(created: Method) -> bool:

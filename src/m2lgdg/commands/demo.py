@@ -17,6 +17,7 @@ name = "demo"
 cohort = "{cohort}"
 seeds = [0]
 methods = [{methods}]
+main = "{main}"    # the method that the report is about
 explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
 """
 NETWORKS = """
@@ -37,7 +38,8 @@ def demo_study(cohort: str, *, networks: bool) -> str:
     methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
     methods += ["m2lgdg-connectome", "m2lgdg"] * networks
     listed = ", ".join(f'"{name}"' for name in methods)
-    return DEMO_STUDY.format(cohort=cohort, methods=listed) + NETWORKS * networks
+    main = "m2lgdg-connectome" if networks else "connectome-adaptive"
+    return DEMO_STUDY.format(cohort=cohort, methods=listed, main=main) + NETWORKS * networks
 
 
 @terminal.command()

@@ -52,7 +52,7 @@ class Answer:
 
 
 def answer(contents: Contents) -> Answer:
-    """Summary of the headline method if the study has it, else of the method with the highest AUC."""
+    """Summary of the study's main method, of the headline method if it has none, else of the one with the highest AUC."""
     summary = _answer(contents)
     motion = motion_of(contents.cohort)
     adjusted = "" if motion is None else motion_sentence(over_seeds(contents.predictions), summary.main, motion)
@@ -87,7 +87,8 @@ def _answer(contents: Contents) -> Answer:
         return Answer(contents.keys[0], None, _cohort(contents), undefined, "", warnings)
     constant = constant_keys(contents.predictions)
     learned = [key for key in keys if key not in constant] or keys
-    headline = next((key for key in keys if not key[1] and key[0] in METHODS.with_role("headline")), None)
+    chosen = (contents.study.get("main"), *METHODS.with_role("headline"))  # before the results were known
+    headline = next((key for name in chosen for key in keys if key == (name, "")), None)
     main = headline or learned[0]
     simple = METHODS.with_role(*SIMPLE)
     peers = [key for key in learned if key != main and key[0] in simple]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, checked_fields, find, nearest, shown
+from m2lgdg.method import Method, checked_fields, find, nearest, shown, variant_fields
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
@@ -34,6 +34,9 @@ class Study(BaseModel):
     cohort: str = Field(description="cohort file or release folder, relative to the study file")
     methods: list[str] = Field(min_length=1, description="names, as `m2lgdg methods` lists them")
     name: str = Field(default="study", description="shown in tables and the report")
+    main: str | None = Field(
+        default=None, description="method that the report is about; by default m2lgdg, else the one with the highest AUC"
+    )
     kind: str | None = Field(default=None, description="kind of the release folder; guessed by default")
     options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
@@ -134,6 +137,8 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         if name not in study.methods:
             hint = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
             raise InputError(f"{where}, key explain: {name} is not one of the study's methods{hint}.")
+    if study.main not in (None, *study.methods):
+        raise InputError(f"{where}, key main: {study.main} is not one of the study's methods{nearest(study.main, study.methods)}")
     study = study.model_copy(update={"method": _method_fields(study, where)})
     _check_fields(study, where)
     _check_variants(study, where)
@@ -167,6 +172,7 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
     return study.model_copy(
         update={
             "methods": methods,
+            "main": study.main if study.main in methods else None,
             "method": {name: fields for name, fields in study.method.items() if name in methods},
             "sweep": {name: axes for name, axes in study.sweep.items() if name in methods},
             "explain": [name for name in explain if name in methods] if isinstance(explain, list) else explain,
@@ -217,9 +223,7 @@ def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[st
     METHODS.define_estimator(name, changed)
     known = load_methods()
     variants = known.declaration(name).variants if name in known else find(name).variants  # which refuses the name
-    if variant is not None and variant not in variants:
-        raise InputError(f"method {name} has no variant {variant}{nearest(variant, variants)}")
-    return (dict(variants[variant]) if variant is not None else {}) | changed
+    return (variant_fields(name, variants, variant) if variant is not None else {}) | changed
 
 
 def usable(name: str) -> bool:
