@@ -21,7 +21,7 @@ from m2lgdg.federated.networks_plan import NetworkStudy
 from m2lgdg.metrics import auc
 from m2lgdg.splits import leave_one_site_out
 
-RESERVED = ("NYU", "USM", "UM_1", "YALE")  # the final test sites of the project's own studies: never a target here
+RESERVED = ("NYU", "USM", "UM_1", "YALE")  # sites that no choice is made on: never a target here
 LINEAR, POOLED, STRATEGIES = "connectome-adaptive", "pooled", ("fedavg", "fedprox", "fedbn")
 
 
@@ -37,7 +37,7 @@ def trained(way: str, source: m2lgdg.Cohort, given: argparse.Namespace) -> m2lgd
         tuple(source.site_names),
         given.method,
         fields,
-        strategy=way,  # type: ignore[arg-type]
+        strategy=way,
         rounds=given.rounds,
         local_epochs=given.local_epochs,
         mu=given.mu,

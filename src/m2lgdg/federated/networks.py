@@ -158,7 +158,7 @@ class Client:
         return network, self._batch(shared)
 
     def _batch(self, shared: Arrays) -> Batch:
-        """All subjects; missing phenotypes are filled in with the median of the site, else with that of all sites."""
+        """All subjects; missing phenotypes are filled in with the median of the site, else with the value for all sites."""
         columns, train = self.study.columns, self.cohort.select(self.training)
         medians = [np.nan if name in CATEGORICAL else _typical(_values(train, (name,))[:, 0], name) for name in columns]
         fill, mean, scale = (shared[f"scaler.{name}"] for name in ("fill", "mean", "scale"))
