@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from m2lgdg import InputError
-from m2lgdg.report.brains import GREY, HALF, RED, TOP, glass_brain
+from m2lgdg.report.brains import BLUE, GREY, HALF, RED, TOP, glass_brain, top_edges
 from m2lgdg.report.drawing import colour, hues_of
 from m2lgdg.report.figures import calibration_by_target, decision_curves, forest, roc_by_target, training_curves
 from m2lgdg.report.page import write_report
@@ -40,18 +40,36 @@ def test_the_glass_brain_is_that_of_nilearn(rois):
 
     figure = plt.figure(figsize=(9, 2.6))
     plot_markers(
-        (np.arange(TOP) < HALF).astype(float), rois[["x", "y", "z"]].to_numpy(), node_size=20 + 80 * rois["score"].to_numpy(),
+        (np.arange(TOP) < HALF).astype(float), rois[["x", "y", "z"]].to_numpy(), node_size=30 + 110 * np.linspace(1, 0, TOP),
         node_cmap=ListedColormap([GREY, RED]), node_vmin=0.0, node_vmax=1.0, alpha=0.85, display_mode="lyrz", figure=figure,
         colorbar=False,
     )  # fmt: skip
     reference = io.BytesIO()
     figure.savefig(reference, format="png", dpi=110, facecolor="white")
     plt.close(figure)
-    ours, theirs = pixels(glass_brain("one", rois).png), pixels(reference.getvalue())
+    ours, theirs = pixels(glass_brain("one", rois, columns=4, ranks=False).png), pixels(reference.getvalue())
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).mean() < 0.5  # of 255: lines are joined instead of drawn piece by piece
     red = [(image[:, :, 0] - image[:, :, 1] > 80) for image in (ours, theirs)]
     assert red[1].sum() > 1000 and (red[0] != red[1]).mean() < 2e-4
+
+
+def test_edges_are_drawn_between_centroids_in_the_colour_of_their_direction(rois):
+    rois = rois.assign(roi=[f"r{i}" for i in range(TOP)], x=[-30.0 if i % 2 else 30.0 for i in range(TOP)])
+    ends = [(f"r{i}", f"r{j}") for i in range(TOP) for j in range(i + 1, TOP)][: TOP + 5]
+    edges = pd.DataFrame(ends, columns=["roi", "other roi"]).assign(score=np.linspace(3, 1, TOP + 5))
+    edges["direction"] = np.r_[2.0, -2.0, 0.0, np.ones(TOP + 2)]
+    drawn = {}
+    for form, given in (("brain", rois), ("circle", rois.drop(columns=["x", "y", "z"]))):
+        drawn[form] = top_edges("one", edges, given).svg.decode()
+    lines = re.findall(rf"stroke: ({RED}|{BLUE}|{GREY}); stroke-width: ([0-9.]+)", drawn["circle"])
+    assert [colour for colour, _ in lines] == [RED, BLUE, GREY] + [RED] * (TOP - 3)
+    widths = [float(width) for _, width in lines]
+    assert widths == sorted(widths, reverse=True) and (widths[0], widths[-1]) == (3.0, 0.6)
+    # From the sides, edges within a hemisphere only: even or odd numbers at both ends.
+    within = sum((int(a[1:]) - int(b[1:])) % 2 == 0 for a, b in ends[:TOP])
+    assert sum(drawn["brain"].count(f"stroke: {colour}; stroke-opacity") for colour in (RED, BLUE, GREY)) == 2 * TOP + within
+    assert top_edges("one", edges.assign(score=0.0), rois) is None and top_edges("one", edges.head(0), rois) is None
 
 
 def test_drawing_a_glass_brain_does_not_import_nilearn(rois, tmp_path):

@@ -1,4 +1,4 @@
-"""Figures of explanations: the paper's top-20 ROIs, a glass brain, gate weights by site, maps of the representation.
+"""Figures of explanations: the paper's top-20 ROIs and edges, a glass brain, gate weights by site, maps of the representation.
 
 Each takes tables of an `Explanation`. Glass brains are drawn over the outlines of nilearn, without importing it.
 """
@@ -6,13 +6,16 @@ Each takes tables of an `Explanation`. Glass brains are drawn over the outlines 
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from matplotlib.collections import LineCollection
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as MplPath
 
@@ -20,7 +23,10 @@ from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 
 TOP, HALF = 20, 10
-RED, GREY = "#c0392b", "#8a8d91"
+RED, BLUE, GREY = "#c0392b", "#2166ac", "#8a8d91"
+MARK_AREAS = (30.0, 140.0)  # points squared of the lowest and the highest score shown
+BRAIN_SIZES = {2: (WIDTH, 5.4), 4: (9.0, 2.6)}  # inches of a glass brain by its number of columns
+Floats = npt.NDArray[np.float64]
 
 
 def top_rois(method: str, rois: pd.DataFrame) -> Figure:
@@ -48,36 +54,104 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
     )
 
 
-def glass_brain(method: str, rois: pd.DataFrame) -> Figure | None:
-    """Glass brain with the top ROIs at their MNI centroids; None if the atlas has no centroids."""
+def glass_brain(method: str, rois: pd.DataFrame, *, columns: int = 2, ranks: bool = True) -> Figure | None:
+    """Glass brain with the top ROIs at their MNI centroids, numbered by rank; None if the atlas has no centroids."""
     top = rois.head(TOP)
     if not _placed(top):
         return None
     places = top[["x", "y", "z"]].to_numpy()
-    sizes = 20 + 80 * (top["score"] / (top["score"].max() or 1.0)).to_numpy()
+    sizes = _between(top["score"].to_numpy(), *MARK_AREAS)
     colours = np.where(np.arange(len(top)) < HALF, RED, GREY)
-    views = _outlines()
 
     def paint(sheet: Sheet) -> None:
-        widths = np.array([views[name].bounds[1] - views[name].bounds[0] for name, *_ in VIEWS])
-        edges = np.r_[0, np.cumsum(widths)] / widths.sum()  # one scale for all views
-        for (name, across, up, side), left, right in zip(VIEWS, edges[:-1], edges[1:], strict=True):
-            axis = sheet.canvas.add_axes((left, 0, right - left, 1), aspect="equal")
+        for axis, across, up, side in _brain_axes(sheet, columns):
+            shown = places[:, 0] * side >= 0  # of a view from one side, the ROIs of that hemisphere
+            axis.scatter(places[shown, across], places[shown, up], s=sizes[shown], c=colours[shown], alpha=0.85, zorder=3)
+            for i in np.flatnonzero(shown[:HALF] if ranks else ()):
+                axis.text(*places[i, [across, up]], str(i + 1), color="white", size=6, ha="center", va="center", zorder=4)
+
+    caption = f"{method}: MNI centroids of the top ROIs, size by score, colours as above. Numbers are ranks 1 to {HALF}."
+    alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
+    return draw(f"brain-{method}", caption, alt, BRAIN_SIZES[columns], paint, raster=True, layout=False, dpi=110)
+
+
+def top_edges(method: str, edges: pd.DataFrame, rois: pd.DataFrame) -> Figure | None:
+    """The twenty edges with the highest scores, between centroids on a glass brain or, without centroids, on a circle."""
+    top = edges.head(TOP)
+    if not len(top) or not top["score"].any():
+        return None
+    ends = top[["roi", "other roi"]].to_numpy()
+    colours = np.select([top["direction"] > 0, top["direction"] < 0], [RED, BLUE], GREY)
+    widths = _between(top["score"].to_numpy(), 0.6, 3.0)
+    caption = f"{method}: the {len(top)} edges with the highest scores, width by score. "
+    caption += "Red: higher connectivity points to patient; blue: to control; grey: no direction."
+    alt = f"The {len(top)} edges with the highest scores of {method}; the table has their names"
+    named = rois.drop_duplicates("roi").set_index("roi")
+    if "x" in named and set(ends.ravel()) <= set(named.index) and _placed(named.loc[ends.ravel()]):
+        places = named[["x", "y", "z"]].loc[ends.ravel()].to_numpy().reshape(-1, 2, 3)  # (edge, end, xyz)
+        paint = partial(_edges_on_brain, places, colours, widths)
+        return draw(f"edges-{method}", caption, alt, BRAIN_SIZES[2], paint, raster=True, layout=False, dpi=110)
+    return draw(f"edges-{method}", caption, alt, (WIDTH, WIDTH), partial(_edges_on_circle, ends, colours, widths), layout=False)
+
+
+def _edges_on_brain(places: Floats, colours: npt.NDArray[Any], widths: Floats, sheet: Sheet) -> None:
+    for axis, across, up, side in _brain_axes(sheet, 2):
+        shown = (places[:, :, 0] * side >= 0).all(axis=1)  # of a view from one side, edges within that hemisphere
+        flat = places[shown][:, :, [across, up]]
+        axis.add_collection(
+            LineCollection(list(flat), colors=colours[shown].tolist(), linewidths=widths[shown], alpha=0.85, zorder=3)
+        )
+        axis.scatter(*flat.reshape(-1, 2).T, s=12, color="#55585c", zorder=4)
+
+
+def _edges_on_circle(ends: npt.NDArray[Any], colours: npt.NDArray[Any], widths: Floats, sheet: Sheet) -> None:
+    names = sorted(set(ends.ravel()))
+    angles = {name: 2 * np.pi * i / len(names) for i, name in enumerate(names)}
+    axis = sheet.canvas.add_axes((0, 0, 1, 1), aspect="equal", xlim=(-1.7, 1.7), ylim=(-1.7, 1.7))
+    axis.axis("off")
+    for (first, second), colour_of_edge, width in zip(ends, colours.tolist(), widths, strict=True):
+        (x, y), (other_x, other_y) = ((np.cos(angles[name]), np.sin(angles[name])) for name in (first, second))
+        path = MplPath([(x, y), (0, 0), (other_x, other_y)], [MplPath.MOVETO, MplPath.CURVE3, MplPath.CURVE3])
+        line = PathPatch(path, fill=False, ec=colour_of_edge, lw=width, alpha=0.85)
+        sheet.tip(axis.add_patch(line), f"{roi_label(first)} and {roi_label(second)}")
+    for name, angle in angles.items():
+        left = np.cos(angle) < 0  # names are never upside down
+        axis.plot(np.cos(angle), np.sin(angle), "o", color=FAINT, ms=4)
+        axis.text(
+            1.05 * np.cos(angle), 1.05 * np.sin(angle), short(roi_label(name), 22), size=8, va="center",
+            ha="right" if left else "left", rotation=np.degrees(angle) + (180 if left else 0), rotation_mode="anchor",
+        )  # fmt: skip
+
+
+def _between(scores: npt.NDArray[Any], low: float, high: float) -> Floats:
+    """Scores mapped linearly from their own range to that of a mark; all equal: the middle."""
+    span = float(np.ptp(scores))
+    relative = (scores - scores.min()) / span if span else np.full(len(scores), 0.5)
+    return np.asarray(low + (high - low) * relative, dtype=np.float64)
+
+
+def _brain_axes(sheet: Sheet, columns: int) -> Iterator[tuple[Any, int, int, int]]:
+    """Axes with the outlines of each view; columns of x, y, z that they show across and upwards, and the hemisphere."""
+    views, order = _outlines(), VIEWS if columns == len(VIEWS) else [VIEWS[i] for i in (0, 2, 1, 3)]
+    rows = [order[i : i + columns] for i in range(0, len(order), columns)]
+    spans = [np.array([views[name].bounds[1] - views[name].bounds[0] for name, *_ in row]) for row in rows]
+    heights = [max(views[name].bounds[3] - views[name].bounds[2] for name, *_ in row) for row in rows]
+    widest, tallest = max(span.sum() for span in spans), sum(heights)
+    top = 1.0
+    for row, span, height in zip(rows, spans, heights, strict=True):
+        bottom, left = top - height / tallest, (1 - span.sum() / widest) / 2  # one scale for all views
+        for (name, across, up, side), width in zip(row, span / widest, strict=True):
+            axis = sheet.canvas.add_axes((left, bottom, width, height / tallest), aspect="equal")
             axis.axis("off")
             for line in views[name].lines:
                 axis.add_artist(PathPatch(line.path, fill=False, ec=line.colour, lw=line.width, alpha=0.7))
-            shown = places[:, 0] * side >= 0  # of a view from one side, the ROIs of that hemisphere
-            axis.scatter(places[shown, across], places[shown, up], s=sizes[shown], c=colours[shown], alpha=0.85, zorder=3)
-            low, high, *heights = views[name].bounds
-            axis.set(xlim=(high, low) if side < 0 else (low, high), ylim=heights)
-            for letter, place in (("L", 0.1), ("R", 0.9)) if not side else ():
-                axis.text(
-                    place, 0.95, letter, transform=axis.transAxes, ha="left" if letter == "L" else "right", va="top", size=12
-                )
-
-    caption = f"{method}: MNI centroids of the top ROIs, size by score; colours as above."
-    alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
-    return draw(f"brain-{method}", caption, alt, (9, 2.6), paint, raster=True, layout=False, dpi=110)
+            yield axis, across, up, side
+            low, high, *limits = views[name].bounds
+            axis.set(xlim=(high, low) if side < 0 else (low, high), ylim=limits)
+            for letter, place, align in (("L", 0.1, "left"), ("R", 0.9, "right")) if not side else ():
+                axis.text(place, 0.95, letter, transform=axis.transAxes, ha=align, va="top", size=12)
+            left += width
+        top = bottom
 
 
 # Outlines, columns of x, y, z shown across and upwards, and the hemisphere: left (-1), right (1) or both (0).

@@ -300,6 +300,7 @@ def _explanations(contents: Contents) -> Iterator[Section]:
         for name, part in named_parts(method, mean).items():
             if part.rois["score"].any():
                 drawn += [brains.top_rois(name, part.rois), brains.glass_brain(name, part.rois)]
+                drawn += [brains.top_edges(name, part.edges, part.rois)]
             tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
             tables += [_grouped(name, part, by) for by in ("lobe", "network")]
             tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]

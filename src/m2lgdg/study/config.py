@@ -128,6 +128,15 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         if plugin not in (None, *map(os.path.realpath, plugins)):  # loaded for another study of this process
             raise InputError(f"{where}, key methods: method {name} is defined in {plugin}; add this file to the key plugins.")
     _check_once(study, where)
+    _check_names(study, where)
+    study = study.model_copy(update={"method": _method_fields(study, where)})
+    _check_fields(study, where)
+    _check_variants(study, where)
+    return study
+
+
+def _check_names(study: Study, where: str) -> None:
+    """Refuse sections and keys about methods that the study does not have."""
     for section, table in (("method", study.method), ("sweep", study.sweep)):
         for name in table:
             if name not in study.methods:
@@ -137,12 +146,9 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
         if name not in study.methods:
             hint = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
             raise InputError(f"{where}, key explain: {name} is not one of the study's methods{hint}.")
-    if study.main not in (None, *study.methods):
-        raise InputError(f"{where}, key main: {study.main} is not one of the study's methods{nearest(study.main, study.methods)}")
-    study = study.model_copy(update={"method": _method_fields(study, where)})
-    _check_fields(study, where)
-    _check_variants(study, where)
-    return study
+    if study.main is not None and study.main not in study.methods:
+        hint = nearest(study.main, study.methods)
+        raise InputError(f"{where}, key main: {study.main} is not one of the study's methods{hint}")
 
 
 def _define_estimators(study: Study, where: str) -> None:
