@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import InputError
+from m2lgdg import InputError, table
 from m2lgdg.method import make
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.report.answer import answer
@@ -191,6 +191,11 @@ def test_the_answer_is_about_the_main_method_of_the_study(predictions, tmp_path)
     assert summary.main == ("fc-logistic", "") and summary.short == "Mean AUC over 2 unseen sites: fc-logistic 100.0 %"
     assert "chosen" not in summary.answer  # it was named before the results were known
     assert answer(read_contents(study_of(named, tmp_path / "other", main="gone"))).main == ("m2lgdg", "")
+    better = "AUC minus that of"
+    noisy = study_of(named, tmp_path / "noisy", main="m2lgdg")
+    assert f"{better} m2lgdg " in table(noisy) and f"{better} fc-logistic " in table(noisy, best="fc-logistic")
+    assert f"{better} fc-logistic " in table(noisy, rivals=["m2lgdg"]) and f"{better} fc-logistic " in table(tmp_path / "other")
+    assert f"{better} m2lgdg" in write_report(noisy).read_text()
 
 
 def test_what_is_missing_or_leaks_is_told_at_the_top(predictions, tmp_path):
@@ -322,14 +327,14 @@ def test_the_comparison_predictive_values_and_decision_curves_are_shown(predicti
     keys = [("m2lgdg", ""), ("fc-logistic", "")]
     tables = {"sites": comparison_table(mean, *keys), "operating": predictive_table(mean, keys)}
     assert tables["sites"].title == "m2lgdg versus fc-logistic by site"
-    for section, table in tables.items():
+    for section, shown in tables.items():
         text = section_of(page, section)
-        assert f'<table class="sortable"><caption>{table.title}</caption>' in text
-        assert (f"<details><summary>{table.title}</summary>" in text) == (section == "sites")
-        for row in table.rows:
+        assert f'<table class="sortable"><caption>{shown.title}</caption>' in text
+        assert (f"<details><summary>{shown.title}</summary>" in text) == (section == "sites")
+        for row in shown.rows:
             assert "".join(f"<td>{cell}</td>" for cell in row) in text
-        file = folder / "tables" / f"{plain(table.title.replace(' ', '-'))}.csv"
-        assert pd.read_csv(file, dtype=str).to_numpy().tolist() == table.rows
+        file = folder / "tables" / f"{plain(shown.title.replace(' ', '-'))}.csv"
+        assert pd.read_csv(file, dtype=str).to_numpy().tolist() == shown.rows
     assert "Decision curves: net benefit" in section_of(page, "operating")
     assert "<title>m2lgdg</title>" in section_of(page, "operating")
     assert "treat all" in (folder / "figures" / "decision.svg").read_text()

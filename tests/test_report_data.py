@@ -10,13 +10,13 @@ import pytest
 from m2lgdg import Cohort, InputError, make_cohort, run_study
 from m2lgdg.cohort import Exclusion
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.data import connectomes, site_table
+from m2lgdg.report.data import connectomes, site_connectomes, site_table
 from m2lgdg.report.flow import flow_diagram, flow_steps
 from m2lgdg.report.methods_text import methods_text
 from m2lgdg.report.page import write_report
 from m2lgdg.report.planted import planted_table
 from m2lgdg.report.sharing import share_study
-from m2lgdg.study.description import CONNECTOMES, describe, mean_connectomes, read_connectomes
+from m2lgdg.study.description import CONNECTOMES, describe, mean_connectomes, read_connectomes, read_site_connectomes
 
 EXCLUDED = (
     Exclusion("x1", "north", "head motion: func_mean_fd is not below 0.2 (value 0.31)"),
@@ -121,6 +121,10 @@ def test_mean_connectomes_are_those_of_a_loop(cohort, tmp_path):
     # The difference within sites is the coefficient of the label next to one intercept for each site.
     design = np.column_stack([cohort.labels == 1, *(cohort.sites == site for site in cohort.site_names)]).astype(float)
     assert np.allclose(means["difference"], np.linalg.lstsq(design, fc, rcond=None)[0][0], atol=1e-6)
+    for site, mean in zip(cohort.site_names, means["sites"], strict=True):
+        of_site = (cohort.sites == site) & (cohort.labels >= 0)
+        assert np.isnan(mean).all() if of_site.sum() < 10 else np.allclose(mean, fc[of_site].mean(0), atol=1e-6)
+    assert 0 < np.isnan(means["sites"]).any(axis=1).sum() < len(cohort.site_names)
     one_class = cohort.select(np.flatnonzero(cohort.labels == 1))
     assert mean_connectomes(one_class) == {}
 
@@ -143,6 +147,26 @@ def test_stored_connectomes_are_symmetric_and_damaged_ones_are_refused(study, co
     (tmp_path / CONNECTOMES).write_bytes(content.replace(b'"patients"', b'"patientX"'))
     with pytest.raises(InputError, match="is damaged; remove it"):
         read_connectomes(tmp_path)
+
+
+def test_sites_far_from_the_others_are_named_and_small_ones_are_not_shared(study, cohort, tmp_path):
+    contents, means = read_contents(study), mean_connectomes(cohort)["sites"]
+    known = ~np.isnan(means).any(axis=1)
+    rows = means - means[known].mean(axis=0)
+    distance = {name: np.linalg.norm(row) / np.sqrt(row.size) for name, row in zip(cohort.site_names, rows, strict=True)}
+    far = max((name for name, use in zip(cohort.site_names, known, strict=True) if use), key=distance.get)
+    figure = site_connectomes(contents)
+    assert f"{far} (root mean square {distance[far]:.3f} over edges" in figure.caption
+    assert "fewer than 10 labelled subjects are left out" in figure.caption
+    assert all(f">{site} (" in figure.svg.decode() for site, use in zip(cohort.site_names, known, strict=True) if use)
+    share_study(study, tmp_path / "shared")
+    assert read_site_connectomes(tmp_path / "shared") is None  # one site is small, and the total would reveal it
+    kept = read_connectomes(tmp_path / "shared")
+    assert all(np.array_equal(kept[name], matrix) for name, matrix in read_connectomes(study).items())
+    large = make_cohort("tiny", seed=3, sizes={"one": 20, "two": 24})
+    run_study({"cohort": large, "methods": ["prior"], "seeds": [0]}, tmp_path / "large")
+    share_study(tmp_path / "large", tmp_path / "of-large")
+    assert read_site_connectomes(tmp_path / "of-large").shape == (2, 66)
 
 
 @pytest.mark.parametrize("groups", [{"all": {"subjects": "many"}}, {"all": {"subjects": 3}}, {"all": 5}, [1]])

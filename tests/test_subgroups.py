@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError
-from m2lgdg.report.subgroups import LEAST, SMALL, WITHHELD, subgroup_table, suppressed
+from m2lgdg.report.subgroups import SMALL, WITHHELD, subgroup_table, suppressed
 from m2lgdg.report.tables import render
+from m2lgdg.study.description import LEAST
 
 SERIES = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]

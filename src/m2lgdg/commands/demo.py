@@ -20,6 +20,7 @@ methods = [{methods}]
 main = "{main}"    # the method that the report is about
 explain = ["fc-logistic"]    # ROIs and edges in the report; networks can be explained too, which takes longer
 """
+MAIN = {True: "m2lgdg-connectome", False: "connectome-adaptive"}  # with and without PyTorch
 NETWORKS = """
 [method.m2lgdg-connectome]
 variant = "small"    # small enough for a laptop
@@ -38,8 +39,7 @@ def demo_study(cohort: str, *, networks: bool) -> str:
     methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
     methods += ["m2lgdg-connectome", "m2lgdg"] * networks
     listed = ", ".join(f'"{name}"' for name in methods)
-    main = "m2lgdg-connectome" if networks else "connectome-adaptive"
-    return DEMO_STUDY.format(cohort=cohort, methods=listed, main=main) + NETWORKS * networks
+    return DEMO_STUDY.format(cohort=cohort, methods=listed, main=MAIN[networks]) + NETWORKS * networks
 
 
 @terminal.command()
@@ -84,7 +84,7 @@ def demo(
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
     predictions = read_predictions(to / "results")
-    typer.echo(render(study_tables(predictions)[-1:], "text"), nl=False)
+    typer.echo(render(study_tables(predictions, MAIN[networks])[-1:], "text"), nl=False)
     print_changes(to / "results", predictions)
     with terminal.progress("writing the report"):
         page = write_report(to / "results")

@@ -30,7 +30,9 @@ Beside = Annotated[
 ]
 Best = Annotated[
     str | None,
-    typer.Option(help="Method to test against the others (default: highest AUC; among variants, the method itself)."),
+    typer.Option(
+        help="Method to test against the others (default: the study's main method, else highest AUC; of variants, the method)."
+    ),
 ]
 Rival = Annotated[
     list[str] | None,

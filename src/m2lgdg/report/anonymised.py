@@ -27,8 +27,9 @@ from m2lgdg.report.card import LICENCES
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.paths import has_path, without_paths
 from m2lgdg.report.sharing import refuse_paths, structural_names
-from m2lgdg.report.subgroups import LEAST, without_small_groups
+from m2lgdg.report.subgroups import without_small_groups
 from m2lgdg.storage import InputError
+from m2lgdg.study.description import LEAST
 
 YEARS = 5  # width of an age band
 WITHHELD = "withheld"

@@ -14,12 +14,13 @@ from matplotlib import colormaps
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.contents import Contents
-from m2lgdg.report.drawing import WIDTH, Figure, Sheet, draw
+from m2lgdg.report.drawing import WIDTH, Figure, Sheet, draw, short
 from m2lgdg.report.tables import Table
-from m2lgdg.study.description import Floats, read_connectomes
+from m2lgdg.study.description import LEAST, Floats, read_connectomes, read_site_connectomes, square
 
 MOST_EDGES = 20
 NAMED = 3  # edges in the caption
+MOST_SITES, SITES_ACROSS = 24, 4
 Group = dict[str, Any]
 
 
@@ -122,6 +123,44 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     table = Table("Edges that differ most between classes", header, rows, [[0] * 5 for _ in rows], note)
     named = "; ".join(f"{row[0]} and {row[1]} {row[4]}" for row in rows[:NAMED])
     return _matrices(means, named), table
+
+
+def site_connectomes(contents: Contents) -> Figure | None:
+    """Mean connectome of each site minus the mean over sites; None if fewer than two sites have a stored mean."""
+    means, sites = read_site_connectomes(contents.folder), contents.description.get("sites", {})
+    if means is None or len(means) != len(sites):
+        return None
+    known = [(name, group["subjects"], row) for (name, group), row in zip(sites.items(), means, strict=True)]
+    known = [each for each in known if not np.isnan(each[2]).any()]
+    if len(known) < 2:
+        return None
+    centre = np.mean([row for *_, row in known], axis=0)
+    known = sorted(known, key=lambda each: (-each[1], each[0]))
+    shown = known[:MOST_SITES]
+    distance = {name: float(np.sqrt(np.mean((row - centre) ** 2))) for name, _, row in known}
+    most = float(np.quantile(np.abs([row - centre for *_, row in shown]), 0.995)) or 1.0
+    lines = -(-len(shown) // SITES_ACROSS)
+
+    def paint(sheet: Sheet) -> None:
+        hues = colormaps["RdBu_r"].resampled(41)
+        axes = np.ravel(sheet.canvas.subplots(lines, SITES_ACROSS, squeeze=False))
+        for axis in axes:
+            axis.axis("off")
+        for axis, (name, subjects, row) in zip(axes, shown, strict=False):
+            image = axis.imshow(square(row - centre), cmap=hues, vmin=-most, vmax=most, interpolation="nearest")
+            axis.set_title(f"{short(name, 14)} ({subjects})", fontsize=8)
+        sheet.canvas.colorbar(image, ax=axes.tolist(), location="bottom", shrink=0.4, aspect=30, label="Fisher z")
+
+    far, usual = max(distance, key=lambda name: distance[name]), float(np.median(list(distance.values())))
+    caption = (
+        "Mean functional connectivity of each site minus the mean over sites, labelled subjects (their number in brackets), "
+        "ROIs as above. This is what a method has to see through at a site it does not know. Farthest from the mean: "
+        f"{far} (root mean square {distance[far]:.3f} over edges; median of the sites {usual:.3f})."
+    )
+    caption += f" The {MOST_SITES} largest of {len(known)} sites are shown." if len(known) > MOST_SITES else ""
+    caption += f" Sites with fewer than {LEAST} labelled subjects are left out." if len(known) < len(sites) else ""
+    size = (WIDTH, 0.9 + 1.6 * lines)
+    return draw("site-connectomes", caption, "Mean connectome of each site minus the mean over sites", size, paint, raster=True)
 
 
 def _largest(matrix: Floats, count: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from m2lgdg.report.brains import three_dimensional
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.sections import Section, facts, named_parts, sections
-from m2lgdg.report.tables import Format, Table, label, render
+from m2lgdg.report.tables import Format, Table, label, main_method, render
 from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
 MOST_ROWS = 10  # of a table that are not collapsed
@@ -72,6 +72,7 @@ def write_report(
         contents, to = shared_contents(contents), _new_folder(share)
         write_text(to / "predictions.csv", csv_text(contents.all_predictions))
     summary = answer(contents)
+    best = best or main_method(contents.study, contents.predictions, rivals)
     parts = sections(contents, summary, share is not None, best=best, rivals=rivals)
     _write_tables([table for part in parts for table in (*part.tables, *part.folded)], to / "tables")
     _write_figures(parts, to / "figures")

@@ -21,7 +21,7 @@ from m2lgdg.report.checklists import checklists, known_facts
 from m2lgdg.report.contents import Contents, Key
 from m2lgdg.report.curve import learning_figure, stored_curve
 from m2lgdg.report.curve import sentences as curve_sentences
-from m2lgdg.report.data import connectomes, site_table
+from m2lgdg.report.data import connectomes, site_connectomes, site_table
 from m2lgdg.report.drawing import Figure, hues_of
 from m2lgdg.report.flow import flow_diagram
 from m2lgdg.report.losses import loss_terms
@@ -29,7 +29,7 @@ from m2lgdg.report.methods_text import MethodsText, methods_text
 from m2lgdg.report.motion import motion_of, motion_table
 from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
 from m2lgdg.report.planted import planted_table
-from m2lgdg.report.subgroups import few_of_a_class, subgroup_table
+from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, subgroup_table
 from m2lgdg.report.tables import (
     Table,
     changed_fields,
@@ -127,12 +127,13 @@ def _data(contents: Contents, summary: Answer, shared: bool) -> Section:
     """Who was included, what the sites are like, what the check of the cohort reported, and mean connectomes."""
     table = site_table(contents)
     figure, edges = (None, None) if shared and few_of_a_class(contents.description) else connectomes(contents)
+    by_site = None if shared and few_of_a_site(contents.description) else site_connectomes(contents)
     return Section(
         "data",
         "Data",
         summary.cohort,
         [table] if table else [],
-        [figure] if figure else [],
+        [each for each in (figure, by_site) if each is not None],
         [edges] if edges else [],
         first=flow_diagram(contents),
         data=summary.data,

@@ -18,10 +18,10 @@ from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
 from m2lgdg.report.paths import file_name, starts_path, without_paths
-from m2lgdg.report.subgroups import few_of_a_class, without_small_groups
+from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, without_small_groups
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.checks import COHORT
-from m2lgdg.study.description import CONNECTOMES
+from m2lgdg.study.description import CONNECTOMES, copy_connectomes
 from m2lgdg.study.runner import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
@@ -53,7 +53,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         if text and (name in ("predictions.csv", RECORDS) or (folder / name).is_file()):
             write_text(to / name, text)
     if (folder / CONNECTOMES).is_file() and not few_of_a_class(contents.description):
-        shutil.copyfile(folder / CONNECTOMES, to / CONNECTOMES)
+        copy_connectomes(folder, to, sites=not few_of_a_site(contents.description))
     for record in records:
         explained = explanation_path(folder, record["key"])
         if explained.is_dir():

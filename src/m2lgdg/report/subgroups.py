@@ -20,9 +20,9 @@ from m2lgdg.metrics import THRESHOLD, delong
 from m2lgdg.report.operating import confusion
 from m2lgdg.report.tables import INTERVAL, Table, label
 from m2lgdg.storage import InputError
+from m2lgdg.study.description import LEAST
 from m2lgdg.study.stats import over_seeds
 
-LEAST = 10  # subjects; smaller groups are hidden in shared reports
 LEAST_OF_CLASS = 5  # patients and controls of the group that a site needs for an AUC
 SMALL, WITHHELD = f"<{LEAST}", "withheld"
 HIDDEN = f"groups of fewer than {LEAST} subjects are hidden, as are groups that would reveal their size"
@@ -168,6 +168,12 @@ def few_of_a_class(description: Mapping[str, Any]) -> bool:
     """Whether a cohort has too few patients or controls to share their mean connectome; so if their number is unknown."""
     groups = description.get("groups", {})
     return any(groups.get(name, {}).get("subjects", 0) < LEAST for name in ("patients", "controls"))
+
+
+def few_of_a_site(description: Mapping[str, Any]) -> bool:
+    """Whether some site is too small to share the means of all; those of the others and the total would reveal its own."""
+    sizes = [group.get("patients", 0) + group.get("controls", 0) for group in description.get("sites", {}).values()]
+    return not sizes or min(sizes) < LEAST
 
 
 def suppressed(sizes: Sequence[int]) -> list[str]:

@@ -56,6 +56,13 @@ class Table:
         return any(any(row) for row in self.ranks)
 
 
+def main_method(study: Mapping[str, Any], predictions: pd.DataFrame, rivals: Sequence[str] = ()) -> str | None:
+    """Main method of a study, to test against the others; None if it has none, or none that was run."""
+    name = study.get("main")
+    ran = ((predictions["method"] == name) & (predictions["variant"] == "")).any()
+    return str(name) if ran and name not in rivals else None
+
+
 def study_tables(
     predictions: pd.DataFrame,
     best: str | None = None,

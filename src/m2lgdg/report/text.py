@@ -11,7 +11,7 @@ from m2lgdg.method import nearest
 from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.report.contents import read_json
 from m2lgdg.report.published import read_published, with_published
-from m2lgdg.report.tables import Format, one_panel, paired_tables, render, study_tables, training_tables
+from m2lgdg.report.tables import Format, main_method, one_panel, paired_tables, render, study_tables, training_tables
 from m2lgdg.report.tracks import in_track, level_table
 from m2lgdg.storage import InputError
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_predictions
@@ -58,9 +58,10 @@ def table(
 
     Notes
     -----
-    `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the highest AUC, and
-    `rivals` are those it is tested against, by default all others. With `tests` or `rivals`, the tests of all five metrics
-    follow (Panel B of the paper): one table per metric as text, one wide table in the other formats.
+    `form` is text, markdown, latex or csv. `best` is the method to test against the others, by default the main method of
+    the study, else the one with the highest AUC, and `rivals` are those it is tested against, by default all others. With
+    `tests` or `rivals`, the tests of all five metrics follow (Panel B of the paper): one table per metric as
+    text, one wide table in the other formats.
     `published` is a table (method, target, metric, value) of values to show in brackets.
     `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
     `predictions` are those of the folder, if they were already read. A study with both tracks has the tables of each, and one
@@ -68,7 +69,8 @@ def table(
     """
     predictions = read_predictions(folder) if predictions is None else predictions
     tracks = by_track(predictions)
-    batch = int(read_json(Path(folder) / "study.json", {}).get("adapt_subjects") or 0)
+    study = read_json(Path(folder) / "study.json", {})
+    batch, best = int(study.get("adapt_subjects") or 0), best or main_method(study, predictions, rivals)
     if published is not None and STRICT not in tracks:
         raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
     tables = []

@@ -19,6 +19,8 @@ from m2lgdg.storage import InputError, read_tensors, write_tensors
 
 CONNECTOMES = "connectomes.safetensors"
 FORMAT = "m2lgdg-connectomes-1"
+SITES = "sites"  # the tensor with the mean of each site
+LEAST = 10  # subjects; means of smaller sites are not kept, and smaller groups are hidden in shared reports
 DAMAGED = "{} is damaged; remove it, and repeat m2lgdg run to write it again."
 Floats = npt.NDArray[np.float64]
 
@@ -67,16 +69,18 @@ def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
-    """Mean Fisher-z FC of patients and of controls, and their difference within sites, each as edges above the diagonal.
+    """Mean Fisher-z FC of patients, of controls and of each site, and the difference within sites, as edges above the diagonal.
 
     The difference is the mean over sites of patients minus controls, weighted by the information of each site
-    (patients x controls / subjects). What differs between sites alone, such as the scanner, is not in it. Empty unless some
-    site has both classes.
+    (patients x controls / subjects). What differs between sites alone, such as the scanner, is not in it. `sites` has a row
+    for each site, in the order of `Cohort.site_names`: the mean of its labelled subjects, or NaN if they are fewer than 10.
+    Empty unless some site has both classes.
     """
     edges = len(cohort.rois) * (len(cohort.rois) - 1) // 2
     sums, counts = {k: np.zeros(edges) for k in (0, 1)}, {k: 0 for k in (0, 1)}
     difference, weight = np.zeros(edges), 0.0
-    for site in cohort.site_names:  # one site at a time, which keeps memory small
+    of_sites = np.full((len(cohort.site_names), edges), np.nan)
+    for row, site in enumerate(cohort.site_names):  # one site at a time, which keeps memory small
         by_class = {k: np.flatnonzero((cohort.sites == site) & (cohort.labels == k)) for k in (0, 1)}
         means = {}
         for k, chosen in by_class.items():
@@ -85,13 +89,17 @@ def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
                 means[k] = fc.mean(axis=0, dtype=np.float64)
                 sums[k] += means[k] * len(chosen)
                 counts[k] += len(chosen)
+        size = sum(map(len, by_class.values()))
+        if size >= LEAST:
+            of_sites[row] = sum(means[k] * len(by_class[k]) for k in means) / size
         if len(means) == 2:
             information = len(by_class[0]) * len(by_class[1]) / (len(by_class[0]) + len(by_class[1]))
             difference += information * (means[1] - means[0])
             weight += information
     if not weight:
         return {}
-    return {"patients": sums[1] / counts[1], "controls": sums[0] / counts[0], "difference": difference / weight}
+    by_label = {"patients": sums[1] / counts[1], "controls": sums[0] / counts[0]}
+    return by_label | {"difference": difference / weight, SITES: of_sites}
 
 
 def write_connectomes(cohort: Cohort, folder: Path) -> None:
@@ -101,20 +109,46 @@ def write_connectomes(cohort: Cohort, folder: Path) -> None:
     write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT})  # of several entries, the order varies between runs
 
 
+def copy_connectomes(folder: Path, to: Path, *, sites: bool) -> None:
+    """Copy the mean connectomes of a study, with or without those of its sites."""
+    tensors = {name: values.astype(np.float16) for name, values in _read(folder).items() if sites or name != SITES}
+    write_tensors(to / CONNECTOMES, tensors, {"format": FORMAT})
+
+
 def read_connectomes(folder: Path) -> dict[str, Floats]:
-    """(roi, roi) matrices with a zero diagonal by name; empty if the folder has none."""
+    """(roi, roi) matrices of both classes and of their difference, with a zero diagonal; empty if the folder has none."""
+    tensors = _read(folder)
+    return {name: square(values) for name, values in tensors.items() if name != SITES}
+
+
+def read_site_connectomes(folder: Path) -> Floats | None:
+    """Mean of each site in the order of the sites of cohort.json, as edges (site, edge); None if the folder has none."""
+    return _read(folder).get(SITES)
+
+
+def square(edges: Floats) -> Floats:
+    """The symmetric (roi, roi) matrix of edges above the diagonal."""
+    n = round((1 + math.sqrt(1 + 8 * edges.size)) / 2)
+    matrix = np.zeros((n, n))
+    rows, columns = np.triu_indices(n, 1)
+    matrix[rows, columns] = matrix[columns, rows] = edges
+    return matrix
+
+
+def _read(folder: Path) -> dict[str, Floats]:
     path = Path(folder) / CONNECTOMES
     if not path.is_file():
         return {}
     _, tensors = read_tensors(path, FORMAT)
-    n = round((1 + math.sqrt(1 + 8 * max((values.size for values in tensors.values()), default=0))) / 2)
-    rows, columns = np.triu_indices(n, 1)
-    if tensors and not {"patients", "controls", "difference"} <= tensors.keys():
+    if not tensors:
+        return {}
+    classes = [tensors.get(name) for name in ("patients", "controls", "difference")]
+    edges = 0 if classes[0] is None else classes[0].size
+    n = round((1 + math.sqrt(1 + 8 * edges)) / 2)
+    if not edges or n * (n - 1) // 2 != edges or any(each is None or each.shape != (edges,) for each in classes):
         raise InputError(DAMAGED.format(path))
-    matrices = {}
-    for name, values in tensors.items():
-        if values.shape != rows.shape or not np.isfinite(values).all():
-            raise InputError(DAMAGED.format(path))
-        matrices[name] = np.zeros((n, n))
-        matrices[name][rows, columns] = matrices[name][columns, rows] = values
-    return matrices
+    sites = tensors.get(SITES)
+    finite = all(np.isfinite(each).all() for each in classes if each is not None)
+    if not finite or (sites is not None and (sites.ndim != 2 or sites.shape[1] != edges or np.isinf(sites).any())):
+        raise InputError(DAMAGED.format(path))
+    return {name: values.astype(np.float64) for name, values in tensors.items()}
