@@ -1,28 +1,45 @@
 """Five hospitals train one model by files and through Flower: the same bits, and the probabilities of the pooled fit.
 
     python benchmarks/federated.py [COHORT] [--folder DIR]
+    python benchmarks/federated.py [COHORT] --leave-out-each
+    python benchmarks/federated.py [COHORT] --processes [--kill]
+    python benchmarks/federated.py [COHORT] --noise 1,3,10,30 [--not-left-out SITE,SITE]
 
 Without a cohort, a synthetic one of five sites is used. Every site of the cohort is a client. Exits with 1 if a bit differs, or
-if a probability differs from that of the pooled fit by more than 1e-6.
+if a probability differs from that of the pooled fit by more than 1e-6. `--leave-out-each` trains without each site in turn, in
+one process and without files, and compares the probabilities at that site with those of the pooled fit. `--noise` does so with
+noise for each epsilon, with three draws of the noise, and prints the AUC. `--processes` runs the study through Flower's own
+processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round and the server app in another.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import m2lgdg
+from m2lgdg.cohort import Cohort
 from m2lgdg.federated import exchange
+from m2lgdg.federated.plan import Study
+from m2lgdg.federated.simulation import simulate, simulate_prepared
+from m2lgdg.federated.site import prepared
 from m2lgdg.method import Method
+from m2lgdg.metrics import auc
 
 ALLOWED = 1e-6
+NODE_TIMEOUT = 120.0  # seconds that the server waits for a killed site
+REPEATS = 3  # draws of the noise
 SIZES = {"Aarhus": 40, "Bergen": 32, "Cork": 28, "Delft": 24, "Evora": 20}
 
 
@@ -47,10 +64,112 @@ def through_flower(root: Path, sites: list[str]) -> Path:
     return root / "study" / "model"
 
 
+def through_processes(root: Path, sites: list[str], kill: bool) -> Path:
+    """Model of a study by a SuperLink and SuperNodes; with `kill`, a node and the server app are killed on the way."""
+    from flower_processes import Federation
+
+    federation = Federation(root / "flower", root, sites)
+    model, requests = root / "study" / "model", root / "study" / "requests"
+    start, seen = time.monotonic(), 0
+    try:
+        federation.run(NODE_TIMEOUT if kill else 3600.0)
+        print(f"run submitted after {time.monotonic() - start:.0f} s", flush=True)
+        while not (model / "card.md").exists():
+            time.sleep(0.5)
+            count = len(list(requests.glob("request-*.safetensors")))
+            if count > seen:
+                seen = count
+                print(f"round {count} after {time.monotonic() - start:.0f} s", flush=True)
+                if kill and count == 3:
+                    end_with_a_killed_node(federation, sites[1])
+                elif kill and count == 5:
+                    end_with_a_killed_server(federation)
+            elif not federation.server_apps() and not (model / "card.md").exists():
+                time.sleep(10)
+                if not federation.server_apps() and not (model / "card.md").exists():
+                    raise RuntimeError(f"the server app ended without a model: {federation.details()}")
+        return model
+    finally:
+        federation.close()
+
+
+def end_with_a_killed_node(federation: Any, site: str) -> None:
+    """Kill a SuperNode in a round: the run ends with a sentence. Start it and the run again."""
+    federation.kill_node(site)
+    print(f"killed the SuperNode of {site}", flush=True)
+    while federation.server_apps():
+        time.sleep(1)
+    ended = f"site {site} did not answer" in federation.details()
+    print(f"the run ended {'with a sentence that names the site' if ended else 'WITHOUT a sentence'}", flush=True)
+    federation.start_node(site)
+    federation.run(NODE_TIMEOUT)
+
+
+def end_with_a_killed_server(federation: Any) -> None:
+    """Kill the server app in a round, and run it again."""
+    for process in federation.server_apps():
+        os.kill(process, signal.SIGKILL)
+    print("killed the server app", flush=True)
+    federation.run(NODE_TIMEOUT)
+
+
 def traffic(root: Path, sites: list[str]) -> str:
     sent = max(sum(path.stat().st_size for path in root.rglob(f"study/answers/*-{site}.safetensors")) for site in sites)
     received = sum(path.stat().st_size for path in (root / "study" / "requests").iterdir())
     return f"{sent / 1e6:.1f} MB sent and {received / 1e6:.1f} MB received by each site"
+
+
+def simulated(cohort: Cohort, **settings: Any) -> Method:
+    """Federated fit in one process, each site of the cohort a client."""
+    study = Study("0" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs} | settings)
+    return simulate(study, {site: cohort.select(sites=[site]) for site in cohort.site_names})
+
+
+def leave_out_each(cohort: Cohort) -> float:
+    """Print AUC and largest difference of a probability at every site that is left out; the largest of all."""
+    print(f"{'left out':10s} {'subjects':>8s} {'rounds':>6s} {'AUC':>6s} {'pooled':>6s} {'difference':>10s}")
+    differences, scores = [], []
+    for site in cohort.site_names:
+        source, target = cohort.select(cohort.sites != site), cohort.select(sites=[site])
+        fitted, pooled = simulated(source), pooled_fit(source)
+        given, expected = fitted.predict_proba(target)[:, 1], pooled.predict_proba(target)[:, 1]
+        differences.append(float(np.abs(given - expected).max()))
+        scores.append([auc(target.labels, given), auc(target.labels, expected)])
+        rounds, both = fitted.facts_["federated"]["rounds"], f"{scores[-1][0]:6.4f} {scores[-1][1]:6.4f}"
+        print(f"{site:10s} {len(target):8d} {rounds:6d} {both} {differences[-1]:10.1e}", flush=True)
+    means = np.nanmean(scores, axis=0)
+    print(f"mean AUC {means[0]:.4f}, pooled {means[1]:.4f}; largest difference {max(differences):.1e}")
+    return max(differences)
+
+
+def with_noise(cohort: Cohort, epsilons: list[float], others: list[str]) -> None:
+    """Print the mean AUC at the sites that are left out, without noise and for each epsilon."""
+    cohort = cohort.with_inputs(())  # as a study with noise has no phenotypes
+    sites = cohort.site_names
+    study = Study("0" * 32, tuple(sites), noise=epsilons[0])
+    joined = {site: prepared(study, cohort.select(sites=[site]), site) for site in sites}
+    for epsilon in [0.0, *epsilons]:
+        means = []
+        for _ in range(REPEATS if epsilon else 1):
+            scores = []
+            for left in [site for site in sites if site not in others]:
+                rest = {site: part for site, part in joined.items() if site != left}
+                fitted = simulate_prepared(Study("0" * 32, tuple(rest), noise=epsilon), rest)
+                target = cohort.select(sites=[left])
+                scores.append(auc(target.labels, fitted.predict_proba(target)[:, 1]))
+            means.append(np.nanmean(scores))
+        name = f"epsilon {epsilon:g}" if epsilon else "no noise"
+        print(
+            f"{name:12s} mean AUC {np.mean(means):.3f}, sd over {len(means)} draws of the noise {np.std(means):.3f}", flush=True
+        )
+
+
+def bits(fitted: Method) -> dict[str, bytes]:
+    return {key: value.tobytes() for key, value in fitted.state_.items()}
+
+
+def pooled_fit(cohort: Cohort) -> Method:
+    return m2lgdg.make("connectome-adaptive", phenotypes=bool(cohort.inputs)).fit(cohort)
 
 
 def main() -> int:
@@ -58,20 +177,34 @@ def main() -> int:
     parser.add_argument("cohort", nargs="?", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--no-masks", action="store_true")
+    parser.add_argument("--leave-out-each", action="store_true")
+    parser.add_argument("--processes", action="store_true")
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--noise", type=lambda text: [float(one) for one in text.split(",")])
+    parser.add_argument("--not-left-out", type=lambda text: text.split(","), default=[])
     given = parser.parse_args()
     cohort = (
-        m2lgdg.read(given.cohort) if given.cohort else m2lgdg.make_cohort("mild", sizes=SIZES, n_rois=40, n_disease_rois=16)
+        m2lgdg.read(given.cohort)
+        if given.cohort
+        else m2lgdg.make_cohort("mild", sizes=SIZES, n_rois=40, n_disease_rois=16, further_atlas="")
     )
     cohort = cohort.select(cohort.labels >= 0)
+    if given.leave_out_each:
+        return 0 if leave_out_each(cohort) <= ALLOWED else 1
+    if given.noise:
+        with_noise(cohort, given.noise, given.not_left_out)
+        return 0
     sites = cohort.site_names
-    pooled = m2lgdg.make("connectome-adaptive", phenotypes=bool(cohort.inputs)).fit(cohort)
-    expected = pooled.predict_proba(cohort)[:, 1]
-    ways = {"files": by_files}
-    if importlib.util.find_spec("flwr") is None:
+    expected = pooled_fit(cohort).predict_proba(cohort)[:, 1]
+    ways: dict[str, Callable[[Path, list[str]], Path]] = {"files": by_files}
+    states, worst = [], 0.0
+    if given.processes:
+        ways = {"processes": lambda root, sites: through_processes(root, sites, given.kill)}
+        states.append(bits(simulated(cohort)))
+    elif importlib.util.find_spec("flwr") is None:
         print("Flower is not installed, so the study is run by files only")
     else:
         ways["Flower"] = through_flower
-    states, worst = [], 0.0
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         first = folder / "joined"
@@ -79,7 +212,7 @@ def main() -> int:
         exchange.init(first / "study", sites, inputs=cohort.inputs, masks=not given.no_masks)
         for site in sites:
             exchange.join(first / "study", cohort.select(sites=[site]), site, first / site)
-        print(f"{cohort}; joined in {time.monotonic() - start:.0f} s")
+        print(f"{cohort}; joined in {time.monotonic() - start:.0f} s", flush=True)
         for name, way in ways.items():
             root = shutil.copytree(first, folder / name)
             start = time.monotonic()
@@ -87,7 +220,7 @@ def main() -> int:
             seconds = time.monotonic() - start
             difference = float(np.abs(fitted.predict_proba(cohort)[:, 1] - expected).max())
             worst = max(worst, difference)
-            states.append({key: value.tobytes() for key, value in fitted.state_.items()})
+            states.append(bits(fitted))
             rounds = fitted.facts_["federated"]["rounds"]
             print(f"by {name}: {rounds} rounds, {traffic(root, sites)}, {seconds:.0f} s, largest difference {difference:.1e}")
     same = all(state == states[0] for state in states)

@@ -131,7 +131,7 @@ def test_a_small_site_and_a_small_study_are_refused(cohort):
     few = cohort.select(np.flatnonzero(cohort.sites == "east")[:9])
     with pytest.raises(InputError, match="site east has 9 labelled subjects; the study needs at least 10"):
         prepared(study_of(cohort), few, "east")
-    with pytest.raises(InputError, match="2 sites; it needs at least 3"):
+    with pytest.raises(InputError, match="2 sites train in the study; it needs at least 3"):
         Study("x", ("a", "b"))
     with pytest.raises(InputError, match="one penalty"):
         Study("x", ("a", "b", "c"), fields={"penalties": [1.0, 2.0]})

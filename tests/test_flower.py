@@ -1,7 +1,9 @@
 """Federated training through Flower: its server app and client apps carry the messages of the files, with the same bits."""
 
+import json
 import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -76,3 +78,110 @@ def test_two_nodes_of_one_site(study):
     grid.folders[2] = grid.folders[1]
     with pytest.raises(InputError, match=f"joins as site {sites[0]}, which is not expected, or is connected already"):
         lead(root, grid)
+
+
+def damaged(content, change):
+    """Bytes of an answer with another header or other arrays."""
+    from safetensors.numpy import load, save
+
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    arrays = load(content)
+    change(metadata, arrays)
+    return save(arrays, metadata=metadata)
+
+
+def with_nan(metadata, arrays):
+    first = sorted(arrays)[0]
+    arrays[first] = np.full(arrays[first].shape, np.nan)
+
+
+def with_another_shape(metadata, arrays):
+    first = sorted(arrays)[0]
+    arrays[first] = arrays[first][..., :-1].copy()
+
+
+def of_another_round(metadata, arrays):
+    metadata["round"] = "2"
+
+
+def of_another_site(metadata, arrays):
+    metadata["site"] = "west"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_nan, "has shape .* and type float64, not"),
+        (with_another_shape, "has shape"),
+        (of_another_round, "answers round 2 of attempt 1; the study is at round 3"),
+        (of_another_site, "is from site west, not east"),
+    ],
+)
+def test_a_damaged_answer_ends_the_run_and_the_next_run_goes_on(study, change, message):
+    root, grid, _ = study
+    send, rounds = grid.send_and_receive, []
+
+    def damage_one_answer(sent, **options):
+        replies = send(sent, **options)
+        rounds.append(1)
+        if len(rounds) == 4:  # after the joins and two rounds
+            record = replies[0].content[flower.RECORD]
+            record["answer"] = damaged(record["answer"], change)
+        return replies
+
+    grid.send_and_receive = damage_one_answer
+    with pytest.raises(InputError, match=message):
+        lead(root, grid)
+    assert len(list((root / "study" / "totals").iterdir())) == 2  # nothing of the damaged round was added
+    stop_after(grid, send, 3)
+    with pytest.raises(KeyboardInterrupt):  # the site sends its answer again, and the study goes on
+        lead(root, grid)
+    assert len(list((root / "study" / "totals").iterdir())) > 2
+
+
+def stop_after(grid, send, calls):
+    """Let the server be killed after some rounds."""
+    count = []
+
+    def counted(sent, **options):
+        count.append(1)
+        if len(count) > calls:
+            raise KeyboardInterrupt
+        return send(sent, **options)
+
+    grid.send_and_receive = counted
+
+
+def test_a_killed_server_goes_on_with_the_same_bits(study, joined, tmp_path):
+    root, grid, _ = study
+    send = grid.send_and_receive
+    for calls in (1, 2, 4, 9):
+        stop_after(grid, send, calls)
+        with pytest.raises(KeyboardInterrupt):
+            lead(root, grid)
+    grid.send_and_receive = send
+    lead(root, grid)
+    other = shutil.copytree(joined[0], tmp_path / "other")
+    lead(other, LocalGrid(flower.client_app, [other / site for site in joined[1]]))
+    assert weights(root) == weights(other)
+
+
+def test_a_lost_node_that_is_still_listed(study):
+    """Flower lists a lost node for a while; the site that came back as another node answers."""
+    root, grid, sites = study
+    grid.folders[9], grid.dead = grid.folders[1], {1}
+    nodes = flower._joined(grid, root / "study", exchange.open_study(root / "study"), 1.0)
+    assert nodes[sites[0]] == 9 and set(nodes) == set(sites)
+
+
+def test_noise_and_a_site_left_out(tmp_path):
+    cohort = m2lgdg.make_cohort("tiny").with_inputs(())
+    exchange.init(tmp_path / "study", cohort.site_names, noise=8.0, leave_out="west")
+    for site in cohort.site_names:
+        exchange.join(tmp_path / "study", cohort.select(sites=[site]), site, tmp_path / site, consent=True)
+    shutil.copy(tmp_path / "west" / "outbox" / "west.json", tmp_path / "study" / "joins")
+    lead(tmp_path, LocalGrid(flower.client_app, [tmp_path / site for site in ("east", "north", "south")]))
+    facts = Method.load(tmp_path / "study" / "model").facts_
+    assert set(facts["source"]["sites"]) == {"east", "north", "south"}
+    assert facts["federated"]["noise"]["epsilon"] == 8.0 and facts["federated"]["left_out"] == "west"

@@ -162,7 +162,7 @@ def test_a_study_from_audit_to_report(paste, tiny, tmp_path):
 
 
 def test_methods_demo_and_card(paste, tiny, monkeypatch):
-    monkeypatch.setattr(demo, "NETWORKS", demo.NETWORKS.replace("epochs = 8", "epochs = 2\nwarmup = 1"))
+    monkeypatch.setattr(demo, "NETWORKS", re.sub("epochs = .", "epochs = 2\nwarmup = 1", demo.NETWORKS))
     assert paste("methods")[0] == ["methods", "methods"]
     assert paste("demo", "--preset", "tiny", "--jobs", 1, "--out", "a demo")[0] == ["demo", "table", "report"]
     tiny.save("tiny.cohort")

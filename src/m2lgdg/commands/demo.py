@@ -29,7 +29,7 @@ members = 1
 
 [method.m2lgdg]
 variant = "small"    # without this line, the size of the paper, which needs a GPU
-epochs = 8           # fewer epochs and time points than `small` has
+epochs = 4           # fewer epochs and time points than `small` has
 length = 25
 """
 

@@ -36,6 +36,16 @@ def init(
     masks: Annotated[bool, typer.Option(help="Mask the sums of each site, so that the coordinator sees totals only.")] = True,
     least_subjects: Annotated[int, typer.Option(help="Least number of labelled subjects at a site.")] = 10,
     least_sites: Annotated[int, typer.Option(help="Least number of sites.")] = 3,
+    noise: Annotated[
+        float,
+        typer.Option(
+            metavar="EPSILON",
+            help="Noise for differential privacy: epsilon, smaller for more noise; 0 for none. No phenotypes.",
+        ),
+    ] = 0.0,
+    leave_out: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Train without this site, so that the model can be evaluated there.")
+    ] = None,
 ) -> None:
     """Coordinator: begin a study."""
     from m2lgdg.federated import exchange
@@ -45,11 +55,15 @@ def init(
     columns = () if inputs == "none" else tuple(column.strip() for column in inputs.split(","))
     fields = method_fields(METHOD, None, changes or [])
     settings = {"inputs": columns, "fields": fields, "masks": masks}
-    study = exchange.init(folder, site, **settings, least_subjects=least_subjects, least_sites=least_sites)
+    settings |= {"least_subjects": least_subjects, "least_sites": least_sites, "noise": noise, "leave_out": leave_out or ""}
+    study = exchange.init(folder, site, **settings)
     _say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
     if not masks:
         _say("Masks are off: the coordinator sees the sums of each site, which can give away more than totals; for tests only.")
-    own = ("--site", site[0], "--out", suggestions.free(site[0]))
+    if leave_out:
+        _say(f"{leave_out} is left out: every site, {leave_out} included, has to agree when it joins, with --consent.")
+    agreed = ("--consent",) if leave_out else ()
+    own = ("--site", site[0], "--out", suggestions.free(site[0]), *agreed)
     words = ("join", folder / exchange.STUDY, suggestions.Fill("COHORT"), *own)
     suggestions.print_next(context, "federate", *words, without=["--site"])
 
@@ -63,6 +77,7 @@ def join(
     to: Annotated[Path, typer.Option("--out", help="Folder of this site to write; it stays here.", show_default=False)],
     cohort_site: Annotated[str | None, typer.Option(help="Site of the cohort to use, if it has several.")] = None,
     atlas: Annotated[str | None, typer.Option(help="Atlas to use, if the cohort has several (default: the first).")] = None,
+    consent: Annotated[bool, typer.Option("--consent", help="Agree to a study that leaves out a site for evaluation.")] = False,
 ) -> None:
     """Site: join a study with the labelled subjects of a cohort."""
     from m2lgdg.data.readers import read
@@ -75,7 +90,7 @@ def join(
         cohort = read(path, progress=progress)
     cohort = options.with_sites(cohort.parcellation(atlas) if atlas else cohort, [cohort_site] if cohort_site else None)
     with terminal.progress("computing features"):
-        message = exchange.join(study, cohort, site, to)
+        message = exchange.join(study, cohort, site, to, consent)
     _say(f"Wrote {to}. Send {message} to the coordinator, who puts it into the folder {exchange.JOINS} of the study.")
     _say(f"The folder {to / exchange.PRIVATE} holds the key and the features of your subjects: never send it.")
     suggestions.print_next(context, "federate", "show", message, without=["--site"])

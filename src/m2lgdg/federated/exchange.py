@@ -18,11 +18,11 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import messages
 from m2lgdg.federated.coordinator import coordinate, total
+from m2lgdg.federated.noise import new_secret
 from m2lgdg.federated.plan import Plan, Request, Study
 from m2lgdg.federated.secure import Masks, new_key
 from m2lgdg.federated.site import Site, prepared
 from m2lgdg.methods.linear import ConnectomeAdaptive
-from m2lgdg.report.card import write_card
 from m2lgdg.storage import InputError, new_folder, one_line, read_bytes, read_tensors, write_bytes, write_tensors, write_text
 
 TOTALS, SUBJECTS = "m2lgdg-federated-totals-1", "m2lgdg-federated-subjects-1"
@@ -61,16 +61,25 @@ def open_study(folder: str | Path) -> Study:
     return messages.read_study(read_bytes(path, messages.LARGEST), str(path))
 
 
-def join(study: str | Path, cohort: Cohort, site: str, folder: str | Path) -> Path:
-    """Write the folder of a site, with its key and the features of its subjects; the join message is in its outbox."""
+def join(study: str | Path, cohort: Cohort, site: str, folder: str | Path, consent: bool = False) -> Path:
+    """Write the folder of a site, with its key and the features of its subjects; the join message is in its outbox.
+
+    A study that leaves out a site needs the `consent` of every site, the one left out included.
+    """
     settings = open_study(study)
+    if settings.leave_out and not consent:
+        raise InputError(
+            f"this study leaves out {settings.leave_out}; totals of studies with and without a site reveal the sums of that "
+            "site, so join only if this is agreed, with --consent."
+        )
     private, public = new_key() if settings.masks else ("", "")
     member, arrays = prepared(settings, cohort, site, public)
     with new_folder(folder) as part:
         write_text(part / STUDY, messages.study_json(settings))
         (part / PRIVATE).mkdir(mode=0o700)  # before the key is in it
         write_tensors(part / PRIVATE / "subjects.safetensors", arrays, {"format": SUBJECTS})
-        write_text(part / PRIVATE / SITE, json.dumps({"site": site, "key": private}) + "\n")
+        secret = {"noise": new_secret()} if settings.noise else {}
+        write_text(part / PRIVATE / SITE, json.dumps({"site": site, "key": private} | secret) + "\n")
         (part / RECEIVED).mkdir()
         write_text(part / OUTBOX / f"{site}.json", messages.member_json(settings, member))
     return Path(folder) / OUTBOX / f"{site}.json"
@@ -85,12 +94,14 @@ def step(folder: str | Path, request: str | Path, to: str | Path | None = None, 
 def answer(folder: str | Path, content: bytes, where: str, to: str | Path | None = None, attempt: int = 1) -> Path:
     """Answer the bytes of a request, and keep both in the folder of the site; the path of the answer."""
     folder = Path(folder)
-    study, name, key = _open_site(folder)
+    study, name, key, secret = _open_site(folder)
+    if name == study.leave_out:
+        raise InputError(f"site {name} is left out of this study for evaluation, so it sends no sums.")
     plan, asked = messages.read_request(content, study, where)
     _check_own(folder, plan, name, where)
     _check_attempt(plan, attempt)
     earlier = _received(folder, plan, asked, content, where)
-    site = Site(plan, name, read_tensors(folder / PRIVATE / "subjects.safetensors", SUBJECTS)[1])
+    site = Site(plan, name, read_tensors(folder / PRIVATE / "subjects.safetensors", SUBJECTS)[1], secret)
     for values in earlier:
         site.receive(values)
     sent = messages.write_answer(site, asked, Masks(plan, name, key) if study.masks else None)
@@ -100,12 +111,14 @@ def answer(folder: str | Path, content: bytes, where: str, to: str | Path | None
 
 def join_message(folder: str | Path) -> bytes:
     """Join message of a site."""
-    _, name, _ = _open_site(Path(folder))
+    _, name, *_ = _open_site(Path(folder))
     return read_bytes(Path(folder) / OUTBOX / f"{name}.json", messages.LARGEST)
 
 
 def save_model(folder: str | Path, progress: Progress) -> Path:
     """Write the model folder of a finished study, with its card; one that is already there stays."""
+    from m2lgdg.report.card import write_card  # here, since a client of Flower is a new process in every round
+
     model = Path(folder) / MODEL
     if not (model / "method.json").exists():
         assert progress.fitted is not None
@@ -125,13 +138,15 @@ def newest(path: Path) -> Path:
     return requests[-1]
 
 
-def _open_site(folder: Path) -> tuple[Study, str, str]:
+def _open_site(folder: Path) -> tuple[Study, str, str, str]:
+    """Settings of the study, name of the site, its private key, and the secret of its noise."""
     path = folder / PRIVATE / SITE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a site; make one with m2lgdg federate join.")
     try:
         about = json.loads(read_bytes(path, messages.LARGEST))
-        return open_study(folder), str(about["site"]), str(about["key"])
+        study = open_study(folder)
+        return study, str(about["site"]), str(about["key"]), str(about["noise"]) if study.noise else ""
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
@@ -209,7 +224,7 @@ def _plan(folder: Path, without: Sequence[str]) -> Plan:
     for site in without:
         if (folder / MODEL).exists():
             raise InputError(f"the study is finished ({folder / MODEL}); begin a new one to leave out site {site}.")
-        if site not in study.sites or site in absent:
+        if site not in study.training_sites or site in absent:
             raise InputError(f"site {site} does not take part in the study.")
         absent.append(site)
     plan = Plan(study, tuple(_members(folder, study, absent)), attempt=1 + len(absent))
@@ -264,13 +279,15 @@ def _members(folder: Path, study: Study, left_out: Sequence[str]) -> Iterable[An
     if missing:
         names = ", ".join(missing)
         raise InputError(
-            f"{folder / JOINS} lacks the join message of {names}; wait for it, or go on with --without {missing[0]}."
+            f"{folder / JOINS} lacks the join message of {names}; wait for it"
+            + ("." if missing[0] == study.leave_out else f", or go on with --without {missing[0]}.")
         )
     for site, path in paths.items():
         member = messages.read_member(read_bytes(path, messages.LARGEST), study, str(path))
         if member.site != site:
             raise InputError(f"{path} is from site {member.site}.")
-        yield member
+        if site != study.leave_out:  # its join message is its consent
+            yield member
 
 
 def _check_stored(folder: Path, plan: Plan, request: Request) -> None:

@@ -72,17 +72,23 @@ def _send(grid: Any, folder: Path, progress: exchange.Progress, nodes: dict[str,
             raise InputError(f"site {site} is not connected; connect it, or begin again with {again}.")
     replies = _asked(grid, {nodes[site]: {"request": content} for site in progress.plan.fold_of}, timeout)
     answers = {site: _part(replies, nodes[site], "answer", site) for site in progress.plan.fold_of}
+    for site, answer in answers.items():  # all of them, before one is stored: the site can then send it again
+        sender, _ = messages.read_answer(answer, progress.plan, progress.asked, f"the answer of site {site}")
+        if sender != site:
+            raise InputError(f"the answer of site {site} is from site {sender}, not {site}.")
     for site, answer in answers.items():
         write_bytes(folder / exchange.ANSWERS / exchange.answer_name(progress.plan.attempt, progress.round, site), answer)
 
 
 def _joined(grid: Any, folder: Path, study: Any, timeout: float) -> dict[str, int]:
     """Node of each site, once all have joined; new join messages are stored in the folder of the study."""
-    wanted = len(study.sites) - len(exchange.left_out(folder))
+    wanted = len(study.training_sites) - len(exchange.left_out(folder))
     nodes = _connected(grid, wanted, timeout)
     replies = _asked(grid, {node: {"join": True} for node in nodes}, timeout)
     by_site: dict[str, int] = {}
     for node in nodes:
+        if node not in replies or replies[node].has_error():
+            continue  # Flower lists a node for a minute after it was lost; a site that is missing is noticed in `_send`
         content = _part(replies, node, "join", str(node))
         member = messages.read_member(content, study, f"the join message of node {node}")
         if member.site not in study.sites or member.site in by_site:

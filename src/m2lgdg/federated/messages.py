@@ -24,20 +24,25 @@ from m2lgdg.storage import DTYPES, InputError, one_line
 
 STUDY, JOIN = "m2lgdg-federated-study-1", "m2lgdg-federated-join-1"
 REQUEST, ANSWER = "m2lgdg-federated-request-1", "m2lgdg-federated-answer-1"
+LATER = {"noise": 0.0, "leave_out": ""}  # settings that the first version of study.json did not have
 LARGEST = 2**28  # bytes of a message
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 def study_json(study: Study) -> str:
     """Settings of a study, for every site to read."""
-    return json.dumps({"format": STUDY} | dataclasses.asdict(study), indent=1) + "\n"
+    given = dataclasses.asdict(study)
+    # Settings that older versions do not have are written only where they are used.
+    given = {name: value for name, value in given.items() if name not in LATER or value != LATER[name]}
+    return json.dumps({"format": STUDY} | given, indent=1) + "\n"
 
 
 def read_study(content: bytes, where: str) -> Study:
     """Settings of a study; anything else is refused."""
-    given = _json(content, STUDY, Study, where)
+    given = _json(content, STUDY, Study, where, optional=LATER)
     try:
         kinds = {"id": str, "masks": bool, "least_subjects": int, "least_sites": int, "fields": dict}
+        kinds |= {"noise": float, "leave_out": str}
         _check_types(given, kinds, ("sites", "inputs"))
         return Study(**given | {name: tuple(given[name]) for name in ("sites", "inputs")})
     except (TypeError, ValueError) as error:
@@ -71,13 +76,16 @@ def read_member_of_any(content: bytes, where: str) -> Member:
         raise InputError(f"{where} is damaged ({one_line(error)[:200]}).") from None
 
 
-def _json(content: bytes, form: str, cls: type, where: str, *more: str) -> dict[str, Any]:
+def _json(
+    content: bytes, form: str, cls: type, where: str, *more: str, optional: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     try:
         given = json.loads(content.decode())
         if not isinstance(given, dict) or given.pop("format", "") != form:
             raise InputError(f"{where} is not an {form} file.")
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged ({one_line(error)[:200]}).") from None
+    given = dict(optional or {}) | given
     expected = {each.name for each in dataclasses.fields(cls)} | set(more)
     if set(given) != expected:
         raise InputError(f"{where} is damaged (its keys are not {', '.join(sorted(expected))}).")

@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import coordinate, total
-from m2lgdg.federated.plan import Plan, Study
-from m2lgdg.federated.site import Site, prepared
+from m2lgdg.federated.noise import new_secret
+from m2lgdg.federated.plan import Member, Plan, Study
+from m2lgdg.federated.site import Arrays, Site, prepared
 from m2lgdg.methods.linear import ConnectomeAdaptive
 
 
 def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
     """Fit a study on the cohorts of its sites."""
-    members, arrays = zip(*(prepared(study, cohort, site) for site, cohort in cohorts.items()), strict=True)
-    plan = Plan(study, members)
-    sites = {name: Site(plan, name, data) for name, data in zip(cohorts, arrays, strict=True)}
+    return simulate_prepared(study, {site: prepared(study, cohort, site) for site, cohort in cohorts.items()})
+
+
+def simulate_prepared(study: Study, joined: Mapping[str, tuple[Member, Arrays]]) -> ConnectomeAdaptive:
+    """Fit a study whose sites have prepared their arrays."""
+    plan = Plan(study, tuple(member for member, _ in joined.values()))
+    sites = {name: Site(plan, name, data, new_secret()) for name, (_, data) in joined.items()}
     work = coordinate(plan)
     request = next(work)
     while True:

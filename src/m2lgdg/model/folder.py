@@ -128,6 +128,11 @@ def _check_federated(facts: Mapping[str, Any]) -> None:
         raise ValueError("the facts of the federated fit have a value of the wrong type")
     if not all(isinstance(site, str) for site in given["alone"]):
         raise ValueError("the facts of the federated fit name a site that is not a text")
+    if not isinstance(given.get("left_out", ""), str):
+        raise ValueError("the facts of the federated fit name a site that is not a text")
+    noise = given.get("noise", {"epsilon": 1.0, "delta": 0.0})
+    if not all(math.isfinite(float(noise[key])) and float(noise[key]) >= 0 for key in ("epsilon", "delta")):
+        raise ValueError("the noise of the federated fit is not a number")
     if "network" in given:
         network = given["network"]
         _counts({key: network[key] for key in ("local_epochs", "kept_round")})

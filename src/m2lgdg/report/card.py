@@ -103,6 +103,11 @@ SUMS_ONLY = (
     "No subject's data left a site. Revealed were counts of patients and controls, and sums over subjects: of features, of "
     "their products with labels, age and sex, of decisions, and counts of phenotypes below a value. No noise was added."
 )
+NOISY_SUMS = (
+    "No subject's data left a site. Revealed were counts of patients and controls, and with Gaussian noise: sums of features, "
+    "of their products with labels, and of clipped scores. Replacing one scan changes what was revealed by no more than the "
+    "stated differential privacy allows; the counts have no noise."
+)
 STRATEGIES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN"}
 WEIGHTS_SEEN = (
     "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of "
@@ -178,10 +183,14 @@ def _federated(fitted: Method) -> list[Part]:
         ("subjects at every site", f"at least {about['least_subjects']}"),
         ("coordinator saw", "totals over sites (masks were on)" if about["masks"] else "sums over each site (masks were off)"),
     ]
+    if "noise" in about:
+        facts.append(("noise on the sums", f"epsilon {about['noise']['epsilon']:.3g}, delta {about['noise']['delta']:.0e}"))
+    if "left_out" in about:
+        facts.append(("left out for evaluation", about["left_out"]))
     if about["attempt"] > 1:
         facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
     alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
-    return [Part("Federated training", facts, sentences=[SUMS_ONLY, *alone])]
+    return [Part("Federated training", facts, sentences=[NOISY_SUMS if "noise" in about else SUMS_ONLY, *alone])]
 
 
 def _federated_network(fitted: Method, about: Mapping[str, Any]) -> Part:
