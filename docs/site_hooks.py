@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ADDED = ("CONTRIBUTING.md", "CHANGELOG.md")  # pages at the root of the repository
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.S)
+OPTION = re.compile(r"<code>(--[\w-]+)</code>")
+INSIDE_NUMBERS = re.compile(r"(?<=\d) (?=(?:±|/|to) -?\d)|(?<=±) (?=\d)|(?<=/) (?=-?\d)|(?<=\bto) (?=-?\d)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -54,6 +57,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         except executed.Failed as error:
             raise PluginError(f"{name}: {error}") from None
     return text
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Keep an option, a number and its sd, or both ends of an interval on one line of a narrow table."""
+    text = CELL.sub(lambda cell: INSIDE_NUMBERS.sub("\N{NO-BREAK SPACE}", cell[0]), html)
+    return OPTION.sub(r'<code class="option">\1</code>', text)
 
 
 def _link(match: re.Match[str], folder: str, files: Files) -> str:

@@ -126,7 +126,7 @@ def test_a_study_that_is_no_file(monkeypatch, capsys):
     os.mkfifo("pipe.toml")
     Path("folder.toml").mkdir()
     Path("zero.toml").symlink_to("/dev/zero")
-    for name, part in (("none", "does not exist"), ("pipe", "regular file"), ("folder", "directory"), ("zero", "regular file")):
+    for name, part in (("none", "does not exist"), ("pipe", "regular file"), ("folder", "a folder"), ("zero", "regular file")):
         said = sentence(*ended(monkeypatch, capsys, "run", f"{name}.toml", "--out", "new"))
         assert part in said and f"{name}.toml" in said
 

@@ -112,7 +112,7 @@ def test_a_line_counts_duplicates_and_others():
     assert summary([pair]) == "1 pair of subjects with the same scan"
     assert summary([unlike, other]) == "1 pair of subjects with the same scan but different labels and 1 other finding"
     assert summary([pair, unlike]) == "2 pairs of subjects with the same scan (1 of them with different labels)"
-    assert data_line([note, other, small], "m2lgdg check c", new_site=True) == "Data: 1 finding; m2lgdg check c lists them."
+    assert data_line([note, other, small], "m2lgdg check c", new_site=True) == "Data: 1 finding; m2lgdg check c lists it."
     assert problems([other, small, pair]) == [pair, other, small]
 
 

@@ -135,3 +135,16 @@ def test_the_reference_has_every_command_key_and_name():
         assert re.search(rf"^##+ m2lgdg\.{name}$", pages["api"], re.M), name
     assert "`.predict_proba(target: Cohort) -> NDArray[float64]`" in pages["api"]
     assert not any("<!-- generated" in page for page in pages.values())
+
+
+def test_numbers_of_a_table_stay_on_one_line():
+    pytest.importorskip("mkdocs")
+    import site_hooks
+
+    html = "<p>66.9 ± 3.1</p><td>66.9 ± 3.1 [69.2]</td><td>77.4 / 81.5</td><td>-0.6 (-7.1 to 5.8)</td><td>from 1 to many</td>"
+    shown = site_hooks.on_page_content(html, None, None, None).replace("\N{NO-BREAK SPACE}", "_")
+    cells = "<td>66.9_±_3.1 [69.2]</td><td>77.4_/_81.5</td><td>-0.6 (-7.1_to_5.8)</td><td>from 1 to many</td>"
+    assert shown == f"<p>66.9 ± 3.1</p>{cells}"
+    assert (
+        site_hooks.on_page_content("<code>--max-motion</code>", None, None, None) == '<code class="option">--max-motion</code>'
+    )

@@ -65,8 +65,8 @@ def test_all_atlases_are_in_alphabetical_order(abide):
         (("aal", "all"), r"option atlas: all stands for every atlas and is given alone\."),
         (("aal", ""), r"option atlas: '' is not the name of an atlas\."),
         (("aal", 7), r"option atlas: 7 is not the name of an atlas\."),
-        (("aal", "power"), r"atlas power, strategy not given matches none of the available series: atlas aal"),
-        ((), r"atlas not given, .*matches several of"),
+        (("aal", "power"), r"has no series of atlas power; available: atlas aal"),
+        ((), r"has several kinds of series; choose one with --atlas and --strategy: atlas aal"),
     ],
 )
 def test_wrong_requests(abide, atlas, words):
@@ -152,7 +152,7 @@ def test_atlases_of_two_pipelines_are_not_read_together(tmp_path):
         match=r"atlas aal has the strategy cpac/filt_global, atlas ho ccs/filt_global; atlases .* must have the same",
     ):
         read(folder, atlas=("aal", "ho"))
-    with pytest.raises(InputError, match=r"atlas ho, strategy cpac/filt_global matches none of"):
+    with pytest.raises(InputError, match=r"has no series of atlas ho, strategy cpac/filt_global; available: "):
         read(folder, atlas=("aal", "ho"), strategy="cpac/filt_global")
     assert read(folder, atlas="all", strategy="ccs/filt_global").atlases == ("ho",)
 

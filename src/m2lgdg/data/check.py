@@ -37,7 +37,7 @@ SUBJECT = re.compile(r"subject ([^,]+), column ")  # in a note about a value of 
 # Note of a reader on a series that it left out
 ATLAS_OF_SUBJECT = re.compile(rf"{UNUSABLE}subject (?P<subject>[^,]+), atlas (?P<atlas>[^:]+): (?P<reason>.+)")
 # Exclusions that the user requested or the release documents
-EXPECTED = ("site left out", "left out by", "failed by", "no scan in", "duplicate", TOO_LARGE)
+EXPECTED = ("site left out", "site not selected", "left out by", "failed by", "no scan in", "duplicate", TOO_LARGE)
 TRAINING = ("leave-one-site-out", "small site")  # kinds of findings that do not matter where subjects are only predicted
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 Part = tuple[Cohort, npt.NDArray[np.bool_]]  # cohort of one atlas, and the (subject, roi) mask of its flat ROIs
@@ -429,7 +429,7 @@ def _repetition_times(cohort: Cohort) -> Iterator[Finding]:
         count = f"{unknown.sum()} of {counted(len(cohort), 'subject')}"
         sites = sorted(set(cohort.sites[unknown].tolist()), key=natural_key)
         where = "" if unknown.all() else f" ({', '.join(sites[:6])}{' ...' if len(sites) > 6 else ''})"
-        advice = "give it in a column tr, in dataset.toml (tr = 2.0), in a JSON sidecar, or with --tr"
+        advice = "give it in a column tr, in dataset.toml (tr = 2.0), in a JSON sidecar, or (REST-meta-MDD) with --tr"
         yield Finding("finding", f"The TR of {count} is not known{where}; {advice}.", tuple(cohort.subjects[unknown].tolist()))
     slow = cohort.tr > SLOWEST
     if slow.any():

@@ -56,7 +56,8 @@ def summary(findings: Sequence[Finding]) -> str:
 def data_line(findings: Iterable[Finding], command: str, *, new_site: bool = False) -> str:
     """One line on the problems of a cohort, with the command that lists them; empty if there are none."""
     words = summary(problems(findings, new_site=new_site))
-    return f"Data: {words}; {command} lists them." if words else ""
+    them = "it" if words == "1 finding" else "them"
+    return f"Data: {words}; {command} lists {them}." if words else ""
 
 
 def check_command(cohort: str | Path, *, new_site: bool = False) -> str:

@@ -79,6 +79,10 @@ def read_study(path: str | Path, changes: list[str] | None = None, plugins: list
     """Read a study file (.toml, or study.json of an earlier run), apply `--set key=value` changes and add plugins."""
     path = Path(path)
     kind = "JSON" if path.suffix == ".json" else "TOML"
+    if path.is_dir():
+        stored = path / "study.json"
+        advice = f"to repeat its study, give {stored}" if stored.is_file() else "a study is a TOML file with cohort and methods"
+        raise InputError(f"{path} is a folder; {advice}.")
     try:
         text = read_bytes(path, LARGEST).decode()
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
@@ -302,7 +306,9 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 
 def _sentence(error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
+    first, *others = error.errors()
+    if first["type"] == "missing":  # a misspelt key is reported as the one that is not known
+        first = next((each for each in others if each["type"] == "extra_forbidden"), first)
     kinds = ("str", "list[str]", "dict[str,list[str]]")  # of a value that may have several types
     key = ".".join(str(part) for part in first["loc"] if part not in kinds)[:100]
     if first["type"] == "extra_forbidden":

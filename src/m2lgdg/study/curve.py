@@ -190,7 +190,7 @@ def check_sizes(cohort: Cohort, targets: Sequence[str] | None, sizes: Sequence[f
             if min((labels == 0).sum(), (labels == 1).sum()) < LEAST:
                 raise InputError(
                     f"size {size:g} is too small: with target {fold.site} it has {(labels == 1).sum()} patients and "
-                    f"{(labels == 0).sum()} controls, and at least {LEAST} of each are needed."
+                    f"{(labels == 0).sum()} controls, and at least {LEAST} of each are needed; give larger ones with --sizes."
                 )
 
 

@@ -27,6 +27,7 @@ KINDS = {
     "bids": "m2lgdg.data.readers.bids",
     "folder": "m2lgdg.data.readers.folder",
 }
+NOT_COHORTS = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt", ".toml", ".json")  # series, tables and studies
 
 
 def read(
@@ -91,6 +92,10 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
     if kind == "cohort" or (kind is None and path.is_file()):
         if options:
             raise InputError(f"a cohort file takes no option {next(iter(options))}; it was set when the file was created.")
+        if path.suffix in NOT_COHORTS and kind is None:
+            raise InputError(
+                f"{path} is not a cohort file; give the folder of the series, or a file that m2lgdg convert wrote."
+            )
         return Cohort.load(path)
     if kind is not None:
         _module(kind)  # report a misspelt kind before anything else
@@ -123,9 +128,9 @@ def guess(path: Path) -> str:
         if _module(kind).matches(path):
             return kind
     raise InputError(
-        f"{path} is not of a supported kind: it has no *_rois_*.1D files (abide-pcp), no ABIDEII_Composite_Phenotypic.csv "
-        "(abide-ii), no *_TCs.1D files (adhd-200), no ROISignals_S*.mat files (rest-meta-mdd), no dataset_description.json, "
-        "sub-*/func or *.ptseries.nii (bids), and no participants.tsv (folder)."
+        f"{path} is not of a supported kind: a folder of your own needs a table participants.tsv (folder), and there are no "
+        "*_rois_*.1D files (abide-pcp), no ABIDEII_Composite_Phenotypic.csv (abide-ii), no *_TCs.1D files (adhd-200), no "
+        "ROISignals_S*.mat files (rest-meta-mdd), and no dataset_description.json, sub-*/func or *.ptseries.nii (bids)."
     )
 
 

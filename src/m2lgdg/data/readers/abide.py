@@ -158,10 +158,11 @@ def _one_group(path: Path, groups: Iterable[tuple[str, str]], atlas: str | None,
     """Atlas and strategy of the requested or the only group."""
     wanted = [key for key in groups if atlas in (None, key[0]) and _is_strategy(key[1], strategy)]
     if len(wanted) != 1:
-        problem = "matches several of" if wanted else "matches none of"
         available = "; ".join(f"atlas {each[0]}, strategy {each[1] or '(flat)'}" for each in sorted(wanted or groups))
-        request = f"atlas {atlas or 'not given'}, strategy {strategy or 'not given'}"
-        raise InputError(f"{path}: {request} {problem} the available series: {available}.")
+        if wanted:
+            raise InputError(f"{path} has several kinds of series; choose one with --atlas and --strategy: {available}.")
+        request = ", ".join(f"{name} {value}" for name, value in (("atlas", atlas), ("strategy", strategy)) if value)
+        raise InputError(f"{path} has no series of {request}; available: {available}.")
     return wanted[0]
 
 

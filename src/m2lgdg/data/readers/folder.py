@@ -129,6 +129,8 @@ def read(
     every = {name: _Source(path, each, people) for name, each in _by_atlas(dataset).items()}
     names = _chosen(path / "dataset.toml", atlas, tuple(every))
     sources = [every[name] for name in names]
+    if sources[0].absent and not sources[0].listed:
+        raise InputError(_none_present(path, table, sources[0]))
     excluded = [Exclusion(subject, site, no_series(names)) for subject, site in sources[0].absent]
     if excluded and on_bad == "stop":
         subject, site, _ = excluded[0]
@@ -407,6 +409,19 @@ def _series_files(path: Path, dataset: Dataset, subject: str, site: str) -> list
 def _expected(path: Path, dataset: Dataset, subject: str, site: str) -> str:
     files = _candidates(path, dataset, subject, site)
     return f" {files[0]}" if dataset.pattern else f" in {path} (expected {subject}{{{','.join(SUFFIXES)}}})"
+
+
+def _none_present(path: Path, table: Path, source: _Source) -> str:
+    """The message where no listed subject has a series file: most likely the ids are written in another way."""
+    subject, site = source.absent[0]
+    message = f"{table}: no listed subject has a series file; the first is {subject}"
+    if source.dataset.pattern:
+        return f"{message}, whose file would be{_expected(path, source.dataset, subject, site)}."
+    folders = [path / part for part in PARTS if (path / part).is_dir()]
+    files = sorted(file for folder in folders for file in folder.iterdir() if file.suffix in SUFFIXES and file != table)
+    example = f", and a file is called {files[0].name}" if files else ""
+    advice = "write the ids as in the names of the files, or set pattern in dataset.toml, such as pattern = "
+    return f'{message}{example}; {advice}"sub-{{subject}}_aal.csv".'
 
 
 def _unlisted(path: Path, dataset: Dataset, taken: set[Path]) -> list[tuple[str, Path]]:

@@ -143,18 +143,32 @@ def _reordered(each: SeriesFile, columns: Rois, series: Series, rois: Rois, swap
         return series
     where = f"{each.path}: subject {each.subject}"
     if len(columns) != len(rois):
-        hint = ""
-        if swapped and len(series) > 1:
-            hint = f"; all files have {len(series)} rows and the columns differ, so the time and ROI axes seem to be swapped"
-        elif len(series) == len(rois):
-            hint = "; its rows are as many as these, so its time and ROI axes seem to be swapped"
-        hint += f" ({TRANSPOSE})" if hint else ""
+        hint = _hint(columns, rois, len(series), swapped)
         return InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}{hint}.")
     position = {name: i for i, name in enumerate(columns)}
     absent = next((name for name in rois if name not in position), None)
     if absent is not None:
         return InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
     return np.ascontiguousarray(series[:, [position[name] for name in rois]])
+
+
+def _hint(columns: Rois, rois: Rois, rows: int, swapped: bool) -> str:
+    """The likely reason for another number of columns than that of the other subjects."""
+    if rows == len(rois):
+        return f"; its rows are as many as these, so its time and ROI axes seem to be swapped ({TRANSPOSE})"
+    if columns != numbered_rois(len(columns)) and set(columns) & set(rois):  # names of a header: not swapped
+        absent = [name for name in rois if name not in columns]
+        further = [name for name in columns if name not in rois]
+        return f"; it has no column {_first(absent)}" if absent else f"; only this one has {_first(further)}"
+    if swapped and rows > 1:
+        either = "either this file has other ROIs, or the time and ROI axes are swapped in all"
+        return f"; all files have {rows} rows and the columns differ, so {either} ({TRANSPOSE})"
+    return ""
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first three names, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def joined(runs: Sequence[Path], load: Load) -> tuple[Rois, Series]:
