@@ -79,6 +79,19 @@ class Shape:
 
 
 @dataclass
+class Training:
+    """What the epochs of one training share; `DeepMethod.begin` makes it."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    rates: list[float]  # learning rate of each parameter group, before `rate_factor`
+    order: torch.Generator  # of the subjects
+    site: Tensor  # (training subject,) on the CPU
+    label: Tensor
+    step: Step
+
+
+@dataclass
 class DeepMethod(Method):
     """A neural network trained on source. Its fields are common to all deep methods.
 
@@ -250,29 +263,17 @@ class DeepMethod(Method):
         self.class_weight = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
 
         network = self.build(shape).to(device)
-        optimizer = self.optimizer(network)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        order = torch.Generator().manual_seed(seed)
-        sites, labels = subjects.site[training_rows].cpu(), subjects.label[training_rows].cpu()
-        if self.lacks_sites(sites, labels):
-            self.facts_["notes"].append(TOO_FEW_SITES.format(name=self.name, sites=len(torch.unique(sites))))
         self.epoch = 0
-        step, held_out = self._stepper(network, optimizer, subjects, training_rows), subjects.take(validation_rows)
+        run, held_out = self.begin(network, subjects, training_rows, seed), subjects.take(validation_rows)
+        if self.lacks_sites(run.site, run.label):
+            self.facts_["notes"].append(TOO_FEW_SITES.format(name=self.name, sites=len(torch.unique(run.site))))
         self._replayed: Replayed | None = None
         history: list[dict[str, float]] = []
         best: tuple[float, float] | None = None
         weights: dict[str, npt.NDArray[Any]] = {}  # of the best epoch
         for epoch in range(self.epochs):
-            network.train()
             self.epoch = epoch
-            sums: dict[str, Tensor] = {}
-            batches = self._batches(sites, labels, order)
-            for i, rows in enumerate(batches):
-                set_rates(optimizer, [rate * self.rate_factor(i, len(batches)) for rate in rates])
-                terms = step(rows.to(device))
-                sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
-            record = {name: float(total) / len(batches) for name, total in sums.items()}
-            self._stop_if_not_finite(record, epoch)
+            record = self.run_epoch(run)
             record |= self.validate(network, held_out)
             self._stop_if_not_finite(record, epoch)  # shows whether the last step of the epoch broke the weights
             history.append(record)
@@ -301,6 +302,27 @@ class DeepMethod(Method):
         }
         self._device, self._replayed = device, None
         self.state_["calibration"] = np.array(self.calibrate(held_out), dtype=np.float64)
+
+    def begin(self, network: nn.Module, subjects: Batch, training: Tensor, seed: int) -> Training:
+        """Optimizer, order of subjects and step of a training on some subjects (`training` are their positions)."""
+        optimizer = self.optimizer(network)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        sites, labels = subjects.site[training].cpu(), subjects.label[training].cpu()
+        step = self._stepper(network, optimizer, subjects, training)
+        return Training(network, optimizer, rates, torch.Generator().manual_seed(seed), sites, labels, step)
+
+    def run_epoch(self, run: Training) -> dict[str, float]:
+        """Train for the epoch `self.epoch`, and return the mean of each term of the loss over its batches."""
+        run.network.train()
+        sums: dict[str, Tensor] = {}
+        batches = self._batches(run.site, run.label, run.order)
+        for i, rows in enumerate(batches):
+            set_rates(run.optimizer, [rate * self.rate_factor(i, len(batches)) for rate in run.rates])
+            terms = run.step(rows.to(next(run.network.parameters()).device))
+            sums |= {name: sums.get(name, 0.0) + term for name, term in terms.items()}
+        record = {name: float(total) / len(batches) for name, total in sums.items()}
+        self._stop_if_not_finite(record, self.epoch)
+        return record
 
     def _losses(self, history: list[dict[str, float]], kept: int) -> dict[str, dict[str, float | None]]:
         """Each term of the loss in the first epoch that has it and in the kept epoch, and its weight if a field holds it."""

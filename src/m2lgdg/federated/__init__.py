@@ -1,1 +1,1 @@
-"""Federated training: `connectome-adaptive` fitted at hospitals that keep their subjects, from sums over each site."""
+"""Federated training at hospitals that keep their subjects: `connectome-adaptive` from sums over sites, and networks."""

@@ -321,9 +321,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         signs = np.where(train.labels == 1, 1.0, -1.0)
         scale = np.ones_like(spread)
         if self.scaling == "association":
-            strength = association(rows.trained.astype(np.float64), signs, weights)
-            scale = strength**self.scaling_power
-            scale *= np.sqrt((strength**2).mean() / (scale**2).mean())  # the size of the inputs does not depend on the power
+            scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
         self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.connectivity].device)
@@ -332,12 +330,19 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
             all_slopes[columns] = slopes
         fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
         single = {name: value.astype(np.float32) for name, value in fitted.items()}
-        return {"adjacency": self._group_graph(edges, len(train.rois)), **single, **head}
+        correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
+        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **head}
 
-    def _group_graph(self, edges: npt.NDArray[np.float32], n_rois: int) -> npt.NDArray[np.float32]:
-        """A_FC from Fisher-z FC: the paper's graph is of mean correlations."""
+    def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
+        scale = strength**self.scaling_power
+        scale *= np.sqrt((strength**2).mean() / (scale**2).mean())
+        return scale
+
+    def group_graph(self, correlation: npt.NDArray[np.float64], n_rois: int) -> npt.NDArray[np.float32]:
+        """A_FC from the (edge,) mean correlations."""
         group, above = np.zeros((n_rois, n_rois)), np.triu_indices(n_rois, 1)
-        group[above] = np.tanh(edges).mean(axis=0, dtype=np.float64)
+        group[above] = correlation
         return thresholded(group + group.T, self.percentile)
 
     def build(self, shape: Shape) -> nn.Module:

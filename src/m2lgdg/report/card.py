@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,6 +108,12 @@ NOISY_SUMS = (
     "of their products with labels, and of clipped scores. Replacing one scan changes what was revealed by no more than the "
     "stated differential privacy allows; the counts have no noise."
 )
+STRATEGIES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN"}
+WEIGHTS_SEEN = (
+    "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of "
+    "each site, and the weights that each site trained, which can reveal something about its subjects. No noise was added."
+)
+SITES_KEEP_NORMALISATION = "Sites trained with normalisation layers of their own; those of this model are their mean."
 AGAIN = "totals with and without the sites that left give the sums of these sites"
 LEFT_OUT = "Performance at left-out sites of a study"
 NO_STUDY = (
@@ -167,6 +175,8 @@ def _federated(fitted: Method) -> list[Part]:
     about = fitted.facts_.get("federated")
     if about is None:
         return []
+    if "network" in about:
+        return [_federated_network(fitted, about)]
     facts = [
         ("sites", ", ".join(fitted.facts_["source"]["sites"])),
         ("rounds", str(about["rounds"])),
@@ -181,6 +191,21 @@ def _federated(fitted: Method) -> list[Part]:
         facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
     alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
     return [Part("Federated training", facts, sentences=[NOISY_SUMS if "noise" in about else SUMS_ONLY, *alone])]
+
+
+def _federated_network(fitted: Method, about: Mapping[str, Any]) -> Part:
+    """How the sites trained a network together."""
+    network = about["network"]
+    proximal = f" (mu {network['mu']:g})" if network["strategy"] == "fedprox" else ""
+    facts = [
+        ("sites", ", ".join(fitted.facts_["source"]["sites"])),
+        ("strategy", f"{STRATEGIES.get(network['strategy'], network['strategy'])}{proximal}"),
+        ("rounds", f"{about['rounds']} of {network['local_epochs']} local epochs; round {network['kept_round']} was kept"),
+        ("subjects at every site", f"at least {about['least_subjects']}"),
+        ("server saw", "the weights of each site's network after every round, and sums over each site"),
+    ]
+    sentences = [WEIGHTS_SEEN, *([SITES_KEEP_NORMALISATION] if network["strategy"] == "fedbn" else [])]
+    return Part("Federated training", facts, sentences=sentences)
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
