@@ -19,19 +19,18 @@ cohort = "{cohort}"
 seeds = [0]
 methods = {methods}
 main = "{main}"    # the method that the report is about
-explain = {explain}    # ROIs and edges in the report
-explain_steps = 8    # of integrated gradients; the default of 64 is more exact and takes longer
+explain = ["fc-logistic", "connectome-adaptive"]    # ROIs and edges in the report; a network takes longer
 """
 MAIN = {True: "m2lgdg-connectome", False: "connectome-adaptive"}  # with and without PyTorch
 NETWORKS = """
 [method.m2lgdg-connectome]
 variant = "small"    # small enough for a laptop
-epochs = 8           # fewer epochs and members than `small` has, so that the demo ends sooner
+epochs = 5           # fewer epochs and members than `small` has, so that the demo ends sooner
 members = 1
 
 [method.m2lgdg]
 variant = "small"    # without this line, the size of the paper, which needs a GPU
-epochs = 4           # fewer epochs and time points than `small` has
+epochs = 3           # fewer epochs and time points than `small` has
 length = 25
 """
 
@@ -40,11 +39,7 @@ def demo_study(cohort: str, *, networks: bool) -> str:
     """Study file of the demo; networks are among its methods if PyTorch is installed."""
     methods = ["prior", "phenotype-logistic", "fc-logistic", "connectome-adaptive"]
     methods += ["m2lgdg-connectome", "m2lgdg"] * networks
-    explained = json.dumps(["connectome-adaptive", *["m2lgdg-connectome"] * networks])
-    return (
-        DEMO_STUDY.format(cohort=cohort, methods=json.dumps(methods), main=MAIN[networks], explain=explained)
-        + NETWORKS * networks
-    )
+    return DEMO_STUDY.format(cohort=cohort, methods=json.dumps(methods), main=MAIN[networks]) + NETWORKS * networks
 
 
 @terminal.command()
