@@ -56,11 +56,11 @@ def by_files(root: Path, sites: list[str]) -> Path:
 
 
 def through_flower(root: Path, sites: list[str]) -> Path:
-    from flower_grid import LocalGrid, context
+    from flower_grid import LocalGrid, context, folders
 
     from m2lgdg.federated import flower
 
-    flower.server_app(LocalGrid(flower.client_app, [root / site for site in sites]), context(root / "study"))
+    flower.server_app(LocalGrid(flower.client_app, folders(root, sites)), context(study_folder=root / "study"))
     return root / "study" / "model"
 
 

@@ -372,37 +372,11 @@ def test_a_study_file_is_read_back(tiny, tmp_path):
 # ---------------------------------------------------------------- through Flower
 
 
-class Grid:
-    """A Flower grid in one process: each node has its own context, which keeps the site's records between messages."""
-
-    def __init__(self, app, configs):
-        from flwr.app import RecordDict
-        from flwr.supercore.task_identity import TaskIdentity
-
-        self.app, self.sent, self.dead = app, 0, set()
-        self.contexts = {
-            node: SimpleNamespace(node_config=config, run_config={}, node_id=node, state=RecordDict())
-            for node, config in enumerate(configs, start=1)
-        }
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # set by Flower's processes otherwise
-
-    def get_node_ids(self):
-        return list(self.contexts)
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = []
-        for message in messages:
-            self.sent += 1
-            node = message.metadata.dst_node_id
-            if node not in self.dead:
-                message.metadata.__dict__["_message_id"] = f"message-{self.sent}"
-                replies.append(self.app(message, self.contexts[node]))
-        return replies
-
-
 @pytest.fixture
 def flower(tiny, tmp_path):
     pytest.importorskip("flwr")
+    from flower_grid import LocalGrid, context
+
     from m2lgdg.federated import networks_flower
 
     def make(**settings):
@@ -410,9 +384,8 @@ def flower(tiny, tmp_path):
         cohort = tmp_path / "cohort.safetensors"
         tiny.save(cohort)
         config = {"study-file": str(path), "cohort-file": str(cohort)}
-        grid = Grid(networks_flower.client_app, [config | {"site": site} for site in tiny.site_names])
-        context = SimpleNamespace(run_config={"study-file": str(path), "model-folder": str(tmp_path / "model")}, node_config={})
-        return grid, context, tmp_path / "model"
+        grid = LocalGrid(networks_flower.client_app, [config | {"site": site} for site in tiny.site_names])
+        return grid, context(study_file=path, model_folder=tmp_path / "model"), tmp_path / "model"
 
     return networks_flower, make
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower_grid import LocalGrid, context
+from flower_grid import LocalGrid, context, folders
 
 import m2lgdg
 from m2lgdg.federated import exchange, flower
@@ -29,11 +29,11 @@ def joined(tmp_path_factory):
 @pytest.fixture
 def study(joined, tmp_path):
     root = shutil.copytree(joined[0], tmp_path / "copy")
-    return root, LocalGrid(flower.client_app, [root / site for site in joined[1]]), joined[1]
+    return root, LocalGrid(flower.client_app, folders(root, joined[1])), joined[1]
 
 
 def lead(root, grid):
-    flower.server_app(grid, context(root / "study"))
+    flower.server_app(grid, context(study_folder=root / "study"))
 
 
 def weights(root):
@@ -75,7 +75,7 @@ def test_a_client_accepts_the_protocol_only(study):
 
 def test_two_nodes_of_one_site(study):
     root, grid, sites = study
-    grid.folders[2] = grid.folders[1]
+    grid.contexts[2] = grid.contexts[1]
     with pytest.raises(InputError, match=f"joins as site {sites[0]}, which is not expected, or is connected already"):
         lead(root, grid)
 
@@ -163,14 +163,14 @@ def test_a_killed_server_goes_on_with_the_same_bits(study, joined, tmp_path):
     grid.send_and_receive = send
     lead(root, grid)
     other = shutil.copytree(joined[0], tmp_path / "other")
-    lead(other, LocalGrid(flower.client_app, [other / site for site in joined[1]]))
+    lead(other, LocalGrid(flower.client_app, folders(other, joined[1])))
     assert weights(root) == weights(other)
 
 
 def test_a_lost_node_that_is_still_listed(study):
     """Flower lists a lost node for a while; the site that came back as another node answers."""
     root, grid, sites = study
-    grid.folders[9], grid.dead = grid.folders[1], {1}
+    grid.contexts[9], grid.dead = grid.contexts[1], {1}
     nodes = flower._joined(grid, root / "study", exchange.open_study(root / "study"), 1.0)
     assert nodes[sites[0]] == 9 and set(nodes) == set(sites)
 
@@ -181,7 +181,7 @@ def test_noise_and_a_site_left_out(tmp_path):
     for site in cohort.site_names:
         exchange.join(tmp_path / "study", cohort.select(sites=[site]), site, tmp_path / site, consent=True)
     shutil.copy(tmp_path / "west" / "outbox" / "west.json", tmp_path / "study" / "joins")
-    lead(tmp_path, LocalGrid(flower.client_app, [tmp_path / site for site in ("east", "north", "south")]))
+    lead(tmp_path, LocalGrid(flower.client_app, folders(tmp_path, ("east", "north", "south"))))
     facts = Method.load(tmp_path / "study" / "model").facts_
     assert set(facts["source"]["sites"]) == {"east", "north", "south"}
     assert facts["federated"]["noise"]["epsilon"] == 8.0 and facts["federated"]["left_out"] == "west"
