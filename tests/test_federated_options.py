@@ -74,6 +74,19 @@ def test_one_scan_changes_the_sums_by_no_more_than_the_bound():
     assert (worst[:2] > 0.99 * bound).all()  # the bound is attained, so it is not larger than needed
 
 
+def test_the_largest_change_of_scores_is_within_the_bound():
+    """Scores of a subject before and after: any two values from -1 to 1, by trying them; and both ends, by their weights."""
+    before, after = np.meshgrid(np.linspace(-1, 1, 201), np.linspace(-1, 1, 201))
+    largest = np.hypot(after - before, after**2 - before**2).max()
+    row, signs = np.ones((1, 4)), np.array([-1.0])
+    steep = np.stack([np.zeros(4), np.full(4, 1e6)])
+    scored = [noise.scores(one, np.array([0]), signs, steep, 1.0) for one in (row, -row)]
+    assert np.sqrt(((scored[0] - scored[1]) ** 2).sum()) == pytest.approx(largest) == 2.0
+    for epsilon in (0.1, 1.0, 10.0):
+        bound = noise.score_deviation(epsilon) * math.sqrt(2 * noise.rho_of(epsilon) * noise.SHARES["scores"])
+        assert largest < bound < 1.2 * largest
+
+
 def test_total_noise_has_the_stated_spread_and_one_site_more(cohort):
     sites = len(cohort.site_names)
     drawn = [noise.draw(f"{i:064x}", "a", noise.site_deviation(sites), (20000,)) for i in range(1, sites + 1)]
