@@ -159,6 +159,12 @@ def test_sites_far_from_the_others_are_named_and_small_ones_are_not_shared(study
     assert f"{far} (root mean square {distance[far]:.3f} over edges" in figure.caption
     assert "fewer than 10 labelled subjects are left out" in figure.caption
     assert all(f">{site} (" in figure.svg.decode() for site, use in zip(cohort.site_names, known, strict=True) if use)
+    facts = json.loads((study / "cohort.json").read_text())
+    facts["sites"]["north"]["subjects"] += 5  # without a diagnosis, so they are not in the mean
+    (tmp_path / "cohort.json").write_text(json.dumps(facts))
+    for name in ("predictions.csv", CONNECTOMES):
+        (tmp_path / name).write_bytes((study / name).read_bytes())
+    assert ">north (16)<" in site_connectomes(read_contents(tmp_path)).svg.decode()
     share_study(study, tmp_path / "shared")
     assert read_site_connectomes(tmp_path / "shared") is None  # one site is small, and the total would reveal it
     kept = read_connectomes(tmp_path / "shared")

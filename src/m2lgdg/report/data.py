@@ -130,8 +130,8 @@ def site_connectomes(contents: Contents) -> Figure | None:
     means, sites = read_site_connectomes(contents.folder), contents.description.get("sites", {})
     if means is None or len(means) != len(sites):
         return None
-    known = [(name, group["subjects"], row) for (name, group), row in zip(sites.items(), means, strict=True)]
-    known = [each for each in known if not np.isnan(each[2]).any()]
+    labelled = {name: group["patients"] + group["controls"] for name, group in sites.items()}
+    known = [(*each, row) for each, row in zip(labelled.items(), means, strict=True) if not np.isnan(row).any()]
     if len(known) < 2:
         return None
     centre = np.mean([row for *_, row in known], axis=0)
