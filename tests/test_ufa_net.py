@@ -413,7 +413,7 @@ SETTINGS = {
     **{"channels": (16, 16, 16, 16), "temporal_kernel": 11, "widths": (1024, 512, 64), "dropout": 0.5, "length": 200},
     **{"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 128, "sites_per_batch": 4, "epochs": 120},
     **{"alignment_weight": 1.0, "alignment_start": 20, "per_dimension": False, "time_bins": 0, "label_smoothing": 0.0},
-    **{"scaling": "subject", "mmd": "unbiased", "density": 1.0, "clip": 0.0, "update_rule": "sgd", "phenotypes": False},
+    **{"scaling": "subject", "mmd": "unbiased", "density": 1.0, "clip": 1.0, "update_rule": "sgd", "phenotypes": False},
 }
 
 

@@ -215,21 +215,22 @@ def best_alignment(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
     first, second = (_standardised(one) for one in (first, second))
     total = len(first) + len(second) - 1
     size = 1 << (total - 1).bit_length()
-
-    def slide(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        product = np.fft.rfft(one, size, axis=0) * np.conj(np.fft.rfft(other, size, axis=0))
-        return np.fft.irfft(product.sum(axis=1), size)  # (shift,), negative shifts at the end
-
+    product = np.fft.rfft(first, size, axis=0) * np.conj(np.fft.rfft(second, size, axis=0))
     shifts = np.r_[0 : len(first), -(len(second) - 1) : 0]
     common = np.minimum(len(first) - np.maximum(shifts, 0), len(second) + np.minimum(shifts, 0))
-    cross = slide(first, second)[shifts]
-    energy_first = slide(first**2, np.ones_like(second))[shifts]
-    energy_second = slide(np.ones_like(first), second**2)[shifts]
+    cross = np.fft.irfft(product.sum(axis=1), size)[shifts]  # negative shifts lie at the end
+    energy_first, energy_second = _energy(first, np.maximum(shifts, 0), common), _energy(second, np.maximum(-shifts, 0), common)
     enough = common >= max(min(len(first), len(second)) / 2, 20)
     if not enough.any():
         return 0.0
     scale = np.sqrt(np.maximum(energy_first * energy_second, 1e-12))
     return float((cross / scale)[enough].max())
+
+
+def _energy(series: npt.NDArray[Any], start: npt.NDArray[np.int_], length: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
+    """(shift,) sums of squares of the (time, roi) series over its time points from `start` on, `length` of them."""
+    until = np.r_[0.0, np.cumsum((series**2).sum(axis=1))]  # (time + 1,)
+    return np.asarray(until[start + length] - until[start])
 
 
 def _standardised(series: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -24,11 +24,14 @@ class GraphConvolution(plain.GraphConvolution):
         order, _, channels = self.weights.shape
         products = nodes @ self.weights.transpose(0, 1).flatten(1)  # (subject, roi, order * channel)
         terms = torch.split(products, channels, dim=-1)  # nodes W_k, (subject, roi, channel)
-        after, now = torch.zeros_like(terms[0]), torch.zeros_like(terms[0])
-        for k in range(order - 1, 0, -1):
-            after, now = now, terms[k] + 2 * (operator @ now) - after
-        result: Tensor = terms[0] + operator @ now - after + self.bias
-        return result
+        if order == 1:
+            return terms[0] + self.bias
+        now, after = terms[-1], None
+        for term in terms[-2:0:-1]:
+            stepped = term + 2 * (operator @ now)
+            now, after = (stepped if after is None else stepped - after), now
+        result: Tensor = terms[0] + operator @ now + self.bias
+        return result if after is None else result - after
 
 
 class Network(plain.Network):

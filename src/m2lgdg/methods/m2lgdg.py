@@ -41,7 +41,7 @@ class GlobalEncoder(nn.Module):
             width, length = channels, length // 2
         self.convolutions = nn.Sequential(*layers)  # CNN_1D
         self.projection = nn.Linear(width * length, config.hidden)  # Proj
-        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
+        self.identity = nn.Parameter(config.identity_sd * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
         block = nn.TransformerEncoderLayer(
             config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
         )
@@ -252,6 +252,7 @@ class M2LGDG(DeepMethod):
     hidden: int = 128
     heads: int = 8
     layers: int = 2
+    identity_sd: float = 0.02  # of the ROI identity embedding at the start
     global_width: int = 256
     local_channels: tuple[int, ...] = (64, 128, 256)
     local_strides: tuple[int, ...] = (1, 2, 2)
@@ -285,6 +286,7 @@ class M2LGDG(DeepMethod):
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
         "margin": (0, math.inf),
+        "identity_sd": (0, math.inf),
     }
     loss_weights: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("similarity", "orthogonality", "difference"), "decomposition_weight"),

@@ -45,7 +45,7 @@ class GlobalEncoder(nn.Module):
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__()
         self.projection = nn.Linear(shape.n_rois, config.hidden)  # Proj
-        self.identity = nn.Parameter(0.02 * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
+        self.identity = nn.Parameter(config.identity_sd * torch.randn(shape.n_rois, config.hidden))  # P, ROI identity embedding
         block = nn.TransformerEncoderLayer(
             config.hidden, config.heads, 4 * config.hidden, config.dropout, activation=gelu, batch_first=True
         )
