@@ -20,7 +20,7 @@ OPENING = re.compile(r"(Differs from|As published|As released|Interpretation|Var
 MORE = {
     "m2lgdg": "[M²LG-DG](m2lgdg.md)",
     "m2lgdg-connectome": "[Beyond the paper](beyond.md)",
-    "fc-adaptive": "[Beyond the paper](beyond.md)",
+    "fc-adaptive": "[How the default was chosen](linear-search.md)",
     "connectome-adaptive": "[The default model](connectome-adaptive.md)",
     "combat-logistic": "[Coming from ComBat](combat.md)",
     "mida": "[Two tracks](studies.md#two-tracks)",

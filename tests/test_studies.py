@@ -21,7 +21,10 @@ ABIDE_SITES = (
     *("CALTECH", "CMU", "KKI", "LEUVEN_1", "LEUVEN_2", "MAX_MUN", "NYU", "OHSU", "OLIN", "PITT", "SBL", "SDSU", "STANFORD"),
     *("TRINITY", "UCLA_1", "UCLA_2", "UM_2", "USM"),
 )
-LINEAR = "abide-paper-linear.toml"
+LINEAR, SLOW = "abide-paper-linear.toml", "abide-paper-ufa-net.toml"
+FAMILIES = ("abide-paper", "abide-atlases", "abide", "rest-meta-mdd")  # of studies with one cohort
+COHORTS = {"abide-adapted": "abide-atlases", "abide-connectome-sensitivity": "abide-paper"}
+AT_20_SITES = ("abide-adapted", "abide-connectome", "abide-connectome-plus", "abide-networks")
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 
 
@@ -37,12 +40,11 @@ def cohorts():
 
 
 def cells_of(path, cohorts):
-    release = "rest-meta-mdd" if path.stem.startswith("rest-meta-mdd") else "abide"
     study = read_study(path)
-    cohort = next((name for name in ("abide-paper", "abide-atlases") if path.stem.startswith(name)), release)
-    cohort = "abide-atlases" if path.stem in ("abide-adapted", "abide-connectome") else cohort
+    cohort = COHORTS.get(path.stem) or next(name for name in FAMILIES if path.stem.startswith(name))
     assert Path(study.cohort).name == f"{cohort}.cohort"
-    return make_cells(study, cohorts.get(cohort, cohorts[release]))
+    sites = "abide-atlases" if path.stem in AT_20_SITES else "abide" if cohort == "abide-paper" else cohort
+    return make_cells(study, cohorts[sites])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -86,9 +88,9 @@ def test_the_papers_subjects_have_the_papers_methods(cohorts):
     """The paper gives phenotypes to M²LG-DG and MM-GTUNets only; the second study gives them to all others."""
     cells = cells_of(STUDIES / "abide-paper.toml", cohorts)
     counts = Counter((cell.method, cell.variant) for cell in cells)
-    assert {key: counts[key] for key in counts if key[0] in PAPER and not key[1]} == {(name, ""): 10 for name in PAPER}
-    assert {name for name, variant in counts if not variant} == {*PAPER, "brainnet-transformer", "erm"}
-    assert {key for key in counts if key[1]} == {("ufa-net", "sparse")}
+    assert counts == {(name, ""): 10 for name in (*PAPER, "brainnet-transformer", "erm") if name != "ufa-net"}
+    slow = Counter((cell.method, cell.fields["phenotypes"]) for cell in cells_of(STUDIES / SLOW, cohorts))
+    assert slow == {("ufa-net", False): 10, ("ufa-net", True): 10}
     assert {cell.target for cell in cells} == set(TARGETS["abide"]) and {cell.seed for cell in cells} == set(range(5))
     taking = {cell.method for cell in cells if cell.fields.get("phenotypes")}
     assert taking == {"m2lgdg", "mm-gtunets"}

@@ -1,4 +1,4 @@
-"""Tables of docs/beyond.md, all of the first cohort."""
+"""Tables of docs/beyond.md and docs/linear-search.md."""
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -7,13 +7,43 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.metrics import auc, calibration, logit
-from page_tables.committed import ALL_SITES, TARGETS, by_site, macro, paired, predictions, scores
+from page_tables.atlases import ATLAS_STUDIES, UNSEEN
+from page_tables.committed import ALL_SITES, TARGETS, Model, Models, areas_of, by_site, macro, paired, predictions, scores
 from page_tables.results import BEST
 from page_tables.writing import block, chance, interval, name, number, table
 
 Key = tuple[str, str]  # method, variant
 FUSED = ("coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg")
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of the networks
+CONNECTOME = "abide-connectome"  # 20 sites, all with phenotypes
+NETWORK: Model = (CONNECTOME, "m2lgdg-connectome", "")
+ADAPTIVE: Model = (CONNECTOME, "connectome-adaptive", "")
+IN_TWO_ATLASES: Model = (ATLAS_STUDIES[1], "connectome-adaptive", "atlases=aal+ho")
+MODELS: dict[str, Models] = {
+    "phenotypes alone (`phenotype-logistic`)": (CONNECTOME, "phenotype-logistic", ""),
+    "`fc-svm`": (CONNECTOME, "fc-svm", ""),
+    "`connectome-adaptive`": ADAPTIVE,
+    "`m2lgdg-connectome`": NETWORK,
+    "both, mean of their logits": (NETWORK, ADAPTIVE),
+    "`connectome-adaptive` in two atlases": IN_TWO_ATLASES,
+    "both, the linear one in two atlases": (NETWORK, IN_TWO_ATLASES),
+}
+
+
+@block("twenty-sites")
+def twenty_sites() -> list[str]:
+    """AUC of models with phenotypes at all 20 sites, at the 16 that choices were made on, and at the four others."""
+    rows = []
+    for title, model in MODELS.items():
+        areas = areas_of(model)
+        row = [title, number(areas.mean()), number(areas.drop(list(UNSEEN)).mean()), *(number(areas[site]) for site in UNSEEN)]
+        if model != ADAPTIVE:
+            test = paired(model, ADAPTIVE)
+            better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
+            row += [interval(test["difference"], *test["interval"]), better, chance(test["p"])]
+        rows.append(row + [""] * (10 - len(row)))
+    header = ["model", "20 sites", "16 sites", *UNSEEN, "minus `connectome-adaptive` (95 % over subjects)"]
+    return table([*header, "sites above it", "p over sites"], rows)
 
 
 def _without(key: Key) -> float:
