@@ -1,6 +1,6 @@
 """`fc-svm` and `tangent-logistic` against a plain script with nilearn and scikit-learn, some sites left out, in one run.
 
-Usage: python benchmarks/plain_peers.py COHORT [--sites 2] [--jobs 1]. The script is what a colleague would write: features of
+Usage: python benchmarks/plain_peers.py COHORT [--sites 2] [--jobs 1] [--only fc-svm]. The script is what a colleague would write: features of
 all subjects once by `ConnectivityMeasure`, then for each site left out a standardised linear model whose penalty is chosen by
 `GridSearchCV` on five groups of sites, with the penalties of our methods. Its tangent reference is fitted on all subjects, the
 left-out site included, which is a leak that ours does not have. Prints a JSON line for each method, with both mean AUCs.
@@ -68,11 +68,12 @@ def main():
     parser.add_argument("cohort", type=Path)
     parser.add_argument("--sites", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     cohort = Cohort.load(options.cohort)
     names = cohort.site_names
     chosen = names[:: max(len(names) // options.sites, 1)][: options.sites] if options.sites else names
-    for name in MODELS:
+    for name in options.only:
         told = {"method": name, "sites": len(chosen)}
         for side, work in (
             ("plain", lambda name=name: plain(cohort, name, chosen, options.jobs)),

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.explain.explanation import Explanation, mean_over
-from page_tables.committed import METRICS, PAPER, RESULTS, TARGETS, networks, published, records, scores_at
+from page_tables.committed import METRICS, PAPER, RESULTS, TARGETS, cells, networks, published, records, scores_at
 from page_tables.results import ABLATED
 from page_tables.writing import block, bullets, name, number, spread, table
 
@@ -47,6 +47,18 @@ def network_costs() -> list[str]:
         peak = max(record["learned"]["peak_memory_gib"] for record in own)
         rows.append([name(method), f"{min(seconds):.0f} to {max(seconds):.0f}", f"{np.median(seconds):.0f}", number(peak, 2)])
     return table(["method", "seconds", "median", "peak GiB"], rows)
+
+
+@block("m2dc-epochs")
+def m2dc_epochs() -> list[str]:
+    """AUC of `m2dc` at both sites by the epoch that source validation kept."""
+    area = cells(PAPER).query("method == 'm2dc' and metric == 'AUC'").set_index(["target", "seed"])["value"] * 100
+    kept = {(one["target"], one["seed"]): one["learned"]["best_epoch"] for one in records(PAPER, "m2dc")}
+    early, late = ([area[key] for key, epoch in kept.items() if (epoch < 10) == first] for first in (True, False))
+    return bullets(
+        f"`m2dc` without phenotypes: {len(early)} of {len(kept)} trainings kept an epoch before the tenth. Their AUC is "
+        f"{min(early):.0f} to {max(early):.0f}; that of the others is {min(late):.0f} to {max(late):.0f}, at NYU and USM alike."
+    )
 
 
 @block("m2lgdg-abide")
