@@ -115,10 +115,10 @@ def table() -> str:
         ["the default in [two atlases](docs/atlases.md)", "", "", two],
         ["[`fc-logistic`](docs/methods.md#fc-logistic), a linear peer"]
         + [at_target(linear, "fc-logistic", target, "phenotypes") for target in TARGETS]
-        + [over_sites(ALL_SITES, "fc-logistic", "phenotypes")],
+        + [over_sites("abide-linear", "fc-logistic", "phenotypes")],
         ["[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)"]
         + [at_target(linear, "phenotype-logistic", target) for target in TARGETS]
-        + [over_sites(ALL_SITES, "phenotype-logistic")],
+        + [over_sites("abide-linear", "phenotype-logistic")],
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]
     grid = "".join(re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in lines)

@@ -31,6 +31,7 @@ STUDIES = {
     "abide-paper-ablation": 70,
     "abide-paper-connectome": 80,
     "abide-all-sites": 612,
+    "abide-linear": 400,
     "abide-sensitivity": 198,
 }
 WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
@@ -295,7 +296,7 @@ def test_counts_of_the_papers_table(areas, averaged, published):
 
 def test_linear_models(areas, predictions):
     rows = rows_of("linear-models")
-    macro = macro_scores(site_scores(cell_scores(predictions["abide-all-sites"]))).query("metric == 'AUC'")
+    macro = macro_scores(site_scores(cell_scores(predictions["abide-linear"]))).query("metric == 'AUC'")
     linear = set(json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]) - {"prior"}
     assert linear <= {named(row[0])[0] for row in rows}
     for row in (row for row in rows if named(row[0])[0] in linear):
@@ -306,10 +307,8 @@ def test_linear_models(areas, predictions):
         expected = [*sites[0], *sites[1], *np.mean(sites, axis=0)]
         assert numbers(*(cell.replace("- /", "") for cell in row[1:-1])) == close(expected)
         own = macro[macro["method"] == name].set_index("variant")
-        if own.empty:
-            assert row[-1] == "not run"
-            continue
-        halves = 2.1098 * own["sd"] / 18**0.5  # Student's t with 17 degrees of freedom
+        assert set(own["sites"]) == {20}
+        halves = 2.0930 * own["sd"] / 20**0.5  # Student's t with 19 degrees of freedom
         expected = [100 * value for variant in sorted(own.index) for value in (own["mean"][variant], halves[variant])]
         assert numbers(row[-1].replace("- /", "")) == close(expected)
 
@@ -508,6 +507,27 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert numbers(row[2]) == [(difference > 0).sum(), 18]
         assert as_chance(row[3]) == pytest.approx(paired_p(by_site[name, variant], by_site["fc-svm", variant]), abs=0.000501)
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
+
+
+def test_linear_models_at_twenty_sites(areas):
+    study = {key[1:]: value[0] for key, value in areas.items() if key[0] == "abide-linear"}
+    by_site = pd.Series(study).unstack([0, 1])
+    four = ["NYU", "USM", "UM_1", "YALE"]
+    reference = by_site["connectome-adaptive", "phenotypes"]
+    rows = [row for row in rows_of("twenty-sites") if "two atlases" not in row[0]]
+    assert len(rows) == 7 and len(by_site) == 20
+    for row in rows:
+        name, _ = named(row[0])
+        own = by_site[name, "" if name == "phenotype-logistic" else "phenotypes"]
+        means = [own.mean(), own.drop(four).mean(), own[four].mean()]
+        assert numbers(*row[1:8]) == close([*means, *own[four]])
+        if name == "connectome-adaptive":
+            assert row[8:] == ["", "", ""]
+            continue
+        middle, low, high = numbers(row[8])
+        assert middle == close((own - reference).mean()) and low < middle < high
+        assert numbers(row[9]) == [(own > reference).sum(), 20]
+        assert as_chance(row[10]) == pytest.approx(paired_p(own, reference), abs=0.000501)
 
 
 def test_calibration_slopes(predictions):

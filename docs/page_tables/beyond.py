@@ -8,25 +8,21 @@ import pandas as pd
 
 from m2lgdg.metrics import auc, calibration, logit
 from page_tables.atlases import ATLAS_STUDIES, UNSEEN
-from page_tables.committed import ALL_SITES, TARGETS, Model, Models, areas_of, by_site, macro, paired, predictions, scores
+from page_tables.committed import ALL_SITES, TARGETS, Model, areas_of, by_site, macro, paired, predictions, scores
 from page_tables.results import BEST
 from page_tables.writing import block, chance, interval, name, number, table
 
 Key = tuple[str, str]  # method, variant
 FUSED = ("coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg")
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of the networks
-CONNECTOME = "abide-connectome"  # 20 sites, all with phenotypes
-NETWORK: Model = (CONNECTOME, "m2lgdg-connectome", "")
-ADAPTIVE: Model = (CONNECTOME, "connectome-adaptive", "")
-IN_TWO_ATLASES: Model = (ATLAS_STUDIES[1], "connectome-adaptive", "atlases=aal+ho")
-MODELS: dict[str, Models] = {
-    "phenotypes alone (`phenotype-logistic`)": (CONNECTOME, "phenotype-logistic", ""),
-    "`fc-svm`": (CONNECTOME, "fc-svm", ""),
+TWENTY = "abide-linear"  # 20 sites
+ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
+MODELS: dict[str, Model] = {
+    "phenotypes alone (`phenotype-logistic`)": (TWENTY, "phenotype-logistic", ""),
+    **{f"`{method}`": (TWENTY, method, "phenotypes") for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge")},
+    **{f"`{method}`": (TWENTY, method, "phenotypes") for method in ("connectome-ensemble", "fc-adaptive")},
     "`connectome-adaptive`": ADAPTIVE,
-    "`m2lgdg-connectome`": NETWORK,
-    "both, mean of their logits": (NETWORK, ADAPTIVE),
-    "`connectome-adaptive` in two atlases": IN_TWO_ATLASES,
-    "both, the linear one in two atlases": (NETWORK, IN_TWO_ATLASES),
+    "`connectome-adaptive` in two atlases": (ATLAS_STUDIES[1], "connectome-adaptive", "atlases=aal+ho"),
 }
 
 
@@ -35,14 +31,15 @@ def twenty_sites() -> list[str]:
     """AUC of models with phenotypes at all 20 sites, at the 16 that choices were made on, and at the four others."""
     rows = []
     for title, model in MODELS.items():
-        areas = areas_of(model)
-        row = [title, number(areas.mean()), number(areas.drop(list(UNSEEN)).mean()), *(number(areas[site]) for site in UNSEEN)]
+        areas, four = areas_of(model), list(UNSEEN)
+        means = (areas.mean(), areas.drop(four).mean(), areas[four].mean())
+        row = [title, *(number(value) for value in (*means, *areas[four]))]
         if model != ADAPTIVE:
             test = paired(model, ADAPTIVE)
             better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
             row += [interval(test["difference"], *test["interval"]), better, chance(test["p"])]
-        rows.append(row + [""] * (10 - len(row)))
-    header = ["model", "20 sites", "16 sites", *UNSEEN, "minus `connectome-adaptive` (95 % over subjects)"]
+        rows.append(row + [""] * (11 - len(row)))
+    header = ["model", "20 sites", "16 sites", "the four", *UNSEEN, "minus `connectome-adaptive` (95 % over subjects)"]
     return table([*header, "sites above it", "p over sites"], rows)
 
 
