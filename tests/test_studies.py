@@ -23,8 +23,14 @@ ABIDE_SITES = (
 )
 LINEAR, SLOW = "abide-paper-linear.toml", "abide-paper-ufa-net.toml"
 FAMILIES = ("abide-paper", "abide-atlases", "abide", "rest-meta-mdd")  # of studies with one cohort
-COHORTS = {"abide-adapted": "abide-atlases", "abide-connectome-sensitivity": "abide-paper"}
-AT_20_SITES = ("abide-adapted", "abide-connectome", "abide-connectome-plus", "abide-linear", "abide-networks")
+COHORTS = {
+    **dict.fromkeys(("abide-adapted", "abide-connectome-atlases"), "abide-atlases"),
+    "abide-connectome-sensitivity": "abide-paper",
+}
+AT_20_SITES = (
+    *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-plus", "abide-linear"),
+    "abide-networks",
+)
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}
 
 
