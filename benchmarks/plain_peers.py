@@ -1,9 +1,10 @@
 """`fc-svm` and `tangent-logistic` against a plain script with nilearn and scikit-learn, some sites left out, in one run.
 
-Usage: python benchmarks/plain_peers.py COHORT [--sites 2] [--jobs 1] [--only fc-svm]. The script is what a colleague would write: features of
-all subjects once by `ConnectivityMeasure`, then for each site left out a standardised linear model whose penalty is chosen by
-`GridSearchCV` on five groups of sites, with the penalties of our methods. Its tangent reference is fitted on all subjects, the
-left-out site included, which is a leak that ours does not have. Prints a JSON line for each method, with both mean AUCs.
+Usage: python benchmarks/plain_peers.py COHORT [--sites 2] [--jobs 1] [--only fc-svm]
+The script is what a colleague would write: features of all subjects once by `ConnectivityMeasure`, then for each site left out
+a standardised linear model whose penalty is chosen by `GridSearchCV` on five groups of sites, with the penalties of our
+methods. Its tangent reference is fitted on all subjects, the left-out site included, which is a leak that ours does not have.
+Prints a JSON line for each method, with both mean AUCs.
 """
 
 import argparse

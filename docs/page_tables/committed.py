@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_rel
 
-from m2lgdg.metrics import auc, delong_test, logit, sigmoid
+from m2lgdg.metrics import auc, delong_test
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, over_seeds, site_scores, training_differences
 
@@ -18,7 +18,6 @@ RESULTS = ROOT / "results"
 DRAWS = 2000
 
 Model = tuple[str, str, str]  # study, method, variant
-Models = Model | tuple[Model, ...]  # one model, or several whose logits are averaged
 TARGETS = ("NYU", "USM")  # the paper's
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 ALL_SITES = "abide-all-sites"
@@ -121,13 +120,8 @@ def of_paper(method: str, phenotypes: bool) -> Model | None:
 
 
 @cache
-def scores(model: Models, targets: tuple[str, ...]) -> pd.DataFrame:
-    """Label and probability averaged over seeds, by (target, subject), sorted; of several models, from their mean logit."""
-    if isinstance(model[0], tuple):
-        parts = [scores(one, targets) for one in model]
-        logits = [pd.Series(logit(part["proba"].to_numpy()), index=part.index) for part in parts]
-        proba = sigmoid((sum(logits[1:], logits[0]) / len(logits)).loc[parts[0].index].to_numpy())
-        return parts[0].assign(proba=proba)
+def scores(model: Model, targets: tuple[str, ...]) -> pd.DataFrame:
+    """Label and probability averaged over seeds, by (target, subject), sorted."""
     study, method, variant = model
     table = over_seeds(predictions(study))
     chosen = table[(table["method"] == method) & (table["variant"] == variant) & table["target"].isin(targets)]
@@ -152,19 +146,18 @@ def ranked(label: np.ndarray, proba: np.ndarray) -> np.ndarray:
     return (patients > controls) + 0.5 * (patients == controls)
 
 
-def targets_of(model: Models) -> tuple[str, ...]:
+def targets_of(model: Model) -> tuple[str, ...]:
     """The target sites of a model, sorted."""
-    study, method, _ = model[0] if isinstance(model[0], tuple) else model
-    return tuple(sorted(set(predictions(study).query("method == @method")["target"])))
+    return tuple(sorted(set(predictions(model[0]).query("method == @model[1]")["target"])))
 
 
-def areas_of(model: Models) -> pd.Series:
+def areas_of(model: Model) -> pd.Series:
     """AUC in percent at each target of probabilities averaged over seeds."""
     grouped = scores(model, targets_of(model)).groupby("target")
     return pd.Series({target: 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy()) for target, part in grouped})
 
 
-def aligned(first: Models, second: Models) -> Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+def aligned(first: Model, second: Model) -> Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """Label and both probabilities of the subjects at each site of the first."""
     targets = targets_of(first)
     one, two = scores(first, targets), scores(second, targets)
@@ -173,13 +166,13 @@ def aligned(first: Models, second: Models) -> Iterable[tuple[str, np.ndarray, np
         yield target, a["label"].to_numpy(), a["proba"].to_numpy(), b["proba"].loc[a.index].to_numpy()
 
 
-def delong(first: Models, second: Models) -> dict[str, tuple[float, float]]:
+def delong(first: Model, second: Model) -> dict[str, tuple[float, float]]:
     """Difference of AUC in percent and DeLong's p at each site."""
     tests = {target: delong_test(*rest) for target, *rest in aligned(first, second)}
     return {target: (100 * float(difference), float(p)) for target, (difference, p) in tests.items()}
 
 
-def paired(first: Models, second: Models) -> dict:
+def paired(first: Model, second: Model) -> dict:
     """Difference of mean AUC over the sites of the first in percent, its 95 % interval over subjects, p over sites, DeLong."""
     matrices, sizes = [], []
     for _, label, *probas in aligned(first, second):
