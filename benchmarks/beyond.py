@@ -232,12 +232,12 @@ def ideas(folds):
     given = np.array(cohort.phenotypes[list(cohort.inputs)], dtype=float)
     given = np.where(np.isnan(given), np.nanmean(given, axis=0), given)
     phenotypes = gram((given - given.mean(axis=0)) / given.std(axis=0))
-    for told, confounds in (("", False), (", age and sex out", True)):
+    for reported, confounds in (("", False), (", age and sex out", True)):
         blocks = ((1.0, seen["steady time points"]), (0.3, seen["swings"]), (0.2, amplitude / amplitude.std(axis=0)))
         parts = [(weight, adapted(folds, one, floor=1.0, confounds=confounds), True) for weight, one in blocks]
         with_ = [*parts, (0.3, lambda target: phenotypes, False)]
-        found[f"steady | 0.3 swings | 0.2 amplitude{told}"] = lambda parts=parts, out=confounds: fused(folds, parts, out)
-        found[f"the same | 0.3 phenotypes{told}"] = lambda parts=with_, out=confounds: fused(folds, parts, out)
+        found[f"steady | 0.3 swings | 0.2 amplitude{reported}"] = lambda parts=parts, out=confounds: fused(folds, parts, out)
+        found[f"the same | 0.3 phenotypes{reported}"] = lambda parts=with_, out=confounds: fused(folds, parts, out)
     return found
 
 

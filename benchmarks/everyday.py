@@ -51,7 +51,7 @@ def command(source, *words, folder):
     return cpu, time.perf_counter() - start, after.ru_maxrss / 2**20
 
 
-def told(name, sides, **more):
+def reported(name, sides, **more):
     base, ours = (sides[key] for key in ("base", "ours"))
     times = {key: [round(value, 2) for value in values] for key, values in sides.items()}
     print(json.dumps({"what": name, "times less CPU": round(base[0] / ours[0], 2), "cpu, wall, GiB": times} | more), flush=True)
@@ -73,7 +73,7 @@ def studies(sources, cohort, methods, count, folder, name):
         side: command(source, "-m", "m2lgdg", "run", f"{name}.toml", "--out", f"{name}-{side}", "--jobs", 2, folder=folder)
         for side, source in sources.items()
     }
-    told(name, sides, sites=len(chosen))
+    reported(name, sides, sites=len(chosen))
 
 
 def cold(sources, folder, cohort, repeats):
@@ -120,11 +120,13 @@ def main():
             studies(sources, cohort, METHODS, options.sites, folder, "peers")
         if "fit" in options.only:
             words = ("-m", "m2lgdg", "fit", cohort, "--out")
-            told("fit", {side: command(each, *words, f"model-{side}", folder=folder) for side, each in sources.items()})
+            reported("fit", {side: command(each, *words, f"model-{side}", folder=folder) for side, each in sources.items()})
         for word in ("table", "report"):
             if word in options.only:
                 study = options.study.resolve() if options.study else folder / "peers-ours"
-                told(word, {side: command(each, "-m", "m2lgdg", word, study, folder=folder) for side, each in sources.items()})
+                reported(
+                    word, {side: command(each, "-m", "m2lgdg", word, study, folder=folder) for side, each in sources.items()}
+                )
         if "predict" in options.only:
             cold(sources, folder, cohort, options.repeats)
         if "large" in options.only:

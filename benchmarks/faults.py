@@ -56,9 +56,9 @@ def main():
                 "clock": lambda quiet=quiet, jobs=jobs: clock(quiet, jobs),
             }
             for fault in options.faults:
-                told = made[fault]()
-                print(json.dumps({"jobs": jobs, **told}), flush=True)
-                wrong += told["different_files"] + told["no_sentence"]
+                reported = made[fault]()
+                print(json.dumps({"jobs": jobs, **reported}), flush=True)
+                wrong += reported["different_files"] + reported["no_sentence"]
     sys.exit(1 if wrong else 0)
 
 
@@ -123,7 +123,7 @@ def used(folder):
 
 def full_disk(quiet, jobs, sizes):
     """Disks from one page to almost enough: each run ends in a sentence; with more room the next gives the same bytes."""
-    told = Counter(fault="full disk", runs=0, no_sentence=0, different_files=0, half_written=0)
+    reported = Counter(fault="full disk", runs=0, no_sentence=0, different_files=0, half_written=0)
     states = Counter()
     whole = used(quiet)
     for i in range(sizes):
@@ -131,20 +131,20 @@ def full_disk(quiet, jobs, sizes):
         out.mkdir()
         mount("-t", "tmpfs", "-o", f"size={max(int(whole * i / sizes) // 4096, 1) * 4096}", "none", out)
         ended = run(out, jobs)
-        told["runs"] += 1
-        told["no_sentence"] += not is_sentence(ended)
+        reported["runs"] += 1
+        reported["no_sentence"] += not is_sentence(ended)
         states[moment(out, quiet)] += 1
-        told["half_written"] += len(broken_records(out))
+        reported["half_written"] += len(broken_records(out))
         mount("-o", f"remount,size={ROOM}", out)
-        told["no_sentence"] += run(out, jobs).returncode != 0
-        told["different_files"] += differences(out, quiet)
+        reported["no_sentence"] += run(out, jobs).returncode != 0
+        reported["different_files"] += differences(out, quiet)
         subprocess.run(["umount", out], check=True)
-    return dict(told) | {"fault": "full disk", "filled": dict(states)}
+    return dict(reported) | {"fault": "full disk", "filled": dict(states)}
 
 
 def read_only(quiet, jobs):
     """A folder that cannot be written to: empty, half done and done; each run ends in a sentence, and changes nothing."""
-    told = Counter(runs=0, no_sentence=0, different_files=0)
+    reported = Counter(runs=0, no_sentence=0, different_files=0)
     for name in ("empty", "half", "done"):
         out = Path(f"read-only-{jobs}-{name}")
         out.mkdir()
@@ -157,19 +157,19 @@ def read_only(quiet, jobs):
         before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         mount("-o", "remount,ro", out)
         ended = run(out, jobs)
-        told["runs"] += 1
-        told["no_sentence"] += not (is_sentence(ended) and "Read-only file system" in ended.stderr)
-        told["different_files"] += before != {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        reported["runs"] += 1
+        reported["no_sentence"] += not (is_sentence(ended) and "Read-only file system" in ended.stderr)
+        reported["different_files"] += before != {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         mount("-o", "remount,rw", out)
-        told["no_sentence"] += run(out, jobs).returncode != 0
-        told["different_files"] += differences(out, quiet)
+        reported["no_sentence"] += run(out, jobs).returncode != 0
+        reported["different_files"] += differences(out, quiet)
         subprocess.run(["umount", out], check=True)
-    return {"fault": "read-only folder", **told}
+    return {"fault": "read-only folder", **reported}
 
 
 def clock(quiet, jobs):
     """Half the cells done, and the clock ten years back or ahead at the next run; then files dated the other way round."""
-    told = Counter(runs=0, no_sentence=0, different_files=0)
+    reported = Counter(runs=0, no_sentence=0, different_files=0)
     there = shutil.which("faketime") and jobs == 1  # joblib's semaphores do not work under it
     jumps = [["faketime", "-f", jump] for jump in ("-10y", "+10y")] if there else []
     for i, before in enumerate([*jumps, []]):
@@ -180,14 +180,14 @@ def clock(quiet, jobs):
                 path.unlink()
             else:
                 os.utime(path, (4e9, 4e9) if k % 4 else (1, 1))
-        told["runs"] += 1
-        told["no_sentence"] += run(out, jobs, *before).returncode != 0
-        told["different_files"] += differences(out, quiet)
-    return {"fault": "clock jumps", "faketime": bool(jumps), **told}
+        reported["runs"] += 1
+        reported["no_sentence"] += run(out, jobs, *before).returncode != 0
+        reported["different_files"] += differences(out, quiet)
+    return {"fault": "clock jumps", "faketime": bool(jumps), **reported}
 
 
 def is_sentence(ended):
-    """One line on the error side and exit code 2; or cells that failed for want of room, told by their reason, and 1."""
+    """One line on the error side and exit code 2; or cells that failed for want of room, with their reason, and 1."""
     lines = ended.stderr.strip().splitlines()
     if ended.returncode == 1:
         return bool(lines) and all(line.startswith("failed: ") for line in lines)

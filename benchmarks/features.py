@@ -1,7 +1,7 @@
 """Series to one length, Fisher-z connectivity and tangent space of a cohort of REST-meta-MDD's size, beside scipy and nilearn.
 
 The rulers: scipy's CubicSpline and z-scores ROI by ROI and nilearn's correlations subject by subject, on a sample of subjects
-and scaled up to all; nilearn's `ConnectivityMeasure(kind="tangent")` on the same subjects as ours. Equality is told as well.
+and scaled up to all; nilearn's `ConnectivityMeasure(kind="tangent")` on the same subjects as ours. Equality is shown as well.
 Usage: python benchmarks/features.py [--subjects 2269] [--sample 30] [--tangent 150] [--repeats 3]; prints JSON lines.
 """
 

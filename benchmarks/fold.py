@@ -80,8 +80,8 @@ def timed(own, source, device):
     wait(device)
     whole, steps = time.perf_counter() - start, own.seconds()
     parts = {"before_steps": significant(own.began - start), "validation": significant(own.validating)}
-    told = {"subjects": len(source), "steps": len(own.taken), "seconds": significant(whole), "in_steps": significant(steps)}
-    return told | parts | {"outside": round(1 - steps / whole, 3)}
+    reported = {"subjects": len(source), "steps": len(own.taken), "seconds": significant(whole), "in_steps": significant(steps)}
+    return reported | parts | {"outside": round(1 - steps / whole, 3)}
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def main():
 
     together = {weight: mean_area((1 - weight) * linear + weight * deep) for weight in WEIGHTS}
     alike = np.mean([np.corrcoef(linear.to_numpy()[rows], deep.to_numpy()[rows])[0, 1] for rows in sites])
-    told = {"linear": options.linear, "networks": options.networks, "sites": len(sites)}
-    print(json.dumps(told | {"mean_auc_by_weight": together, "correlation": round(float(alike), 2)}))
+    reported = {"linear": options.linear, "networks": options.networks, "sites": len(sites)}
+    print(json.dumps(reported | {"mean_auc_by_weight": together, "correlation": round(float(alike), 2)}))
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ def main():
     parser.add_argument("--plot")
     options = parser.parse_args()
     found = {axis: epochs(axis, options) for axis in AXES}
-    told = {axis: {str(size): significant(value) for size, value in taken.items()} for axis, taken in found.items()}
+    reported = {axis: {str(size): significant(value) for size, value in taken.items()} for axis, taken in found.items()}
     slopes = {axis: round(slope(taken), 2) for axis, taken in found.items()}
-    print(json.dumps(vars(options) | {"base": BASE, "threads": torch.get_num_threads(), "seconds": told, "slope": slopes}))
+    print(json.dumps(vars(options) | {"base": BASE, "threads": torch.get_num_threads(), "seconds": reported, "slope": slopes}))
     if options.plot:
         name = f"M²LG-DG{f' ({options.variant})' if options.variant else ''}, {options.device}, {options.precision}"
         plot(found, options.plot, f"{name}, batch {options.batch}; {BASE['subjects']} subjects, N 116, T 200 unless varied")

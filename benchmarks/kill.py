@@ -76,9 +76,9 @@ def main():
     different = 0
     for engine in options.engines:
         with tempfile.TemporaryDirectory() as folder:
-            told = disturb(Path(folder), engine, options.kills, options.per_study, draw)
-        print(json.dumps({"engine": engine, **told}), flush=True)
-        different += told["different_files"] + told["refused"]
+            reported = disturb(Path(folder), engine, options.kills, options.per_study, draw)
+        print(json.dumps({"engine": engine, **reported}), flush=True)
+        different += reported["different_files"] + reported["refused"]
     sys.exit(1 if different else 0)
 
 
@@ -95,25 +95,32 @@ def disturb(folder, engine, wanted, per_study, draw):
     start = time.monotonic()
     run(runs, "quiet", engine, jobs, None)
     length = time.monotonic() - start
-    told = {"kills": 0, "studies": 0, "undisturbed_s": round(length, 2), "half_written": 0, "refused": 0, "different_files": 0}
+    reported = {
+        "kills": 0,
+        "studies": 0,
+        "undisturbed_s": round(length, 2),
+        "half_written": 0,
+        "refused": 0,
+        "different_files": 0,
+    }
     killed = Counter()
-    while told["kills"] < wanted:
-        out = folder / f"out-{told['studies']}"
-        told["studies"] += 1
-        code, last = -signal.SIGKILL, min(told["kills"] + per_study, wanted)
+    while reported["kills"] < wanted:
+        out = folder / f"out-{reported['studies']}"
+        reported["studies"] += 1
+        code, last = -signal.SIGKILL, min(reported["kills"] + per_study, wanted)
         while code == -signal.SIGKILL:
             pause = draw.random() ** 3 * length / 2  # often early, where the folder is claimed
-            code = run(runs, out.name, engine, jobs, pause if told["kills"] < last else None)
+            code = run(runs, out.name, engine, jobs, pause if reported["kills"] < last else None)
             if code == -signal.SIGKILL:
-                told["kills"] += 1
+                reported["kills"] += 1
                 killed[moment(out, folder / "quiet")] += 1
-                told["half_written"] += sum(bool(LEFT.fullmatch(file.name)) for file in out.rglob(".*"))
-        told["refused"] += code != 0
-        told["different_files"] += sum(text(out / name) != text(folder / "quiet" / name) for name in FILES)
-        told["different_files"] += sum(file.name != ".lock" for file in out.rglob(".*"))  # nothing may be left behind
+                reported["half_written"] += sum(bool(LEFT.fullmatch(file.name)) for file in out.rglob(".*"))
+        reported["refused"] += code != 0
+        reported["different_files"] += sum(text(out / name) != text(folder / "quiet" / name) for name in FILES)
+        reported["different_files"] += sum(file.name != ".lock" for file in out.rglob(".*"))  # nothing may be left behind
     runs.stdin.close()
     runs.wait()
-    return told | {"killed": dict(killed)}
+    return reported | {"killed": dict(killed)}
 
 
 def text(path):

@@ -33,7 +33,7 @@ def compared(first, second, seed=0):
     for _ in range(DRAWS):
         rows = {site: np.concatenate([rng.choice(one, len(one)) for one in here[site]]) for site in sites}
         drawn.append(float(np.subtract(*areas(rows.__getitem__).mean(axis=0))))
-    told = {
+    reported = {
         "sites": len(sites),
         "mean_auc": whole.mean(axis=0).round(4).tolist(),
         "better_at": int((whole[:, 0] > whole[:, 1]).sum()),
@@ -44,8 +44,8 @@ def compared(first, second, seed=0):
     for site in ("NYU", "USM"):
         rows = target == site
         if rows.any():
-            told[f"delong_{site}"] = round(float(delong_test(label[rows], *(score[rows] for score in scores))[1]), 4)
-    return told
+            reported[f"delong_{site}"] = round(float(delong_test(label[rows], *(score[rows] for score in scores))[1]), 4)
+    return reported
 
 
 def main():

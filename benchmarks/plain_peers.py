@@ -75,15 +75,15 @@ def main():
     names = cohort.site_names
     chosen = names[:: max(len(names) // options.sites, 1)][: options.sites] if options.sites else names
     for name in options.only:
-        told = {"method": name, "sites": len(chosen)}
+        reported = {"method": name, "sites": len(chosen)}
         for side, work in (
             ("plain", lambda name=name: plain(cohort, name, chosen, options.jobs)),
             ("ours", lambda name=name: ours(options.cohort.resolve(), name, chosen, options.jobs)),
         ):
             start = time.perf_counter()
-            told[f"{side}_auc"] = round(100 * work(), 2)
-            told[f"{side}_s"] = round(time.perf_counter() - start, 1)
-        print(json.dumps(told | {"times faster": round(told["plain_s"] / told["ours_s"], 2)}), flush=True)
+            reported[f"{side}_auc"] = round(100 * work(), 2)
+            reported[f"{side}_s"] = round(time.perf_counter() - start, 1)
+        print(json.dumps(reported | {"times faster": round(reported["plain_s"] / reported["ours_s"], 2)}), flush=True)
 
 
 if __name__ == "__main__":

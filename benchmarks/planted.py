@@ -40,8 +40,8 @@ def main():
     for name in names:
         own = predictions[predictions["method"] == name]
         areas = {site: auc(one["label"].to_numpy(), one["proba"].to_numpy()) for site, one in own.groupby("target")}
-        told = {site: round(area, 3) for site, area in areas.items()}
-        print(json.dumps({"method": name, "auc_mean": round(float(np.mean(list(areas.values()))), 3), "auc": told}))
+        reported = {site: round(area, 3) for site, area in areas.items()}
+        print(json.dumps({"method": name, "auc_mean": round(float(np.mean(list(areas.values()))), 3), "auc": reported}))
 
 
 if __name__ == "__main__":

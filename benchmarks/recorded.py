@@ -45,8 +45,8 @@ def main():
             off.clear()
             own = make(name, precision=options.precision, epochs=options.epochs, warmup=2)
             own.fit(cohort, seed=cell, device="cuda")
-            told = {"off": max(off), "peak_gib": own.facts_["peak_memory_gib"], "last": own.facts_["history"][-1]}
-            print(json.dumps({"method": name, "cell": cell + 1} | told), flush=True)
+            reported = {"off": max(off), "peak_gib": own.facts_["peak_memory_gib"], "last": own.facts_["history"][-1]}
+            print(json.dumps({"method": name, "cell": cell + 1} | reported), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from m2lgdg.metrics import auc
 
 
 def repeated(results, cohort, name, variant, target, seed, device):
-    """What is told of one cell: both AUCs, the spread of the committed one over seeds, and the largest difference."""
+    """The report of one cell: both AUCs, the spread of the committed one over seeds, and the largest difference."""
     study = json.loads((results / "study.json").read_text())
     table = pd.read_csv(results / "predictions.csv", dtype={"variant": str}, keep_default_na=False)
     own = table[(table["method"] == name) & (table["variant"] == variant) & (table["target"] == target)]

@@ -54,7 +54,7 @@ def plain(said):
 
 
 def walk(fitted, one, coverage):
-    """All that the hospital is told of one subject."""
+    """All that the hospital sees of one subject."""
     proba = fitted.predict_proba(one)[:, 1]
     (low,), (high,) = fitted.new_site_.interval(proba)
     scores = {f"{kind}_ood": round(float(score[0]), 3) for kind, score in fitted.source_distribution_.scores(one).items()}

@@ -56,9 +56,9 @@ def main():
         options.plain = True
     broken = 0
     for name in options.names or TARGETS:
-        told = mutations(name, options.seconds, options.seed) if options.plain else by_atheris(name, options)
-        print(json.dumps({"target": name, **told}), flush=True)
-        broken += told["broken"]
+        reported = mutations(name, options.seconds, options.seed) if options.plain else by_atheris(name, options)
+        print(json.dumps({"target": name, **reported}), flush=True)
+        broken += reported["broken"]
     sys.exit(1 if broken else 0)
 
 

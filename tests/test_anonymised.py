@@ -131,7 +131,7 @@ def test_a_shared_report(study, cohort, tmp_path):
     files = assert_silent(tmp_path / "given", cohort)
     assert {"report.html", "predictions.csv", "roi.csv"} <= {path.name for path in files}
     page = (tmp_path / "given" / "report.html").read_text()
-    assert "ValueError" in page  # that a cell failed is told, its words are not
+    assert "ValueError" in page  # that a cell failed is shown, its message is not
     assert "unusable file (1)" in page and "no label (1)" in page and "other reason (1)" in page
     low, middle, high = (age_band(age) for age in cohort.phenotypes["age"].quantile([0.25, 0.5, 0.75]))
     assert f"age median in {middle} (quartiles in {low} and {high})" in page
@@ -182,8 +182,8 @@ def test_a_shared_graph(model, cohort, tmp_path):
         pytest.importorskip(package)
     command("export", model, "--share", "--out", tmp_path / "given" / "model.onnx")
     assert_silent(tmp_path / "given", cohort)
-    told = json.loads((tmp_path / "given" / "model.json").read_text())
-    (columns,) = (one["columns"] for one in told["inputs"] if one["name"] == "phenotypes")
+    reported = json.loads((tmp_path / "given" / "model.json").read_text())
+    (columns,) = (one["columns"] for one in reported["inputs"] if one["name"] == "phenotypes")
     assert {one["name"]: one["fill"] for one in columns}["age"] % 5 == 2.5
 
 
@@ -206,12 +206,12 @@ def test_models_that_remember_subjects_are_not_shared(name):
 
 
 def test_words_are_withheld_whole():
-    told = identifying_words_withheld(["P1", "long-id-1"])
-    assert told("no label") == "no label"
-    assert told("subject P1 is short") == "withheld"
-    assert told("P11 is another") == "P11 is another"
+    reported = identifying_words_withheld(["P1", "long-id-1"])
+    assert reported("no label") == "no label"
+    assert reported("subject P1 is short") == "withheld"
+    assert reported("P11 is another") == "P11 is another"
     for text in ("a/b", "C:\\x", f"by {USER}", f"on {HOST}", "xlong-id-1x", "P1_rois.1D"):
-        assert told(text) == "withheld"
+        assert reported(text) == "withheld"
 
 
 def test_bands_and_pseudonyms():

@@ -244,8 +244,8 @@ def test_the_command_tells_a_table_and_ends_with_a_code(study, monkeypatch, caps
     assert "Leakage audit of mine, target east" in text
     assert "honest │ yes │ none" in text
     assert "Baselines without brain data: AUC in percent (95 % interval)" in text
-    told = {one.name: one for one in m2lgdg.study.audit.no_brain_scores(study, target="east")}
-    one, site = told["phenotype-only"], told["site-only"]
+    printed = {one.name: one for one in m2lgdg.study.audit.no_brain_scores(study, target="east")}
+    one, site = printed["phenotype-only"], printed["site-only"]
     assert f"│ phenotype-only │ {100 * one.auc:.1f} ({100 * one.low:.1f}-{100 * one.high:.1f}) │ 50.0 │ sex, age" in text
     assert "│ motion-only │ - │ - │ not reported: no" in text
     assert f"│ site-only │ {100 * site.auc:.1f} │ {100 * site.chance:.1f} │ pooled AUC" in text

@@ -214,7 +214,7 @@ def pickled():
 DAMAGED = (WEIGHTS, "damaged or not an m2lgdg-model-1 file")
 TENSORS = [
     Case("weights cut, hashes true", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes()[:-9]), DAMAGED),
-    Case("weights longer than told", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes() + b"more"), DAMAGED),
+    Case("weights longer than declared", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes() + b"more"), DAMAGED),
     Case("no byte of weights", raw(WEIGHTS, b""), DAMAGED),
     Case("seven bytes of weights", raw(WEIGHTS, b"\x01" * 7), DAMAGED),
     Case("a header longer than the file", raw(WEIGHTS, tensors({}, length=10**6)), DAMAGED),
@@ -421,8 +421,8 @@ def ended(monkeypatch, capsys, *words):
     monkeypatch.setattr("sys.argv", ["m2lgdg", *map(str, words)])
     with pytest.raises(SystemExit) as stop:
         main()
-    told = capsys.readouterr()
-    return stop.value.code, told.err
+    reported = capsys.readouterr()
+    return stop.value.code, reported.err
 
 
 def sentence(code, err):
@@ -505,14 +505,14 @@ def told_with_little(healthy, tmp_path_factory):
         next(case for case in CASES if case.name == name).spoil(folder)
         names[str(folder)] = name
     run = [sys.executable, "-c", LITTLE, str(3 * 2**30), *names]
-    told = subprocess.run(run, capture_output=True, text=True, timeout=600)
-    return {names[folder]: said for folder, said in map(json.loads, told.stdout.splitlines())} | {"stderr": told.stderr}
+    reported = subprocess.run(run, capture_output=True, text=True, timeout=600)
+    return {names[folder]: said for folder, said in map(json.loads, reported.stdout.splitlines())} | {"stderr": reported.stderr}
 
 
 @pytest.mark.parametrize("name", EXPLOSIVE)
 def test_a_bad_model_takes_no_memory(name, told_with_little):
-    told = told_with_little.get(name, "")
-    assert told.startswith("InputError ") or "huge and an empty" in name, told_with_little
+    reported = told_with_little.get(name, "")
+    assert reported.startswith("InputError ") or "huge and an empty" in name, told_with_little
 
 
 @pytest.mark.parametrize("name", ["fc-svm", "tangent-ridge", "connectome-ensemble", "phenotype-logistic", "prior"])

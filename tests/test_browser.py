@@ -167,10 +167,10 @@ def test_long_tables_show_ten_rows_until_opened_and_all_in_print(browser, tmp_pa
 
 def test_failed_and_missing_cells_are_told(browser, failed):
     page, _, _ = opened(browser, failed)
-    told = page.locator("header").inner_text()
-    assert "<b>no</b> luck" in told
-    assert "failed" in told
-    assert "Not run yet" in told
+    reported = page.locator("header").inner_text()
+    assert "<b>no</b> luck" in reported
+    assert "failed" in reported
+    assert "Not run yet" in reported
     page.close()
 
 

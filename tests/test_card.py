@@ -56,9 +56,9 @@ def part(parts, title):
 def test_a_sites_own_calibration_is_told(model, tmp_path):
     fitted = Method.load(model)
     fitted.facts_["local"] = {"slope": 0.5, "offset": -0.25, "threshold": 0.4}
-    told = dict(part(card(fitted.save(tmp_path / "own")), "Decision").facts)
-    assert told["local calibration"].startswith("then logit times 0.5 plus -0.25, fitted on labelled subjects of one site")
-    assert told["threshold"] == "patient at 0.4 or above"
+    reported = dict(part(card(fitted.save(tmp_path / "own")), "Decision").facts)
+    assert reported["local calibration"].startswith("then logit times 0.5 plus -0.25, fitted on labelled subjects of one site")
+    assert reported["threshold"] == "patient at 0.4 or above"
     assert "local calibration" not in dict(part(card(model), "Decision").facts)
 
 
@@ -104,9 +104,9 @@ def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, pred
     both = [auc(one.label, one.proba) for _, one in predictions[predictions.variant == "phenotypes"].groupby("target")]
     assert dict(found.facts)["AUC"] == f"{100 * np.mean(both):.1f} ± {100 * np.std(both, ddof=1):.1f} over 2 sites"
     assert len(found.sentences) == 1  # same fields, same cohort
-    told = part(parts, "Known failures and limits").sentences
-    assert "Left-out sites where the AUC interval includes chance: USM." in told
-    assert "Left-out sites with fewer than 20 subjects, with imprecise estimates: USM." in told
+    reported = part(parts, "Known failures and limits").sentences
+    assert "Left-out sites where the AUC interval includes chance: USM." in reported
+    assert "Left-out sites with fewer than 20 subjects, with imprecise estimates: USM." in reported
 
 
 def test_a_study_of_other_fields_or_another_cohort_is_told(model, predictions, tmp_path):
@@ -189,10 +189,10 @@ def test_the_page_shows_what_the_columns_mean(model):
 
 def test_the_card_tells_what_training_subjects_were_like(cohort, tmp_path):
     fitted = make("fc-logistic").fit(cohort, source_distribution=True)
-    told = dict(part(card(fitted.save(tmp_path / "model")), "Training data").facts)
+    reported = dict(part(card(fitted.save(tmp_path / "model")), "Training data").facts)
     low, middle, high = np.quantile(cohort.phenotypes["age"].dropna(), (0.025, 0.5, 0.975))
-    assert told["age"] == f"median {middle:.3g} years, 95 % of subjects {low:.3g} to {high:.3g}"
-    assert "males" not in told  # a share of sites, not a range of subjects
+    assert reported["age"] == f"median {middle:.3g} years, 95 % of subjects {low:.3g} to {high:.3g}"
+    assert "males" not in reported  # a share of sites, not a range of subjects
 
 
 def test_failures_of_new_site_calibration_are_known_failures(model, predictions, tmp_path):
@@ -203,12 +203,12 @@ def test_failures_of_new_site_calibration_are_known_failures(model, predictions,
     fitted = Method.load(model)
     fitted.new_site_ = NewSiteCalibration.from_scores(proba, labels, sites, 3)
     folder = fitted.save(tmp_path / "calibrated")
-    told = part(card(folder), "Known failures and limits").sentences
+    reported = part(card(folder), "Known failures and limits").sentences
     kept = fitted.new_site_.expected(0.9)
     assert kept.reached < 0.88
     shares = f"{100 * kept.reached:.1f} % of subjects, {100 * kept.lowest:.1f} % at the lowest site"
-    assert f"Conformal sets of 90 % coverage contain the true class less often at left-out sites: {shares}." in told
-    assert "Source sites with an AUC interval that includes chance when left out: C." in told
+    assert f"Conformal sets of 90 % coverage contain the true class less often at left-out sites: {shares}." in reported
+    assert "Source sites with an AUC interval that includes chance when left out: C." in reported
     parts = card(folder, study_of(tmp_path / "study", predictions))
-    assert set(told) <= set(part(parts, "Known failures and limits").sentences)  # a study adds to them
+    assert set(reported) <= set(part(parts, "Known failures and limits").sentences)  # a study adds to them
     assert AS_IT_RAN in part(parts, LEFT_OUT).sentences

@@ -32,8 +32,8 @@ def study(tmp_path):
 @pytest.fixture
 def address(tmp_path):
     """A scheduler and a worker, as a user starts them, each a process of its own."""
-    told = tmp_path / "scheduler.json"
-    where = ["--scheduler-file", str(told)]
+    reported = tmp_path / "scheduler.json"
+    where = ["--scheduler-file", str(reported)]
     commands = (
         ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", *where],
         ["worker", "--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path), *where],
@@ -45,10 +45,10 @@ def address(tmp_path):
     try:
         from distributed import Client
 
-        while not told.is_file():  # the scheduler writes its address when it listens
+        while not reported.is_file():  # the scheduler writes its address when it listens
             assert started[0].poll() is None
             time.sleep(0.05)
-        with Client(scheduler_file=str(told), timeout="60s") as client:
+        with Client(scheduler_file=str(reported), timeout="60s") as client:
             client.wait_for_workers(1, timeout=60)
             found = client.scheduler.address
         yield found
@@ -79,10 +79,10 @@ def test_the_tasks_of_the_array_run_every_cell_once(study, tmp_path):
     ran = Counter()
     for task in range(first, last + 1):
         given = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": str(task)}
-        told = subprocess.run(["bash"], input=ARRAY, env=given, capture_output=True, text=True, check=True).stdout
-        command, _, shard = told.strip().rpartition(" --shard ")
+        reported = subprocess.run(["bash"], input=ARRAY, env=given, capture_output=True, text=True, check=True).stdout
+        command, _, shard = reported.strip().rpartition(" --shard ")
         assert command == "run studies/abide-paper.toml --out runs/abide-paper"
-        out = tmp_path / f"shard-{task}"  # a folder each, so that what a shard runs can be told
+        out = tmp_path / f"shard-{task}"  # a folder each, to see what each shard runs
         assert run_study(study, out, shard=shard).failed == []
         table = read_predictions(out)
         ran.update(table[["method", "variant", "target", "seed"]].drop_duplicates().itertuples(index=False, name=None))
@@ -100,8 +100,8 @@ def test_the_job_script_is_the_one_that_dask_jobqueue_makes(tmp_path, monkeypatc
         made = names["cluster"].job_script()
     finally:
         names["cluster"].close()
-    (told,) = [script for script in BASH if "dask-worker" in script]
-    assert re.sub(r"tcp://\S+", "tcp://ADDRESS", made).strip() == told.strip()
+    (reported,) = [script for script in BASH if "dask-worker" in script]
+    assert re.sub(r"tcp://\S+", "tcp://ADDRESS", made).strip() == reported.strip()
 
 
 SBATCH = """#!/bin/bash

@@ -1,4 +1,4 @@
-"""Study files: what is wrong with one is told with its place and the nearest valid key."""
+"""Study files: messages name what is wrong, where, and the nearest valid key."""
 
 import pytest
 

@@ -135,20 +135,20 @@ def pairs(source):
 
 
 def test_whom_validation_looked_at_is_a_fact(fold):
-    told = [TinyDeep(**FIELDS, validation_by=by).fit(fold.source).facts_ for by in ("subject", "site")]
-    assert [one["validation"] for one in told] == ["held-out subjects", "held-out sites"]
-    assert [one["notes"] for one in told] == [[], []]
+    reported = [TinyDeep(**FIELDS, validation_by=by).fit(fold.source).facts_ for by in ("subject", "site")]
+    assert [one["validation"] for one in reported] == ["held-out subjects", "held-out sites"]
+    assert [one["notes"] for one in reported] == [[], []]
     few = TinyDeep(**FIELDS).fit(pairs(fold.source)).facts_
     assert few["validation"] == "training subjects"
     assert len(few["notes"]) == 1 and "No source subject was held out" in few["notes"][0]
 
 
 def test_progress_is_told(fold):
-    told = []
-    TinyDeep(**FIELDS).fit(fold.source, seed=0, progress=lambda **values: told.append(values))
-    assert told[0]["epoch"] == 1
-    assert told[0]["epochs"] == 12
-    assert {"ce", "val_auc", "val_loss"} <= set(told[0])
+    reported = []
+    TinyDeep(**FIELDS).fit(fold.source, seed=0, progress=lambda **values: reported.append(values))
+    assert reported[0]["epoch"] == 1
+    assert reported[0]["epochs"] == 12
+    assert {"ce", "val_auc", "val_loss"} <= set(reported[0])
 
 
 def test_mistakes_end_in_a_sentence(fold):

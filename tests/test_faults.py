@@ -115,9 +115,9 @@ def test_a_full_and_a_read_only_file_system(tmp_path):
         pytest.skip("only root may mount a disk to fill; the failing writes above stand in")
     command = [sys.executable, str(Path(faults.__file__)), "--jobs", "1", "--sizes", "2", "--faults", "full", "read-only"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    reported = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, ended
-    assert [one["fault"] for one in told] == ["full disk", "read-only folder"]
-    assert [one["runs"] for one in told] == [2, 3]
-    assert all(one["no_sentence"] == one["different_files"] == 0 for one in told)
-    assert sum(told[0]["filled"].values()) == 2 and "after the last cell" not in told[0]["filled"]
+    assert [one["fault"] for one in reported] == ["full disk", "read-only folder"]
+    assert [one["runs"] for one in reported] == [2, 3]
+    assert all(one["no_sentence"] == one["different_files"] == 0 for one in reported)
+    assert sum(reported[0]["filled"].values()) == 2 and "after the last cell" not in reported[0]["filled"]

@@ -147,7 +147,7 @@ def test_the_loop_finds_a_planted_defect(tmp_path, monkeypatch):
 
     monkeypatch.setitem(targets.TARGETS, "study", planted)
     monkeypatch.setattr(run, "HERE", tmp_path)
-    told = run.mutations("study", 20, 0)
-    assert told["broken"] == 10
+    reported = run.mutations("study", 20, 0)
+    assert reported["broken"] == 10
     for path in (tmp_path / "found" / "study").iterdir():
         assert b"methods" not in path.read_bytes()

@@ -65,12 +65,12 @@ def test_fields_decide_as_well(name, change):
 @pytest.mark.parametrize("name", ["coral", "group-dro", "mixup", "mldg"])
 def test_it_is_erm_where_the_note_says_so_and_only_there(name):
     cohort = make_cohort("tiny", sizes=SIZES, seed=0)
-    for sites, told in ((["a"], 1), (["a", "b", "c"], 0)):
+    for sites, reported in ((["a"], 1), (["a", "b", "c"], 0)):
         source = cohort.select(sites=sites)
         own, plain = (make(one, **QUICK).fit(source, seed=0) for one in (name, "erm"))
         weights = [one.state_["network.encoder.0.weight"] for one in (own, plain)]
-        assert len(own.facts_["notes"]) == told
-        assert np.allclose(*weights, atol=1e-6) == bool(told)
+        assert len(own.facts_["notes"]) == reported
+        assert np.allclose(*weights, atol=1e-6) == bool(reported)
     assert not plain.facts_["notes"]
 
 

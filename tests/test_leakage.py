@@ -59,8 +59,8 @@ def test_an_identical_scan_is_found_at_both_targets_and_at_no_other(tiny):
         CHECKS[2]: f"Target north: {again.format('south')}; target south: {again.format('north')}."
     }
     assert failed(leakage_checks(cohort, ["east", "west"])) == {}
-    told = json.dumps(leakage_checks(cohort))
-    assert not any(subject in told for subject in cohort.subjects)
+    reported = json.dumps(leakage_checks(cohort))
+    assert not any(subject in reported for subject in cohort.subjects)
 
 
 def test_two_copies_within_one_site_do_not_cross(tiny):

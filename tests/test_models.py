@@ -184,10 +184,10 @@ def test_fit_with_a_plugin_says_what_works_next(command):
     try:
         code, text, _ = command("fit", "known.cohort", "--method", "half-a", *options)
         assert code == 0
-        told = text.split("Then, with your own NEW_SITE: m2lgdg ")[1].split()
-        assert " ".join(told) == "predict model NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
+        reported = text.split("Then, with your own NEW_SITE: m2lgdg ")[1].split()
+        assert " ".join(reported) == "predict model NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
         METHODS.pop("half-a")
-        assert command(*[{"NEW_SITE": "new.cohort"}.get(word, word) for word in told])[0] == 0
+        assert command(*[{"NEW_SITE": "new.cohort"}.get(word, word) for word in reported])[0] == 0
         share = Cohort.load("known.cohort").labels.mean()  # what scores that say nothing mean at sites left out, or nearly
         np.testing.assert_allclose(pd.read_csv("predictions.csv")["proba"], [share] * 12, atol=0.01)
     finally:
@@ -201,9 +201,9 @@ def test_what_fit_says_next_can_be_typed_whatever_sites_are_called(command):
     options = ["--method", "fc-logistic", "--no-promise", "--out", "my model"]
     code, text, _ = command("fit", "my cohort.cohort", *without, *options)
     assert code == 0
-    told = text.split("Next: m2lgdg ")[1].strip()
-    assert told == "predict 'my model' 'my cohort.cohort' --site 'Site A' --out predictions.csv"
-    code, text, _ = command(*shlex.split(told))
+    reported = text.split("Next: m2lgdg ")[1].strip()
+    assert reported == "predict 'my model' 'my cohort.cohort' --site 'Site A' --out predictions.csv"
+    code, text, _ = command(*shlex.split(reported))
     assert code == 0 and "Wrote predictions.csv: 14 subjects" in text
     assert "Next:" not in text or "--site 'Site A'" in text.split("Next:")[1]  # never training sites too
     code, text, _ = command("predict", "my model", "my cohort.cohort", "--out", "all.csv")

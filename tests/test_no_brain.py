@@ -22,7 +22,7 @@ def plain():
 
 
 @pytest.fixture
-def told(tmp_path):
+def printed(tmp_path):
     """Baselines by name of a cohort with some phenotype columns or labels changed."""
 
     def run(cohort, *, target="east", inputs=None, labels=None, **columns):
@@ -43,10 +43,10 @@ def noise(cohort, seed=0):
     return np.random.default_rng(seed).normal(size=len(cohort))
 
 
-def test_phenotype_only_is_the_method_of_that_name(plain, told):
+def test_phenotype_only_is_the_method_of_that_name(plain, printed):
     east = plain.sites == "east"
     age = 30 + 2 * plain.labels + 3 * noise(plain)
-    found = told(plain, age=age)["phenotype-only"]
+    found = printed(plain, age=age)["phenotype-only"]
     cohort = dataclasses.replace(plain, phenotypes=plain.phenotypes.assign(age=age))
     proba = make("phenotype-logistic").fit(cohort.select(~east)).predict_proba(cohort.select(east))[:, 1]
     labels = plain.labels[east]
@@ -57,30 +57,30 @@ def test_phenotype_only_is_the_method_of_that_name(plain, told):
     assert found.note == "sex, age, education; fitted on source, scored at east"
 
 
-def test_planted_phenotypes_are_found_and_noise_is_not(plain, told):
-    assert told(plain, education=10 + plain.labels + 0.01 * noise(plain))["phenotype-only"].auc == 1.0
-    nothing = told(plain)["phenotype-only"]
+def test_planted_phenotypes_are_found_and_noise_is_not(plain, printed):
+    assert printed(plain, education=10 + plain.labels + 0.01 * noise(plain))["phenotype-only"].auc == 1.0
+    nothing = printed(plain)["phenotype-only"]
     assert nothing.low < 0.5 < nothing.high
-    assert told(plain, inputs=[])["phenotype-only"] == NoBrainScore(
+    assert printed(plain, inputs=[])["phenotype-only"] == NoBrainScore(
         "phenotype-only", "not reported: no input phenotype varies in source"
     )
 
 
-def test_motion_counts_though_it_is_no_input(plain, told):
+def test_motion_counts_though_it_is_no_input(plain, printed):
     moved = 0.2 + 0.1 * plain.labels + 0.001 * noise(plain)
-    found = told(plain, Mean_FD=moved)
+    found = printed(plain, Mean_FD=moved)
     assert (found["motion-only"].auc, found["motion-only"].columns) == (1.0, ("Mean_FD",))
-    assert found["phenotype-only"] == told(plain)["phenotype-only"]
+    assert found["phenotype-only"] == printed(plain)["phenotype-only"]
     # At source patients move more, at the target controls do: what was learned is wrong there.
     turned = np.where(plain.sites == "east", 0.5 - moved, moved)
-    assert told(plain, Mean_FD=turned)["motion-only"].auc == 0.0
-    nothing = told(plain, func_mean_fd=noise(plain, 3))["motion-only"]
+    assert printed(plain, Mean_FD=turned)["motion-only"].auc == 0.0
+    nothing = printed(plain, func_mean_fd=noise(plain, 3))["motion-only"]
     assert nothing.low < 0.5 < nothing.high
     # Two columns that tell the label only together.
     shared = 10 * noise(plain)
-    both = told(plain, func_mean_fd=shared, mean_fd=shared + plain.labels)["motion-only"]
+    both = printed(plain, func_mean_fd=shared, mean_fd=shared + plain.labels)["motion-only"]
     assert both.columns == ("func_mean_fd", "mean_fd")
-    assert both.auc > 0.9 > told(plain, mean_fd=shared + plain.labels)["motion-only"].auc
+    assert both.auc > 0.9 > printed(plain, mean_fd=shared + plain.labels)["motion-only"].auc
 
 
 @pytest.mark.parametrize(
@@ -92,34 +92,34 @@ def test_motion_counts_though_it_is_no_input(plain, told):
         ({"mean_fd": "not at east"}, "not reported: east has no values of mean_fd"),
     ],
 )
-def test_without_motion_it_is_said(plain, told, column, said):
+def test_without_motion_it_is_said(plain, printed, column, said):
     if column.get("mean_fd") == "not at east":
         column = {"mean_fd": np.where(plain.sites == "east", np.nan, noise(plain))}
-    found = told(plain, **column)["motion-only"]
+    found = printed(plain, **column)["motion-only"]
     assert np.isnan([found.auc, found.low, found.high]).all()
     assert found.note.startswith(said)
 
 
-def test_missing_values_that_tell_the_label(plain, told):
+def test_missing_values_that_tell_the_label(plain, printed):
     age = pd.Series(30 + noise(plain), index=plain.phenotypes.index)
-    found = told(plain, age=age.mask(plain.labels == 1))
+    found = printed(plain, age=age.mask(plain.labels == 1))
     assert (found["missingness-only"].auc, found["missingness-only"].columns) == (1.0, ("age",))
     assert found["missingness-only"].note == "which of age are missing; fitted on source, scored at east"
-    by_chance = told(plain, age=age.mask(noise(plain, 5) > 0.5))["missingness-only"]
+    by_chance = printed(plain, age=age.mask(noise(plain, 5) > 0.5))["missingness-only"]
     assert by_chance.low < 0.5 < by_chance.high
-    assert told(plain, age=age)["missingness-only"].note.startswith("not reported: no input is missing for some")
-    elsewhere = told(plain, age=age.mask((plain.labels == 1) & (plain.sites != "east")))["missingness-only"]
+    assert printed(plain, age=age)["missingness-only"].note.startswith("not reported: no input is missing for some")
+    elsewhere = printed(plain, age=age.mask((plain.labels == 1) & (plain.sites != "east")))["missingness-only"]
     assert elsewhere.auc == 0.5
     assert elsewhere.note.endswith("scored at east, where all values are equal")
     assert np.isnan(elsewhere.low)
 
 
-def test_nothing_of_the_target_is_fitted(plain, told):
+def test_nothing_of_the_target_is_fitted(plain, printed):
     """Turned labels at the target turn each AUC round, and leave site-only, which is of source, as it was."""
     columns = {"age": 30 + plain.labels + 2 * noise(plain), "mean_fd": noise(plain, 1) + plain.labels}
     columns["education"] = np.where(noise(plain, 2) > 0, np.nan, 12.0)
-    there = told(plain, **columns)
-    turned = told(plain, labels=np.where(plain.sites == "east", 1 - plain.labels, plain.labels), **columns)
+    there = printed(plain, **columns)
+    turned = printed(plain, labels=np.where(plain.sites == "east", 1 - plain.labels, plain.labels), **columns)
     for name in ("phenotype-only", "motion-only", "missingness-only"):
         assert turned[name].auc == pytest.approx(1 - there[name].auc, abs=1e-12)
         assert there[name].auc != 0.5
@@ -127,12 +127,12 @@ def test_nothing_of_the_target_is_fitted(plain, told):
     assert there["site-only"].subjects == 120
 
 
-def test_a_target_of_one_class_has_no_score(plain, told):
-    found = told(plain, labels=np.where(plain.sites == "east", 1, plain.labels))
+def test_a_target_of_one_class_has_no_score(plain, printed):
+    found = printed(plain, labels=np.where(plain.sites == "east", 1, plain.labels))
     assert found["phenotype-only"].note == "not reported: east does not have labels of both classes"
     assert found["site-only"].subjects == 120
     with pytest.raises(InputError, match="target nowhere is not a site"):
-        told(plain, target="nowhere")
+        printed(plain, target="nowhere")
 
 
 def slow_site_only(sites, labels):

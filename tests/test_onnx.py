@@ -54,7 +54,7 @@ def exported(fitted, folder):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_GRAPH])
 def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
     fitted = make(name, **small(name) | FEW_LAYERS.get(name, {})).fit(fold.source, seed=0)
-    path, told = exported(fitted, tmp_path)
+    path, reported = exported(fitted, tmp_path)
     expected = fitted.predict_proba(fold.target)[:, 1]
     inputs = prepared(fitted, fold.target)
     assert np.ptp(expected) > 0
@@ -62,13 +62,13 @@ def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
     for i in (0, 7):  # one subject alone
         alone = {key: value[i : i + 1] for key, value in inputs.items()}
         np.testing.assert_allclose(run_onnx(path, alone), expected[i : i + 1], rtol=0, atol=1e-5)
-    assert told["rois"] == list(fold.source.rois)
-    assert [(one["name"], one["type"], one["shape"]) for one in told["inputs"]] == [
+    assert reported["rois"] == list(fold.source.rois)
+    assert [(one["name"], one["type"], one["shape"]) for one in reported["inputs"]] == [
         (key, str(value.dtype), ["subject", *value.shape[1:]])
         for key, value in inputs.items()
         if key != "phenotypes" or name not in BRAIN_ALONE
     ]
-    assert not [one["name"] for one in told["inputs"] if "`features` of the method" in one["prepared"]]
+    assert not [one["name"] for one in reported["inputs"] if "`features` of the method" in one["prepared"]]
     for text in (path.read_bytes(), path.with_suffix(".json").read_bytes()):
         assert not re.search(rb"\w{3}\.py\b|site-packages|/home/|/tmp/|stack_trace", text)
 
@@ -86,8 +86,8 @@ def test_methods_without_a_graph_are_refused(name, fold, tmp_path):
 )
 def test_all_blocks_and_phenotypes_of_a_linear_method(name, blocks, fold, tmp_path):
     fitted = make(name, phenotypes=True).fit(fold.source)
-    path, told = exported(fitted, tmp_path)
-    assert [one["name"] for one in told["inputs"]] == [*blocks, "phenotypes"]
+    path, reported = exported(fitted, tmp_path)
+    assert [one["name"] for one in reported["inputs"]] == [*blocks, "phenotypes"]
     got = run_onnx(path, prepared(fitted, fold.target))
     np.testing.assert_allclose(got, fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-9)
 
@@ -107,16 +107,16 @@ def test_a_sites_own_calibration_is_in_the_graph(name, fold, tmp_path):
 def test_a_network_without_phenotypes(fold, tmp_path):
     source, target = fold.source.with_inputs([]), fold.target.with_inputs([])
     fitted = make("erm", **small("erm")).fit(source, seed=0)
-    path, told = exported(fitted, tmp_path)
-    assert [one["name"] for one in told["inputs"]] == ["fc"]
+    path, reported = exported(fitted, tmp_path)
+    assert [one["name"] for one in reported["inputs"]] == ["fc"]
     got = run_onnx(path, prepared(fitted, target))
     np.testing.assert_allclose(got, fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-5)
 
 
-def by_the_json(told, series, phenotypes):
+def by_the_json(reported, series, phenotypes):
     """The inputs of one subject as somebody would make them who has only the JSON."""
     made = {}
-    for one in told["inputs"]:
+    for one in reported["inputs"]:
         if one["name"] == "series":
             spline = CubicSpline(np.linspace(0, 1, len(series)), series.astype(np.float64))
             at = spline(np.linspace(0, 1, one["length"]))
@@ -160,15 +160,15 @@ def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
     holes = fold.source.phenotypes.assign(education=12.0)  # what does not vary in source counts for nobody
     source = make_whole_with(fold.source, holes)
     fitted = make(name, **fields).fit(source, seed=0)
-    path, told = exported(fitted, tmp_path)
-    scales = {one["name"]: one["scale"] for one in told["inputs"][-1]["columns"]}
+    path, reported = exported(fitted, tmp_path)
+    scales = {one["name"]: one["scale"] for one in reported["inputs"][-1]["columns"]}
     assert scales["education"] is None
     assert scales["age"] > 0
     target = make_whole_with(fold.target, fold.target.phenotypes.assign(age=[np.nan, *fold.target.phenotypes["age"][1:]]))
     expected = fitted.predict_proba(target)[:, 1]
     for i in (0, 5):
         row = target.phenotypes.iloc[i].to_dict()
-        got = run_onnx(path, by_the_json(told, np.asarray(target.series[i]), row))
+        got = run_onnx(path, by_the_json(reported, np.asarray(target.series[i]), row))
         np.testing.assert_allclose(got, expected[i : i + 1], rtol=0, atol=1e-5)
 
 

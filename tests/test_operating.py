@@ -30,7 +30,7 @@ subjects = st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1)), min_size=1, m
 coarse = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4).map(lambda i: i / 4)), min_size=1, max_size=60)
 
 
-def told(rows):
+def reported(rows):
     """A predictions table of one method from (seed, target, subject, label, proba)."""
     named = [("fc", "", *row) for row in rows]
     return pd.DataFrame(named, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
@@ -129,7 +129,7 @@ def test_the_table_takes_the_mean_over_seeds():
     second = {"a": 0.8, "b": 0.6, "c": 0.3, "d": 0.6, "e": 0.7, "f": 0.4, "x": 0.9}
     rows = [(0, "NYU", one, y, p) for one, (y, p) in first.items()]
     rows += [(1, "NYU", one, y, second[one]) for one, (y, _) in first.items()]
-    table = operating_table(told([*rows, (0, "USM", "z", 1, 0.5)]))
+    table = operating_table(reported([*rows, (0, "USM", "z", 1, 0.5)]))
     row = cells(table)
     labels, means = [1, 1, 1, 0, 0, 0], [0.6, 0.7, 0.3, 0.35, 0.7, 0.3]
     assert [row[name] for name in ("Method", "Target", "n", "patients")] == ["fc", "NYU", "6", "3"]
@@ -155,7 +155,7 @@ def test_large_sites_have_a_calibration_error():
     ranked = sorted((p, y) for *_, y, p in rows)
     parts = [ranked[12 * k : 12 * k + 12] for k in range(5)]
     error = sum(abs(sum(p for p, _ in part) - sum(y for _, y in part)) for part in parts) / 60
-    assert cells(operating_table(told(rows)))["ECE"] == f"{error:.3f}"
+    assert cells(operating_table(reported(rows)))["ECE"] == f"{error:.3f}"
 
 
 def test_predictive_values_by_bayes():

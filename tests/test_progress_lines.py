@@ -65,7 +65,7 @@ def often(monkeypatch, tmp_path, tiny):
 
 def test_every_long_command_has_them(typed, often, monkeypatch):
     pytest.importorskip("onnxruntime")
-    told = {
+    reported = {
         (
             "fit",
             "tiny.cohort",
@@ -80,7 +80,7 @@ def test_every_long_command_has_them(typed, often, monkeypatch):
         ("export", "model", "--out", "model.onnx"): r"exporting fc-logistic: ",
         ("audit", "study.toml"): r"fitting each method with the real and with altered targets: \d of 4 done, ",
     }
-    for words, line in told.items():
+    for words, line in reported.items():
         # Commands that take seconds would spend them on printing thousands of lines.
         monkeypatch.setattr(terminal, "EVERY", 0.05 if words[0] in ("report", "export", "audit") else 0.001)
         code, _, errors = typed(*words)

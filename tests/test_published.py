@@ -61,9 +61,9 @@ def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch,
     assert not ended.value.code and "75.00 [61.50]" in capsys.readouterr().out
     write_report(tmp_path, published=published)
     assert "100.00 ± 0.00 [69.48]" in (tmp_path / "tables" / "Ablations-of-m2lgdg.csv").read_text()
-    told = (tmp_path / "tables" / "Ablations-of-m2lgdg.md").read_text().splitlines()[-1]
-    assert "Holm-corrected within AUC" in told
-    assert "(little power with 2 sites). C4: the full method" in told
+    reported = (tmp_path / "tables" / "Ablations-of-m2lgdg.md").read_text().splitlines()[-1]
+    assert "Holm-corrected within AUC" in reported
+    assert "(little power with 2 sites). C4: the full method" in reported
     assert variant_fields("m2lgdg", "M1") == "M1: imaging = false, contrastive_weight = 0.0"
     assert variant_fields("m2lgdg", "M9") == variant_fields("fc-svm", "phenotypes") == ""
     assert "75.00 [61.50]" in (tmp_path / "report.html").read_text()

@@ -101,7 +101,7 @@ def test_order_on_disk_does_not_matter(name, tmp_path_factory, seed, order):
 
 @every_kind
 def test_nothing_of_this_machine_is_in_the_cohort(name, tmp_path):
-    """What was left out is told by file name: cohorts are shared, and folders carry the names of people."""
+    """What was left out is listed by file name: cohorts are shared, and folders carry the names of people."""
     path, options = made(name, tmp_path)
     file = max(path.glob("**/*_timeseries.tsv"), default=None) or max(
         file for file in path.glob("**/*") if file.suffix in (".npy", ".mat", ".1D", ".gz") or file.name in ("12.csv", "12.tsv")

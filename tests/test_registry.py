@@ -35,8 +35,8 @@ print([name for name in ("torch", "scipy.stats", "m2lgdg.deep", "m2lgdg.methods.
 make("m2lgdg")
 print("torch" in sys.modules)
 """
-    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == ["52", "[]", "True"]
+    reported = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert reported.stdout.splitlines() == ["52", "[]", "True"]
 
 
 def test_a_name_is_taken_once():

@@ -142,12 +142,12 @@ def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
 
 
 def test_what_did_not_run_with_its_defaults_is_told():
-    def told(name, **changes):
+    def reported(name, **changes):
         return changed_fields(json.loads(json.dumps({"method": {name: make(name, **changes).fields()}})))
 
-    assert told("m2lgdg") == ""
-    assert told("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
-    assert told("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
+    assert reported("m2lgdg") == ""
+    assert reported("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
+    assert reported("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
     whose = "possibly somebody's (a plugin; its fields are in study.json)"
     assert changed_fields({"method": {"somebody's": {"width": 3}}}) == whose
     assert changed_fields({}) == ""
@@ -165,7 +165,7 @@ def study_of(predictions, folder, **settings):
 def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predictions, tmp_path):
     named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
     contents = read_contents(study_of(named, tmp_path / "study"))
-    told = answer(contents)
+    reported = answer(contents)
     sites = [
         np.mean([auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in own.groupby("seed")])
         for _, own in named[named.method == "m2lgdg"].groupby("target")
@@ -174,15 +174,15 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     low, high = max(np.mean(sites) - half, 0), min(np.mean(sites) + half, 1)
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
     few = "With only 2 sites, performance at a further site is uncertain, whatever the interval."
-    assert told.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. {few}"
-    assert told.comparison.startswith("Best simple peer: fc-logistic 100.0 ")
-    assert told.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
+    assert reported.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. {few}"
+    assert reported.comparison.startswith("Best simple peer: fc-logistic 100.0 ")
+    assert reported.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
     one = named[named.target == "USM"]
-    told = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
+    reported = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
     mean = one[one.method == "m2lgdg"].groupby("subject").agg(label=("label", "first"), proba=("proba", "mean"))
     low, high = delong_interval(mean.label.to_numpy(), mean.proba.to_numpy())
-    assert told.answer.startswith("AUC at the unseen site USM: m2lgdg ")
-    assert f"interval {100 * low:.1f} to {100 * high:.1f}, DeLong" in told.answer
+    assert reported.answer.startswith("AUC at the unseen site USM: m2lgdg ")
+    assert f"interval {100 * low:.1f} to {100 * high:.1f}, DeLong" in reported.answer
 
 
 def test_the_answer_is_about_the_main_method_of_the_study(predictions, tmp_path):
@@ -263,9 +263,9 @@ def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablat
 def test_the_answer_is_about_a_method_that_was_run_at_all_sites(predictions, tmp_path):
     good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
     both = pd.concat([good[good.target == "NYU"], noisy])
-    told = answer(read_contents(study_of(both, tmp_path / "study")))
-    assert told.main == ("noisy", "")
-    assert told.answer.startswith("Mean AUC over 2 unseen sites: noisy ")
+    reported = answer(read_contents(study_of(both, tmp_path / "study")))
+    assert reported.main == ("noisy", "")
+    assert reported.answer.startswith("Mean AUC over 2 unseen sites: noisy ")
 
 
 def test_the_command_prints_the_trainings_too(ablated, tmp_path, capsys, monkeypatch):

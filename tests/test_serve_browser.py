@@ -163,9 +163,9 @@ def test_a_wrong_file_is_told_and_hostile_words_stay_text(opened):
     page.set_input_files("#series", {"name": name, "mimeType": "text/html", "buffer": b"<script>window.stolen=1</script>"})
     page.get_by_label("Age").fill('"><script>window.stolen=1</script>'[:40])
     page.get_by_role("button", name="Predict").click()
-    told = page.get_by_role("alert")
-    told.wait_for()
-    assert told.inner_text() == "Age: '\"><script>window.stolen=1</script>' is not a number."
+    reported = page.get_by_role("alert")
+    reported.wait_for()
+    assert reported.inner_text() == "Age: '\"><script>window.stolen=1</script>' is not a number."
     assert page.evaluate("document.activeElement.id") == "series"
     page.get_by_label("Age").fill("")
     page.set_input_files("#series", {"name": name, "mimeType": "text/html", "buffer": b"<script>window.stolen=1</script>"})

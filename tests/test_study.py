@@ -107,10 +107,10 @@ def test_cells_and_predictions(quiet):
 
 def test_everything_needed_to_repeat_is_written(folder, undisturbed):
     run_study(study(folder, sweep={"slow-coin": {"pause": [0.001]}}), folder / "out")
-    told = json.loads((folder / "out" / "study.json").read_text())
-    assert told["method"]["fc-logistic"]["site_folds"] == 5
-    assert told["targets"] == ["east", "north", "south", "west"]
-    assert told["inputs"] == ["sex", "age", "education"]
+    reported = json.loads((folder / "out" / "study.json").read_text())
+    assert reported["method"]["fc-logistic"]["site_folds"] == 5
+    assert reported["targets"] == ["east", "north", "south", "west"]
+    assert reported["inputs"] == ["sex", "age", "education"]
     assert set(json.loads((folder / "out" / "environment.json").read_text())) >= {"python", "numpy", "code", "m2lgdg"}
     inclusion = pd.read_csv(folder / "out" / "inclusion.csv")
     assert len(inclusion) == 52
@@ -370,10 +370,10 @@ def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, j
     ]
     (folder / "fatal.toml").write_text("\n".join(lines))
     command = [sys.executable, "-m", "m2lgdg", "run", "fatal.toml", "--out", "out", "--jobs", str(jobs)]
-    told = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert told.returncode == 2
-    assert "Traceback" not in told.stderr
-    sentence = " ".join(told.stderr.split())
+    reported = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert reported.returncode == 2
+    assert "Traceback" not in reported.stderr
+    sentence = " ".join(reported.stderr.split())
     assert "the GPU failed and can no longer be used by this process (RuntimeError: CUDA error" in sentence
     assert sentence.endswith("of 8 cells are done; run the same command again to continue.")
     failures = pd.read_csv(folder / "out" / "failures.csv")

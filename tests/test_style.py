@@ -76,7 +76,7 @@ def test_nothing_is_pickled():
 
 
 def test_nothing_looks_at_the_clock():
-    """A clock may jump: only differences of time.monotonic are told, and no file's date decides anything."""
+    """A clock may jump: only differences of time.monotonic are reported, and no file's date decides anything."""
     for path in FILES:
         assert not re.search(r"time\.time\(|datetime|mtime|ctime|atime|time\.localtime|time\.gmtime", path.read_text()), path
 
@@ -88,8 +88,8 @@ def test_the_docs_tell_every_field_that_networks_share():
         for row in text.split("## Fields that all networks share")[1].split("## ")[0].splitlines()
         if "|" in row
     ]
-    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert told == {field.name for field in dataclasses.fields(DeepMethod)}
+    reported = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert reported == {field.name for field in dataclasses.fields(DeepMethod)}
 
 
 def test_the_readme_is_short():

@@ -177,7 +177,7 @@ def test_no_hidden_size_can_be_computed(sizes):
         assert marks == [""] * len(sizes)
         return
     assert sum(bool(mark) for mark in marks) >= 2
-    if set(marks) == {WITHHELD}:  # then neither the groups nor their number are told
+    if set(marks) == {WITHHELD}:  # then neither the groups nor their number are shown
         return
     assert all((mark == SMALL) == (size < LEAST) for size, mark in zip(sizes, marks, strict=True))
     hidden = [i for i, mark in enumerate(marks) if mark]

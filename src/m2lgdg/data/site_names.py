@@ -46,7 +46,7 @@ def common_spelling(group: Sequence[str], counts: Counter[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """Name as it can be told from a name alike: as Python writes it in ASCII, if spaces or Unicode form are unusual."""
+    """Name that can be told apart from similar ones: as Python writes it in ASCII, if spaces or Unicode form are unusual."""
     return name if name == " ".join(unicodedata.normalize("NFC", name).split()) else ascii(name)
 
 
