@@ -83,7 +83,7 @@ class Normalises(Honest):
 
     def score(self, target):
         scores = self.project(target)
-        return 1 / (1 + np.exp(scores.mean() - scores))
+        return 1 / (1 + np.exp(np.sort(scores).mean() - scores))  # sorted: rounding is the same in any order
 
 
 @method("ranks-order")

@@ -191,6 +191,7 @@ class UFANet(DeepMethod):
     momentum: float = 0.9
     weight_decay: float = 5e-4
     update_rule: Literal["adamw", "adam", "sgd"] = "sgd"
+    clip: float = 1.0
     label_smoothing: float = 0.0
     select_after_warmup: bool = False
     phenotypes: bool = False
