@@ -331,3 +331,11 @@ def test_a_channel_of_ones_carries_the_bias_through_time(stride):
     both = (torch.autograd.grad((one * slope).sum(), [bias, temporal.bias, temporal.weight]) for one in (made, expected))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("sd", [0.02, 1.0])
+def test_the_identity_embedding_starts_with_its_sd(sd):
+    torch.manual_seed(0)
+    encoder = GlobalEncoder(Shape(116, 200, 3, 21, {}), M2LGDG(identity_sd=sd))
+    assert encoder.identity.std().item() == pytest.approx(sd, rel=0.05)
+    assert encoder.identity.mean().abs().item() < 0.05 * sd

@@ -328,3 +328,21 @@ def test_connectivity_without_unusual_time_points(fold):
     np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, steady))
     assert set(batch.features) == {"steady", "swings", "amplitude"}
     assert np.isfinite(method.predict_proba(fold.target)).all()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_the_fast_convolution_has_every_chebyshev_order(order):
+    torch.manual_seed(0)
+    layer = plain.GraphConvolution(7, 4, order).double()
+    nodes = torch.randn(3, 9, 7, dtype=torch.float64)
+    operator = torch.randn(9, 9, dtype=torch.float64) / 9
+    expected = layer(nodes, operator)
+    torch.testing.assert_close(fast_form(layer)(nodes, operator), expected, rtol=1e-10, atol=1e-12)
+    slow = sum(torch.from_numpy(chebyshev_matrix(operator.numpy(), k)) @ nodes @ layer.weights[k] for k in range(order))
+    torch.testing.assert_close(expected, slow + layer.bias, rtol=1e-10, atol=1e-12)
+
+
+def chebyshev_matrix(operator, k):
+    """T_k of a matrix by its eigenvalues: cos(k arccos x), for complex x."""
+    values, vectors = np.linalg.eig(operator.astype(complex))
+    return (vectors @ np.diag(np.cos(k * np.arccos(values))) @ np.linalg.inv(vectors)).real
