@@ -53,8 +53,7 @@ def assert_equal(fitted, other, cohort):
     for name in ("phenotypes.scaler.fill", "amplitude.low", "amplitude.high"):
         if name in other.state_:
             np.testing.assert_allclose(fitted.state_[name], other.state_[name], rtol=1e-12)
-    # Both solve to a relative residual of 1e-6; how far apart they stop depends on the rounding of the processor.
-    assert np.abs(fitted.predict_proba(cohort) - other.predict_proba(cohort)).max() < 1e-5
+    assert np.abs(fitted.predict_proba(cohort) - other.predict_proba(cohort)).max() < 1e-6
     assert {key: fitted.facts_[key] for key in ("rois", "inputs", "penalties")} == {
         key: other.facts_[key] for key in ("rois", "inputs", "penalties")
     }

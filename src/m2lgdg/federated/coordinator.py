@@ -28,7 +28,7 @@ from m2lgdg.storage import InputError
 Floats = npt.NDArray[np.float64]
 Totals = Mapping[str, npt.NDArray[np.int64]]  # by key of the ask; of sums by fold, one more axis in front
 Task = Generator[list[Ask], list[Floats], None]
-CONVERGED, CONVERGED_FOLD = 3e-8, 1e-6  # residuals of conjugate gradients; folds only serve the calibration
+CONVERGED, CONVERGED_FOLD = 3e-8, 1e-7  # residuals of conjugate gradients; folds only serve the calibration
 MOST_STEPS = 60  # of conjugate gradients
 CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
 
