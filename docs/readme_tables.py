@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from page_tables.committed import Model, trainings
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
@@ -40,28 +41,26 @@ def predictions(study: str) -> pd.DataFrame:
 
 
 @cache
-def areas(study: str, method: str, variant: str = "") -> pd.DataFrame:
-    """(seed, target) AUC in percent."""
-    rows = predictions(study)
-    rows = rows[(rows["method"] == method) & (rows["variant"] == variant)]
-    groups = {key: 100 * roc_auc_score(part["label"], part["proba"]) for key, part in rows.groupby(["seed", "target"])}
-    return pd.Series(groups).unstack()
+def areas(*models: Model) -> pd.DataFrame:
+    """(seed, target) AUC in percent of a model, or of the mean logit of several."""
+    return pd.DataFrame(
+        {target: 100 * roc_auc_score(part["label"], part["proba"]) for target, part in training.groupby("target")}
+        for training in trainings(*models)
+    )
 
 
 # The table
 
 
-def at_target(study: str, method: str, target: str, variant: str = "") -> str:
+def at_target(target: str, *models: Model) -> str:
     """Mean AUC over seeds at a site, with its sd if there are several seeds."""
-    values = areas(study, method, variant)[target]
+    values = areas(*models)[target]
     return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
-def over_sites(study: str, method: str, variant: str = "") -> str:
-    """Mean AUC over all sites of a study, with their number; nothing if the study is not committed yet."""
-    if not (ROOT / "results" / study).is_dir():
-        return ""
-    values = areas(study, method, variant).mean()
+def over_sites(*models: Model) -> str:
+    """Mean AUC over all sites of a study, with their number."""
+    values = areas(*models).mean()
     return f"{values.mean():.1f} ({len(values)})"
 
 
@@ -98,27 +97,27 @@ def two_sites() -> tuple[list[str], str]:
 
 def table() -> str:
     """Six results that matter, and a sentence on what two sites can decide."""
-    linear, atlases = "abide-paper-linear", "abide-atlases-phenotypes"
-    one, two = (over_sites(atlases, "connectome-adaptive", f"atlases={name}") for name in ("aal", "aal+ho"))
+    linear = "abide-paper-linear"
+    network = [(study, "m2lgdg-connectome", "") for study in ("abide-paper-connectome", "abide-connectome")]
+    default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "abide-linear")]
+    logistic = [(study, "fc-logistic", "phenotypes") for study in (linear, "abide-linear")]
+    without_brain = [(study, "phenotype-logistic", "") for study in (linear, "abide-linear")]
+
+    def row(title: str, *models: list[Model]) -> list[str]:
+        """Values of a model at the paper's sites and at all, each from its study; of several models, of their mean logit."""
+        two, every = zip(*models, strict=True)
+        return [title, *(at_target(target, *two) for target in TARGETS), over_sites(*every)]
+
+    paper = row("[`m2lgdg`](docs/results.md), the paper's", [("abide-paper", "m2lgdg", ""), (ALL_SITES, "m2lgdg", "")])
     intervals, sentence = two_sites()
     rows = [
-        ["[`m2lgdg`](docs/results.md), the paper's"]
-        + [f"{at_target('abide-paper', 'm2lgdg', target)} [{published(target)}]" for target in TARGETS]
-        + [over_sites(ALL_SITES, "m2lgdg")],
+        [paper[0], *(f"{paper[i]} [{published(target)}]" for i, target in enumerate(TARGETS, start=1)), paper[3]],
         ["its [95 % interval](docs/results.md): what two sites can decide", *intervals, ""],
-        ["[`m2lgdg-connectome`](docs/beyond.md), the same on connectomes"]
-        + [at_target("abide-paper-connectome", "m2lgdg-connectome", target) for target in TARGETS]
-        + [over_sites("abide-connectome", "m2lgdg-connectome")],
-        ["[`connectome-adaptive`](docs/connectome-adaptive.md), the default"]
-        + [at_target(linear, "connectome-adaptive", target, "phenotypes") for target in TARGETS]
-        + [one],
-        ["the default in [two atlases](docs/atlases.md)", "", "", two],
-        ["[`fc-logistic`](docs/methods.md#fc-logistic), a linear peer"]
-        + [at_target(linear, "fc-logistic", target, "phenotypes") for target in TARGETS]
-        + [over_sites("abide-linear", "fc-logistic", "phenotypes")],
-        ["[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)"]
-        + [at_target(linear, "phenotype-logistic", target) for target in TARGETS]
-        + [over_sites("abide-linear", "phenotype-logistic")],
+        row("[`m2lgdg-connectome`](docs/beyond.md), the same on connectomes", network),
+        row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
+        row("[both together](docs/beyond.md#at-20-sites), variant `plus`", network, default),
+        row("[`fc-logistic`](docs/methods.md#fc-logistic), a linear peer", logistic),
+        row("[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)", without_brain),
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]
     grid = "".join(re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in lines)
@@ -135,7 +134,7 @@ def forest_rows(study: str = ALL_SITES) -> pd.DataFrame:
     for method, variant in predictions(study)[["method", "variant"]].drop_duplicates().itertuples(index=False):
         if method == "prior" or variant not in ("", "phenotypes"):
             continue
-        sites = areas(study, method, variant).mean()
+        sites = areas((study, method, variant)).mean()
         half = student.ppf(0.975, len(sites) - 1) * sites.std(ddof=1) / np.sqrt(len(sites))
         alone = method in load_methods().with_role("phenotypes")
         sees = alone or variant == "phenotypes" or config["method"].get(method, {}).get("phenotypes") is not False

@@ -16,7 +16,7 @@ from m2lgdg.graph import group_graph
 from m2lgdg.methods import m2lgdg
 from m2lgdg.methods import m2lgdg_connectome as plain
 from m2lgdg.methods.linear import _balance
-from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome, network_weight
+from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 from m2lgdg.metrics import logit
 from m2lgdg.preprocess import PhenotypeScaler
 
@@ -292,34 +292,14 @@ def test_without_its_networks_plus_is_the_linear_model(fold, plus):
     np.testing.assert_allclose(added, 0.5 * alone.decision(alone.visible(fold.target)), atol=1e-3)
 
 
-def test_the_weight_is_chosen_on_sites_that_no_model_has_seen(fold, monkeypatch):
-    """Every network that is asked for a decision was fitted without the site of the subjects."""
-    asked = []
-    kept = M2LGDGConnectome.decision
-
-    def decision(self, target):
-        asked.append((set(self.facts_["source"]["sites"]), len(target), self.plus))
-        return kept(self, target)
-
-    monkeypatch.setattr(M2LGDGConnectome, "decision", decision)
-    method = make(NAME, **SMALL | {"plus": True}).fit(fold.source, seed=0)
-    assert [len(sites) for sites, _, _ in asked] == [2, 2, 2]
-    assert sum(count for _, count, _ in asked) == len(fold.source)
-    assert not any(plus for _, _, plus in asked)
-    assert float(method.state_["network.share"]) == pytest.approx(method.facts_["network_weight"])
-    assert float(method.network().share) == pytest.approx(method.facts_["network_weight"])
-    assert method._source is None and method._head is None
-
-
-def test_the_weight_is_what_helps_subjects_not_trained_on():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 400)
-    y = 2.0 * labels - 1
-    linear = y + rng.normal(size=400)
-    assert network_weight(linear, 3 * rng.normal(size=400), labels) == 0
-    assert network_weight(linear, -y, labels) == 0
-    assert network_weight(linear, y + rng.normal(size=400), labels) == 1
-    assert 0 < network_weight(linear, y + 2 * rng.normal(size=400), labels) < 1
+def test_plus_decides_by_the_mean_of_both_logits(fold):
+    fields = SMALL | {"epochs": 12, "warmup": 2}
+    models = [make(NAME, **fields), make("connectome-adaptive", phenotypes=True), make(NAME, **fields | {"plus": True})]
+    network, head, both = (logit(model.fit(fold.source, seed=0).predict_proba(fold.target)[:, 1]) for model in models)
+    exact = np.maximum(abs(network), abs(head)) < 12  # beyond, `logit` is bounded
+    np.testing.assert_allclose(both[exact], (network + head)[exact] / 2, atol=1e-3)
+    assert min(network.std(), head.std()) > 0.1 and exact.sum() > 20
+    assert models[2]._source is None and models[2]._head is None
 
 
 def test_connectivity_without_unusual_time_points(fold):

@@ -30,8 +30,13 @@ STUDIES = {
     "abide-paper-linear": 40,
     "abide-paper-ablation": 70,
     "abide-paper-connectome": 80,
+    "abide-paper-ufa-net": 5,
     "abide-all-sites": 612,
     "abide-linear": 400,
+    "abide-connectome": 60,
+    "abide-connectome-quick": 120,
+    "abide-connectome-atlases": 40,
+    "abide-connectome-sensitivity": 78,
     "abide-sensitivity": 198,
 }
 WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
@@ -509,6 +514,20 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
 
 
+def test_what_the_trainings_of_ufa_net_did(areas, records, published):
+    text = text_of("ufa-net-epochs")
+    mean, sd = areas["abide-paper-ufa-net", "ufa-net", "", "NYU"]
+    learned = [record["learned"] for record in records["abide-paper-ufa-net", "ufa-net", ""]]
+    assert len(learned) == 5
+    kept = [100 * one["history"][one["best_epoch"] - 1]["val_auc"] for one in learned]
+    first, last = ([one["history"][i]["ce"] for one in learned] for i in (0, -1))
+    expected = [mean, sd, float(published["ufa-net", "NYU", "AUC"])]
+    assert numbers(text)[:3] == close(expected)
+    assert numbers(text)[3:5] == pytest.approx([np.mean(first), max(last)], abs=0.0051)
+    assert numbers(text)[5:] == pytest.approx([min(kept), max(kept)], abs=0.501)
+    assert abs(mean - 50) < 3 and max(kept) < 65
+
+
 def test_linear_models_at_twenty_sites(areas):
     study = {key[1:]: value[0] for key, value in areas.items() if key[0] == "abide-linear"}
     by_site = pd.Series(study).unstack([0, 1])
@@ -528,6 +547,86 @@ def test_linear_models_at_twenty_sites(areas):
         assert middle == close((own - reference).mean()) and low < middle < high
         assert numbers(row[9]) == [(own > reference).sum(), 20]
         assert as_chance(row[10]) == pytest.approx(paired_p(own, reference), abs=0.000501)
+
+
+def logits_at(predictions, study, method, variant, seed):
+    """(target, subject) logits and labels of one training."""
+    table = predictions[study].query("method == @method and variant == @variant and seed == @seed")
+    table = table.set_index(["target", "subject"]).sort_index()
+    p = table["proba"].clip(1e-9, 1 - 1e-9)
+    return np.log(p / (1 - p)), table["label"]
+
+
+def areas_by_site(decision, label):
+    return pd.Series(
+        {site: 100 * auc(label[site].to_numpy(), decision[site].to_numpy()) for site in label.index.unique("target")}
+    )
+
+
+def test_the_framework_and_the_linear_model_at_twenty_sites(predictions):
+    four = ["NYU", "USM", "UM_1", "YALE"]
+    linear, label = logits_at(predictions, "abide-linear", "connectome-adaptive", "phenotypes", 0)
+    reference = areas_by_site(linear, label)
+    own = [logits_at(predictions, "abide-connectome", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
+    quick = [logits_at(predictions, "abide-connectome-quick", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
+    scan = [logits_at(predictions, "abide-connectome-quick", "m2lgdg-connectome", "scan", seed)[0] for seed in range(3)]
+    expected = {
+        "`m2lgdg-connectome`": own,
+        "... variant `plus`": [(one + linear) / 2 for one in own],
+        "... variant `quick`": quick,
+        "... variant `quick` without phenotypes": scan,
+    }
+    rows = {row[0]: row for row in rows_of("connectome-sites")}
+    for title, decisions in expected.items():
+        each = [areas_by_site(decision, label) for decision in decisions]
+        areas, row = sum(each) / 3, rows[title]
+        means = [areas.mean(), areas.drop(four).mean(), areas[four].mean()]
+        assert numbers(*row[1:8]) == close([*means, *areas[four]])
+        middle, low, high = numbers(row[8])
+        assert middle == close((areas - reference).mean()) and low < middle < high
+        assert numbers(row[9]) == [(areas > reference + 1e-9).sum(), 20]
+        assert as_chance(row[10]) == pytest.approx(paired_p(areas, reference), abs=0.000501)
+    for row, decisions in zip(rows_of("connectome-seeds"), (own, quick, scan), strict=True):
+        means = [areas_by_site(decision, label).mean() for decision in decisions]
+        assert numbers(*row[1:]) == close([*means, np.std(means, ddof=1)])
+    equal = [areas_by_site(one + linear, label).mean() for one in own]
+    assert [float(row[1]) for row in rows_of("plus-weights")] == close(equal)
+    assert all(float(row[2]) <= float(row[1]) for row in rows_of("plus-weights"))
+
+
+def test_several_atlases_are_joined_by_their_mean_logit():
+    from page_tables.committed import areas_of
+
+    models = (
+        ("abide-connectome-atlases", "m2lgdg-connectome", "atlases=aal+ho"),
+        (
+            "abide-atlases-phenotypes",
+            "connectome-adaptive",
+            "atlases=aal+ho",
+        ),
+    )
+    tables = [pd.read_csv(RESULTS / study / "predictions.csv", keep_default_na=False) for study, *_ in models]
+    parts = [table[(table["method"] == m) & (table["variant"] == v)] for table, (_, m, v) in zip(tables, models, strict=True)]
+    one, two = (part.set_index(["target", "subject"]) for part in parts)
+    decision = sum(np.log(part["proba"] / (1 - part["proba"])).loc[one.index] for part in (one, two))
+    expected = areas_by_site(decision.sort_index(), one["label"].sort_index())
+    pd.testing.assert_series_equal(areas_of(*models), expected, check_names=False)
+
+
+def test_the_sensitivity_of_the_framework(predictions):
+    table = predictions["abide-connectome-sensitivity"]
+    areas = {
+        (variant, target): 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy())
+        for (variant, target), part in table.groupby(["variant", "target"])
+    }
+    means = pd.Series(areas).groupby(level=0).mean()
+    rows = rows_of("connectome-sensitivity")
+    assert len(rows) == 6
+    for field, _, lowest, highest in rows:
+        own = means[means.index.str.startswith(field.strip("`") + "=")]
+        assert numbers(lowest)[0] == close(own.min()) and numbers(highest)[0] == close(own.max())
+        assert float(own.idxmin().split("=")[1]) == numbers(lowest)[1]
+    assert numbers(text_of("connectome-sensitivity"))[0] == close(means[""])
 
 
 def test_calibration_slopes(predictions):

@@ -28,7 +28,7 @@ COHORTS = {
     "abide-connectome-sensitivity": "abide-paper",
 }
 AT_20_SITES = (
-    *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-plus", "abide-linear"),
+    *("abide-adapted", "abide-connectome", "abide-connectome-atlases", "abide-connectome-quick", "abide-linear"),
     "abide-networks",
 )
 TARGETS = {"abide": ["NYU", "USM"], "rest-meta-mdd": ["S9", "S15", "S20", "S21"]}

@@ -6,41 +6,139 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from m2lgdg.metrics import auc, calibration, logit
+from m2lgdg.metrics import auc, calibration, logit, platt, sigmoid
 from page_tables.atlases import ATLAS_STUDIES, UNSEEN
-from page_tables.committed import ALL_SITES, TARGETS, Model, areas_of, by_site, macro, paired, predictions, scores
+from page_tables.committed import (
+    ALL_SITES,
+    ROOT,
+    TARGETS,
+    Model,
+    areas_of,
+    by_site,
+    macro,
+    paired,
+    paired_trainings,
+    predictions,
+    scores,
+    sites,
+    trainings,
+)
 from page_tables.results import BEST
-from page_tables.writing import block, chance, interval, name, number, table
+from page_tables.writing import block, chance, interval, name, number, spread, table
 
 Key = tuple[str, str]  # method, variant
 FUSED = ("coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg")
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of the networks
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of `m2lgdg-connectome` next to the linear model, in sd of the latter
 TWENTY = "abide-linear"  # 20 sites
+TWO_ATLASES = "atlases=aal+ho"
 ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
-MODELS: dict[str, Model] = {
-    "phenotypes alone (`phenotype-logistic`)": (TWENTY, "phenotype-logistic", ""),
-    **{f"`{method}`": (TWENTY, method, "phenotypes") for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge")},
-    **{f"`{method}`": (TWENTY, method, "phenotypes") for method in ("connectome-ensemble", "fc-adaptive")},
-    "`connectome-adaptive`": ADAPTIVE,
-    "`connectome-adaptive` in two atlases": (ATLAS_STUDIES[1], "connectome-adaptive", "atlases=aal+ho"),
+ADAPTIVE_TWO: Model = (ATLAS_STUDIES[1], "connectome-adaptive", TWO_ATLASES)
+CONNECTOME: Model = ("abide-connectome", "m2lgdg-connectome", "")
+QUICK, QUICK_SCAN = (("abide-connectome-quick", "m2lgdg-connectome", variant) for variant in ("", "scan"))
+QUICK_TWO: Model = ("abide-connectome-atlases", "m2lgdg-connectome", TWO_ATLASES)
+LINEAR_MODELS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
+    "phenotypes alone (`phenotype-logistic`)": ((TWENTY, "phenotype-logistic", ""),),
+    **{f"`{method}`": ((TWENTY, method, "phenotypes"),) for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge")},
+    **{f"`{method}`": ((TWENTY, method, "phenotypes"),) for method in ("connectome-ensemble", "fc-adaptive")},
+    "`connectome-adaptive`": (ADAPTIVE,),
+    "`connectome-adaptive` in two atlases": (ADAPTIVE_TWO,),
+}
+NETWORKS: dict[str, tuple[Model, ...]] = {
+    "`connectome-adaptive`": (ADAPTIVE,),
+    "`m2lgdg-connectome`": (CONNECTOME,),
+    "... variant `plus`": (CONNECTOME, ADAPTIVE),
+    "... variant `quick`": (QUICK,),
+    "... variant `quick` without phenotypes": (QUICK_SCAN,),
+    "... variant `quick` in two atlases": (QUICK_TWO,),
+    "... variant `quick` and `connectome-adaptive`, both in two atlases": (QUICK_TWO, ADAPTIVE_TWO),
 }
 
 
-@block("twenty-sites")
-def twenty_sites() -> list[str]:
-    """AUC of models with phenotypes at all 20 sites, at the 16 that choices were made on, and at the four others."""
+def _at_twenty_sites(models: dict[str, tuple[Model, ...]]) -> list[str]:
+    """AUC at all 20 sites, at the 16 that choices were made on, and at the four others; compared with one model."""
     rows = []
-    for title, model in MODELS.items():
-        areas, four = areas_of(model), list(UNSEEN)
+    for title, joined in models.items():
+        areas, four = areas_of(*joined), list(UNSEEN)
         means = (areas.mean(), areas.drop(four).mean(), areas[four].mean())
         row = [title, *(number(value) for value in (*means, *areas[four]))]
-        if model != ADAPTIVE:
-            test = paired(model, ADAPTIVE)
+        if joined != (ADAPTIVE,):
+            test = paired_trainings(joined, (ADAPTIVE,))
             better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
             row += [interval(test["difference"], *test["interval"]), better, chance(test["p"])]
         rows.append(row + [""] * (11 - len(row)))
     header = ["model", "20 sites", "16 sites", "the four", *UNSEEN, "minus `connectome-adaptive` (95 % over subjects)"]
     return table([*header, "sites above it", "p over sites"], rows)
+
+
+block("twenty-sites")(partial(_at_twenty_sites, LINEAR_MODELS))
+block("connectome-sites")(partial(_at_twenty_sites, NETWORKS))
+
+
+@block("connectome-seeds")
+def connectome_seeds() -> list[str]:
+    """Mean AUC over 20 sites of each training of `m2lgdg-connectome`, and their sd."""
+    rows = []
+    for title, joined in (("defaults", (CONNECTOME,)), ("`quick`", (QUICK,)), ("`quick`, no phenotypes", (QUICK_SCAN,))):
+        one = [
+            table.groupby("target")[["label", "proba"]].apply(lambda part: auc(*part.to_numpy().T))
+            for table in trainings(*joined)
+        ]
+        means = [100 * float(areas.mean()) for areas in one]
+        rows.append([title, *(number(value) for value in means), number(np.std(means, ddof=1))])
+    return table(["setting", "seed 0", "seed 1", "seed 2", "sd"], rows)
+
+
+@block("plus-weights")
+def plus_weights() -> list[str]:
+    """Mean AUC over 20 sites of variant `plus` with equal weights, and with one chosen at the other 19 sites."""
+    rows = []
+    for seed, (network, linear) in enumerate(zip(trainings(CONNECTOME), trainings(ADAPTIVE) * 3, strict=True)):
+        first, label = pd.Series(logit(linear["proba"]), linear.index), linear["label"]
+        second = pd.Series(logit(network["proba"]), network.index).loc[first.index]
+        areas: dict[str, list[float]] = {"equal": [], "chosen": []}
+        for site in first.index.unique("target"):
+            others = first.index.get_level_values("target") != site
+            unit = first[others].std() / second[others].std()
+            losses = {weight: _log_loss(first[others] + weight * unit * second[others], label[others]) for weight in SHARES}
+            weights = {"equal": 1.0, "chosen": unit * min(losses, key=lambda weight: losses[weight])}
+            for title, weight in weights.items():
+                joint = first.loc[site] + weight * second.loc[site]
+                areas[title].append(100 * auc(label.loc[site].to_numpy(), joint.to_numpy()))
+        rows.append([str(seed), *(number(np.mean(areas[title])) for title in ("equal", "chosen"))])
+    return table(["seed", "equal weights", "weight chosen at the 19 other sites"], rows)
+
+
+def _log_loss(decision: pd.Series, label: pd.Series) -> float:
+    """Mean log loss of a decision after Platt scaling on the same subjects."""
+    slope, offset = platt(decision.to_numpy(), label.to_numpy())
+    right = sigmoid((slope * decision.to_numpy() + offset) * (2 * label.to_numpy() - 1))
+    return float(-np.log(np.maximum(right, 1e-12)).mean())
+
+
+@block("connectome-shorter")
+def connectome_shorter() -> list[str]:
+    """Mean AUC at the 16 sites of shorter trainings of `m2lgdg-connectome`, over seeds."""
+    areas = pd.read_csv(ROOT / "benchmarks" / "connectome-shorter.csv")
+    means = areas.groupby(["setting", "seed"])["auc"].mean().groupby("setting").agg(["mean", "std"])
+    ordered = means.sort_values("mean", ascending=False)
+    return table(["setting", "mean AUC"], [[title, spread((row["mean"], row["std"]))] for title, row in ordered.iterrows()])
+
+
+@block("connectome-sensitivity")
+def connectome_sensitivity() -> list[str]:
+    """Lowest and highest mean AUC of NYU and USM over the values of each field."""
+    areas = sites("abide-connectome-sensitivity").xs("AUC", level="metric")["mean"].groupby("variant").mean()
+    swept = pd.DataFrame(
+        [(*title.split("="), area) for title, area in areas.items() if title], columns=["field", "value", "AUC"]
+    )
+    rows = []
+    for field, part in swept.groupby("field"):
+        values = [f"{value:g}" for value in sorted(map(float, part["value"]))]
+        lowest, highest = (part.loc[chosen] for chosen in (part["AUC"].idxmin(), part["AUC"].idxmax()))
+        ends = [f"{number(one['AUC'])} (at {float(one['value']):g})" for one in (lowest, highest)]
+        rows.append([f"`{field}`", f"{values[0]} to {values[-1]}", *ends])
+    return [*table(["field", "values", "lowest", "highest"], rows), "", f"All at their defaults: {number(areas[''])}."]
 
 
 def _without(key: Key) -> float:

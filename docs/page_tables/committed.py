@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_rel
 
-from m2lgdg.metrics import auc, delong_test
+from m2lgdg.metrics import auc, delong_test, logit, sigmoid
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, over_seeds, site_scores, training_differences
 
@@ -151,12 +151,6 @@ def targets_of(model: Model) -> tuple[str, ...]:
     return tuple(sorted(set(predictions(model[0]).query("method == @model[1]")["target"])))
 
 
-def areas_of(model: Model) -> pd.Series:
-    """AUC in percent at each target of probabilities averaged over seeds."""
-    grouped = scores(model, targets_of(model)).groupby("target")
-    return pd.Series({target: 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy()) for target, part in grouped})
-
-
 def aligned(first: Model, second: Model) -> Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """Label and both probabilities of the subjects at each site of the first."""
     targets = targets_of(first)
@@ -173,15 +167,22 @@ def delong(first: Model, second: Model) -> dict[str, tuple[float, float]]:
 
 
 def paired(first: Model, second: Model) -> dict:
-    """Difference of mean AUC over the sites of the first in percent, its 95 % interval over subjects, p over sites, DeLong."""
-    matrices, sizes = [], []
-    for _, label, *probas in aligned(first, second):
-        matrices.append([ranked(label, proba) for proba in probas])
-        sizes.append((int((label == 0).sum()), int((label == 1).sum())))
-    areas = 100 * np.array([[matrix.mean() for matrix in pair] for pair in matrices])  # (site, side)
+    """Probabilities averaged over seeds: difference of mean AUC over the sites of the first, and DeLong's at each."""
+    matrices = [[ranked(label, proba) for proba in probas] for _, label, *probas in aligned(first, second)]
+    return compared(matrices) | {"delong": delong(first, second)}
+
+
+def compared(matrices: Iterable[Iterable[np.ndarray]]) -> dict:
+    """Difference of mean AUC over sites in percent, its 95 % interval over subjects, p over sites.
+
+    Each site has two matrices of `ranked`, (patient, control), of the same subjects.
+    """
+    pairs = [tuple(pair) for pair in matrices]
+    sizes = tuple((one.shape[1], one.shape[0]) for one, _ in pairs)  # controls, patients
+    areas = 100 * np.array([[matrix.mean() for matrix in pair] for pair in pairs])  # (site, side)
     drawn = np.zeros(DRAWS)
-    for (a, b), (controls, patients) in zip(matrices, bootstrap(tuple(sizes)), strict=True):
-        drawn += ((patients @ (a - b)) * controls).sum(axis=1) / a.size / len(matrices)
+    for (a, b), (controls, patients) in zip(pairs, bootstrap(sizes), strict=True):
+        drawn += ((patients @ (a - b)) * controls).sum(axis=1) / a.size / len(pairs)
     difference = areas[:, 0] - areas[:, 1]
     return {
         "means": areas.mean(axis=0),
@@ -189,5 +190,44 @@ def paired(first: Model, second: Model) -> dict:
         "interval": 100 * np.percentile(drawn, [2.5, 97.5]),
         "p": float(ttest_rel(*areas.T).pvalue) if len(areas) > 2 else np.nan,
         "counts": tuple(int(part.sum()) for part in (difference > 1e-9, np.abs(difference) <= 1e-9, difference < -1e-9)),
-        "delong": delong(first, second),
     }
+
+
+# Single trainings of a model, or of several that are joined by their mean logit
+
+
+@cache
+def trainings(*models: Model) -> list[pd.DataFrame]:
+    """Label and probability by (target, subject) for each seed. A model with one seed goes with all seeds of the others."""
+    tables = []
+    for study, method, variant in models:
+        table = predictions(study)
+        own = table[(table["method"] == method) & (table["variant"] == variant)]
+        parts = [part.set_index(["target", "subject"]).sort_index() for _, part in own.groupby("seed")]
+        tables.append([part[["label", "proba"]] for part in parts])
+    seeds = max(map(len, tables))
+    joined = []
+    for parts in zip(*(one * seeds if len(one) == 1 else one for one in tables), strict=True):
+        mean = np.mean([logit(part.loc[parts[0].index, "proba"].to_numpy()) for part in parts], axis=0)
+        joined.append(parts[0].assign(proba=sigmoid(mean)))
+    return joined
+
+
+def wins(*models: Model) -> dict[str, np.ndarray]:
+    """(patient, control) mean of `ranked` over trainings at each target: the mean AUC of a training is its mean."""
+    tables = [dict(iter(table.groupby("target"))) for table in trainings(*models)]
+    each = {
+        site: [ranked(one[site]["label"].to_numpy(), one[site]["proba"].to_numpy()) for one in tables] for site in tables[0]
+    }
+    return {site: np.mean(matrices, axis=0) for site, matrices in each.items()}
+
+
+def areas_of(*models: Model) -> pd.Series:
+    """AUC in percent at each target, mean over trainings."""
+    return pd.Series({site: 100 * matrix.mean() for site, matrix in wins(*models).items()})
+
+
+def paired_trainings(first: tuple[Model, ...], second: tuple[Model, ...]) -> dict:
+    """Mean AUC of a training of the first minus that of the second, over sites, as `compared`."""
+    one, two = wins(*first), wins(*second)
+    return compared((one[site], two[site]) for site in one)

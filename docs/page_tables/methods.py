@@ -61,6 +61,22 @@ def m2dc_epochs() -> list[str]:
     )
 
 
+@block("ufa-net-epochs")
+def ufa_net_epochs() -> list[str]:
+    """AUC of `ufa-net` at NYU, and how its trainings went on source."""
+    study, target = "abide-paper-ufa-net", "NYU"
+    own = [record["learned"] for record in records(study, "ufa-net")]
+    kept = [100 * one["history"][one["best_epoch"] - 1]["val_auc"] for one in own]
+    first, last = ([one["history"][epoch]["ce"] for one in own] for epoch in (0, -1))
+    return bullets(
+        f"AUC at {target}: {spread(scores_at((study, 'ufa-net', ''), target))}; the paper has "
+        f"{published()['ufa-net', target, 'AUC']:.1f}.",
+        f"On source-training subjects the cross-entropy falls from {number(np.mean(first), 2)} to at most "
+        f"{number(max(last), 3)}. On source-validation subjects the AUC of the kept epochs is {min(kept):.0f} to "
+        f"{max(kept):.0f}.",
+    )
+
+
 @block("m2lgdg-abide")
 def m2lgdg_abide() -> list[str]:
     """M²LG-DG with two decimals, its validation AUC, and the paper's AUC."""
