@@ -30,6 +30,7 @@ STUDIES = {
     "abide-paper-linear": 40,
     "abide-paper-ablation": 70,
     "abide-paper-connectome": 80,
+    "abide-paper-connectome-quick": 10,
     "abide-paper-ufa-net": 5,
     "abide-all-sites": 612,
     "abide-linear": 400,
