@@ -337,8 +337,9 @@ def test_all_metrics_of_the_compared_networks(key, scores, published):
 def test_costs_of_networks(records):
     for cell, seconds, median, peak in rows_of("network-costs"):
         name, _ = named(cell)
-        own = [record for study in ("abide-paper", "abide-paper-phenotypes") for record in records.get((study, name, ""), [])]
-        assert len(own) == (10 if name == "mm-gtunets" else 20)
+        studies = ("abide-paper", "abide-paper-phenotypes", "abide-paper-ufa-net")
+        own = [record for study in studies for record in records.get((study, name, ""), [])]
+        assert len(own) == {"mm-gtunets": 10, "ufa-net": 5}.get(name, 20)
         each = [record["seconds"] for record in own]
         assert numbers(seconds, median) == pytest.approx([min(each), max(each), np.median(each)], abs=0.501)
         assert float(peak) == pytest.approx(max(record["learned"]["peak_memory_gib"] for record in own), abs=0.00501)
@@ -525,7 +526,9 @@ def test_what_the_trainings_of_ufa_net_did(areas, records, published):
     expected = [mean, sd, float(published["ufa-net", "NYU", "AUC"])]
     assert numbers(text)[:3] == close(expected)
     assert numbers(text)[3:5] == pytest.approx([np.mean(first), max(last)], abs=0.0051)
-    assert numbers(text)[5:] == pytest.approx([min(kept), max(kept)], abs=0.501)
+    assert numbers(text)[5:7] == pytest.approx([min(kept), max(kept)], abs=0.501)
+    aligned = [epoch["alignment"] for one in learned for epoch in one["history"] if "alignment" in epoch]
+    assert numbers(text)[7:] == [0, aligned.count(0.0), len(aligned)]
     assert abs(mean - 50) < 3 and max(kept) < 65
 
 
@@ -590,6 +593,14 @@ def test_the_framework_and_the_linear_model_at_twenty_sites(predictions):
     for row, decisions in zip(rows_of("connectome-seeds"), (own, quick, scan), strict=True):
         means = [areas_by_site(decision, label).mean() for decision in decisions]
         assert numbers(*row[1:]) == close([*means, np.std(means, ddof=1)])
+    gains = {row[0]: row for row in rows_of("connectome-gains")}
+    both = [areas_by_site(one + linear, label) for one in own]
+    difference = sum(both) / 3 - sum(areas_by_site(one, label) for one in own) / 3
+    row = gains["`plus` minus `m2lgdg-connectome`"]
+    assert numbers(row[1])[0] == close(difference.mean()) and numbers(row[2]) == [(difference > 1e-9).sum(), 20]
+    difference = sum(areas_by_site(a, label) - areas_by_site(b, label) for a, b in zip(quick, scan, strict=True)) / 3
+    row = gains["`quick` minus `quick` without phenotypes"]
+    assert numbers(row[1])[0] == close(difference.mean()) and numbers(row[2]) == [(difference > 1e-9).sum(), 20]
     equal = [areas_by_site(one + linear, label).mean() for one in own]
     assert [float(row[1]) for row in rows_of("plus-weights")] == close(equal)
     assert all(float(row[2]) <= float(row[1]) for row in rows_of("plus-weights"))

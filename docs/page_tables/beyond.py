@@ -76,6 +76,25 @@ block("twenty-sites")(partial(_at_twenty_sites, LINEAR_MODELS))
 block("connectome-sites")(partial(_at_twenty_sites, NETWORKS))
 
 
+GAINS: dict[str, tuple[tuple[Model, ...], tuple[Model, ...]]] = {
+    "`plus` minus `m2lgdg-connectome`": ((CONNECTOME, ADAPTIVE), (CONNECTOME,)),
+    "`m2lgdg-connectome` minus `quick`": ((CONNECTOME,), (QUICK,)),
+    "`quick` minus `quick` without phenotypes": ((QUICK,), (QUICK_SCAN,)),
+    "`quick` in two atlases minus `quick`, same seed": ((QUICK_TWO,), (("abide-connectome-atlases", "m2lgdg-connectome", ""),)),
+}
+
+
+@block("connectome-gains")
+def connectome_gains() -> list[str]:
+    """Differences of mean AUC between forms of `m2lgdg-connectome` at 20 sites."""
+    rows = []
+    for title, (first, second) in GAINS.items():
+        test = paired_trainings(first, second)
+        better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
+        rows.append([title, interval(test["difference"], *test["interval"]), better, chance(test["p"])])
+    return table(["difference", "points (95 % over subjects)", "sites above", "p over sites"], rows)
+
+
 @block("connectome-seeds")
 def connectome_seeds() -> list[str]:
     """Mean AUC over 20 sites of each training of `m2lgdg-connectome`, and their sd."""
