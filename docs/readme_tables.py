@@ -113,9 +113,9 @@ def table() -> str:
     rows = [
         [paper[0], *(f"{paper[i]} [{published(target)}]" for i, target in enumerate(TARGETS, start=1)), paper[3]],
         ["its [95 % interval](docs/results.md): what two sites can decide", *intervals, ""],
-        row("[`m2lgdg-connectome`](docs/beyond.md), the same on connectomes", network),
+        row("[`m2lgdg-connectome`](docs/beyond.md), on connectomes", network),
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
-        row("[both together](docs/beyond.md#at-20-sites), variant `plus`", network, default),
+        row("[both](docs/beyond.md#at-20-sites), variant `plus`", network, default),
         row("[`fc-logistic`](docs/methods.md#fc-logistic), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)", without_brain),
     ]
