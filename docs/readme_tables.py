@@ -11,15 +11,13 @@ import argparse
 import json
 import re
 import textwrap
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from page_tables.committed import Model, trainings
+from page_tables.committed import ALL_SITES, TARGETS, Model, by_seed, by_site, predictions
 from scipy.stats import t as student
-from sklearn.metrics import roc_auc_score
 
 from m2lgdg.metrics import delong_interval, delong_test
 from m2lgdg.registry import PAPER, SIMPLE, load_methods
@@ -28,25 +26,8 @@ from m2lgdg.study.stats import holm
 ROOT = Path(__file__).resolve().parents[1]
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "images" / "forest.png"
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- end of results -->)", re.S)
-TARGETS = ("NYU", "USM")  # of the paper
-ALL_SITES = "abide-all-sites"
 SHADES = {"light": ("#1f2328", "white", "#5b6570"), "dark": ("#e6edf3", "none", "#9aa4af")}  # text, page, grey
 LINEAR, NETWORK = "#2f81c7", "#d9822b"  # readable on both
-
-
-@cache
-def predictions(study: str) -> pd.DataFrame:
-    """The predictions of a committed study."""
-    return pd.read_csv(ROOT / "results" / study / "predictions.csv", keep_default_na=False, dtype={"variant": str})
-
-
-@cache
-def areas(*models: Model) -> pd.DataFrame:
-    """(seed, target) AUC in percent of a model, or of the mean logit of several."""
-    return pd.DataFrame(
-        {target: 100 * roc_auc_score(part["label"], part["proba"]) for target, part in training.groupby("target")}
-        for training in trainings(*models)
-    )
 
 
 # The table
@@ -54,13 +35,13 @@ def areas(*models: Model) -> pd.DataFrame:
 
 def at_target(target: str, *models: Model) -> str:
     """Mean AUC over seeds at a site, with its sd if there are several seeds."""
-    values = areas(*models)[target]
+    values = by_seed(*models)[target]
     return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def over_sites(*models: Model) -> str:
     """Mean AUC over all sites of a study, with their number."""
-    values = areas(*models).mean()
+    values = by_site(*models)
     return f"{values.mean():.1f} ({len(values)})"
 
 
@@ -134,7 +115,7 @@ def forest_rows(study: str = ALL_SITES) -> pd.DataFrame:
     for method, variant in predictions(study)[["method", "variant"]].drop_duplicates().itertuples(index=False):
         if method == "prior" or variant not in ("", "phenotypes"):
             continue
-        sites = areas((study, method, variant)).mean()
+        sites = by_site((study, method, variant))
         half = student.ppf(0.975, len(sites) - 1) * sites.std(ddof=1) / np.sqrt(len(sites))
         alone = method in load_methods().with_role("phenotypes")
         sees = alone or variant == "phenotypes" or config["method"].get(method, {}).get("phenotypes") is not False

@@ -14,11 +14,12 @@ import pytest
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from m2lgdg import read
+from m2lgdg import make, read
 from m2lgdg.metrics import auc
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.tables import render, study_tables
+from m2lgdg.study.config import read_study
 from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_scores
 
 ROOT = Path(__file__).parents[1]
@@ -177,6 +178,19 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
     assert set(study["methods"]) == set(table["method"])
     for file in folder.rglob("*.json*"):
         assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if "connectome" in name])
+def test_the_recorded_fields_are_those_of_the_study_file(name):
+    """What was trained is what `studies/` repeats."""
+    study, recorded = read_study(ROOT / "studies" / f"{name}.toml"), json.loads((RESULTS / name / "study.json").read_text())
+    for key in ("methods", "seeds", "variants", "sweep"):
+        asked = getattr(study, key)
+        assert (asked or []) == (recorded[key] or []), key
+    (method,) = study.methods
+    given = dict(study.method.get(method, {}))
+    fields = json.loads(json.dumps(make(method, given.pop("variant", None), **given).fields()))
+    assert {key: fields[key] for key in recorded["method"][method]} == recorded["method"][method]
 
 
 @pytest.mark.parametrize("name", WITH_TABLES)
@@ -607,7 +621,7 @@ def test_the_framework_and_the_linear_model_at_twenty_sites(predictions):
 
 
 def test_several_atlases_are_joined_by_their_mean_logit():
-    from page_tables.committed import areas_of
+    from page_tables.committed import by_site
 
     models = (
         ("abide-connectome-atlases", "m2lgdg-connectome", "atlases=aal+ho"),
@@ -622,7 +636,7 @@ def test_several_atlases_are_joined_by_their_mean_logit():
     one, two = (part.set_index(["target", "subject"]) for part in parts)
     decision = sum(np.log(part["proba"] / (1 - part["proba"])).loc[one.index] for part in (one, two))
     expected = areas_by_site(decision.sort_index(), one["label"].sort_index())
-    pd.testing.assert_series_equal(areas_of(*models), expected, check_names=False)
+    pd.testing.assert_series_equal(by_site(*models), expected, check_names=False)
 
 
 def test_the_sensitivity_of_the_framework(predictions):

@@ -13,7 +13,7 @@ from page_tables.committed import (
     ROOT,
     TARGETS,
     Model,
-    areas_of,
+    by_seed,
     by_site,
     cells,
     macro,
@@ -60,9 +60,9 @@ def _at_twenty_sites(models: dict[str, tuple[Model, ...]]) -> list[str]:
     """AUC at all 20 sites, at the 16 that choices were made on, and at the four others; compared with one model."""
     rows = []
     for title, joined in models.items():
-        areas, four = areas_of(*joined), list(UNSEEN)
-        means = (areas.mean(), areas.drop(four).mean(), areas[four].mean())
-        row = [title, *(number(value) for value in (*means, *areas[four]))]
+        own, four = by_site(*joined), list(UNSEEN)
+        means = (own.mean(), own.drop(four).mean(), own[four].mean())
+        row = [title, *(number(value) for value in (*means, *own[four]))]
         if joined != (ADAPTIVE,):
             test = paired_trainings(joined, (ADAPTIVE,))
             better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
@@ -100,12 +100,8 @@ def connectome_seeds() -> list[str]:
     """Mean AUC over 20 sites of each training of `m2lgdg-connectome`, and their sd."""
     rows = []
     for title, joined in (("defaults", (CONNECTOME,)), ("`quick`", (QUICK,)), ("`quick`, no phenotypes", (QUICK_SCAN,))):
-        one = [
-            table.groupby("target")[["label", "proba"]].apply(lambda part: auc(*part.to_numpy().T))
-            for table in trainings(*joined)
-        ]
-        means = [100 * float(areas.mean()) for areas in one]
-        rows.append([title, *(number(value) for value in means), number(np.std(means, ddof=1))])
+        means = by_seed(*joined).mean(axis=1)
+        rows.append([title, *(number(value) for value in means), number(means.std())])
     return table(["setting", "seed 0", "seed 1", "seed 2", "sd"], rows)
 
 

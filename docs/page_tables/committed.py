@@ -97,11 +97,6 @@ def scores_at(model: Model, target: str, metric: str = "AUC") -> tuple[float, fl
     return float(mean), float(sd)
 
 
-def by_site(model: Model) -> pd.Series:
-    """AUC in percent at each target, mean over seeds."""
-    return sites(model[0]).loc[model[1:]].xs("AUC", level="metric")["mean"]
-
-
 def of_paper(method: str, phenotypes: bool) -> Model | None:
     """Where the results of a method on the paper's subjects are, without or with phenotypes; None if it was not run so."""
     if method in LINEAR:
@@ -222,9 +217,16 @@ def wins(*models: Model) -> dict[str, np.ndarray]:
     return {site: np.mean(matrices, axis=0) for site, matrices in each.items()}
 
 
-def areas_of(*models: Model) -> pd.Series:
-    """AUC in percent at each target, mean over trainings."""
-    return pd.Series({site: 100 * matrix.mean() for site, matrix in wins(*models).items()})
+@cache
+def by_seed(*models: Model) -> pd.DataFrame:
+    """(seed, target) AUC in percent."""
+    each = [table.groupby("target")[["label", "proba"]] for table in trainings(*models)]
+    return pd.DataFrame([groups.apply(lambda part: 100 * auc(*part.to_numpy().T)) for groups in each])
+
+
+def by_site(*models: Model) -> pd.Series:
+    """AUC in percent at each target, mean over seeds."""
+    return by_seed(*models).mean()
 
 
 def paired_trainings(first: tuple[Model, ...], second: tuple[Model, ...]) -> dict:
