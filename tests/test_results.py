@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -653,6 +654,32 @@ def test_the_sensitivity_of_the_framework(predictions):
         assert numbers(lowest)[0] == close(own.min()) and numbers(highest)[0] == close(own.max())
         assert float(own.idxmin().split("=")[1]) == numbers(lowest)[1]
     assert numbers(text_of("connectome-sensitivity"))[0] == close(means[""])
+
+
+def test_labels_of_many_swept_fields_do_not_overlap(predictions, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from m2lgdg.report import figures
+
+    sheets = []
+
+    def drawn(name, caption, alt, size, paint):
+        sheets.append(figures.Sheet(Figure(figsize=size, dpi=100, layout="constrained")))
+        paint(sheets[0])
+        sheets[0].canvas.draw_without_rendering()
+
+    monkeypatch.setattr(figures, "draw", drawn)
+    recorded = json.loads((RESULTS / "abide-connectome-sensitivity" / "study.json").read_text())
+    axes, default = recorded["sweep"]["m2lgdg-connectome"], recorded["method"]["m2lgdg-connectome"]
+    scores = cell_scores(predictions["abide-connectome-sensitivity"])
+    figures.sensitivity_curves("m2lgdg-connectome", scores, axes, default)
+    lowest = sheets[0].canvas.axes[-len(axes) :]
+    assert [panel.get_xlabel() for panel in lowest] == list(axes)
+    for panel in lowest:
+        labels = panel.get_xticklabels()
+        assert [float(label.get_text()) for label in labels] == sorted(axes[panel.get_xlabel()])
+        boxes = [label.get_window_extent() for label in labels if label.get_rotation() == 0]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_calibration_slopes(predictions):

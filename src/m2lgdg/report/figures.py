@@ -258,7 +258,9 @@ def sensitivity_curves(
             values.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
             for panel, metric in zip(column, SWEPT, strict=True):
                 curve(sheet, panel, name, values, metric, colour(hue))
-            column[-1].set_xticks(range(len(values)), [short(str(value), 12) for value in values])
+            labels = [f"{value:g}" if isinstance(value, float) else short(str(value), 12) for value in values]
+            crowded = sum(map(len, labels)) > 16  # side by side they would overlap
+            column[-1].set_xticks(range(len(values)), labels, rotation=60 if crowded else 0)
             column[-1].set_xlabel(name)
         for panel, metric in zip(grid[:, 0], SWEPT, strict=True):
             panel.set_ylabel(f"{metric} (%)")
