@@ -7,7 +7,8 @@ A setting is a name and fields of the method as JSON; "method" among them names 
 connectome-settings.csv next to this file has the settings compared when the defaults were chosen (docs/beyond.md). Its fields
 are differences from the first recipe: hidden 64, readout_dropout 0.5, connectivity fc, scaling_power 1, edge_dropout 0,
 learning_rate 3e-4, weight_decay 0.05, 40 epochs, four members, and crops of 70 % of the series (`crop`). The method no longer
-has `crop`, `site_offsets` and `mix` (the mean with another subject of the class).
+has `crop`, `site_offsets` and `mix` (the mean with another subject of the class). Fields in connectome-shorter.csv are
+differences from the defaults; it has three seeds.
 
 Usage: python benchmarks/connectome_settings.py COHORT --out FILE.csv [--settings FILE.json] [--seeds 0 1] [--device cuda]
        [--part 0/1]; with --part i/n, process i of n writes FILE-i.csv. --summary FILE.csv ... prints mean AUC by setting.
