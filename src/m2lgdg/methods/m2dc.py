@@ -273,7 +273,8 @@ class M2DC(DeepMethod):
     norm, ReLU and a linear layer. Its error is the mean over support plus the mean over query.
     Differs from the publication: the inner step is first order, since a second-order term at a hundredth of the learning rate
     is negligible. Running statistics come from meta-train sites before the inner step alone.
-    Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule.
+    Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule. An epoch
+    of the second half is kept (`select_from`); the release can keep any, and here kept some in which nothing was learned yet.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
@@ -307,6 +308,7 @@ class M2DC(DeepMethod):
     clip: float = 1.0
     label_smoothing: float = 0.0
     select_after_warmup: bool = False
+    select_from: float = 0.5  # no epoch before this fraction of the training is kept; 0: any epoch, as released
     phenotypes: bool = False
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -314,8 +316,9 @@ class M2DC(DeepMethod):
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
         "crop": (1e-6, math.inf),
+        "select_from": (0, 1),
     }
-    older: ClassVar[Mapping[str, Any]] = {"clock": True, "crop": 1.0}
+    older: ClassVar[Mapping[str, Any]] = {"clock": True, "crop": 1.0, "select_from": 0.0}
     unused: ClassVar[tuple[str, ...]] = ("batch_size",)
     recordable: ClassVar[bool] = True
     reference: ClassVar[str] = (
@@ -363,6 +366,10 @@ class M2DC(DeepMethod):
                 break
         per = {"sites_per_batch": sites, "per_site": 2 * self.shots, "count": self.episodes}
         return [rows[episode] for episode in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
+
+    def candidate(self, epoch: int) -> bool:
+        """Also not before `select_from`: early on, a high AUC on a hundred validation subjects is chance."""
+        return super().candidate(epoch) and epoch >= min(int(self.select_from * self.epochs), self.epochs - 1)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """Fewer than two sites: one would be both meta-train and meta-test."""
