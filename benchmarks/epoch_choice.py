@@ -1,4 +1,4 @@
-"""Which epoch should a network keep? The AUC at unseen ABIDE sites in every epoch, and what each rule of choosing would have had.
+"""Which epoch should a network keep? Its AUC at unseen ABIDE sites in every epoch, and in those that some rules would keep.
 
 The sites other than NYU, USM, UM_1 and YALE are in five folds of whole sites, as in connectome_settings.py; the four are in
 source only and are never scored. Each training runs through all epochs. One CSV row per training, epoch and site, with AUC and
@@ -62,7 +62,7 @@ def train(cohort, options):
         rows = rows_of(options.method, cohort, folds[fold], seed, options.device)
         lines = pd.DataFrame([(options.method, fold, seed, *row) for row in rows], columns=COLUMNS)
         lines.to_csv(out, mode="a", header=not out.exists(), index=False)
-        print(f"{options.method}, fold {fold}, seed {seed}: last epoch {lines['auc'].to_numpy()[-len(folds[fold]) :].mean():.2f}")
+        print(f"{options.method}, fold {fold}, seed {seed}: done", flush=True)
 
 
 def kept(epochs, first, patience):
@@ -90,7 +90,8 @@ def rules(table):
                 trainings.append(training[training["epoch"] == epoch])
             chosen = pd.concat(trainings)
             means = [training["auc"].mean() for training in trainings]
-            numbers = (chosen["auc"].mean(), np.std(means, ddof=1), min(means), np.mean([t["epoch"].iloc[0] for t in trainings]))
+            epochs = [training["epoch"].iloc[0] for training in trainings]
+            numbers = (chosen["auc"].mean(), np.std(means, ddof=1), min(means), np.mean(epochs))
             rows.append((first, patience, *np.round(numbers, 1)))
     return pd.DataFrame(rows, columns=["first epoch", "patience", "AUC", "sd", "lowest", "epoch kept"])
 

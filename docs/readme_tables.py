@@ -61,17 +61,21 @@ def averaged(study: str, method: str, target: str) -> pd.Series:
 def two_sites() -> tuple[list[str], str]:
     """95 % interval of M²LG-DG's AUC at each site, and a sentence on its DeLong tests against its rivals."""
     study, intervals, tests = "abide-paper", [], []
-    rivals = [name for name in PAPER if name != "m2lgdg" and name in set(predictions(study)["method"])]
+    slow = {"m2dc": "abide-paper-m2dc", "ufa-net": "abide-paper-ufa-net"}  # methods with studies of their own
+    rivals = {name: slow.get(name, study) for name in PAPER if name != "m2lgdg"}
     for target in TARGETS:
         own = averaged(study, "m2lgdg", target)
         labels = own.index.get_level_values("label").to_numpy()
         low, high = delong_interval(labels, own.to_numpy())
         intervals.append(f"{100 * low:.0f} to {100 * high:.0f}")
-        tests += [delong_test(labels, own.to_numpy(), averaged(study, name, target).to_numpy())[1] for name in rivals]
-    remaining = int((holm(tests) < 0.05).sum())
+        for name, of in rivals.items():
+            difference, p = delong_test(labels, own.to_numpy(), averaged(of, name, target).to_numpy())
+            tests.append((f"{'above' if difference > 0 else 'below'} `{name}` at {target}", p))
+    remaining = [words for (words, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p < 0.05]
     sentence = (
         f"Of {len(tests)} DeLong tests of `m2lgdg` against {len(rivals)} methods of the paper at NYU and USM, "
-        f"{remaining or 'none'} {'remains' if remaining < 2 else 'remain'} after Holm's correction."
+        f"{len(remaining) or 'none'} {'remains' if len(remaining) < 2 else 'remain'} after Holm's correction"
+        f"{': ' if remaining else ''}{', '.join(remaining)}."
     )
     return intervals, sentence
 

@@ -521,10 +521,26 @@ def test_the_number_of_parameters_the_rates_and_the_defaults():
     assert network.dropout.p == 0.5 and network.readouts[0].dropout.p == network.temporal[0].dropout.p == 0.1
     given = {"window": 50, "percentile": 70.0, "meta_train_sites": 2, "shots": 5, "temperature": 0.5, "inner_share": 0.01}
     given |= {"constraint_weight": 0.01, "margin": 10.0, "spread": "sd", "sampling": True, "clip": 1.0, "epochs": 60}
-    given |= {"clock": False, "crop": 0.7, "crops": 4, "select_after_warmup": False, "phenotypes": False}
+    given |= {"clock": False, "crop": 0.7, "crops": 4, "select_after_warmup": False, "select_from": 0.5, "phenotypes": False}
     assert given.items() <= M2DC().fields().items()
     timeless = M2DC().build(Shape(116, 200, 0, 17, {}))
     assert sum(p.numel() for p in timeless.parameters()) == 980_596 - start + dense(116, 128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({}, 30),
+        ({"select_from": 0.0}, 0),
+        ({"select_from": 0.0, "select_after_warmup": True}, 5),
+        ({"select_from": 0.25, "epochs": 10}, 2),
+        ({"select_from": 1.0}, 59),  # the last epoch can always be kept
+        ({"select_from": 0.5, "epochs": 1, "warmup": 1}, 0),
+    ],
+)
+def test_which_epochs_can_be_kept(fields, first):
+    own = M2DC(**fields)
+    assert [epoch for epoch in range(own.epochs) if own.candidate(epoch)] == list(range(first, own.epochs))
 
 
 def test_without_the_clock_nodes_are_their_identity_alone():

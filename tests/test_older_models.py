@@ -17,10 +17,13 @@ FORMER = {
     "iib": {"phenotypes": True},
     "metaexplainer": {"phenotypes": True, "attention": True},
     "ufa-net": {"scaling": "roi", "mmd": "biased"},
-    "m2dc": {"clock": True, "crop": 1.0},
+    "m2dc": {"clock": True, "crop": 1.0, "select_from": 0.0},
     "mm-gtunets": {"used_phenotypes": ()},
 }
-ADDED = ("phenotypes", "attention", "update_rule", "scaling", "mmd", "density", "clock", "crop", "crops", "used_phenotypes")
+ADDED = (
+    *("phenotypes", "attention", "update_rule", "scaling", "mmd", "density", "clock", "crop", "crops", "select_from"),
+    "used_phenotypes",
+)
 
 
 @pytest.fixture(scope="module")

@@ -27,13 +27,16 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 STUDIES = {
-    "abide-paper": 150,
-    "abide-paper-phenotypes": 130,
+    "abide-paper": 140,
+    "abide-paper-phenotypes": 120,
+    "abide-paper-m2dc": 20,
     "abide-paper-linear": 40,
     "abide-paper-ablation": 70,
     "abide-paper-connectome": 80,
     "abide-paper-connectome-quick": 10,
-    "abide-paper-ufa-net": 5,
+    "abide-paper-ufa-net": 20,
+    "abide-paper-scan": 6,
+    "abide-margin": 36,
     "abide-all-sites": 612,
     "abide-linear": 400,
     "abide-connectome": 60,
@@ -42,6 +45,7 @@ STUDIES = {
     "abide-connectome-sensitivity": 78,
     "abide-sensitivity": 198,
 }
+RECENT = ("abide-paper-m2dc", "abide-paper-ufa-net", "abide-paper-scan", "abide-margin")
 WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
 TARGETS = ("NYU", "USM")
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
@@ -150,7 +154,7 @@ def averaged(predictions):
 def records():
     """Records by study, method and variant."""
     result = {}
-    for name in (name for name in STUDIES if name.startswith("abide-paper")):
+    for name in (name for name in STUDIES if name.startswith("abide-paper") or name == "abide-margin"):
         for record in map(json.loads, (RESULTS / name / "records.jsonl").read_text().splitlines()):
             result.setdefault((name, record["method"], record["variant"]), []).append(record)
     return result
@@ -181,7 +185,7 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
         assert not re.search(r"/(home|root|tmp|work|mnt|opt)/", file.read_text()), file
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if "connectome" in name])
+@pytest.mark.parametrize("name", [name for name in STUDIES if "connectome" in name or name in RECENT])
 def test_the_recorded_fields_are_those_of_the_study_file(name):
     """What was trained is what `studies/` repeats."""
     study, recorded = read_study(ROOT / "studies" / f"{name}.toml"), json.loads((RESULTS / name / "study.json").read_text())
@@ -246,7 +250,15 @@ def model_of(method, phenotypes):
         return ("abide-paper-linear" if method == "phenotype-logistic" else "abide-paper", "") if phenotypes else None
     if method in json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]:
         return "abide-paper-linear", "phenotypes" if phenotypes else ""
+    if method in ("m2dc", "ufa-net"):
+        return f"abide-paper-{method}", "phenotypes" if phenotypes else ""
     return ("abide-paper-phenotypes" if phenotypes else "abide-paper"), ""
+
+
+def key_of(method, phenotypes=False):
+    """(study, method, variant) of a method, by default as the paper has it."""
+    study, variant = model_of(method, phenotypes or method in ("m2lgdg", "mm-gtunets"))
+    return study, method, variant
 
 
 def papers(method, phenotypes, published):
@@ -260,7 +272,11 @@ def papers(method, phenotypes, published):
 def test_networks_on_the_papers_subjects(areas, published):
     rows = rows_of("paper-table")
     names = [named(row[0])[0] for row in rows]
-    assert set(names) == {key[1] for key in areas if key[0] in ("abide-paper", "abide-paper-connectome")}
+    assert set(names) == {
+        key[1]
+        for key in areas
+        if key[0] in ("abide-paper", "abide-paper-m2dc", "abide-paper-ufa-net", "abide-paper-connectome")
+    }
     for row, name in zip(rows, names, strict=True):
         for phenotypes, cells in ((False, row[1:4]), (True, row[4:7])):
             if model_of(name, phenotypes) is None:
@@ -275,12 +291,11 @@ def test_networks_on_the_papers_subjects(areas, published):
 
 
 def test_counts_of_the_papers_table(areas, averaged, published):
-    names = [
-        name for name in dict.fromkeys(published.index.get_level_values("method")) if ("abide-paper", name, "", "NYU") in areas
-    ]
-    here = {name: np.array([areas["abide-paper", name, "", target] for target in TARGETS]) for name in names}
+    names = list(dict.fromkeys(published.index.get_level_values("method")))
+    here = {name: np.array([areas[*key_of(name), target] for target in TARGETS]) for name in names}
     rivals = [name for name in names if name != "m2lgdg"]
-    given = {name: [areas[model_of(name, True)[0], name, "", target][0] for target in TARGETS] for name in rivals}
+    assert len(rivals) == 13
+    given = {name: [areas[*key_of(name, True), target][0] for target in TARGETS] for name in rivals}
     text, own = text_of("paper-table"), here["m2lgdg"][:, 0]
     beyond = [
         name for name in rivals if all(here[name][i, 0] > float(published[name, t, "AUC"]) for i, t in enumerate(TARGETS))
@@ -305,9 +320,13 @@ def test_counts_of_the_papers_table(areas, averaged, published):
     assert numbers(re.search(r"phenotype-logistic`: (.*?)\.", text)[1]) == [below[0], len(names), below[1]]
     between = [np.std([here[name][i, 0] for name in names], ddof=1) for i in range(2)]
     within = [np.mean([here[name][i, 1] ** 2 for name in names]) ** 0.5 for i in range(2)]
-    found = re.search(r"networks: ([\d.]+) at NYU, ([\d.]+) at USM\. .*?\): ([\d.]+) and ([\d.]+)\.", text).groups()
-    assert numbers(*found) == close([*between, *within])
-    gains = [averaged["abide-paper"][name, ""][t] - here[name][i, 0] for name in names for i, t in enumerate(TARGETS)]
+    rest = [np.std([here[name][i, 0] for name in names if name != "ufa-net"], ddof=1) for i in range(2)]
+    pattern = (
+        r"networks: ([\d.]+) at NYU, ([\d.]+) at USM; without `ufa-net`, ([\d.]+) and ([\d.]+)\. .*?\): ([\d.]+) and ([\d.]+)\."
+    )
+    assert numbers(*re.search(pattern, text).groups()) == close([*between, *rest, *within])
+    together = {name: averaged[key_of(name)[0]][key_of(name)[1:]] for name in names}
+    gains = [together[name][t] - here[name][i, 0] for name in names for i, t in enumerate(TARGETS)]
     median, most, lost, cases = numbers(
         *re.search(r"median ([\d.]+), at most ([\d.]+), a loss in (\d+) of (\d+)", text).groups()
     )
@@ -341,7 +360,7 @@ def test_all_metrics_of_the_compared_networks(key, scores, published):
     for target, cell, *cells in rows:
         name, _ = named(cell)
         for metric, text in zip(METRICS, cells, strict=True):
-            expected = list(scores["abide-paper", name, "", target, metric])
+            expected = list(scores[*key_of(name), target, metric])
             assert numbers(text.split(" (")[0]) == close(expected)
             if name in ("erm", "brainnet-transformer"):
                 assert "(" not in text
@@ -352,9 +371,9 @@ def test_all_metrics_of_the_compared_networks(key, scores, published):
 def test_costs_of_networks(records):
     for cell, seconds, median, peak in rows_of("network-costs"):
         name, _ = named(cell)
-        studies = ("abide-paper", "abide-paper-phenotypes", "abide-paper-ufa-net")
-        own = [record for study in studies for record in records.get((study, name, ""), [])]
-        assert len(own) == {"mm-gtunets": 10, "ufa-net": 5}.get(name, 20)
+        keys = {key_of(name), key_of(name, True)}
+        own = [record for key in keys for record in records[key]]
+        assert len(own) == {"mm-gtunets": 10}.get(name, 20)
         each = [record["seconds"] for record in own]
         assert numbers(seconds, median) == pytest.approx([min(each), max(each), np.median(each)], abs=0.501)
         assert float(peak) == pytest.approx(max(record["learned"]["peak_memory_gib"] for record in own), abs=0.00501)
@@ -442,7 +461,8 @@ def test_comparisons_at_nyu_and_usm(predictions):
 
 def test_all_models_against_m2lgdg(predictions, areas):
     own = {target: subjects(predictions, ("abide-paper", "m2lgdg", ""), target) for target in TARGETS}
-    others = {key[:3] for key in areas if key[0] in ("abide-paper", "abide-paper-phenotypes", "abide-paper-linear")}
+    studies = {f"abide-paper{end}" for end in ("", "-phenotypes", "-linear", "-m2dc", "-ufa-net")}
+    others = {key[:3] for key in areas if key[0] in studies}
     others |= {("abide-paper-connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
     others = {key for key in others if key[1] not in ("m2lgdg", "prior") and key[2] != "sparse"}
     tests = {}
@@ -531,20 +551,64 @@ def test_choices_beyond_the_paper(by_site, areas):
         assert [numbers(cell)[0] for cell in row[4:]] == close([difference[target] for target in TARGETS])
 
 
-def test_what_the_trainings_of_ufa_net_did(areas, records, published):
-    text = text_of("ufa-net-epochs")
-    mean, sd = areas["abide-paper-ufa-net", "ufa-net", "", "NYU"]
-    learned = [record["learned"] for record in records["abide-paper-ufa-net", "ufa-net", ""]]
-    assert len(learned) == 5
+def test_what_the_trainings_of_ufa_net_did(areas, records):
+    text = text_of("ufa-net-epochs").replace(",", "")
+    learned = [
+        record["learned"] for variant in ("", "phenotypes") for record in records["abide-paper-ufa-net", "ufa-net", variant]
+    ]
+    assert len(learned) == 20 and {len(one["history"]) for one in learned} == {120}
     kept = [100 * one["history"][one["best_epoch"] - 1]["val_auc"] for one in learned]
     first, last = ([one["history"][i]["ce"] for one in learned] for i in (0, -1))
-    expected = [mean, sd, float(published["ufa-net", "NYU", "AUC"])]
-    assert numbers(text)[:3] == close(expected)
-    assert numbers(text)[3:5] == pytest.approx([np.mean(first), max(last)], abs=0.0051)
-    assert numbers(text)[5:7] == pytest.approx([min(kept), max(kept)], abs=0.501)
+    first_number, last_number, epochs, low, high, median, zero, none, total = numbers(text)
+    assert [first_number, last_number] == pytest.approx([np.mean(first), max(last)], abs=0.0051)
+    assert [low, high, median] == pytest.approx([min(kept), max(kept), np.median(kept)], abs=0.501)
     aligned = [epoch["alignment"] for one in learned for epoch in one["history"] if "alignment" in epoch]
-    assert numbers(text)[7:] == [0, aligned.count(0.0), len(aligned)]
-    assert abs(mean - 50) < 3 and max(kept) < 65
+    assert [epochs, zero, none, total] == [120, 0, aligned.count(0.0), len(aligned)]
+
+
+def test_which_epoch_m2dc_keeps(records):
+    watched = pd.read_csv(ROOT / "benchmarks" / "epoch-choice-m2dc.csv")
+    assert watched.groupby(["fold", "seed"])["epoch"].nunique().tolist() == [60] * 10
+    assert watched["site"].nunique() == 16 and not {"NYU", "USM", "UM_1", "YALE"} & set(watched["site"])
+    rules = importlib.import_module("epoch_choice").rules(watched).query("patience == 20").set_index("first epoch")
+    rows = rows_of("m2dc-epochs")
+    assert [int(row[0]) for row in rows] == rules.index.tolist()
+    for first, area, ends, epoch in rows:
+        own = rules.loc[int(first)]
+        assert [float(area), numbers(ends)[0], float(epoch)] == pytest.approx(
+            [own["AUC"], own["lowest"], own["epoch kept"]], abs=0.56
+        )
+        assert float(area) == pytest.approx(own["AUC"], abs=0.0501)
+    kept = [
+        record["learned"]["best_epoch"]
+        for variant in ("", "phenotypes")
+        for record in records["abide-paper-m2dc", "m2dc", variant]
+    ]
+    assert len(kept) == 20 and min(kept) >= 31
+
+
+def test_margins_and_the_scan_alone(areas, records):
+    rows = rows_of("margins")
+    default = {target: areas["abide-margin", "m2lgdg", "", target] for target in TARGETS}
+    for margin, acted, *sites, difference in rows:
+        variant = "" if margin == "1.0" else f"margin={margin}"
+        learned = [record["learned"] for record in records["abide-margin", "m2lgdg", variant]]
+        losses = [epoch["difference"] for one in learned for epoch in one["history"]]
+        assert len(learned) == 6 and numbers(acted) == [sum(loss > 0 for loss in losses), len(losses)]
+        values = [areas["abide-margin", "m2lgdg", variant, target] for target in TARGETS]
+        assert numbers(*sites) == close(np.ravel(values))
+        if variant:
+            mean, low, high = numbers(difference.replace("to ", ""))
+            assert mean == close(np.mean([value[0] - default[t][0] for value, t in zip(values, TARGETS, strict=True)]))
+            assert low < mean < high and low < 0 < high
+        else:
+            assert difference == ""
+    variants = ("", "precision=fp32", "identity_sd=1.0")
+    for (_, *sites, kept), variant in zip(rows_of("scan-alone"), variants, strict=True):
+        assert numbers(*sites) == close([areas["abide-paper-scan", "m2lgdg", variant, target][0] for target in TARGETS])
+        learned = {record["target"]: record["learned"] for record in records["abide-paper-scan", "m2lgdg", variant]}
+        best = [learned[target]["history"][learned[target]["best_epoch"] - 1]["val_auc"] for target in TARGETS]
+        assert numbers(kept.replace(",", "")) == close([100 * value for value in best])
 
 
 def test_linear_models_at_twenty_sites(areas):

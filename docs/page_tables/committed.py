@@ -27,6 +27,7 @@ LINEAR = (
     *("combat-logistic", "connectome-ensemble", "connectome-adaptive"),
 )
 WITH_PHENOTYPES = ("m2lgdg", "mm-gtunets")  # in the paper
+SLOW = {"m2dc": "abide-paper-m2dc", "ufa-net": "abide-paper-ufa-net"}  # networks with studies of their own
 
 
 @cache
@@ -84,11 +85,9 @@ def changes(study: str, method: str) -> pd.DataFrame:
     return differences[["mean", "half"]] * 100
 
 
-def networks(study: str = PAPER) -> list[str]:
-    """The paper's networks that a study has, `m2lgdg` first, then in the order of the paper's table."""
-    present = set(predictions(study)["method"])
-    names = dict.fromkeys(["m2lgdg", *published().index.get_level_values("method")])
-    return [method for method in names if method in present]
+def networks() -> list[str]:
+    """The paper's networks, `m2lgdg` first, then in the order of the paper's table."""
+    return list(dict.fromkeys(["m2lgdg", *published().index.get_level_values("method")]))
 
 
 def scores_at(model: Model, target: str, metric: str = "AUC") -> tuple[float, float]:
@@ -107,8 +106,16 @@ def of_paper(method: str, phenotypes: bool) -> Model | None:
         return ("abide-paper-connectome", method, "" if phenotypes else "scan")
     if method in WITH_PHENOTYPES:
         return (PAPER, method, "") if phenotypes else None
-    study = "abide-paper-phenotypes" if phenotypes else PAPER
-    return (study, method, "") if method in set(predictions(study)["method"]) else None
+    if method in SLOW:
+        return (SLOW[method], method, "phenotypes" if phenotypes else "")
+    return ("abide-paper-phenotypes" if phenotypes else PAPER, method, "")
+
+
+def as_in_paper(method: str) -> Model:
+    """Where the results of a network are that takes phenotypes only if the paper says so."""
+    model = of_paper(method, method in WITH_PHENOTYPES)
+    assert model is not None
+    return model
 
 
 # Two models on the same subjects

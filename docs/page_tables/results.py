@@ -12,6 +12,7 @@ from page_tables.committed import (
     TARGETS,
     WITH_PHENOTYPES,
     Model,
+    as_in_paper,
     of_paper,
     paired,
     published,
@@ -89,7 +90,7 @@ def linear_models() -> list[str]:
 def _counts() -> list[str]:
     """How many networks are above the paper's values, M²LG-DG and the phenotypes alone, and how much seeds matter."""
     own, *rivals = results.networks()
-    models = {method: np.array([scores_at((PAPER, method, ""), t) for t in TARGETS]) for method in (own, *rivals)}
+    models = {method: np.array([scores_at(as_in_paper(method), t) for t in TARGETS]) for method in (own, *rivals)}
     areas = {method: values[:, 0] for method, values in models.items()}
     given = {method: [scores_at(model, t)[0] for t in TARGETS] for method in rivals if (model := of_paper(method, True))}
     reported = {method: [published()[method, t, "AUC"] for t in TARGETS] for method in rivals}
@@ -97,16 +98,21 @@ def _counts() -> list[str]:
     beyond = [method for method in rivals if (areas[method] > reported[method]).all()]
     above, higher = (sum((each[method] > areas[own]).all() for method in set(each) & set(rivals)) for each in (areas, given))
     below = np.sum([values < alone for values in areas.values()], axis=0)
-    between = np.std(list(areas.values()), axis=0, ddof=1)
+    between, rest = (
+        np.std([values for method, values in areas.items() if method not in left], axis=0, ddof=1)
+        for left in ((), ("ufa-net",))
+    )
     within = np.mean([values[:, 1] ** 2 for values in models.values()], axis=0) ** 0.5
-    gains = np.ravel([results.averaged(PAPER).loc[list(TARGETS), (method, "")] - areas[method] for method in areas])
+    together = {method: results.averaged(as_in_paper(method)[0])[as_in_paper(method)[1:]] for method in areas}
+    gains = np.ravel([together[method][list(TARGETS)] - areas[method] for method in areas])
     return bullets(
         f"Above the paper's value at both sites: {len(beyond)} of {len(rivals)} compared networks, all but "
         f"{', '.join(name(method) for method in rivals if method not in beyond)}.",
         f"Above `m2lgdg` at both sites: {above} of {len(rivals)}; with phenotypes for all, {higher} of {len(given)}.",
         f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM.",
-        f"Sd between the means of the {len(areas)} networks: {number(between[0])} at NYU, {number(between[1])} at USM. Sd over "
-        f"the seeds of one network (root mean square): {number(within[0])} and {number(within[1])}.",
+        f"Sd between the means of the {len(areas)} networks: {number(between[0])} at NYU, {number(between[1])} at USM; "
+        f"without `ufa-net`, {number(rest[0])} and {number(rest[1])}. Sd over the seeds of one network (root mean square): "
+        f"{number(within[0])} and {number(within[1])}.",
         f"Gain in AUC from averaging the probabilities of five trainings: median {number(np.median(gains))}, at most "
         f"{number(gains.max())}, a loss in {(gains < 0).sum()} of {len(gains)} cases.",
     )

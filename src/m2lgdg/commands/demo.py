@@ -11,7 +11,7 @@ import typer
 from m2lgdg.commands import options, reading, suggestions, terminal
 from m2lgdg.commands.check import show_check, write_check
 from m2lgdg.commands.run import watched
-from m2lgdg.commands.table import print_changes
+from m2lgdg.commands.table import changes
 
 DEMO_STUDY = """# Leave-one-site-out on a synthetic cohort. Edit it, then: m2lgdg run study.toml --out my-results
 name = "demo"
@@ -85,7 +85,8 @@ def demo(
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
     predictions = read_predictions(to / "results")
     typer.echo(render(study_tables(predictions, MAIN[networks])[-1:], "text"), nl=False)
-    print_changes(to / "results", predictions)
+    for line in changes(to / "results", predictions):
+        typer.echo(f"\n{line}")
     with terminal.progress("writing the report"):
         page = write_report(to / "results")
     terminal.out.print(

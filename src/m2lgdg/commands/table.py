@@ -23,6 +23,10 @@ def table(
     tests: Annotated[
         bool, typer.Option("--tests", help="Add the paired tests of all five metrics (t, p, Holm); --rival adds them, too.")
     ] = False,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Another study of the same cohort, in the same tables; may be repeated."),
+    ] = None,
     beside: options.Beside = None,
     site: options.TargetSite = None,
 ) -> None:
@@ -32,10 +36,11 @@ def table(
     full method, paired by training.
     """
     from m2lgdg.report.text import table as text_of_tables
-    from m2lgdg.study.predictions import read_predictions
+    from m2lgdg.study.predictions import read_joined_predictions, read_predictions
 
     with terminal.progress("computing the tables"):
-        predictions = read_predictions(folder)
+        folders = [folder, *(also or ())]
+        predictions = read_joined_predictions(folders)
         text = text_of_tables(
             folder,
             form,  # type: ignore[arg-type]
@@ -48,25 +53,24 @@ def table(
         )
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
-        print_changes(folder, predictions)
-        # Not a part of the tables, so not on standard output. A report has all sites.
-        suggestions.print_next(context, "report", folder, without=["--site"], error_stream=True)
+        lines = [line for one in folders for line in changes(one, read_predictions(one) if also else predictions)]
+        for line in dict.fromkeys(lines):
+            typer.echo(f"\n{line}")
+        # Not a part of the tables, so not on standard output. A report has all sites, and one study.
+        without = ["--site", "--best", "--rival"] if also else ["--site"]
+        suggestions.print_next(context, "report", folder, without=without, error_stream=True)
 
 
-def print_changes(folder: Path, predictions: pd.DataFrame) -> None:
-    """Print failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
+def changes(folder: Path, predictions: pd.DataFrame) -> list[str]:
+    """Failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
     from m2lgdg.report.contents import missing_cells, read_json
     from m2lgdg.report.tables import changed_fields
     from m2lgdg.study.checks import cohort_line, failed_checks
 
-    for sentence in failed_checks(folder):
-        typer.echo(f"\n{sentence}")
-    if line := cohort_line(folder, "m2lgdg report"):
-        typer.echo(f"\n{line}")
+    lines = [*failed_checks(folder), cohort_line(folder, "m2lgdg report")]
     study = read_json(folder / "study.json", {})
-    changed = changed_fields(study)
-    if changed:
-        typer.echo(f"\nFields that differ from their defaults: {changed}.")
-    missing = missing_cells(predictions, study)
-    if missing:
-        typer.echo(f"\nMissing in these tables (failed or not run yet): {', '.join(missing)}.")
+    if changed := changed_fields(study):
+        lines.append(f"Fields that differ from their defaults: {changed}.")
+    if missing := missing_cells(predictions, study):
+        lines.append(f"Missing in these tables (failed or not run yet): {', '.join(missing)}.")
+    return [line for line in lines if line]

@@ -286,12 +286,13 @@ def _site_table(
         low, high = delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()) if len(part) else (np.nan, np.nan)
         interval = "-" if np.isnan(low) or key in unranked["AUC"] else f"{100 * low:.2f} to {100 * high:.2f}"
         rows.append([label(*key), str(len(part)) if len(part) else "-", *_scores(at_site, key), interval])
-    seeds = max((row["seeds"] for row in at_site.values()), default=0)
+    several = sorted({int(row["seeds"]) for row in at_site.values() if row["seeds"] > 1})
+    seeds = " to ".join(str(count) for count in dict.fromkeys([*several[:1], *several[-1:]]))
     subjects = mean[mean["target"] == site].drop_duplicates("subject")
     note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
-    note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds > 1 else "one seed"
+    note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds else "one seed"
     note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
-    if seeds > 1:
+    if seeds:
         note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds"
     header = ["Method", "n", *PAPER_METRICS, INTERVAL]
     return Table(f"Target {site}", header, rows, [[0, *row, 0] for row in _ranks(values, keys, unranked)], note, site)

@@ -14,7 +14,7 @@ from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, main_method, one_panel, paired_tables, render, study_tables, training_tables
 from m2lgdg.report.tracks import in_track, level_table
 from m2lgdg.storage import InputError
-from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_predictions
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
 from m2lgdg.study.stats import cell_scores
 
 
@@ -25,6 +25,7 @@ def table(
     best: str | None = None,
     rivals: Sequence[str] = (),
     tests: bool = False,
+    also: Sequence[str | Path] = (),
     published: str | Path | None = None,
     sites: Sequence[str] | None = None,
     predictions: pd.DataFrame | None = None,
@@ -40,6 +41,8 @@ def table(
         Methods of the paired tests.
     tests : bool
         Whether to add the tests of all five metrics.
+    also : sequence of str or Path
+        Further study folders of the same cohort and target sites; their methods are in the same tables.
     published : str or Path, optional
     sites : sequence of str, optional
     predictions : DataFrame, optional
@@ -64,10 +67,10 @@ def table(
     text, one wide table in the other formats.
     `published` is a table (method, target, metric, value) of values to show in brackets.
     `sites` are the target sites whose tables are wanted; averages and tests are over all targets, and left out then.
-    `predictions` are those of the folder, if they were already read. A study with both tracks has the tables of each, and one
+    `predictions` are those of all folders, if they were already read. A study with both tracks has the tables of each, and one
     with both next to each other.
     """
-    predictions = read_predictions(folder) if predictions is None else predictions
+    predictions = read_joined_predictions([folder, *also]) if predictions is None else predictions
     tracks = by_track(predictions)
     study = read_json(Path(folder) / "study.json", {})
     batch, best = int(study.get("adapt_subjects") or 0), best or main_method(study, predictions, rivals)

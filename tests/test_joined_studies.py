@@ -1,0 +1,93 @@
+"""Several studies of one cohort in one table: the same numbers as one study of all methods, and what is refused."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import m2lgdg
+from m2lgdg import InputError
+from m2lgdg.study.predictions import COLUMNS, read_joined_predictions
+
+METHODS = ("one", "two", "three")
+SITES = ("A", "B", "C")
+
+
+def predicted(methods=METHODS, sites=SITES, seeds=2):
+    """Thirty subjects a site; a method has the same probabilities in whatever study it is."""
+    rows = []
+    for method, site, seed in itertools.product(methods, sites, range(seeds)):
+        rng = np.random.default_rng([METHODS.index(method), SITES.index(site), seed])
+        labels = np.array([0, 1] * 15)
+        scores = 1 / (1 + np.exp(-(0.5 * (2 * labels - 1) + rng.normal(size=30))))
+        rows += [(method, "", seed, site, f"{site}{i}", label, scores[i]) for i, label in enumerate(labels)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def study(folder, table, source=("D0", "D1")):
+    """A study folder with these predictions, and source subjects besides the targets."""
+    folder.mkdir()
+    table.to_csv(folder / "predictions.csv", index=False)
+    subjects = [*dict.fromkeys(zip(table["subject"], table["target"], strict=True)), *((name, "D") for name in source)]
+    inclusion = [(subject, site, "included", "") for subject, site in subjects] + [("X", "D", "excluded", "too short")]
+    pd.DataFrame(inclusion, columns=["subject", "site", "status", "reason"]).to_csv(folder / "inclusion.csv", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("parts", [(1, 2), (2, 1), (1, 1, 1)])
+@pytest.mark.parametrize("form", ["text", "csv"])
+def test_the_same_tables_as_one_study(parts, form, tmp_path):
+    whole, names, folders = study(tmp_path / "whole", predicted()), iter(METHODS), []
+    for i, count in enumerate(parts):
+        folders.append(study(tmp_path / f"part{i}", predicted(tuple(itertools.islice(names, count)))))
+    expected = m2lgdg.table(whole, form, tests=True)
+    assert m2lgdg.table(folders[0], form, also=folders[1:], tests=True) == expected
+    assert "three" not in m2lgdg.table(folders[0], form)
+
+
+def test_different_numbers_of_seeds_are_named(tmp_path):
+    first, second = study(tmp_path / "a", predicted(("one",), seeds=2)), study(tmp_path / "b", predicted(("two",), seeds=4))
+    assert "mean ± sd over 2 to 4 seeds" in m2lgdg.table(first, also=[second])
+    third = study(tmp_path / "c", predicted(("three",), seeds=1))
+    assert "mean ± sd over 2 seeds" in m2lgdg.table(first, also=[third])
+
+
+def other_labels():
+    table = predicted(("two",))
+    return table.assign(label=1 - table["label"])
+
+
+@pytest.mark.parametrize(
+    ("table", "source", "words"),
+    [
+        (predicted(("two",), ("A", "B")), ("D0", "D1"), "other target sites"),
+        (predicted(("two",)).query("subject != 'B3'"), ("D0", "D1"), "other subjects or labels at B"),
+        (other_labels(), ("D0", "D1"), "other subjects or labels at A"),
+        (predicted(("two",)), ("D0",), "different subjects"),
+        (predicted(("one", "two")), ("D0", "D1"), "both have one"),
+    ],
+)
+def test_studies_that_cannot_be_compared_are_refused(table, source, words, tmp_path):
+    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", table, source)
+    with pytest.raises(InputError, match=words) as refused:
+        m2lgdg.table(first, also=[second])
+    assert str(second) in str(refused.value)
+
+
+def test_variants_are_apart_and_a_study_without_inclusion_is_taken(tmp_path):
+    first = study(tmp_path / "a", predicted(("one",)))
+    second = study(tmp_path / "b", predicted(("one",)).assign(variant="more"))
+    (second / "inclusion.csv").unlink()
+    assert len(read_joined_predictions([first, second])) == 2 * len(read_joined_predictions([first]))
+    with pytest.raises(InputError, match="both have one, variant more"):
+        read_joined_predictions([first, second, second])
+
+
+def test_the_command(typed, tmp_path):
+    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", predicted(("two", "three")))
+    code, out, err = typed("table", first, "--also", second, "--best", "two")
+    assert code == 0 and out.startswith(m2lgdg.table(first, also=[second], best="two").rstrip())
+    assert err.strip() == f"Next: m2lgdg report {first}"  # without --best, which the first study does not have
+    code, _, err = typed("table", first, "--also", tmp_path / "nowhere")
+    assert code == 2 and "nowhere is not a study folder" in err
