@@ -70,11 +70,12 @@ def two_sites() -> tuple[list[str], str]:
         intervals.append(f"{100 * low:.0f} to {100 * high:.0f}")
         for name, of in rivals.items():
             difference, p = delong_test(labels, own.to_numpy(), averaged(of, name, target).to_numpy())
-            tests.append((f"{'above' if difference > 0 else 'below'} `{name}` at {target}", p))
+            tests.append((f"`m2lgdg` is {'above' if difference > 0 else 'below'} `{name}` at {target}", p))
     remaining = [words for (words, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p < 0.05]
     sentence = (
         f"Of {len(tests)} DeLong tests of `m2lgdg` against {len(rivals)} methods of the paper at NYU and USM, "
-        f"{len(remaining) or 'none'} {'remains' if len(remaining) < 2 else 'remain'} after Holm's correction"
+        f"{('none', 'one')[len(remaining)] if len(remaining) < 2 else len(remaining)} "
+        f"{'remains' if len(remaining) < 2 else 'remain'} after Holm's correction"
         f"{': ' if remaining else ''}{', '.join(remaining)}."
     )
     return intervals, sentence

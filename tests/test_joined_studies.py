@@ -1,6 +1,7 @@
 """Several studies of one cohort in one table: the same numbers as one study of all methods, and what is refused."""
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,8 @@ import pytest
 
 import m2lgdg
 from m2lgdg import InputError
-from m2lgdg.study.predictions import COLUMNS, read_joined_predictions
+from m2lgdg.study.joined import read_joined_predictions
+from m2lgdg.study.predictions import COLUMNS, adapted_variant
 
 METHODS = ("one", "two", "three")
 SITES = ("A", "B", "C")
@@ -50,7 +52,7 @@ def test_different_numbers_of_seeds_are_named(tmp_path):
     first, second = study(tmp_path / "a", predicted(("one",), seeds=2)), study(tmp_path / "b", predicted(("two",), seeds=4))
     assert "mean ± sd over 2 to 4 seeds" in m2lgdg.table(first, also=[second])
     third = study(tmp_path / "c", predicted(("three",), seeds=1))
-    assert "mean ± sd over 2 seeds" in m2lgdg.table(first, also=[third])
+    assert "mean ± sd over 2 seeds (one seed where no sd is given)" in m2lgdg.table(first, also=third)
 
 
 def other_labels():
@@ -61,10 +63,10 @@ def other_labels():
 @pytest.mark.parametrize(
     ("table", "source", "words"),
     [
-        (predicted(("two",), ("A", "B")), ("D0", "D1"), "other target sites"),
-        (predicted(("two",)).query("subject != 'B3'"), ("D0", "D1"), "other subjects or labels at B"),
-        (other_labels(), ("D0", "D1"), "other subjects or labels at A"),
-        (predicted(("two",)), ("D0",), "different subjects"),
+        (predicted(("two",), ("A", "B")), ("D0", "D1"), "no predictions at C, a target of"),
+        (predicted(("two",)).query("subject != 'B3'"), ("D0", "D1"), "different subjects or labels at B"),
+        (other_labels(), ("D0", "D1"), "different subjects or labels at A"),
+        (predicted(("two",)), ("D0",), "run with different subjects"),
         (predicted(("one", "two")), ("D0", "D1"), "both have one"),
     ],
 )
@@ -75,13 +77,50 @@ def test_studies_that_cannot_be_compared_are_refused(table, source, words, tmp_p
     assert str(second) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\xff\xfe",
+        b"subject;site;status\nA0;A;included\n",
+        b"subject,status\nA0,included\n",
+        b"subject,site,status,reason\n",
+    ],
+    ids=["empty", "binary", "semicolons", "no site", "header"],
+)
+def test_a_damaged_list_of_subjects_is_refused_only_where_it_is_needed(content, tmp_path):
+    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", predicted(("two",)))
+    (second / "inclusion.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"inclusion\.csv"):
+        m2lgdg.table(first, also=[second])
+    assert "two" in m2lgdg.table(second)
+
+
 def test_variants_are_apart_and_a_study_without_inclusion_is_taken(tmp_path):
     first = study(tmp_path / "a", predicted(("one",)))
     second = study(tmp_path / "b", predicted(("one",)).assign(variant="more"))
-    (second / "inclusion.csv").unlink()
+    (first / "inclusion.csv").unlink()
     assert len(read_joined_predictions([first, second])) == 2 * len(read_joined_predictions([first]))
     with pytest.raises(InputError, match="both have one, variant more"):
         read_joined_predictions([first, second, second])
+    third = study(tmp_path / "c", predicted(("three",)), ("D0", "D7"))  # compared with the second: the first lists no subjects
+    with pytest.raises(InputError, match="different subjects"):
+        read_joined_predictions([first, second, third])
+
+
+def test_an_adapted_track_next_to_a_strict_study(tmp_path):
+    """The main method of the first study is not in the adapted track, and the note has the size of the adapted study."""
+    both = predicted(("two", "three"))
+    adapted = both.assign(variant=adapted_variant(""), proba=both["proba"] ** 0.9)
+    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", pd.concat([both, adapted]))
+    third = study(tmp_path / "c", adapted.query("method == 'two'").assign(variant=adapted_variant("more")))
+    (first / "study.json").write_text(json.dumps({"main": "one", "adapt_subjects": 20}))
+    (second / "study.json").write_text(json.dumps({"track": ["strict", "adapted"], "adapt_subjects": 5}))
+    (third / "study.json").write_text(json.dumps({"track": ["adapted"], "adapt_subjects": 7}))
+    text = m2lgdg.table(first, also=[second])
+    assert "Target A, adapted track" in text and "5 other subjects" in text and "20" not in text.split("adapted track")[1]
+    with pytest.raises(InputError, match="different adapt_subjects"):
+        m2lgdg.table(first, also=[second, third])
 
 
 def test_the_command(typed, tmp_path):
@@ -91,3 +130,15 @@ def test_the_command(typed, tmp_path):
     assert err.strip() == f"Next: m2lgdg report {first}"  # without --best, which the first study does not have
     code, _, err = typed("table", first, "--also", tmp_path / "nowhere")
     assert code == 2 and "nowhere is not a study folder" in err
+
+
+def test_lines_below_the_tables_name_their_study(typed, tmp_path):
+    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", predicted(("two",)))
+    (first / "study.json").write_text(json.dumps({"cohort_hash": "1"}))
+    (second / "study.json").write_text(
+        json.dumps({"cohort_hash": "2", "methods": ["two"], "seeds": [0, 1, 2], "targets": SITES})
+    )
+    out = typed("table", first, "--also", second)[1]
+    assert f"{second}: run on another version of the cohort than {first} (" in out
+    assert f"{second}: Missing in these tables (failed or not run yet): 3 cells of two." in out
+    assert "version of the cohort" not in typed("table", first)[1]

@@ -570,15 +570,22 @@ def test_which_epoch_m2dc_keeps(records):
     watched = pd.read_csv(ROOT / "benchmarks" / "epoch-choice-m2dc.csv")
     assert watched.groupby(["fold", "seed"])["epoch"].nunique().tolist() == [60] * 10
     assert watched["site"].nunique() == 16 and not {"NYU", "USM", "UM_1", "YALE"} & set(watched["site"])
-    rules = importlib.import_module("epoch_choice").rules(watched).query("patience == 20").set_index("first epoch")
-    rows = rows_of("m2dc-epochs")
-    assert [int(row[0]) for row in rows] == rules.index.tolist()
-    for first, area, ends, epoch in rows:
-        own = rules.loc[int(first)]
-        assert [float(area), numbers(ends)[0], float(epoch)] == pytest.approx(
-            [own["AUC"], own["lowest"], own["epoch kept"]], abs=0.56
-        )
-        assert float(area) == pytest.approx(own["AUC"], abs=0.0501)
+    kept_by = importlib.import_module("epoch_choice").kept
+    trainings = [part for _, part in watched.groupby(["fold", "seed"])]
+    chosen = {}
+    for first, area, ends, epoch in rows_of("m2dc-epochs"):
+        epochs = [kept_by(part.drop_duplicates("epoch").sort_values("epoch"), int(first), 20) for part in trainings]
+        parts = [part[part["epoch"] == one] for part, one in zip(trainings, epochs, strict=True)]
+        chosen[first] = pd.concat(parts).groupby("site")["auc"].mean()
+        means = [part["auc"].mean() for part in parts]
+        assert float(area) == close(pd.concat(parts)["auc"].mean())
+        assert [*numbers(ends), float(epoch)] == pytest.approx([min(means), max(means), np.mean(epochs)], abs=0.501)
+    assert list(chosen) == ["1", "6", "11", "16", "21", "26", "31"]
+    found = re.findall(r"([-\d.]+) \(([-\d.]+) to ([-\d.]+)\)", text_of("m2dc-epochs"))
+    for values, before in zip(found, ("1", "26"), strict=True):
+        difference = chosen["31"] - chosen[before]
+        half = 2.1314 * difference.std() / 16**0.5  # Student's t with 15 degrees of freedom
+        assert numbers(*values) == close([difference.mean(), difference.mean() - half, difference.mean() + half])
     kept = [
         record["learned"]["best_epoch"]
         for variant in ("", "phenotypes")

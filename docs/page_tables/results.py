@@ -107,7 +107,7 @@ def _counts() -> list[str]:
     gains = np.ravel([together[method][list(TARGETS)] - areas[method] for method in areas])
     return bullets(
         f"Above the paper's value at both sites: {len(beyond)} of {len(rivals)} compared networks, all but "
-        f"{', '.join(name(method) for method in rivals if method not in beyond)}.",
+        f"{' and '.join(name(method) for method in rivals if method not in beyond)}.",
         f"Above `m2lgdg` at both sites: {above} of {len(rivals)}; with phenotypes for all, {higher} of {len(given)}.",
         f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM.",
         f"Sd between the means of the {len(areas)} networks: {number(between[0])} at NYU, {number(between[1])} at USM; "
@@ -133,18 +133,21 @@ def paper_comparisons() -> list[str]:
         other = name(second[1]) if second[1] != first[1] else f"its variant {second[2]}"
         rows.append([f"{name(first[1])} minus {other}", interval(result["difference"], *result["interval"]), *tests])
     methods = (*results.networks()[1:], *FURTHER, *LINEAR, "phenotype-logistic")
-    others = [model for method in methods for given in (False, True) if (model := of_paper(method, given))]
+    others = {model: given for method in methods for given in (False, True) if (model := of_paper(method, given))}
     tests = {(model, target): test for model in others for target, test in results.delong(model, OWN).items()}
     adjusted = dict(zip(tests, holm([p for _, p in tests.values()]), strict=True))
     above = {target: sum(d > 0 and p < 0.05 for (_, site), (d, p) in tests.items() if site == target) for target in TARGETS}
     below = sum(d < 0 and p < 0.05 for d, p in tests.values())
+    remaining = [key for key, p in adjusted.items() if p < 0.05]
+    sides = {tests[key][0] > 0 for key in remaining}
+    named = [f"{name(model[1])}{' with phenotypes' * others[model]} at {site}" for model, site in remaining]
     return [
         *table(["models", "mean of both sites (95 % over subjects)", "NYU (DeLong p)", "USM (DeLong p)"], rows),
         "",
         *bullets(
             f"All {len(others)} other models of both tables against `m2lgdg`, {len(tests)} DeLong tests: above it with p < "
             f"0.05 in {above['NYU']} at NYU and {above['USM']} at USM, below it in {below}. With Holm's correction "
-            f"{sum(p < 0.05 for p in adjusted.values())} remain."
+            f"{len(remaining)} remain, {'above it' if sides == {True} else 'above or below it'}: {' and '.join(named)}."
         ),
     ]
 

@@ -25,7 +25,7 @@ def table(
     ] = False,
     also: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Another study of the same cohort, in the same tables; may be repeated."),
+        typer.Option(metavar="DIR", help="Another study of the same subjects, in the same tables; may be repeated."),
     ] = None,
     beside: options.Beside = None,
     site: options.TargetSite = None,
@@ -36,7 +36,8 @@ def table(
     full method, paired by training.
     """
     from m2lgdg.report.text import table as text_of_tables
-    from m2lgdg.study.predictions import read_joined_predictions, read_predictions
+    from m2lgdg.study.joined import read_joined_predictions
+    from m2lgdg.study.predictions import read_predictions
 
     with terminal.progress("computing the tables"):
         folders = [folder, *(also or ())]
@@ -47,18 +48,30 @@ def table(
             best=best,
             rivals=rival or (),
             tests=tests,
+            also=folders[1:],
             published=beside,
             sites=site,
             predictions=predictions,
         )
     typer.echo(text, nl=False)
     if form in ("text", "markdown"):
-        lines = [line for one in folders for line in changes(one, read_predictions(one) if also else predictions)]
-        for line in dict.fromkeys(lines):
-            typer.echo(f"\n{line}")
+        for one in folders:
+            lines = changes(one, read_predictions(one) if also else predictions)
+            if other_version(folder, one):
+                lines.append(f"run on another version of the cohort than {folder} (atlas, precision or preparation).")
+            for line in lines:
+                typer.echo(f"\n{one}: {line}" if also else f"\n{line}")
         # Not a part of the tables, so not on standard output. A report has all sites, and one study.
         without = ["--site", "--best", "--rival"] if also else ["--site"]
         suggestions.print_next(context, "report", folder, without=without, error_stream=True)
+
+
+def other_version(first: Path, second: Path) -> bool:
+    """Whether the cohorts of two studies have different hashes."""
+    from m2lgdg.report.contents import read_json
+
+    hashes = [read_json(folder / "study.json", {}).get("cohort_hash") for folder in (first, second)]
+    return all(hashes) and hashes[0] != hashes[1]
 
 
 def changes(folder: Path, predictions: pd.DataFrame) -> list[str]:

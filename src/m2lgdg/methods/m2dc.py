@@ -274,7 +274,7 @@ class M2DC(DeepMethod):
     Differs from the publication: the inner step is first order, since a second-order term at a hundredth of the learning rate
     is negligible. Running statistics come from meta-train sites before the inner step alone.
     Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule. An epoch
-    of the second half is kept (`select_from`); the release can keep any, and here kept some in which nothing was learned yet.
+    of the second half is kept (`select_from`). The release can keep any epoch; on ABIDE that was often one of the first ten.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
@@ -368,7 +368,7 @@ class M2DC(DeepMethod):
         return [rows[episode] for episode in site_batches(site[rows], label[rows], order, power=self.site_power, **per)]
 
     def candidate(self, epoch: int) -> bool:
-        """Also not before `select_from`: early on, a high AUC on a hundred validation subjects is chance."""
+        """Also not before `select_from`: early on, a high AUC on a hundred validation subjects is often chance."""
         return super().candidate(epoch) and epoch >= min(int(self.select_from * self.epochs), self.epochs - 1)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:

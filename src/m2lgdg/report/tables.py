@@ -290,7 +290,7 @@ def _site_table(
     seeds = " to ".join(str(count) for count in dict.fromkeys([*several[:1], *several[-1:]]))
     subjects = mean[mean["target"] == site].drop_duplicates("subject")
     note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
-    note += f"mean ± sd over {seeds} seeds (one seed for methods without randomness)" if seeds else "one seed"
+    note += f"mean ± sd over {seeds} seeds (one seed where no sd is given)" if seeds else "one seed"
     note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
     if seeds:
         note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,7 +15,8 @@ from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, main_method, one_panel, paired_tables, render, study_tables, training_tables
 from m2lgdg.report.tracks import in_track, level_table
 from m2lgdg.storage import InputError
-from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
+from m2lgdg.study.joined import read_joined_predictions
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track
 from m2lgdg.study.stats import cell_scores
 
 
@@ -25,7 +27,7 @@ def table(
     best: str | None = None,
     rivals: Sequence[str] = (),
     tests: bool = False,
-    also: Sequence[str | Path] = (),
+    also: str | Path | Sequence[str | Path] = (),
     published: str | Path | None = None,
     sites: Sequence[str] | None = None,
     predictions: pd.DataFrame | None = None,
@@ -41,8 +43,8 @@ def table(
         Methods of the paired tests.
     tests : bool
         Whether to add the tests of all five metrics.
-    also : sequence of str or Path
-        Further study folders of the same cohort and target sites; their methods are in the same tables.
+    also : str or Path, or a sequence of them
+        Further study folders with the same subjects and target sites; their methods are in the same tables.
     published : str or Path, optional
     sites : sequence of str, optional
     predictions : DataFrame, optional
@@ -70,18 +72,20 @@ def table(
     `predictions` are those of all folders, if they were already read. A study with both tracks has the tables of each, and one
     with both next to each other.
     """
-    predictions = read_joined_predictions([folder, *also]) if predictions is None else predictions
+    folders = [folder, *([also] if isinstance(also, str | Path) else also)]
+    predictions = read_joined_predictions(folders) if predictions is None else predictions
     tracks = by_track(predictions)
-    study = read_json(Path(folder) / "study.json", {})
-    batch, best = int(study.get("adapt_subjects") or 0), best or main_method(study, predictions, rivals)
+    studies = [read_json(Path(one) / "study.json", {}) for one in folders]
+    batch = _adapted_subjects(studies)
     if published is not None and STRICT not in tracks:
         raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
     tables = []
     for track, part in tracks.items():
         scores = cell_scores(part, PAPER_METRICS)
-        of_track = study_tables(part, best, rivals=rivals, scores=scores)
+        tested = best or main_method(studies[0], part, rivals)
+        of_track = study_tables(part, tested, rivals=rivals, scores=scores)
         if tests or rivals:
-            panels = paired_tables(part, best, rivals=rivals, scores=scores)
+            panels = paired_tables(part, tested, rivals=rivals, scores=scores)
             if not panels:
                 raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
             of_track += panels if form == "text" else one_panel(panels)
@@ -98,3 +102,11 @@ def table(
                 raise InputError(f"--site {site}: not a target of {folder}{nearest(site, targets)}")
         tables = [table for table in tables if table.target in sites]
     return render(tables, form)
+
+
+def _adapted_subjects(studies: Sequence[dict[str, Any]]) -> int:
+    """Number of target subjects that the adapted track of these studies sees; 0 if none has that track."""
+    sizes = {int(study.get("adapt_subjects") or 0) for study in studies if ADAPTED in (study.get("track") or [])}
+    if len(sizes) > 1:
+        raise InputError("the studies have different adapt_subjects, so their adapted tracks cannot be compared.")
+    return sizes.pop() if sizes else 0

@@ -5,7 +5,7 @@ Written by `study.records` and read here; a table edited so that its scores woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -56,41 +56,6 @@ def joined_tracks(tracks: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def sweep_variant(field: str, value: object) -> str:
     """Name of the variant with one value of a sweep, such as `margin=0.1` or `atlases=aal+ho`."""
     return f"{field}={'+'.join(map(str, value)) if isinstance(value, list | tuple) else value}"
-
-
-def read_joined_predictions(folders: Sequence[str | Path]) -> pd.DataFrame:
-    """Predictions of several studies of one cohort as one table; a method or variant may be in one of them only."""
-    tables = [read_predictions(folder) for folder in folders]
-    first, *others = [_compared(folder, table) for folder, table in zip(folders, tables, strict=True)]
-    for folder, (targets, included) in zip(folders[1:], others, strict=True):
-        if targets.keys() != first[0].keys():
-            raise InputError(f"{folder} has other target sites than {folders[0]}; one table needs the same sites.")
-        for site, subjects in targets.items():
-            if subjects != first[0][site]:
-                raise InputError(
-                    f"{folder} has other subjects or labels at {site} than {folders[0]}; they are not of one cohort."
-                )
-        if included and first[1] and included != first[1]:
-            raise InputError(f"{folder} and {folders[0]} have different subjects (inclusion.csv); they are not of one cohort.")
-    found: dict[tuple[str, str], str | Path] = {}
-    for folder, table in zip(folders, tables, strict=True):
-        for method, variant in dict.fromkeys(zip(table["method"], table["variant"], strict=True)):
-            name = f"{method}, variant {variant}" if variant else method
-            if (method, variant) in found:
-                raise InputError(f"{folder} and {found[method, variant]} both have {name}; one table has each method once.")
-            found[method, variant] = folder
-    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
-
-
-def _compared(folder: str | Path, table: pd.DataFrame) -> tuple[dict[str, dict[str, int]], set[tuple[str, str]]]:
-    """Label of each subject by target site, and all subjects of the cohort with their sites (none without inclusion.csv)."""
-    rows = table.drop_duplicates(["target", "subject"])
-    targets = {str(site): dict(zip(part["subject"], part["label"], strict=True)) for site, part in rows.groupby("target")}
-    path = Path(folder) / "inclusion.csv"
-    if not path.is_file():
-        return targets, set()
-    inclusion = pd.read_csv(path, dtype=str, keep_default_na=False).query("status == 'included'")
-    return targets, set(zip(inclusion["subject"], inclusion["site"], strict=True))
 
 
 def read_predictions(out: str | Path) -> pd.DataFrame:
