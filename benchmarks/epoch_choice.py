@@ -2,8 +2,8 @@
 
 The sites other than NYU, USM, UM_1 and YALE are in five folds of whole sites, as in connectome_settings.py; the four are in
 source only and are never scored. Each training runs through all epochs. One CSV row per training, epoch and site, with AUC and
-loss on source-validation subjects. A rule is the first epoch that can be kept and the patience; the epoch kept is the one with
-the highest source-validation AUC, as in `m2lgdg.deep`.
+loss on source-validation subjects; a training that the file has already is not run again. A rule is the first epoch that can be
+kept and the patience; the epoch kept is the one with the highest source-validation AUC, as in `m2lgdg.deep`.
 
 epoch-choice-m2dc.csv next to this file has `m2dc` on the paper's ABIDE subjects (docs/generalization.md).
 
@@ -57,8 +57,11 @@ def rows_of(name, cohort, sites, seed, device):
 def train(cohort, options):
     part, parts = map(int, options.part.split("/"))
     out = options.out if parts == 1 else options.out.with_stem(f"{options.out.stem}-{part}")
+    table = pd.read_csv(out) if out.exists() else pd.DataFrame(columns=COLUMNS)
+    done = set(zip(table["method"], table["fold"], table["seed"], strict=True))
     folds = folds_of(cohort)
-    for fold, seed in [(fold, seed) for seed in options.seeds for fold in range(FOLDS)][part::parts]:
+    jobs = [(fold, seed) for seed in options.seeds for fold in range(FOLDS)][part::parts]
+    for fold, seed in [job for job in jobs if (options.method, *job) not in done]:
         rows = rows_of(options.method, cohort, folds[fold], seed, options.device)
         lines = pd.DataFrame([(options.method, fold, seed, *row) for row in rows], columns=COLUMNS)
         lines.to_csv(out, mode="a", header=not out.exists(), index=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from page_tables.committed import ALL_SITES, TARGETS, Model, by_seed, by_site, predictions
+from page_tables.committed import ALL_SITES, TARGETS, Model, as_in_paper, by_seed, by_site, predictions
 from scipy.stats import t as student
 
 from m2lgdg.metrics import delong_interval, delong_test
@@ -61,15 +61,14 @@ def averaged(study: str, method: str, target: str) -> pd.Series:
 def two_sites() -> tuple[list[str], str]:
     """95 % interval of M²LG-DG's AUC at each site, and a sentence on its DeLong tests against its rivals."""
     study, intervals, tests = "abide-paper", [], []
-    slow = {"m2dc": "abide-paper-m2dc", "ufa-net": "abide-paper-ufa-net"}  # methods with studies of their own
-    rivals = {name: slow.get(name, study) for name in PAPER if name != "m2lgdg"}
+    rivals = [name for name in PAPER if name != "m2lgdg"]
     for target in TARGETS:
         own = averaged(study, "m2lgdg", target)
         labels = own.index.get_level_values("label").to_numpy()
         low, high = delong_interval(labels, own.to_numpy())
         intervals.append(f"{100 * low:.0f} to {100 * high:.0f}")
-        for name, of in rivals.items():
-            difference, p = delong_test(labels, own.to_numpy(), averaged(of, name, target).to_numpy())
+        for name in rivals:
+            difference, p = delong_test(labels, own.to_numpy(), averaged(as_in_paper(name)[0], name, target).to_numpy())
             tests.append((f"`m2lgdg` is {'above' if difference > 0 else 'below'} `{name}` at {target}", p))
     remaining = [words for (words, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p < 0.05]
     sentence = (
