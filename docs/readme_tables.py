@@ -60,7 +60,7 @@ def averaged(study: str, method: str, target: str) -> pd.Series:
 
 def two_sites() -> tuple[list[str], str]:
     """95 % interval of M²LG-DG's AUC at each site, and a sentence on its DeLong tests against its rivals."""
-    study, intervals, tests = "abide-paper", [], []
+    study, intervals, tests = "paper/networks", [], []
     rivals = [name for name in PAPER if name != "m2lgdg"]
     for target in TARGETS:
         own = averaged(study, "m2lgdg", target)
@@ -82,18 +82,18 @@ def two_sites() -> tuple[list[str], str]:
 
 def table() -> str:
     """Six results that matter, and a sentence on what two sites can decide."""
-    linear = "abide-paper-linear"
-    network = [(study, "m2lgdg-connectome", "") for study in ("abide-paper-connectome", "abide-connectome")]
-    default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "abide-linear")]
-    logistic = [(study, "fc-logistic", "phenotypes") for study in (linear, "abide-linear")]
-    without_brain = [(study, "phenotype-logistic", "") for study in (linear, "abide-linear")]
+    linear = "paper/linear"
+    network = [(study, "m2lgdg-connectome", "") for study in ("paper/connectome", "all-sites/connectome")]
+    default = [(study, "connectome-adaptive", "phenotypes") for study in (linear, "all-sites/linear")]
+    logistic = [(study, "fc-logistic", "phenotypes") for study in (linear, "all-sites/linear")]
+    without_brain = [(study, "phenotype-logistic", "") for study in (linear, "all-sites/linear")]
 
     def row(title: str, *models: list[Model]) -> list[str]:
         """Values of a model at the paper's sites and at all, each from its study; of several models, of their mean logit."""
         two, every = zip(*models, strict=True)
         return [title, *(at_target(target, *two) for target in TARGETS), over_sites(*every)]
 
-    paper = row("[`m2lgdg`](docs/results.md), the paper's", [("abide-paper", "m2lgdg", ""), (ALL_SITES, "m2lgdg", "")])
+    paper = row("[`m2lgdg`](docs/results.md), the paper's", [("paper/networks", "m2lgdg", ""), (ALL_SITES, "m2lgdg", "")])
     intervals, sentence = two_sites()
     rows = [
         [paper[0], *(f"{paper[i]} [{published(target)}]" for i, target in enumerate(TARGETS, start=1)), paper[3]],

@@ -94,7 +94,7 @@ def test_values_of_the_readme():
     """Two rows by the statistics of the package."""
     rows = [row.split("|")[1:-1] for row in readme_tables.table().splitlines() if row.startswith("|")]
     cells = {re.search(r"`([\w-]+)`", row[0])[1]: row for row in rows if "`" in row[0]}
-    for name, study in (("m2lgdg", "abide-paper"), ("m2lgdg-connectome", "abide-paper-connectome")):
+    for name, study in (("m2lgdg", "paper/networks"), ("m2lgdg-connectome", "paper/connectome")):
         table = site_scores(cell_scores(read_predictions(ROOT / "results" / study)))
         own = table[(table["method"] == name) & (table["variant"] == "") & (table["metric"] == "AUC")].set_index("target")
         for column, target in enumerate(readme_tables.TARGETS, start=1):

@@ -27,26 +27,26 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 STUDIES = {
-    "abide-paper": 140,
-    "abide-paper-phenotypes": 120,
-    "abide-paper-m2dc": 20,
-    "abide-paper-linear": 40,
-    "abide-paper-ablation": 70,
-    "abide-paper-connectome": 80,
-    "abide-paper-connectome-quick": 10,
-    "abide-paper-ufa-net": 20,
-    "abide-paper-scan": 6,
-    "abide-margin": 36,
-    "abide-all-sites": 612,
-    "abide-linear": 400,
-    "abide-connectome": 60,
-    "abide-connectome-quick": 120,
-    "abide-connectome-atlases": 40,
-    "abide-connectome-sensitivity": 78,
-    "abide-sensitivity": 198,
+    "paper/networks": 140,
+    "paper/phenotypes": 120,
+    "paper/m2dc": 20,
+    "paper/linear": 40,
+    "paper/ablation": 70,
+    "paper/connectome": 80,
+    "paper/connectome-quick": 10,
+    "paper/ufa-net": 20,
+    "paper/scan": 6,
+    "sensitivity/margin": 36,
+    "all-sites/networks": 612,
+    "all-sites/linear": 400,
+    "all-sites/connectome": 60,
+    "all-sites/connectome-quick": 120,
+    "atlases/connectome": 40,
+    "sensitivity/connectome": 78,
+    "sensitivity/m2lgdg": 198,
 }
-RECENT = ("abide-paper-m2dc", "abide-paper-ufa-net", "abide-paper-scan", "abide-margin")
-WITH_TABLES = ("abide-all-sites", "abide-sensitivity")  # m2lgdg report wrote them
+RECENT = ("paper/m2dc", "paper/ufa-net", "paper/scan", "sensitivity/margin")
+WITH_TABLES = ("all-sites/networks", "sensitivity/m2lgdg")  # m2lgdg report wrote them
 TARGETS = ("NYU", "USM")
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
 BEST = ("connectome-adaptive", "phenotypes")
@@ -135,7 +135,7 @@ def areas(scores):
 @pytest.fixture(scope="module")
 def by_site(areas):
     """(target,) AUC of each (method, variant) at all sites, seeds not averaged."""
-    table = pd.Series({key[1:]: value[0] for key, value in areas.items() if key[0] == "abide-all-sites"})
+    table = pd.Series({key[1:]: value[0] for key, value in areas.items() if key[0] == "all-sites/networks"})
     return table.unstack([0, 1]).sort_index()
 
 
@@ -154,7 +154,7 @@ def averaged(predictions):
 def records():
     """Records by study, method and variant."""
     result = {}
-    for name in (name for name in STUDIES if name.startswith("abide-paper") or name == "abide-margin"):
+    for name in (name for name in STUDIES if name.startswith("paper/") or name == "sensitivity/margin"):
         for record in map(json.loads, (RESULTS / name / "records.jsonl").read_text().splitlines()):
             result.setdefault((name, record["method"], record["variant"]), []).append(record)
     return result
@@ -188,7 +188,8 @@ def test_the_study_is_whole_and_tells_no_place(name, predictions):
 @pytest.mark.parametrize("name", [name for name in STUDIES if "connectome" in name or name in RECENT])
 def test_the_recorded_fields_are_those_of_the_study_file(name):
     """What was trained is what `studies/` repeats."""
-    study, recorded = read_study(ROOT / "studies" / f"{name}.toml"), json.loads((RESULTS / name / "study.json").read_text())
+    recorded = json.loads((RESULTS / name / "study.json").read_text())
+    study = read_study(ROOT / "studies" / f"{recorded['name']}.toml")
     for key in ("methods", "seeds", "variants", "sweep"):
         asked = getattr(study, key)
         assert (asked or []) == (recorded[key] or []), key
@@ -245,14 +246,14 @@ def test_a_changed_table_is_named_and_written_anew(tmp_path, monkeypatch, capsys
 def model_of(method, phenotypes):
     """Study and variant of a method on the paper's subjects; None where it was not run."""
     if method == "m2lgdg-connectome":
-        return "abide-paper-connectome", "" if phenotypes else "scan"
+        return "paper/connectome", "" if phenotypes else "scan"
     if method in ("m2lgdg", "mm-gtunets", "phenotype-logistic"):
-        return ("abide-paper-linear" if method == "phenotype-logistic" else "abide-paper", "") if phenotypes else None
-    if method in json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]:
-        return "abide-paper-linear", "phenotypes" if phenotypes else ""
+        return ("paper/linear" if method == "phenotype-logistic" else "paper/networks", "") if phenotypes else None
+    if method in json.loads((RESULTS / "paper/linear" / "study.json").read_text())["methods"]:
+        return "paper/linear", "phenotypes" if phenotypes else ""
     if method in ("m2dc", "ufa-net"):
-        return f"abide-paper-{method}", "phenotypes" if phenotypes else ""
-    return ("abide-paper-phenotypes" if phenotypes else "abide-paper"), ""
+        return f"paper/{method}", "phenotypes" if phenotypes else ""
+    return ("paper/phenotypes" if phenotypes else "paper/networks"), ""
 
 
 def key_of(method, phenotypes=False):
@@ -273,9 +274,7 @@ def test_networks_on_the_papers_subjects(areas, published):
     rows = rows_of("paper-table")
     names = [named(row[0])[0] for row in rows]
     assert set(names) == {
-        key[1]
-        for key in areas
-        if key[0] in ("abide-paper", "abide-paper-m2dc", "abide-paper-ufa-net", "abide-paper-connectome")
+        key[1] for key in areas if key[0] in ("paper/networks", "paper/m2dc", "paper/ufa-net", "paper/connectome")
     }
     for row, name in zip(rows, names, strict=True):
         for phenotypes, cells in ((False, row[1:4]), (True, row[4:7])):
@@ -315,7 +314,7 @@ def test_counts_of_the_papers_table(areas, averaged, published):
         above[1],
         len(rivals),
     ]
-    alone = [areas["abide-paper-linear", "phenotype-logistic", "", target][0] for target in TARGETS]
+    alone = [areas["paper/linear", "phenotype-logistic", "", target][0] for target in TARGETS]
     below = [sum(here[name][i, 0] < alone[i] for name in names) for i in range(2)]
     assert numbers(re.search(r"phenotype-logistic`: (.*?)\.", text)[1]) == [below[0], len(names), below[1]]
     between = [np.std([here[name][i, 0] for name in names], ddof=1) for i in range(2)]
@@ -336,8 +335,8 @@ def test_counts_of_the_papers_table(areas, averaged, published):
 
 def test_linear_models(areas, predictions):
     rows = rows_of("linear-models")
-    macro = macro_scores(site_scores(cell_scores(predictions["abide-linear"]))).query("metric == 'AUC'")
-    linear = set(json.loads((RESULTS / "abide-paper-linear" / "study.json").read_text())["methods"]) - {"prior"}
+    macro = macro_scores(site_scores(cell_scores(predictions["all-sites/linear"]))).query("metric == 'AUC'")
+    linear = set(json.loads((RESULTS / "paper/linear" / "study.json").read_text())["methods"]) - {"prior"}
     assert linear <= {named(row[0])[0] for row in rows}
     for row in (row for row in rows if named(row[0])[0] in linear):
         name, _ = named(row[0])
@@ -384,8 +383,8 @@ def test_the_committed_run_of_m2lgdg(scores, published, records):
     assert [row[0] for row in rows] == list(TARGETS)
     for target, *cells, validation, paper in rows:
         for metric, text in zip(METRICS, cells, strict=False):
-            assert numbers(text) == pytest.approx(list(scores["abide-paper", "m2lgdg", "", target, metric]), abs=0.00501)
-        learned = [record["learned"] for record in records["abide-paper", "m2lgdg", ""] if record["target"] == target]
+            assert numbers(text) == pytest.approx(list(scores["paper/networks", "m2lgdg", "", target, metric]), abs=0.00501)
+        learned = [record["learned"] for record in records["paper/networks", "m2lgdg", ""] if record["target"] == target]
         best = np.array([100 * own["history"][own["best_epoch"] - 1]["val_auc"] for own in learned])
         assert len(best) == 5
         assert numbers(validation) == close([best.mean(), best.std(ddof=1)])
@@ -394,7 +393,7 @@ def test_the_committed_run_of_m2lgdg(scores, published, records):
 
 def test_terms_of_the_loss(records):
     """From the history of each epoch; `losses` of the records is made of it."""
-    methods = [("abide-paper", "m2lgdg", ""), ("abide-paper-connectome", "m2lgdg-connectome", "")]
+    methods = [("paper/networks", "m2lgdg", ""), ("paper/connectome", "m2lgdg-connectome", "")]
     rows = rows_of("loss-terms")
     assert {row[0] for row in rows} == {"ce", "similarity", "orthogonality", "difference", "contrast"}
     for term, *cells in rows:
@@ -439,7 +438,7 @@ def test_comparisons_at_nyu_and_usm(predictions):
     for text, difference, *tests in rows:
         first, second = re.fullmatch(r"`(\S+)` minus (.*)", text).groups()
         if second.startswith("its variant"):
-            study = {"m2lgdg": "abide-paper-ablation", "m2lgdg-connectome": "abide-paper-connectome"}[first]
+            study = {"m2lgdg": "paper/ablation", "m2lgdg-connectome": "paper/connectome"}[first]
             models = (study, first, ""), (study, first, second.split()[-1])
         else:
             names = [first, second.strip("`")]
@@ -460,10 +459,10 @@ def test_comparisons_at_nyu_and_usm(predictions):
 
 
 def test_all_models_against_m2lgdg(predictions, areas):
-    own = {target: subjects(predictions, ("abide-paper", "m2lgdg", ""), target) for target in TARGETS}
-    studies = {f"abide-paper{end}" for end in ("", "-phenotypes", "-linear", "-m2dc", "-ufa-net")}
+    own = {target: subjects(predictions, ("paper/networks", "m2lgdg", ""), target) for target in TARGETS}
+    studies = {f"paper/{end}" for end in ("networks", "phenotypes", "linear", "m2dc", "ufa-net")}
     others = {key[:3] for key in areas if key[0] in studies}
-    others |= {("abide-paper-connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
+    others |= {("paper/connectome", "m2lgdg-connectome", variant) for variant in ("", "scan")}
     others = {key for key in others if key[1] not in ("m2lgdg", "prior") and key[2] != "sparse"}
     tests = {}
     for model in others:
@@ -484,7 +483,7 @@ def test_all_sites(averaged, by_site):
     *rows, own_row = rows_of("all-sites")
     keys = [named(row[0]) for row in rows]
     assert len(keys) == 8 and named(own_row[0]) == ("m2lgdg", "")
-    together = {key: pd.Series(averaged["abide-all-sites"][key])[by_site.index] for key in (*keys, ("m2lgdg", ""))}
+    together = {key: pd.Series(averaged["all-sites/networks"][key])[by_site.index] for key in (*keys, ("m2lgdg", ""))}
     adjusted = holm(np.array([paired_p(together["m2lgdg", ""], together[key]) for key in keys]))
     for row, key in zip((*rows, own_row), (*keys, ("m2lgdg", "")), strict=True):
         own = by_site[key]
@@ -508,8 +507,8 @@ def test_all_sites(averaged, by_site):
 @pytest.mark.parametrize(
     ("first", "second", "studies"),
     [
-        (BEST, ("fc-svm", "phenotypes"), ["abide-all-sites"]),
-        (("mm-gtunets", ""), BEST, ["abide-all-sites"]),
+        (BEST, ("fc-svm", "phenotypes"), ["all-sites/networks"]),
+        (("mm-gtunets", ""), BEST, ["all-sites/networks"]),
     ],
 )
 def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypatch, capsys):
@@ -524,7 +523,7 @@ def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypa
     monkeypatch.setattr(sys, "argv", ["paired.py", "/".join(first).strip("/"), "/".join(second), *files])
     paired.main()
     expected = json.loads(capsys.readouterr().out)
-    result = committed.paired((studies[0], *first), ("abide-all-sites", *second))
+    result = committed.paired((studies[0], *first), ("all-sites/networks", *second))
     assert result["means"] == pytest.approx([100 * area for area in expected["mean_auc"]], abs=0.00501)  # it rounds
     assert result["interval"] == pytest.approx([100 * limit for limit in expected["difference_95"]], abs=0.00501)
     assert result["p"] == pytest.approx(expected["p_over_sites"], abs=5.01e-6)
@@ -553,9 +552,7 @@ def test_choices_beyond_the_paper(by_site, areas):
 
 def test_what_the_trainings_of_ufa_net_did(areas, records):
     text = text_of("ufa-net-epochs").replace(",", "")
-    learned = [
-        record["learned"] for variant in ("", "phenotypes") for record in records["abide-paper-ufa-net", "ufa-net", variant]
-    ]
+    learned = [record["learned"] for variant in ("", "phenotypes") for record in records["paper/ufa-net", "ufa-net", variant]]
     assert len(learned) == 20 and {len(one["history"]) for one in learned} == {120}
     kept = [100 * one["history"][one["best_epoch"] - 1]["val_auc"] for one in learned]
     first, last = ([one["history"][i]["ce"] for one in learned] for i in (0, -1))
@@ -586,7 +583,7 @@ def test_which_epoch_m2dc_keeps(records):
         difference = chosen["31"] - chosen[before]
         half = 2.1314 * difference.std() / 16**0.5  # Student's t with 15 degrees of freedom
         assert numbers(*values) == close([difference.mean(), difference.mean() - half, difference.mean() + half])
-    learned = [record["learned"] for variant in ("", "phenotypes") for record in records["abide-paper-m2dc", "m2dc", variant]]
+    learned = [record["learned"] for variant in ("", "phenotypes") for record in records["paper/m2dc", "m2dc", variant]]
     assert len(learned) == 20 and min(one["best_epoch"] for one in learned) >= 31
     for one in learned:  # the rule of the benchmark is that of the training loop
         assert (
@@ -596,13 +593,13 @@ def test_which_epoch_m2dc_keeps(records):
 
 def test_margins_and_the_scan_alone(areas, records):
     rows = rows_of("margins")
-    default = {target: areas["abide-margin", "m2lgdg", "", target] for target in TARGETS}
+    default = {target: areas["sensitivity/margin", "m2lgdg", "", target] for target in TARGETS}
     for margin, acted, *sites, difference in rows:
         variant = "" if margin == "1.0" else f"margin={margin}"
-        learned = [record["learned"] for record in records["abide-margin", "m2lgdg", variant]]
+        learned = [record["learned"] for record in records["sensitivity/margin", "m2lgdg", variant]]
         losses = [epoch["difference"] for one in learned for epoch in one["history"]]
         assert len(learned) == 6 and numbers(acted) == [sum(loss > 0 for loss in losses), len(losses)]
-        values = [areas["abide-margin", "m2lgdg", variant, target] for target in TARGETS]
+        values = [areas["sensitivity/margin", "m2lgdg", variant, target] for target in TARGETS]
         assert numbers(*sites) == close(np.ravel(values))
         if variant:
             mean, low, high = numbers(difference.replace("to ", ""))
@@ -612,20 +609,20 @@ def test_margins_and_the_scan_alone(areas, records):
             assert difference == ""
     largest = [
         [epoch["difference"] for epoch in record["learned"]["history"]]
-        for record in records["abide-margin", "m2lgdg", "margin=2.5"]
+        for record in records["sensitivity/margin", "m2lgdg", "margin=2.5"]
     ]
     assert min(min(one[:2]) for one in largest) > 0.006 and max(max(one[:2]) for one in largest) < 0.04
     assert max(max(one[2:]) for one in largest) < 0.0003
     variants = ("", "precision=fp32", "identity_sd=1.0")
     for (_, *sites, kept), variant in zip(rows_of("scan-alone"), variants, strict=True):
-        assert numbers(*sites) == close([areas["abide-paper-scan", "m2lgdg", variant, target][0] for target in TARGETS])
-        learned = {record["target"]: record["learned"] for record in records["abide-paper-scan", "m2lgdg", variant]}
+        assert numbers(*sites) == close([areas["paper/scan", "m2lgdg", variant, target][0] for target in TARGETS])
+        learned = {record["target"]: record["learned"] for record in records["paper/scan", "m2lgdg", variant]}
         best = [learned[target]["history"][learned[target]["best_epoch"] - 1]["val_auc"] for target in TARGETS]
         assert numbers(kept.replace(",", "")) == close([100 * value for value in best])
 
 
 def test_linear_models_at_twenty_sites(areas):
-    study = {key[1:]: value[0] for key, value in areas.items() if key[0] == "abide-linear"}
+    study = {key[1:]: value[0] for key, value in areas.items() if key[0] == "all-sites/linear"}
     by_site = pd.Series(study).unstack([0, 1])
     four = ["NYU", "USM", "UM_1", "YALE"]
     reference = by_site["connectome-adaptive", "phenotypes"]
@@ -661,11 +658,11 @@ def areas_by_site(decision, label):
 
 def test_the_framework_and_the_linear_model_at_twenty_sites(predictions):
     four = ["NYU", "USM", "UM_1", "YALE"]
-    linear, label = logits_at(predictions, "abide-linear", "connectome-adaptive", "phenotypes", 0)
+    linear, label = logits_at(predictions, "all-sites/linear", "connectome-adaptive", "phenotypes", 0)
     reference = areas_by_site(linear, label)
-    own = [logits_at(predictions, "abide-connectome", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
-    quick = [logits_at(predictions, "abide-connectome-quick", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
-    scan = [logits_at(predictions, "abide-connectome-quick", "m2lgdg-connectome", "scan", seed)[0] for seed in range(3)]
+    own = [logits_at(predictions, "all-sites/connectome", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
+    quick = [logits_at(predictions, "all-sites/connectome-quick", "m2lgdg-connectome", "", seed)[0] for seed in range(3)]
+    scan = [logits_at(predictions, "all-sites/connectome-quick", "m2lgdg-connectome", "scan", seed)[0] for seed in range(3)]
     expected = {
         "`m2lgdg-connectome`": own,
         "... variant `plus`": [(one + linear) / 2 for one in own],
@@ -702,9 +699,9 @@ def test_several_atlases_are_joined_by_their_mean_logit():
     from page_tables.committed import by_site
 
     models = (
-        ("abide-connectome-atlases", "m2lgdg-connectome", "atlases=aal+ho"),
+        ("atlases/connectome", "m2lgdg-connectome", "atlases=aal+ho"),
         (
-            "abide-atlases-phenotypes",
+            "atlases/phenotypes",
             "connectome-adaptive",
             "atlases=aal+ho",
         ),
@@ -718,7 +715,7 @@ def test_several_atlases_are_joined_by_their_mean_logit():
 
 
 def test_the_sensitivity_of_the_framework(predictions):
-    table = predictions["abide-connectome-sensitivity"]
+    table = predictions["sensitivity/connectome"]
     areas = {
         (variant, target): 100 * auc(part["label"].to_numpy(), part["proba"].to_numpy())
         for (variant, target), part in table.groupby(["variant", "target"])
@@ -746,9 +743,9 @@ def test_labels_of_many_swept_fields_do_not_overlap(predictions, monkeypatch):
         sheets[0].canvas.draw_without_rendering()
 
     monkeypatch.setattr(figures, "draw", drawn)
-    recorded = json.loads((RESULTS / "abide-connectome-sensitivity" / "study.json").read_text())
+    recorded = json.loads((RESULTS / "sensitivity/connectome" / "study.json").read_text())
     axes, default = recorded["sweep"]["m2lgdg-connectome"], recorded["method"]["m2lgdg-connectome"]
-    scores = cell_scores(predictions["abide-connectome-sensitivity"])
+    scores = cell_scores(predictions["sensitivity/connectome"])
     figures.sensitivity_curves("m2lgdg-connectome", scores, axes, default)
     lowest = sheets[0].canvas.axes[-len(axes) :]
     assert [panel.get_xlabel() for panel in lowest] == list(axes)
@@ -767,7 +764,7 @@ def test_calibration_slopes(predictions):
         logit = np.log(p / (1 - p))[:, None]
         return LogisticRegression(C=1e8, tol=1e-8, max_iter=1000).fit(logit, part["label"]).coef_[0, 0]
 
-    table = predictions["abide-all-sites"]
+    table = predictions["all-sites/networks"]
     rows = rows_of("calibration-slopes")
     assert len(rows) == 2
     for row in rows:
@@ -784,7 +781,7 @@ def test_fusion_is_that_of_the_benchmark(row, monkeypatch, capsys):
     linear, networks, correlation, *cells = rows_of("fusion")[row]
     six = ["coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg"]
     chosen = six if networks == "all six" else [networks.strip("`")]
-    table = str(RESULTS / "abide-all-sites" / "predictions.csv")
+    table = str(RESULTS / "all-sites/networks" / "predictions.csv")
     arguments = ["/".join(named(linear)), *chosen, "--table", table, "--without", "NYU", "USM"]
     monkeypatch.setattr(sys, "argv", ["fusion.py", *arguments])
     fusion.main()
@@ -803,7 +800,7 @@ def test_ablations(areas, predictions):
         ["method", "target", "metric"]
     )
     for i, (study, method) in enumerate(
-        (("abide-paper-ablation", "m2lgdg"), ("abide-paper-connectome", "m2lgdg-connectome")),
+        (("paper/ablation", "m2lgdg"), ("paper/connectome", "m2lgdg-connectome")),
     ):
         trained = cell_scores(predictions[study], ["AUC"]).set_index(["variant", "target", "seed"])["value"] * 100
         assert (trained.loc[""] == trained.loc["C4"]).all()
@@ -826,7 +823,7 @@ def test_ablations(areas, predictions):
 
 
 def test_sweeps(predictions):
-    cells = cell_scores(predictions["abide-sensitivity"], ["AUC"])
+    cells = cell_scores(predictions["sensitivity/m2lgdg"], ["AUC"])
     trained = cells.set_index(["variant", "target", "seed"])["value"] * 100
     names = [name for name in dict.fromkeys(cells["variant"]) if name]
     default = {name for name in names if (trained.loc[name] == trained.loc[""]).all()}  # the trainings of the whole
@@ -856,7 +853,7 @@ def test_sweeps(predictions):
 
 
 def test_regions_and_explanations():
-    folders = sorted((RESULTS / "abide-paper" / "explanations").iterdir())
+    folders = sorted((RESULTS / "paper/networks" / "explanations").iterdir())
     assert len(folders) == 10
     each = {folder.name: pd.read_csv(folder / "roi.csv").set_index("roi")["score"] for folder in folders}
     names = sorted(next(iter(each.values())).index)
@@ -888,7 +885,7 @@ def test_regions_and_explanations():
 
 
 def test_repeated_trainings(predictions, records, areas):
-    studies = ("abide-paper", "abide-paper-ablation")
+    studies = ("paper/networks", "paper/ablation")
     first, second = (
         predictions[study].query("method == 'm2lgdg' and variant == ''").set_index(["target", "seed", "subject"])["proba"]
         for study in studies
@@ -902,7 +899,7 @@ def test_repeated_trainings(predictions, records, areas):
     same, count, low, high, median, *again = numbers(text)
     assert (same, count) == (sum(epochs[0][key] == epochs[1][key] for key in epochs[0]), 10)
     assert [low, high, median] == pytest.approx([apart.min(), apart.max(), apart.median()], abs=0.000501)
-    assert again == close([value for target in TARGETS for value in areas["abide-paper-ablation", "m2lgdg", "", target]])
+    assert again == close([value for target in TARGETS for value in areas["paper/ablation", "m2lgdg", "", target]])
 
 
 # Commands of the pages, and a cell once more
@@ -921,7 +918,7 @@ def test_a_cell_can_be_repeated(abide_folder):
     cohort = read(abide_folder, atlas="aal", max_motion=0.2)
     if len(cohort) != 884:
         pytest.skip(f"the committed results are of 884 subjects, M2LGDG_ABIDE has {len(cohort)}")
-    result = repeated(RESULTS / "abide-paper-linear", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
+    result = repeated(RESULTS / "paper/linear", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
     assert result["largest_difference"] < 1e-3  # float32 series here, float16 there
     assert result["auc"] == pytest.approx(result["committed"], abs=0.005)
     assert result["auc"] > 0.8

@@ -217,7 +217,7 @@ def test_every_table_of_a_report_with_hostile_names_is_latex(tmp_path):
 
 
 def test_the_committed_tables_are_latex():
-    files = sorted(RESULTS.glob("*/tables/*.tex"))
+    files = sorted(RESULTS.glob("*/*/tables/*.tex"))
     assert len(files) > 30
     for file in files:
         check_latex(file.read_text())

@@ -197,7 +197,7 @@ def test_a_saved_network_is_one_sentence(m2lgdg, work, tiny):
 
 def test_tables_and_report_of_networks(m2lgdg, work):
     """Results that were computed elsewhere can be read."""
-    results = Path(__file__).parents[1] / "results" / "abide-paper-connectome"
+    results = Path(__file__).parents[1] / "results" / "paper" / "connectome"
     code, out, err = m2lgdg("table", results)
     assert code == 0 and "m2lgdg-connectome" in out, err
     code, _, err = m2lgdg("report", results, "--share", "--out", "network-report")

@@ -31,13 +31,13 @@ Key = tuple[str, str]  # method, variant
 FUSED = ("coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg")
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of the networks
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of `m2lgdg-connectome` next to the linear model, in sd of the latter
-TWENTY = "abide-linear"  # 20 sites
+TWENTY = "all-sites/linear"  # 20 sites
 TWO_ATLASES = "atlases=aal+ho"
 ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
 ADAPTIVE_TWO: Model = (ATLAS_STUDIES[1], "connectome-adaptive", TWO_ATLASES)
-CONNECTOME: Model = ("abide-connectome", "m2lgdg-connectome", "")
-QUICK, QUICK_SCAN = (("abide-connectome-quick", "m2lgdg-connectome", variant) for variant in ("", "scan"))
-QUICK_TWO: Model = ("abide-connectome-atlases", "m2lgdg-connectome", TWO_ATLASES)
+CONNECTOME: Model = ("all-sites/connectome", "m2lgdg-connectome", "")
+QUICK, QUICK_SCAN = (("all-sites/connectome-quick", "m2lgdg-connectome", variant) for variant in ("", "scan"))
+QUICK_TWO: Model = ("atlases/connectome", "m2lgdg-connectome", TWO_ATLASES)
 LINEAR_MODELS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
     "phenotypes alone (`phenotype-logistic`)": ((TWENTY, "phenotype-logistic", ""),),
     **{f"`{method}`": ((TWENTY, method, "phenotypes"),) for method in ("fc-logistic", "fc-svm", "tangent-pearson-ridge")},
@@ -80,7 +80,7 @@ GAINS: dict[str, tuple[tuple[Model, ...], tuple[Model, ...]]] = {
     "`plus` minus `m2lgdg-connectome`": ((CONNECTOME, ADAPTIVE), (CONNECTOME,)),
     "`m2lgdg-connectome` minus `quick`": ((CONNECTOME,), (QUICK,)),
     "`quick` minus `quick` without phenotypes": ((QUICK,), (QUICK_SCAN,)),
-    "`quick` in two atlases minus `quick`, same seed": ((QUICK_TWO,), (("abide-connectome-atlases", "m2lgdg-connectome", ""),)),
+    "`quick` in two atlases minus `quick`, same seed": ((QUICK_TWO,), (("atlases/connectome", "m2lgdg-connectome", ""),)),
 }
 
 
@@ -144,7 +144,7 @@ def connectome_shorter() -> list[str]:
 @block("connectome-sensitivity")
 def connectome_sensitivity() -> list[str]:
     """Lowest and highest mean AUC of NYU and USM over the values of each field."""
-    areas = sites("abide-connectome-sensitivity").xs("AUC", level="metric")["mean"].groupby("variant").mean()
+    areas = sites("sensitivity/connectome").xs("AUC", level="metric")["mean"].groupby("variant").mean()
     swept = pd.DataFrame(
         [(*title.split("="), area) for title, area in areas.items() if title], columns=["field", "value", "AUC"]
     )
@@ -154,7 +154,7 @@ def connectome_sensitivity() -> list[str]:
         lowest, highest = (part.loc[chosen] for chosen in (part["AUC"].idxmin(), part["AUC"].idxmax()))
         ends = [f"{number(one['AUC'])} (at {float(one['value']):g})" for one in (lowest, highest)]
         rows.append([f"`{field}`", f"{values[0]} to {values[-1]}", *ends])
-    seeds = cells("abide-paper-connectome-quick").query("metric == 'AUC'").groupby("seed")["value"].mean() * 100
+    seeds = cells("paper/connectome-quick").query("metric == 'AUC'").groupby("seed")["value"].mean() * 100
     ends = f"{number(seeds.min())} to {number(seeds.max())}"
     sentence = f"All fields at their values in `quick`: {number(areas[''])}; with {len(seeds)} seeds, {ends}."
     return [*table(["field", "values", "lowest", "highest"], rows), "", sentence]

@@ -20,14 +20,14 @@ DRAWS = 2000
 Model = tuple[str, str, str]  # study, method, variant
 TARGETS = ("NYU", "USM")  # the paper's
 METRICS = ("AUC", "ACC", "SEN", "SPE", "F1")
-ALL_SITES = "abide-all-sites"
-PAPER = "abide-paper"
+ALL_SITES = "all-sites/networks"
+PAPER = "paper/networks"
 LINEAR = (
     *("fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge", "tangent-pearson-ridge"),
     *("combat-logistic", "connectome-ensemble", "connectome-adaptive"),
 )
 WITH_PHENOTYPES = ("m2lgdg", "mm-gtunets")  # in the paper
-SLOW = {"m2dc": "abide-paper-m2dc", "ufa-net": "abide-paper-ufa-net"}  # networks with studies of their own
+SLOW = {"m2dc": "paper/m2dc", "ufa-net": "paper/ufa-net"}  # networks with studies of their own
 
 
 @cache
@@ -99,16 +99,16 @@ def scores_at(model: Model, target: str, metric: str = "AUC") -> tuple[float, fl
 def of_paper(method: str, phenotypes: bool) -> Model | None:
     """Where the results of a method on the paper's subjects are, without or with phenotypes; None if it was not run so."""
     if method in LINEAR:
-        return ("abide-paper-linear", method, "phenotypes" if phenotypes else "")
+        return ("paper/linear", method, "phenotypes" if phenotypes else "")
     if method == "phenotype-logistic":
-        return ("abide-paper-linear", method, "") if phenotypes else None
+        return ("paper/linear", method, "") if phenotypes else None
     if method == "m2lgdg-connectome":
-        return ("abide-paper-connectome", method, "" if phenotypes else "scan")
+        return ("paper/connectome", method, "" if phenotypes else "scan")
     if method in WITH_PHENOTYPES:
         return (PAPER, method, "") if phenotypes else None
     if method in SLOW:
         return (SLOW[method], method, "phenotypes" if phenotypes else "")
-    return ("abide-paper-phenotypes" if phenotypes else PAPER, method, "")
+    return ("paper/phenotypes" if phenotypes else PAPER, method, "")
 
 
 def as_in_paper(method: str) -> Model:

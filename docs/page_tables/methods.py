@@ -104,7 +104,7 @@ def ufa_net_epochs() -> list[str]:
 @block("margins")
 def margins() -> list[str]:
     """AUC of M²LG-DG by the margin of its difference loss, and how often the loss acted."""
-    study, rows = "abide-margin", []
+    study, rows = "sensitivity/margin", []
     for margin in (0.5, 1.0, 1.5, 2.0, 2.5):
         variant = "" if margin == 1 else f"margin={margin}"
         own = [record["learned"] for record in records(study, "m2lgdg", variant)]
@@ -124,7 +124,7 @@ def margins() -> list[str]:
 @block("scan-alone")
 def scan_alone() -> list[str]:
     """AUC of M2 in two precisions and with larger identity embeddings, one seed."""
-    study = "abide-paper-scan"
+    study = "paper/scan"
     settings = {"": "bf16, identity 0.02 (default)", "precision=fp32": "fp32", "identity_sd=1.0": "identity 1.0"}
     rows = []
     for variant, title in settings.items():

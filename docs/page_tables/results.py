@@ -22,7 +22,7 @@ from page_tables.writing import block, bullets, chance, interval, name, number, 
 
 FURTHER = ("m2lgdg-connectome", "erm", "brainnet-transformer")  # networks that the paper does not have
 OWN: Model = (PAPER, "m2lgdg", "")
-CONNECTOME: Model = ("abide-paper-connectome", "m2lgdg-connectome", "")
+CONNECTOME: Model = ("paper/connectome", "m2lgdg-connectome", "")
 BEST: Model = (ALL_SITES, "connectome-adaptive", "phenotypes")
 AT_ALL_SITES: tuple[Model, ...] = (
     BEST,
@@ -38,8 +38,8 @@ ABLATIONS = {
     "C2": "C2, no cross-attention",
     "C3": "C3, no contrast across sites",
 }
-ABLATED = (("abide-paper-ablation", "m2lgdg"), CONNECTOME[:2])
-SWEPT = "abide-sensitivity"
+ABLATED = (("paper/ablation", "m2lgdg"), CONNECTOME[:2])
+SWEPT = "sensitivity/m2lgdg"
 DEFAULTS = ("decomposition_weight=0.1", "contrastive_weight=0.1", "temperature=0.07", "percentile=80", "length=200")
 
 
@@ -65,7 +65,7 @@ def both(method: str, target: str) -> str:
 
 def everywhere(method: str) -> str:
     """Mean AUC over all 20 sites with half of its interval, without / with phenotypes."""
-    known = results.macro("abide-linear")
+    known = results.macro("all-sites/linear")
     if (method, "phenotypes") not in known.index:  # a method that always takes phenotypes
         return f"- / {spread(known.loc[(method, '')])}"
     return " / ".join(spread(known.loc[(method, variant)]) for variant in ("", "phenotypes"))
