@@ -3,13 +3,12 @@
     python benchmarks/federated.py [COHORT] [--folder DIR]
     python benchmarks/federated.py [COHORT] --leave-out-each
     python benchmarks/federated.py [COHORT] --processes [--kill]
-    python benchmarks/federated.py [COHORT] --noise 1,3,10,30 [--not-left-out SITE,SITE]
 
 Without a cohort, a synthetic one of five sites is used. Every site of the cohort is a client. Exits with 1 if a bit differs, or
 if a probability differs from that of the pooled fit by more than 1e-6. `--leave-out-each` trains without each site in turn, in
-one process and without files, and compares the probabilities at that site with those of the pooled fit. `--noise` does so with
-noise for each epsilon, with three draws of the noise, and prints the AUC. `--processes` runs the study through Flower's own
-processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round and the server app in another.
+one process and without files, and compares the probabilities at that site with those of the pooled fit. `--processes` runs
+the study through Flower's own processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round
+and the server app in another.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ import m2lgdg
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import exchange
 from m2lgdg.federated.plan import Study
-from m2lgdg.federated.simulation import simulate, simulate_prepared
-from m2lgdg.federated.site import prepared
+from m2lgdg.federated.simulation import simulate
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc
 
 ALLOWED = 1e-6
 NODE_TIMEOUT = 120.0  # seconds that the server waits for a killed site
-REPEATS = 3  # draws of the noise
 SIZES = {"Aarhus": 40, "Bergen": 32, "Cork": 28, "Delft": 24, "Evora": 20}
 
 
@@ -142,28 +139,6 @@ def leave_out_each(cohort: Cohort) -> float:
     return max(differences)
 
 
-def with_noise(cohort: Cohort, epsilons: list[float], others: list[str]) -> None:
-    """Print the mean AUC at the sites that are left out, without noise and for each epsilon."""
-    cohort = cohort.with_inputs(())  # as a study with noise has no phenotypes
-    sites = cohort.site_names
-    study = Study("0" * 32, tuple(sites), noise=epsilons[0])
-    joined = {site: prepared(study, cohort.select(sites=[site]), site) for site in sites}
-    for epsilon in [0.0, *epsilons]:
-        means = []
-        for _ in range(REPEATS if epsilon else 1):
-            scores = []
-            for left in [site for site in sites if site not in others]:
-                rest = {site: part for site, part in joined.items() if site != left}
-                fitted = simulate_prepared(Study("0" * 32, tuple(rest), noise=epsilon), rest)
-                target = cohort.select(sites=[left])
-                scores.append(auc(target.labels, fitted.predict_proba(target)[:, 1]))
-            means.append(np.nanmean(scores))
-        name = f"epsilon {epsilon:g}" if epsilon else "no noise"
-        print(
-            f"{name:12s} mean AUC {np.mean(means):.3f}, sd over {len(means)} draws of the noise {np.std(means):.3f}", flush=True
-        )
-
-
 def bits(fitted: Method) -> dict[str, bytes]:
     return {key: value.tobytes() for key, value in fitted.state_.items()}
 
@@ -180,8 +155,6 @@ def main() -> int:
     parser.add_argument("--leave-out-each", action="store_true")
     parser.add_argument("--processes", action="store_true")
     parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--noise", type=lambda text: [float(one) for one in text.split(",")])
-    parser.add_argument("--not-left-out", type=lambda text: text.split(","), default=[])
     given = parser.parse_args()
     cohort = (
         m2lgdg.read(given.cohort)
@@ -191,9 +164,6 @@ def main() -> int:
     cohort = cohort.select(cohort.labels >= 0)
     if given.leave_out_each:
         return 0 if leave_out_each(cohort) <= ALLOWED else 1
-    if given.noise:
-        with_noise(cohort, given.noise, given.not_left_out)
-        return 0
     sites = cohort.site_names
     expected = pooled_fit(cohort).predict_proba(cohort)[:, 1]
     ways: dict[str, Callable[[Path, list[str]], Path]] = {"files": by_files}

@@ -175,13 +175,13 @@ def test_a_lost_node_that_is_still_listed(study):
     assert nodes[sites[0]] == 9 and set(nodes) == set(sites)
 
 
-def test_noise_and_a_site_left_out(tmp_path):
+def test_a_site_left_out(tmp_path):
     cohort = m2lgdg.make_cohort("tiny").with_inputs(())
-    exchange.init(tmp_path / "study", cohort.site_names, noise=8.0, leave_out="west")
+    exchange.init(tmp_path / "study", cohort.site_names, leave_out="west")
     for site in cohort.site_names:
         exchange.join(tmp_path / "study", cohort.select(sites=[site]), site, tmp_path / site, consent=True)
     shutil.copy(tmp_path / "west" / "outbox" / "west.json", tmp_path / "study" / "joins")
     lead(tmp_path, LocalGrid(flower.client_app, folders(tmp_path, ("east", "north", "south"))))
     facts = Method.load(tmp_path / "study" / "model").facts_
     assert set(facts["source"]["sites"]) == {"east", "north", "south"}
-    assert facts["federated"]["noise"]["epsilon"] == 8.0 and facts["federated"]["left_out"] == "west"
+    assert facts["federated"]["left_out"] == "west"

@@ -36,13 +36,6 @@ def init(
     masks: Annotated[bool, typer.Option(help="Mask the sums of each site, so that the coordinator sees totals only.")] = True,
     least_subjects: Annotated[int, typer.Option(help="Least number of labelled subjects at a site.")] = 10,
     least_sites: Annotated[int, typer.Option(help="Least number of sites.")] = 3,
-    noise: Annotated[
-        float,
-        typer.Option(
-            metavar="EPSILON",
-            help="Noise for differential privacy: epsilon, smaller for more noise; 0 for none. No phenotypes.",
-        ),
-    ] = 0.0,
     leave_out: Annotated[
         str | None, typer.Option(metavar="SITE", help="Train without this site, so that the model can be evaluated there.")
     ] = None,
@@ -55,7 +48,7 @@ def init(
     columns = () if inputs == "none" else tuple(column.strip() for column in inputs.split(","))
     fields = method_fields(METHOD, None, changes or [])
     settings = {"inputs": columns, "fields": fields, "masks": masks}
-    settings |= {"least_subjects": least_subjects, "least_sites": least_sites, "noise": noise, "leave_out": leave_out or ""}
+    settings |= {"least_subjects": least_subjects, "least_sites": least_sites, "leave_out": leave_out or ""}
     study = exchange.init(folder, site, **settings)
     _say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
     if not masks:

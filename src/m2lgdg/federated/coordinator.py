@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import natural_key
-from m2lgdg.federated import noise, sums
+from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, Ask, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import SMALLEST_SPREAD, ConnectomeAdaptive
@@ -66,9 +66,6 @@ class Solution:
 def coordinate(plan: Plan) -> Generator[Request, Totals, ConnectomeAdaptive]:
     """Yield one request per round and receive its totals; the result is the fitted method."""
     work = Work(plan)
-    if plan.study.noise:
-        rounds = yield from _run(work, [_noisy(work, noise.BLOCK)], 0)
-        return _fitted(work, rounds)
     tasks: list[Task] = [_fill(work, column) for column in plan.study.inputs]
     tasks += [_moments(work, column) for column in plan.study.inputs]
     tasks += [_block(work, block) for block in plan.blocks]
@@ -199,28 +196,6 @@ def _unused(work: Work, block: str) -> None:
     work.publish(f"standard.{block}", np.concatenate([np.zeros((1, size)), np.ones((1, size)), slopes]))
     work.publish(f"solution.{block}", np.zeros((parts, size + 1)))
     work.solutions[block] = Solution(np.zeros((parts, size)), np.zeros(parts), zeros, zeros, zeros + 1, slopes)
-
-
-def _noisy(work: Work, block: str) -> Task:
-    """Fit one block from noisy totals: its weights are the difference between the classes within sites.
-
-    Conjugate gradients would need a noisy product for each of their steps, and noise for so many hides the signal.
-    """
-    plan = work.plan
-    (total,) = yield [Ask("contrast", block)]
-    centre, weights = total[0] / plan.subjects, total[1]
-    work.publish(f"contrast.{block}", np.stack([centre, weights]))
-    scale = noise.score_scale(weights, float(plan.deviations(Ask("contrast", block))[1, 0]))
-    (by_class,) = yield [Ask("scores", block, {"scale": np.array([scale])})]
-    counts = sum(member.controls for member in plan.members), sum(member.patients for member in plan.members)
-    slope, offset, spread = noise.calibration(by_class, counts, scale)
-    for other in plan.blocks:
-        _unused(work, other)
-    coefficients = np.tile(weights, (plan.parts, 1))
-    ones, none = np.ones(len(weights)), np.zeros((len(plan.confounds_of(block)), len(weights)))
-    work.solutions[block] = Solution(coefficients, np.zeros(plan.parts), centre, centre, ones, none)
-    work.weights = dict.fromkeys(plan.blocks, 0.0) | {block: 1 / spread}
-    work.calibration = slope * spread, offset
 
 
 def _standards(totals: list[Floats], plan: Plan, confounds: int) -> tuple[Floats, Floats, Floats, Floats]:
@@ -424,7 +399,7 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     members = sorted(plan.members, key=lambda member: natural_key(member.site))
     names = sorted({member.cohort for member in members})
     usable = round(float(work.known["usable.amplitude"][-1])) if "usable.amplitude" in work.known else plan.subjects
-    trained = [block for block in plan.blocks if block != "amplitude" or work.range is not None] if not plan.study.noise else []
+    trained = [block for block in plan.blocks if block != "amplitude" or work.range is not None]
     facts: dict[str, Any] = {
         "rois": list(first.rois),
         "atlas": first.atlas,
@@ -445,9 +420,6 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
             "alone": plan.alone,
         },
     }
-    if plan.study.noise:
-        epsilon = noise.spent(plan.study.noise, plan.attempt)
-        facts["federated"]["noise"] = {"epsilon": epsilon, "delta": noise.DELTA}
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
     return facts | ({"standardised_scans": plan.subjects - usable} if usable < plan.subjects else {})

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import messages
 from m2lgdg.federated.coordinator import coordinate, total
-from m2lgdg.federated.noise import new_secret
 from m2lgdg.federated.plan import Plan, Request, Study
 from m2lgdg.federated.secure import Masks, new_key
 from m2lgdg.federated.site import Site, prepared
@@ -78,8 +77,7 @@ def join(study: str | Path, cohort: Cohort, site: str, folder: str | Path, conse
         write_text(part / STUDY, messages.study_json(settings))
         (part / PRIVATE).mkdir(mode=0o700)  # before the key is in it
         write_tensors(part / PRIVATE / "subjects.safetensors", arrays, {"format": SUBJECTS})
-        secret = {"noise": new_secret()} if settings.noise else {}
-        write_text(part / PRIVATE / SITE, json.dumps({"site": site, "key": private} | secret) + "\n")
+        write_text(part / PRIVATE / SITE, json.dumps({"site": site, "key": private}) + "\n")
         (part / RECEIVED).mkdir()
         write_text(part / OUTBOX / f"{site}.json", messages.member_json(settings, member))
     return Path(folder) / OUTBOX / f"{site}.json"
@@ -94,14 +92,14 @@ def step(folder: str | Path, request: str | Path, to: str | Path | None = None, 
 def answer(folder: str | Path, content: bytes, where: str, to: str | Path | None = None, attempt: int = 1) -> Path:
     """Answer the bytes of a request, and keep both in the folder of the site; the path of the answer."""
     folder = Path(folder)
-    study, name, key, secret = _open_site(folder)
+    study, name, key = _open_site(folder)
     if name == study.leave_out:
         raise InputError(f"site {name} is left out of this study for evaluation, so it sends no sums.")
     plan, asked = messages.read_request(content, study, where)
     _check_own(folder, plan, name, where)
     _check_attempt(plan, attempt)
     earlier = _received(folder, plan, asked, content, where)
-    site = Site(plan, name, read_tensors(folder / PRIVATE / "subjects.safetensors", SUBJECTS)[1], secret)
+    site = Site(plan, name, read_tensors(folder / PRIVATE / "subjects.safetensors", SUBJECTS)[1])
     for values in earlier:
         site.receive(values)
     sent = messages.write_answer(site, asked, Masks(plan, name, key) if study.masks else None)
@@ -138,15 +136,14 @@ def newest(path: Path) -> Path:
     return requests[-1]
 
 
-def _open_site(folder: Path) -> tuple[Study, str, str, str]:
-    """Settings of the study, name of the site, its private key, and the secret of its noise."""
+def _open_site(folder: Path) -> tuple[Study, str, str]:
+    """Settings of the study, name of the site, and its private key."""
     path = folder / PRIVATE / SITE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a site; make one with m2lgdg federate join.")
     try:
         about = json.loads(read_bytes(path, messages.LARGEST))
-        study = open_study(folder)
-        return study, str(about["site"]), str(about["key"]), str(about["noise"]) if study.noise else ""
+        return open_study(folder), str(about["site"]), str(about["key"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 

@@ -24,7 +24,7 @@ from m2lgdg.storage import DTYPES, InputError, one_line
 
 STUDY, JOIN = "m2lgdg-federated-study-1", "m2lgdg-federated-join-1"
 REQUEST, ANSWER = "m2lgdg-federated-request-1", "m2lgdg-federated-answer-1"
-LATER = {"noise": 0.0, "leave_out": ""}  # settings that the first version of study.json did not have
+LATER = {"leave_out": ""}  # settings that the first version of study.json did not have
 LARGEST = 2**28  # bytes of a message
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -42,8 +42,7 @@ def read_study(content: bytes, where: str) -> Study:
     given = _json(content, STUDY, Study, where, optional=LATER)
     try:
         kinds = {"id": str, "masks": bool, "least_subjects": int, "least_sites": int, "fields": dict}
-        kinds |= {"noise": float, "leave_out": str}
-        _check_types(given, kinds, ("sites", "inputs"))
+        _check_types(given, kinds | {"leave_out": str}, ("sites", "inputs"))
         return Study(**given | {name: tuple(given[name]) for name in ("sites", "inputs")})
     except (TypeError, ValueError) as error:
         raise InputError(f"{where} is damaged ({one_line(error)[:200]}).") from None
@@ -86,6 +85,8 @@ def _json(
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged ({one_line(error)[:200]}).") from None
     given = dict(optional or {}) | given
+    if "noise" in given:
+        raise InputError(f"{where} asks for noise on the sums, which this version does not have; begin a study without it.")
     expected = {each.name for each in dataclasses.fields(cls)} | set(more)
     if set(given) != expected:
         raise InputError(f"{where} is damaged (its keys are not {', '.join(sorted(expected))}).")

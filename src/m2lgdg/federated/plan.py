@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.federated import noise
 from m2lgdg.method import make
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.preprocess import CATEGORICAL
@@ -49,7 +48,6 @@ class Study:
     masks: bool = True
     least_subjects: int = LEAST_SUBJECTS
     least_sites: int = LEAST_SITES
-    noise: float = 0.0  # epsilon of differential privacy; 0 without noise
     leave_out: str = ""  # site that does not train, so that the model can be evaluated there
 
     def __post_init__(self) -> None:
@@ -67,19 +65,8 @@ class Study:
             raise InputError(
                 f"site {self.leave_out[:80]} is left out, but is not one of the sites; add --site {self.leave_out[:80]}."
             )
-        self._check_noise()
         if len(self.method.penalties) > 1:
             raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
-
-    def _check_noise(self) -> None:
-        if not self.noise:
-            return
-        if not noise.LEAST_EPSILON <= self.noise <= noise.MOST_EPSILON:
-            raise InputError(f"the epsilon of --noise must be from {noise.LEAST_EPSILON:g} to {noise.MOST_EPSILON:g}.")
-        if not self.masks:
-            raise InputError("noise needs masks: without them the coordinator sees the sums of a site with little noise.")
-        if self.inputs:
-            raise InputError("a study with noise uses no phenotypes; leave out --inputs.")
 
     @property
     def training_sites(self) -> tuple[str, ...]:
@@ -172,8 +159,6 @@ class Plan:
             self._check(member, first)
         if not sum(one.patients for one in self.members) or not sum(one.controls for one in self.members):
             raise InputError("the sites together have only one class; patients and controls are needed.")
-        if self.study.noise and not self.weighted:
-            raise InputError("no site has patients and controls; a study with noise compares them within sites.")
 
     def _check(self, member: Member, first: Member) -> None:
         if member.site not in self.study.sites:
@@ -289,29 +274,13 @@ class Plan:
         return known(self, ask)
 
     @property
-    def largest_sign(self) -> float:
-        """Largest absolute value of a centred diagnosis."""
-        signs = [noise.centred_signs(member.patients, member.controls) for member in self.members]
-        return float(np.abs(signs).max())
-
-    def deviations(self, ask: Ask) -> npt.NDArray[np.float64]:
-        """sd of the noise on the total of a sum, one for each row, or one."""
-        if ask.kind == "scores":
-            return np.array(noise.score_deviation(self.study.noise))
-        return noise.contrast_deviations(self.study.noise, self.features(ask.name), self.largest_sign)[:, None]
-
-    @property
     def alone(self) -> list[str]:
         """Sites that are held out by themselves: the difference of two totals is their own sum."""
-        if self.study.noise:  # has no folds
-            return []
         folds = list(self.fold_of.values())
         return [site for site, fold in self.fold_of.items() if fold >= 0 and folds.count(fold) == 1]
 
 
 def _names(plan: Plan, kind: str) -> tuple[str, ...]:
-    if kind in noise.KINDS or plan.study.noise:
-        return (noise.BLOCK,) if kind in noise.KINDS and plan.study.noise else ()
     columns, blocks = plan.study.inputs, tuple(plan.blocks)
     continuous = tuple(name for name in columns if name not in CATEGORICAL)
     return {
@@ -339,8 +308,6 @@ def _arguments(plan: Plan, ask: Ask) -> dict[str, tuple[tuple[int, ...], str]]:
         if parts.dtype != np.int64 or parts.min() < 0 or parts.max() >= plan.parts:
             raise InputError(f"{ask.key}: its parts are not those of the protocol.")
         return {"parts": (parts.shape, "int64"), "directions": ((len(parts), plan.features(ask.name)), "float32")}
-    if ask.kind == "scores":
-        return {"scale": ((1,), "float64")}
     if ask.kind == "calibration":
         return {"weights": ((len(plan.blocks),), "float64"), "mean_sd": ((2,), "float64"), "point": ((2,), "float64")}
     return {}
@@ -377,16 +344,6 @@ def _confounds(plan: Plan, ask: Ask) -> Form:
     return Form((1 + count, count), np.array(4.0 * plan.subjects**2))
 
 
-def _contrast(plan: Plan, ask: Ask) -> Form:
-    features = plan.features(ask.name)
-    bounds = noise.radius(features) * plan.subjects * np.array([[1.0], [plan.largest_sign]])
-    return Form((2, features), bounds + noise.largest_total(len(plan.members)) * plan.deviations(ask))
-
-
-def _scores(plan: Plan, ask: Ask) -> Form:
-    return Form((2, 2), plan.subjects + noise.largest_total(len(plan.members)) * plan.deviations(ask))
-
-
 FORMS: dict[str, Callable[[Plan, Ask], Form]] = {
     "codes": lambda plan, ask: Form((CODES,), np.array(0.0)),
     "search": lambda plan, ask: Form((2 * CUTS + 1,), np.array(0.0)),
@@ -400,18 +357,12 @@ FORMS: dict[str, Callable[[Plan, Ask], Form]] = {
     "product": _product,
     "decisions": _decisions,
     "calibration": lambda plan, ask: Form((3,), np.array(LARGEST_LOSS * plan.subjects)),
-    "contrast": _contrast,
-    "scores": _scores,
 }
 
 
 def value_shape(plan: Plan, name: str) -> tuple[int, ...]:
     """Shape of a value that the coordinator may send; others are refused."""
     kind, _, about = name.partition(".")
-    if plan.study.noise:
-        if name != f"contrast.{noise.BLOCK}":
-            raise InputError(f"a value named {name[:40]!r} is not part of the protocol.")
-        return 2, plan.features(about)
     if kind == "fill" and about in plan.study.inputs:
         return ()
     if kind == "moments" and about in plan.study.inputs:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import coordinate, total
-from m2lgdg.federated.noise import new_secret
 from m2lgdg.federated.plan import Member, Plan, Study
 from m2lgdg.federated.site import Arrays, Site, prepared
 from m2lgdg.methods.linear import ConnectomeAdaptive
@@ -21,7 +20,7 @@ def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
 def simulate_prepared(study: Study, joined: Mapping[str, tuple[Member, Arrays]]) -> ConnectomeAdaptive:
     """Fit a study whose sites have prepared their arrays."""
     plan = Plan(study, tuple(member for member, _ in joined.values()))
-    sites = {name: Site(plan, name, data, new_secret()) for name, (_, data) in joined.items()}
+    sites = {name: Site(plan, name, data) for name, (_, data) in joined.items()}
     work = coordinate(plan)
     request = next(work)
     while True:

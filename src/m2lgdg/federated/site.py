@@ -6,7 +6,6 @@ sums, with the same functions that the pooled fit of `methods/linear.py` uses.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features, fc_features
-from m2lgdg.federated import noise, sums
+from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CODES, LARGEST_PHENOTYPE, MEASURES, Ask, Member, Plan, Request, Study, value_shape
 from m2lgdg.methods.amplitude import _measures, standardised_scans
 from m2lgdg.methods.linear import VIEWS, _balance, _sigmoid, _site_averages
@@ -52,9 +51,7 @@ def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Me
     missing = np.isnan(arrays["phenotypes"])
     incomplete, empty = (_names(study, lacking) for lacking in (missing.any(axis=0), missing.all(axis=0)))
     counts = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
-    # The hash of the cohort would confirm a guess of all its scans, which noise is to prevent.
-    digest = hashlib.sha256(f"{study.id} {site}".encode()).hexdigest() if study.noise else cohort.hash
-    return Member(site, *counts, cohort.rois, cohort.atlas, cohort.name, digest, tuple(incomplete), tuple(empty), key), arrays
+    return Member(site, *counts, cohort.rois, cohort.atlas, cohort.name, cohort.hash, incomplete, empty, key), arrays
 
 
 def _names(study: Study, chosen: Any) -> tuple[str, ...]:
@@ -76,9 +73,8 @@ def _check_phenotypes(values: Floats, study: Study, cohort: Cohort) -> None:
 class Site:
     """A site in a study: its arrays, and the totals it has received so far."""
 
-    def __init__(self, plan: Plan, name: str, arrays: Mapping[str, npt.NDArray[Any]], secret: str = "") -> None:
+    def __init__(self, plan: Plan, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.plan, self.name, self.arrays = plan, name, arrays
-        self.secret = secret  # of the noise, for a study that has it
         self.known: Arrays = {}
         self.rows: dict[str, tuple[npt.NDArray[Any], Floats]] = {}  # standardised features and shift, by block
         self.labels = np.asarray(arrays["labels"])
@@ -96,9 +92,7 @@ class Site:
         self.known |= {name: np.array(value) for name, value in values.items()}
 
     def answer(self, request: Request) -> dict[str, sums.Words]:
-        """Fixed-point sums for each ask of a request, by key, with noise if the study has it; not yet masked."""
-        if self.plan.study.noise:
-            self._check_turn(request)
+        """Fixed-point sums for each ask of a request, by key; not yet masked."""
         self.receive(request.values)
         result = {}
         for ask in request.asks:
@@ -110,31 +104,7 @@ class Site:
             except KeyError as error:
                 raise InputError(f"{ask.key} needs the value {error.args[0]}, which was not sent.") from None
             result[ask.key] = sums.to_words(values, form, f"site {self.name}: {ask.key}")
-            if self.plan.study.noise:
-                result[ask.key] = result[ask.key] + self._noise(request, ask)
         return result
-
-    def _check_turn(self, request: Request) -> None:
-        """Refuse what would spend more privacy than the study states: each sum with noise is sent once, in its round."""
-        kinds = [ask.kind for ask in request.asks]
-        if kinds != list(noise.KINDS[request.round - 1 : request.round]):
-            names = ", ".join(kinds)[:200] or "nothing"
-            raise InputError(f"round {request.round} of a study with noise cannot ask for {names}; nothing was written.")
-
-    def _noise(self, request: Request, ask: Ask) -> sums.Words:
-        """Noise of this site on one sum, as integers, so that it does not depend on the bits of the sum."""
-        plan, form = self.plan, self.plan.form(ask)
-        content = noise.fingerprint(request.values, [one.arguments for one in request.asks])
-        about = f"{plan.study.id}|{self.name}|{plan.attempt}|{request.round}|{ask.key}|{content}"
-        deviations = plan.deviations(ask) * noise.site_deviation(len(plan.members))
-        drawn = noise.draw(self.secret, about, deviations, form.shape)
-        return np.asarray(np.rint(np.ldexp(drawn, sums.exponents(form))).astype(np.int64).view(np.uint64))
-
-    @cached_property
-    def centred_signs(self) -> Floats:
-        """(subject,) diagnoses -1 and 1 minus their mean at the site."""
-        counts = int((self.labels == 1).sum()), int((self.labels == 0).sum())
-        return np.asarray(np.array(noise.centred_signs(*counts))[self.labels])
 
     @cached_property
     def weights(self) -> Floats:
@@ -304,15 +274,6 @@ def _calibration(site: Site, ask: Ask) -> Floats:
     return np.array([loss.sum(), (residual * x).sum(), residual.sum()])
 
 
-def _contrast(site: Site, ask: Ask) -> Floats:
-    return noise.contrast(site.arrays[ask.name], site.centred_signs)
-
-
-def _scores(site: Site, ask: Ask) -> Floats:
-    sent, scale = site.known[f"contrast.{ask.name}"], float(ask.arguments["scale"][0])
-    return noise.scores(site.arrays[ask.name], site.labels, site.centred_signs, sent, scale)
-
-
 KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
     "codes": _codes,
     "search": _search,
@@ -324,6 +285,4 @@ KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
     "product": _product,
     "decisions": _decisions,
     "calibration": _calibration,
-    "contrast": _contrast,
-    "scores": _scores,
 }

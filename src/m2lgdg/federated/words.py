@@ -15,7 +15,6 @@ from m2lgdg.federated.messages import (
     read_message,
     read_study,
 )
-from m2lgdg.federated.noise import DELTA
 from m2lgdg.storage import InputError, read_bytes
 
 REVEALS = {  # kind of a sum -> what it is, and what its total reveals
@@ -29,8 +28,6 @@ REVEALS = {  # kind of a sum -> what it is, and what its total reveals
     "product": "features times their product with a direction: one step towards the weights of the model",
     "decisions": "sums of decisions of fits without the site, and of their products: their spread",
     "calibration": "log loss of a logistic curve and its two derivatives, over decisions of fits without the site",
-    "contrast": "sum of each feature, and sum of its products with the diagnosis, with noise: their means and class difference",
-    "scores": "sums of clipped scores and of their squares by class, with noise: their means and spread",
 }
 ABOUT = {
     STUDY: "Settings of a federated study. It holds nothing about subjects.",
@@ -74,13 +71,6 @@ def _json_lines(content: bytes, where: str) -> Iterator[str]:
             "on, the coordinator sees totals over sites" if study.masks else "off, the coordinator sees the sums of each site"
         )
         yield f"Masks: {seen}."
-        if study.noise:
-            yield (
-                f"Noise: on every sum, for differential privacy of each scan with epsilon {study.noise:g} and delta {DELTA:g}; "
-                "the counts of the join messages have none."
-            )
-        else:
-            yield "Noise: none."
         if study.leave_out:
             yield (
                 f"Site {study.leave_out} does not train, so that the model can be evaluated there. Totals of studies with and "

@@ -133,11 +133,6 @@ def _check_federated(facts: Mapping[str, Any]) -> None:
     noise = given.get("noise", {"epsilon": 1.0, "delta": 0.0})
     if not all(math.isfinite(float(noise[key])) and float(noise[key]) >= 0 for key in ("epsilon", "delta")):
         raise ValueError("the noise of the federated fit is not a number")
-    if "network" in given:
-        network = given["network"]
-        _counts({key: network[key] for key in ("local_epochs", "kept_round")})
-        if not isinstance(network["strategy"], str) or not math.isfinite(float(network["mu"])):
-            raise ValueError("the facts of the federated network have a value of the wrong type")
 
 
 def _counts(given: Mapping[str, Any]) -> None:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -103,17 +101,6 @@ SUMS_ONLY = (
     "No subject's data left a site. Revealed were counts of patients and controls, and sums over subjects: of features, of "
     "their products with labels, age and sex, of decisions, and counts of phenotypes below a value. No noise was added."
 )
-NOISY_SUMS = (
-    "No subject's data left a site. Revealed were counts of patients and controls, and with Gaussian noise: sums of features, "
-    "of their products with labels, and of clipped scores. Replacing one scan changes what was revealed by no more than the "
-    "stated differential privacy allows; the counts have no noise."
-)
-STRATEGIES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN"}
-WEIGHTS_SEEN = (
-    "No subject's data left a site. Revealed to the server were counts of patients and controls, sums over the subjects of "
-    "each site, and the weights that each site trained, which can reveal something about its subjects. No noise was added."
-)
-SITES_KEEP_NORMALISATION = "Sites trained with normalisation layers of their own; those of this model are their mean."
 AGAIN = "totals with and without the sites that left give the sums of these sites"
 LEFT_OUT = "Performance at left-out sites of a study"
 NO_STUDY = (
@@ -175,14 +162,14 @@ def _federated(fitted: Method) -> list[Part]:
     about = fitted.facts_.get("federated")
     if about is None:
         return []
-    if "network" in about:
-        return [_federated_network(fitted, about)]
     facts = [
         ("sites", ", ".join(fitted.facts_["source"]["sites"])),
         ("rounds", str(about["rounds"])),
         ("subjects at every site", f"at least {about['least_subjects']}"),
         ("coordinator saw", "totals over sites (masks were on)" if about["masks"] else "sums over each site (masks were off)"),
     ]
+    if "network" in about:  # a model of 0.1.0
+        facts[-1] = ("server saw", "the weights of each site's network after every round, and sums over each site")
     if "noise" in about:
         facts.append(("noise on the sums", f"epsilon {about['noise']['epsilon']:.3g}, delta {about['noise']['delta']:.0e}"))
     if "left_out" in about:
@@ -190,22 +177,7 @@ def _federated(fitted: Method) -> list[Part]:
     if about["attempt"] > 1:
         facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
     alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
-    return [Part("Federated training", facts, sentences=[NOISY_SUMS if "noise" in about else SUMS_ONLY, *alone])]
-
-
-def _federated_network(fitted: Method, about: Mapping[str, Any]) -> Part:
-    """How the sites trained a network together."""
-    network = about["network"]
-    proximal = f" (mu {network['mu']:g})" if network["strategy"] == "fedprox" else ""
-    facts = [
-        ("sites", ", ".join(fitted.facts_["source"]["sites"])),
-        ("strategy", f"{STRATEGIES.get(network['strategy'], network['strategy'])}{proximal}"),
-        ("rounds", f"{about['rounds']} of {network['local_epochs']} local epochs; round {network['kept_round']} was kept"),
-        ("subjects at every site", f"at least {about['least_subjects']}"),
-        ("server saw", "the weights of each site's network after every round, and sums over each site"),
-    ]
-    sentences = [WEIGHTS_SEEN, *([SITES_KEEP_NORMALISATION] if network["strategy"] == "fedbn" else [])]
-    return Part("Federated training", facts, sentences=sentences)
+    return [Part("Federated training", facts, sentences=[*([] if {"network", "noise"} & set(about) else [SUMS_ONLY]), *alone])]
 
 
 def _ranges(fitted: Method) -> list[tuple[str, str]]:
