@@ -42,6 +42,28 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def linear_study(tiny, tmp_path_factory):
+    """Folder of a finished study of linear methods on `tiny`, one of them explained; a test that changes it works on a copy."""
+    folder = tmp_path_factory.mktemp("linear")
+    tiny.save(folder / "tiny.cohort")
+    study = {"cohort": str(folder / "tiny.cohort"), "name": "linear", "methods": ["prior", "fc-logistic", "fc-svm"]}
+    assert not m2lgdg.run_study(study | {"seeds": [0], "explain": ["fc-logistic"]}, folder / "out").failed
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def two_track_study(tmp_path_factory):
+    """Folder of a finished study with phenotypes and both tracks; the last of its sites has two subjects, one of each class."""
+    folder = tmp_path_factory.mktemp("tracks")
+    cohort = m2lgdg.make_cohort("tiny", sizes={"a": 24, "b": 24, "c": 24, "d": 2}, roi_effect=2.0, edge_effect=2.5, seed=4)
+    cohort.save(folder / "tracks.cohort")
+    study = {"cohort": str(folder / "tracks.cohort"), "name": "tracks", "methods": ["prior", "fc-logistic"], "seeds": [3]}
+    study |= {"variants": ["phenotypes"], "track": ["strict", "adapted"], "adapt_subjects": 8}
+    assert not m2lgdg.run_study(study, folder / "out").failed
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
 def abide_folder():
     """The real release folder named by M2LGDG_ABIDE."""
     folder = os.environ.get("M2LGDG_ABIDE")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import InputError, make_cohort, read
+from m2lgdg import InputError, read
 from m2lgdg.metrics import logit, sigmoid
 from m2lgdg.model.site_level import cross_batches, site_shift
 from m2lgdg.report.card import card
@@ -25,21 +25,18 @@ METHODS = ["prior", "fc-logistic"]
 
 
 @pytest.fixture(scope="module")
-def cohort_file(tmp_path_factory):
-    cohort = make_cohort("tiny", sizes={"a": 24, "b": 24, "c": 24, "d": 2}, roi_effect=2.0, edge_effect=2.5, seed=4)
-    return cohort.save(tmp_path_factory.mktemp("data") / "tracks.cohort")
+def both(two_track_study):
+    return two_track_study
+
+
+@pytest.fixture(scope="module")
+def cohort_file(both):
+    return both.parent / "tracks.cohort"
 
 
 def content(cohort_file, **more):
     base = {"cohort": str(cohort_file), "methods": METHODS, "seeds": [3], "variants": ["phenotypes"], "name": "tracks"}
     return base | {"track": ["strict", "adapted"], "adapt_subjects": 8} | more
-
-
-@pytest.fixture(scope="module")
-def both(cohort_file, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("both") / "out"
-    run_study(content(cohort_file), folder)
-    return folder
 
 
 @pytest.mark.parametrize("variant", ["", "phenotypes", "field=1", "a, b"])
