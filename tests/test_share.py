@@ -69,7 +69,10 @@ def test_a_copy_tells_nothing_of_the_machine(ran, tmp_path, monkeypatch, capsys)
     files = share_study(ran / "deep" / "out", tmp_path / "copy")
     said(monkeypatch, capsys, "report", tmp_path / "copy")
     names = {path.name for path in files if path.parent == tmp_path / "copy"}
-    tables, texts = {"predictions.csv", "inclusion.csv", "failures.csv"}, {"study.json", "environment.json", "checks.json"}
+    tables, texts = (
+        {"predictions.csv", "inclusion.csv", "failures.csv"},
+        {"study.json", "methods.json", "environment.json", "checks.json"},
+    )
     assert names == tables | texts | {"records.jsonl", "cohort.json", "connectomes.safetensors"}
     for path in (tmp_path / "copy").rglob("*"):
         text = path.read_bytes().decode(errors="replace") if path.is_file() else ""

@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ FC_NETWORK = ("erm", "cdann", "mixup", "mldg", "iib", "coral", "irm", "group-dro
 class Declaration:
     """Default of each field, fields changed by each variant, and whether the seed matters (`Method.stochastic`).
 
-    `summary` is the first line of the description, `reference` the citation.
+    `summary` is the first line of the description, `reference` the citation, `role` that of `Method.role`.
     """
 
     fields: Mapping[str, Any]
@@ -51,6 +51,7 @@ class Declaration:
     stochastic: bool
     summary: str = ""
     reference: str = ""
+    role: str = ""
 
 
 @dataclass
@@ -108,9 +109,9 @@ class Registry(MutableMapping[str, "type[Method]"]):
         """Field defaults, variants and randomness of a method, without importing it where its source is plain enough."""
         if name not in self._loaded and name in self.modules:
             with contextlib.suppress(ValueError, LookupError):
-                return declared(self.modules[name], name)
+                return replace(declared(self.modules[name], name), role=self._declared[name][1])
         cls = self[name]
-        return Declaration(cls().fields(), cls.variants, cls.stochastic, _first_line(cls.__doc__), cls.reference)
+        return Declaration(cls().fields(), cls.variants, cls.stochastic, _first_line(cls.__doc__), cls.reference, cls.role)
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)

@@ -22,6 +22,7 @@ from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, without_small
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.checks import COHORT
 from m2lgdg.study.description import CONNECTOMES, copy_connectomes
+from m2lgdg.study.plan import METHODS_FILE
 from m2lgdg.study.runner import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
@@ -44,6 +45,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         "study.json": _json(study, names),
         "environment.json": _json(contents.environment, names),
         "checks.json": _json(contents.checks, names),
+        METHODS_FILE: _json(read_json(folder / METHODS_FILE, {}), names),
         COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), names),
         RECORDS: "".join(json.dumps(_without_paths(record, names), ensure_ascii=False) + "\n" for record in records),
         "inclusion.csv": _csv(contents.inclusion, names),

@@ -28,6 +28,7 @@ from m2lgdg.study.cells import code_version, installed_version
 from m2lgdg.study.checks import COHORT, read_cohort_facts
 from m2lgdg.study.config import Study
 from m2lgdg.study.description import CONNECTOMES, describe, write_connectomes
+from m2lgdg.study.plan import write_declarations
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
 # Temporary files of a run that was killed while writing; the second form is that of version 0.1 and earlier.
@@ -159,6 +160,7 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
     """Write the files that describe the study; after a run was killed here, those still missing."""
     if not (out / "study.json").is_file():
         write_text(out / "study.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    write_declarations(out, study.methods)
     if not (out / "inclusion.csv").is_file():
         rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
         rows += [(subject.subject, subject.site, "excluded", subject.reason) for subject in cohort.excluded]
