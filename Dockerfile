@@ -1,10 +1,9 @@
 # m2lgdg on CPUs: the linear methods. With networks: docker build --build-arg EXTRAS=networks,serve -t m2lgdg .
 FROM python:3.12-slim AS build
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN M2LGDG_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
 ARG EXTRAS=""

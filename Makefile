@@ -5,7 +5,7 @@ PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test docs wheel wheel-check benchmark faults federated fuzz clean
 
-.venv/installed: pyproject.toml constraints.txt hatch_build.py src/m2lgdg/data/readers/_numbers.c
+.venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP) torch
 	$(BIN)/python $(PIP) -e '.[dev,networks,cluster,onnx,serve,federated,docs]'
@@ -57,10 +57,9 @@ federated:
 	build/flower/bin/python $(PIP) '.[flower]'
 	OMP_NUM_THREADS=1 build/flower/bin/python benchmarks/federated.py
 
-FUZZ_SECONDS ?= 60
+# More random input for the parsers than `make test` has.
 fuzz: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore fuzz/run.py --seconds $(FUZZ_SECONDS)
-	fuzz/numbers.sh $(FUZZ_SECONDS)
+	M2LGDG_FUZZ=50 OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal tests/test_fuzz.py
 
 clean:
 	rm -rf .venv demo build dist

@@ -109,9 +109,6 @@ def main():
         folder = Path(name)
         archive = subprocess.run(["git", "archive", options.base, "src"], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "x"], cwd=folder, input=archive.stdout, check=True)
-        for built in (ROOT / "src/m2lgdg/data/readers").glob("_numbers*.so"):
-            for place in (folder / "src").rglob("readers"):
-                (place / built.name).write_bytes(built.read_bytes())
         sources = {"base": folder / "src", "ours": folder / "ours"}
         shutil.copytree(ROOT / "src", sources["ours"])
         for source in sources.values():

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 import m2lgdg
-from m2lgdg.data.readers.abide import _load
+from m2lgdg.data.readers.abide import load_1d
 from m2lgdg.data.readers.gather import SeriesFile, gather
-from m2lgdg.data.readers.text import compiled
 
 
 def seconds(work, repeats=3):
@@ -32,13 +31,12 @@ def main():
     found = [SeriesFile(file.stem, "", file) for file in files]
     for file in files:  # both sides read from the page cache
         file.read_bytes()
-    ours = seconds(lambda: gather(found, lambda file: _load(file, "aal"), folder, on_bad="exclude"))
+    ours = seconds(lambda: gather(found, lambda file: load_1d(file, "aal"), folder, on_bad="exclude"))
     numpy = seconds(lambda: [np.loadtxt(file) for file in files])
     whole = seconds(lambda: m2lgdg.read(folder, on_bad="exclude"))
     result = {
         "files": len(files),
         "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 1),
-        "compiled": compiled() is not None,
         "loadtxt_seconds": round(numpy, 3),
         "read_series_seconds": round(ours, 3),
         "times_faster": round(numpy / ours, 2),

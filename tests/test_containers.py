@@ -45,7 +45,7 @@ def test_instructions_and_copied_files(path):
             assert sources[0].removeprefix("--from=") in stages
         else:
             assert all((ROOT / source).exists() and is_sent(source) for source in sources), words
-    assert not is_sent("results") and not is_sent(".git") and not is_sent("_numbers.so")
+    assert not is_sent("results") and not is_sent(".git")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

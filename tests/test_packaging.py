@@ -1,11 +1,7 @@
 """What is installed: extras, the wheel for every system, and every line of the docs that installs something."""
 
-import importlib.util
 import re
-import shutil
-import sys
 import tomllib
-import types
 from pathlib import Path
 
 import pytest
@@ -56,55 +52,6 @@ def test_every_installation_is_constrained_and_its_extras_exist(path):
         assert not ours or "-c constraints.txt" in line or "-c /" in line or line.startswith("m2lgdg["), line
         for extras in re.findall(r"(?:\.|m2lgdg|\.whl)\[([\w,]+)\]", line):
             assert set(extras.split(",")) <= set(OPTIONAL), line
-
-
-class Hook:
-    def __init__(self, root, target="wheel"):
-        self.root, self.target_name, self.app = str(root), target, types.SimpleNamespace(display_warning=lambda text: None)
-
-
-@pytest.fixture
-def build(tmp_path, monkeypatch):
-    """The build hook on a copy of the parser, with what it changes; hatchling itself is not needed."""
-    name = "hatchling.builders.hooks.plugin.interface"
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
-    sys.modules[name].BuildHookInterface = Hook
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = tmp_path / module.PARSER.parent
-    folder.mkdir(parents=True)
-    shutil.copy(ROOT / module.PARSER.with_suffix(".c"), folder)
-
-    def run(version, target="wheel"):
-        data = {"artifacts": [], "pure_python": True}
-        module.NumbersHook(tmp_path, target).initialize(version, data)
-        return data, (tmp_path / module.PARSER).is_file()
-
-    return run
-
-
-def test_the_wheel_is_the_same_for_every_system(build, monkeypatch):
-    monkeypatch.delenv("M2LGDG_COMPILE", raising=False)
-    assert build("standard") == ({"artifacts": [], "pure_python": True}, False)
-    assert build("editable", "sdist") == ({"artifacts": [], "pure_python": True}, False)
-    assert "artifacts" not in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]  # a compiled file from before
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_checkout_has_the_compiled_parser(build, monkeypatch):
-    monkeypatch.delenv("M2LGDG_COMPILE", raising=False)
-    compiled = {"artifacts": ["src/m2lgdg/data/readers/_numbers.so"], "pure_python": False, "infer_tag": True}
-    assert build("editable") == (compiled, True)
-    monkeypatch.setenv("M2LGDG_COMPILE", "1")
-    assert build("standard") == (compiled, True)
-
-
-def test_without_a_compiler_the_parser_is_left_out(build, monkeypatch):
-    monkeypatch.setattr("subprocess.run", lambda *words, **options: (_ for _ in ()).throw(FileNotFoundError()))
-    assert build("editable") == ({"artifacts": [], "pure_python": True}, False)
 
 
 def test_the_source_distribution_has_no_results():

@@ -1,9 +1,7 @@
-"""Text tables: the compiled parser, the numpy path and plain `float()` of each cell must agree bit for bit.
+"""Text tables: the parser and plain `float()` of each cell must agree bit for bit.
 
 Whatever people write into .1D, .csv, .tsv and .txt files is drawn here at random: number formats, separators, line ends.
 """
-
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,18 +71,6 @@ def assert_same_bits(ours, theirs):
     assert np.array_equal(ours[known].view(np.uint32), theirs[known].view(np.uint32))
 
 
-@pytest.fixture(scope="module", params=["compiled", "numpy"])
-def way(request):
-    """Reads with the compiled parser or without it."""
-    if request.param == "compiled":
-        if text.compiled() is None:
-            pytest.skip("the parser was not compiled here")
-        yield
-    else:
-        with mock.patch.object(text, "compiled", lambda: None):
-            yield
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     """Writes bytes under a suffix and gives the path."""
@@ -100,7 +86,7 @@ def file(tmp_path_factory):
 
 @settings(max_examples=80, deadline=None)
 @given(table=tables())
-def test_any_table_reads_as_float_does(way, file, table):
+def test_any_table_reads_as_float_does(file, table):
     suffix, cells, header, content = table
     assume(header or sorted(cells[0]) not in [[str(first + i) for i in range(len(cells[0]))] for first in (0, 1)])
     names, numbers = text.read_table(file(suffix, content))
@@ -124,7 +110,7 @@ def test_any_table_reads_as_float_does(way, file, table):
         "7.038531e-26",
     ]
 )
-def test_any_decimal_reads_as_float_does(way, file, cells):
+def test_any_decimal_reads_as_float_does(file, cells):
     names, numbers = text.read_table(file(".txt", " ".join(cells) + "\n"))
     assert names is None
     assert_same_bits(numbers, by_hand([cells]))
@@ -132,7 +118,7 @@ def test_any_decimal_reads_as_float_does(way, file, cells):
 
 @settings(max_examples=40, deadline=None)
 @given(table=tables(missing=False), word=st.sampled_from(WORDS), data=st.data())
-def test_a_word_is_named_with_its_place(way, file, table, word, data):
+def test_a_word_is_named_with_its_place(file, table, word, data):
     suffix, cells, header, _ = table
     if header is None:
         cells = [cells[0], *cells]  # a word in the first line would make it a header
@@ -148,7 +134,7 @@ def test_a_word_is_named_with_its_place(way, file, table, word, data):
 
 
 @pytest.mark.parametrize("header", [b"", b"a,b\n"])
-def test_a_ragged_line_is_named(way, file, header):
+def test_a_ragged_line_is_named(file, header):
     line = 3 if header else 2
     with pytest.raises(InputError, match=rf"table.csv, line {line}: 3 columns, but earlier lines have 2\."):
         text.read_table(file(".csv", header + b"1,2\n3,4,5\n"))
@@ -159,7 +145,7 @@ def test_a_ragged_line_is_named(way, file, header):
 @pytest.mark.parametrize(
     ("suffix", "content", "expected"),
     [
-        (".tsv", "a\tb\tc\n1\t\t2\n3\t\t4\n", [[1, np.nan, 2], [3, np.nan, 4]]),  # strtod would skip the tab
+        (".tsv", "a\tb\tc\n1\t\t2\n3\t\t4\n", [[1, np.nan, 2], [3, np.nan, 4]]),
         (".tsv", "a\tb\n\t1\n\t2\n", [[np.nan, 1], [np.nan, 2]]),
         (".tsv", "a\tb\n1\t \n3\t\n", [[1, np.nan], [3, np.nan]]),
         (".tsv", "a\tb\n1\t2\n\t\n3\t4\n", [[1, 2], [np.nan, np.nan], [3, 4]]),  # a volume without any value is no blank line
@@ -171,11 +157,11 @@ def test_a_ragged_line_is_named(way, file, header):
         (".txt", "inf -Infinity\n1 2\n", [[np.inf, -np.inf], [1, 2]]),
     ],
 )
-def test_odd_cells(way, file, suffix, content, expected):
+def test_odd_cells(file, suffix, content, expected):
     assert_same_bits(text.read_table(file(suffix, content))[1], np.array(expected, dtype=np.float32))
 
 
-def test_numpys_own_header_names_the_columns(way, file, tmp_path):
+def test_numpys_own_header_names_the_columns(file, tmp_path):
     path = tmp_path / "saved.txt"
     np.savetxt(path, [[1.5, 2.0], [3.0, 4.0]], header="insula cuneus")
     names, numbers = text.read_table(path)
@@ -184,18 +170,18 @@ def test_numpys_own_header_names_the_columns(way, file, tmp_path):
     assert text.read_table(file(".csv", "# a,b\n1,2\n"))[0] == ["a", "b"]
 
 
-def test_a_column_without_a_name_is_an_index(way, file):
+def test_a_column_without_a_name_is_an_index(file):
     with pytest.raises(InputError, match=r"table.csv, column 1 has no name in the header; remove it if it is a row index\."):
         text.read_table(file(".csv", ",a,b\n0,1.5,2\n1,3,4\n"))
 
 
 @pytest.mark.parametrize("content", ["1 2\n# 3 4\n5 6\n", "1 2\n3 4 # 5\n"])
-def test_comments_inside_are_refused(way, file, content):
+def test_comments_inside_are_refused(file, content):
     with pytest.raises(InputError, match="is not a number"):
         text.read_table(file(".txt", content))
 
 
-def test_a_word_among_decimals_makes_no_header(way, file):
+def test_a_word_among_decimals_makes_no_header(file):
     """ROI names may be numbers, as in "x 1 2", but never decimals."""
     with pytest.raises(InputError, match=r"table\.csv, line 2, column 2: 'oops' is not a number\."):
         text.read_table(file(".csv", "\n1.5,oops,3\n4,5,6\n"))
@@ -203,6 +189,6 @@ def test_a_word_among_decimals_makes_no_header(way, file):
 
 
 @pytest.mark.parametrize("content", ["", "\n", " \r\n\n", "#1 #2\n", "a b\n\n"])
-def test_a_file_without_numbers(way, file, content):
+def test_a_file_without_numbers(file, content):
     with pytest.raises(InputError, match=r"table.txt contains no numbers\."):
         text.read_table(file(".txt", content))

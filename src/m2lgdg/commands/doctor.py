@@ -36,8 +36,6 @@ def _show(result: dict[str, Any]) -> None:
     variables = ", ".join(f"{name}={value}" for name, value in result["variables"].items() if value is not None)
     line(f"Cores: {result['cores']}; threads by library: {pools or 'none'}{f' ({variables})' if variables else ''}")
     line("Devices: " + ", ".join(_device(device) for device in result["devices"]))
-    if result["text_reader"] != "compiled":
-        line("Text files are read by numpy, about five times slower than by the compiled parser (docs/install.md).")
     if not result["file_locks"]:
         line("This system has no file locks: do not start two runs of one study folder at a time.")
     for name, extra in result["extras"].items():

@@ -28,7 +28,6 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "CUDA
 def examine() -> dict[str, Any]:
     """Versions, devices, threads, extras and problems of this installation, as plain values."""
     from m2lgdg import __version__
-    from m2lgdg.data.readers.text import compiled
 
     optional = dict.fromkeys(name for names in EXTRAS.values() for name in names)
     return {
@@ -40,7 +39,6 @@ def examine() -> dict[str, Any]:
         "threads": _blas_threads(),
         "variables": {name: os.environ.get(name) for name in VARIABLES},
         "devices": _devices(),
-        "text_reader": "compiled" if compiled() else "numpy",
         "file_locks": importable("fcntl"),
         "extras": {
             extra: {"for": use, "missing": missing_libraries(extra), "install": install_command(extra)}

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Exclusion, series_defect
-from m2lgdg.data.readers.matlab import check_declared
 from m2lgdg.data.readers.text import LARGEST, need_no_index, parse_table
 from m2lgdg.storage import InputError, read_bytes
 
@@ -248,13 +247,9 @@ def load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
     """2-D variable of a MATLAB file, by name or the only one."""
     from scipy.io import loadmat, whosmat
 
-    stored = read_bytes(path, LARGEST)
-    content = io.BytesIO(stored)
+    content = io.BytesIO(read_bytes(path, LARGEST))
     try:
-        complex_arrays = check_declared(path, stored)  # scipy allocates what a file declares before it reads
         name = _variable(path, whosmat(content), variable)
-        if name in complex_arrays:
-            raise InputError(f"{path}: variable {name} contains complex values, not real numbers.")
         content.seek(0)
         array = np.asarray(loadmat(content, variable_names=[name])[name])
     except InputError:

@@ -1,16 +1,13 @@
-"""Fast parser of numeric text files (.1D, .csv, .tsv, .txt) that names the first cell that is not a number.
+"""Parser of numeric text files (.1D, .csv, .tsv, .txt) that names the first cell that is not a number.
 
-Used by every reader of text files. A small C function (`_numbers.c`) parses in parallel if it was compiled at installation;
-otherwise numpy does, with the same result.
+Used by every reader of text files. numpy parses plain tables; one with missing or odd cells is parsed cell by cell.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +17,12 @@ import numpy.typing as npt
 from m2lgdg.storage import InputError, read_bytes
 
 BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
-NO_NUMBER = re.compile(rb"[^\t\n\r -~]")  # numpy treats some of these as white space
+PLAIN = b"\t\n\r" + bytes(range(32, 127))  # numpy treats some other bytes as white space
 MISSING = {"", "n/a", "na", "nan"}  # codes for a missing number in BIDS, pandas and spreadsheets
 UNNAMED = "unnamed: 0"  # written by pandas over a row index that it has read and saved again
 INDEX_NAMES = (UNNAMED, "index", "time", "volume", "frame")  # of a column that counts volumes, in lower case
 LARGEST = 512 << 20  # bytes of a file with the series of one subject
 MANY = 10  # values that row or column numbers take and a signal does not
-
-
-@cache
-def compiled() -> ctypes.CDLL | None:
-    """The compiled parser, or None if there was no C compiler at installation."""
-    path = Path(__file__).with_name("_numbers.so")
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
-        return None
-    library.read_numbers.restype = ctypes.c_long
-    library.read_numbers.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_char,
-        ctypes.c_void_p,
-        ctypes.c_long,
-        ctypes.POINTER(ctypes.c_long),
-    ]
-    return library
 
 
 def read_table(path: Path) -> tuple[list[str] | None, npt.NDArray[np.float32]]:
@@ -169,7 +147,7 @@ def _is_number(cell: str) -> bool:
 
 def _numbers(path: Path, text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32]:
     """Numbers of a text from byte `start` on (after blank lines and the header)."""
-    table = _compiled_numbers(text, start, separator) if compiled() else _numpy_numbers(text[start:], separator)
+    table = _plain_numbers(text[start:], separator)
     if table is None:
         table = _numbers_by_cell(path, text[start:], separator, first_line=1 + text.count(b"\n", 0, start))
     if table.size == 0:
@@ -177,23 +155,9 @@ def _numbers(path: Path, text: bytes, start: int, separator: bytes) -> npt.NDArr
     return table
 
 
-def _compiled_numbers(text: bytes, start: int, separator: bytes) -> npt.NDArray[np.float32] | None:
-    library = compiled()
-    assert library is not None
-    if start == len(text):
-        return np.empty((0, 0), dtype=np.float32)
-    address = np.frombuffer(text, dtype=np.uint8).ctypes.data + start  # bytes objects end in a NUL byte, which stops the parser
-    out = np.empty((len(text) - start) // 2 + 1, dtype=np.float32)  # a number and its separator take two characters at least
-    columns = ctypes.c_long()
-    count = library.read_numbers(address, separator, out.ctypes.data, len(out), ctypes.byref(columns))
-    if count < 0:
-        return None
-    out.resize(count, refcheck=False)  # frees the unused end without a copy
-    return out.reshape(-1, max(columns.value, 1))
-
-
-def _numpy_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | None:
-    if NO_NUMBER.search(text):
+def _plain_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float32] | None:
+    """Numbers of a text without missing cells, by numpy's parser; None if it rejects the text."""
+    if text.translate(None, PLAIN):
         return None
     if not text.strip(b" \r\n" if separator == b"\t" else None):
         return np.empty((0, 0), dtype=np.float32)
