@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+MORE := types or browser or kernels or fuzz or pages
 
-.PHONY: demo test docs wheel wheel-check benchmark faults federated fuzz clean
+.PHONY: demo test test-more docs wheel wheel-check benchmark faults federated fuzz clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -17,8 +19,13 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(PYTEST) -m "not ($(MORE))"
+
+# The groups that need more time or a browser: types, pages in Chromium, kernels in Triton's interpreter, random bytes, and
+# the numbers of the pages computed again from results/.
+test-more: .venv/installed
 	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+	$(PYTEST) -m "$(MORE)"
 
 # The pages of docs/ as a site in build/site; every command of the tutorial is run on the way.
 docs: .venv/installed

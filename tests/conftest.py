@@ -18,6 +18,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel of m2lgdg.fast is defined
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "browser" in item.fixturenames:
+            item.add_marker("browser")
+
+
 def pytest_collection_finish():
     """Leave what was imported to no later search for garbage: with PyTorch that is more than half a million objects."""
     gc.collect()

@@ -35,6 +35,7 @@ def test_the_examples_run_as_printed_and_learn(name, least, tmp_path):
     assert len(areas) == 3 and min(areas) > least
 
 
+@pytest.mark.types
 def test_the_examples_pass_the_checks_of_the_package(tmp_path):
     """As if they lay in `methods/`: ruff, its format, and mypy with the settings of pyproject.toml."""
     for name, code in EXAMPLES.items():
@@ -50,6 +51,6 @@ def test_the_examples_pass_the_checks_of_the_package(tmp_path):
 
 
 def tool(name, *arguments, given=None):
-    paths = os.environ | {"MYPYPATH": "src"}  # as mypy names the package itself, so that it reads what `make test` cached
+    paths = os.environ | {"MYPYPATH": "src"}  # as mypy names the package itself, so that it reads what `make test-more` cached
     command = [sys.executable, "-m", name, *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=paths, check=False)

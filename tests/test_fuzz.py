@@ -31,6 +31,7 @@ from m2lgdg.report.card import card
 from m2lgdg.storage import file_hash
 from m2lgdg.study.config import Study, check_study, read_study
 
+pytestmark = pytest.mark.fuzz
 KEPT = sorted((Path(__file__).parent / "data" / "fuzz").glob("*/*"))
 TIMES = int(os.environ.get("M2LGDG_FUZZ", "1"))
 FEW = settings(

@@ -10,6 +10,8 @@ PLACE = "cuda" if torch.cuda.is_available() else "cpu"  # conftest.py asks for t
 
 from m2lgdg.fast import graph_product, norms  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
