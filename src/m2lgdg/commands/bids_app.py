@@ -6,16 +6,17 @@ BIDS-Apps share their arguments, which are not those of `m2lgdg`; `cli.bids` tur
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from m2lgdg.commands import terminal
+from m2lgdg.commands import reading, terminal
 
-READER = (
+READER = (  # the options of `m2lgdg check` that this command has, too
     *("participants", "atlas", "atlas_image", "atlas_labels", "only", "session", "confounds", "join_runs"),
-    *("site", "patient", "control"),
+    *("site_name", "patient", "control"),
 )
 
 
@@ -33,17 +34,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("analysis_level", choices=["participant", "group"], help="read participants, or build the cohort and run its study")
     labels = {"nargs": "+", "default": [], "metavar": "LABEL", "help": "participants to read (default: all)"}
     add("--participant_label", "--participant-label", **labels)  # type: ignore[arg-type]
-    add("--participants", type=Path, help="participants.tsv, if it is not in BIDS_DIR")
-    add("--atlas", action="append", help="atlas (entity atlas- or seg-); may be repeated")
-    add("--atlas-image", type=Path, help="atlas image, to extract series from NIfTI runs")
-    add("--atlas-labels", type=Path, help="table of index and name of its regions")
-    add("--only", help="entities of the runs to use, such as 'task-rest run-01'")
-    add("--session", help="session to read, if there are several: first (the default) or its name, such as 02")
-    add("--confounds", help="strategy for fMRIPrep confounds, with --atlas-image: simple (the default), scrubbing or compcor")
-    add("--join-runs", action="store_true", default=None, help="put the runs of a participant one after the other")
-    add("--site-name", dest="site", help="site of all participants, if participants.tsv has no site")
-    add("--patient", help="words of the label column for patients, separated by commas")
-    add("--control", help="words of the label column for controls, separated by commas")
+    for name in READER:
+        option = reading.OPTIONS[name]
+        kind, about = get_args(option.annotation)
+        how: dict[str, Any] = {"type": Path} if Path in get_args(kind) else {}
+        how = {"action": "append"} if name == "atlas" else {"action": "store_true"} if kind is bool else how
+        add(f"--{name.replace('_', '-')}", default=None, help=re.sub("^[a-z0-9, -]+: ", "", about.help), **how)
     add("--jobs", "--n_cpus", type=int, default=1, help="parallel processes of the study")
     add("--skip_bids_validation", "--skip-bids-validation", action="store_true", help="accepted; nothing is validated")
     add("-v", "--version", action="version", version=f"m2lgdg {__version__}")
@@ -53,7 +49,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def bids_app(words: Sequence[str] | None = None) -> None:
     """Run one level. Exit code 0: done, 1: some participants or trainings failed, 2: bad input."""
     given = arguments(words)
-    options = {name: value for name in READER if (value := getattr(given, name)) is not None}
+    options = {
+        reading.READER_NAMES.get(name, name): getattr(given, name) for name in READER if getattr(given, name) is not None
+    }
     if len(options.get("atlas", ())) == 1:
         options["atlas"] = options["atlas"][0]
     sys.exit(_participants(given, options) if given.analysis_level == "participant" else _group(given, options))

@@ -62,28 +62,10 @@ def write_check(result: Check, folder: Path) -> None:
 
 
 @terminal.command()
+@reading.with_options
 def check(
     context: typer.Context,
     path: reading.Source,
-    kind: reading.Kind = None,
-    atlas: reading.Atlas = None,
-    strategy: reading.Strategy = None,
-    quality_checked: reading.QualityChecked = False,
-    all_sites: reading.AllSites = False,
-    tr: reading.Tr = None,
-    participants: reading.Participants = None,
-    atlas_image: reading.AtlasImage = None,
-    atlas_labels: reading.AtlasLabels = None,
-    only: reading.Only = None,
-    session: reading.Session = None,
-    confounds: reading.Confounds = None,
-    site: options.Site = None,
-    site_name: reading.SiteName = None,
-    patient: reading.Patient = None,
-    control: reading.Control = None,
-    join_runs: reading.JoinRuns = False,
-    max_motion: reading.MaxMotion = None,
-    motion_column: reading.MotionColumn = None,
     new_site: Annotated[
         bool, typer.Option("--new-site", help="The cohort is only to be predicted, so that a single site is enough.")
     ] = False,
@@ -98,7 +80,7 @@ def check(
 
     from m2lgdg.data.check import atlas_line, check_cohort
 
-    cohort = reading.read_cohort(context, path, kind, "exclude")
+    cohort = reading.read_cohort(context, path, "exclude")
     with terminal.progress("checking the cohort"):
         result = check_cohort(cohort, new_site=new_site)
     folder = to or Path(f"{reading.file_name(cohort)}-check")
@@ -119,8 +101,8 @@ def check(
     if result.exit_code == 2:
         terminal.out.print("Correct what is marked unusable, then run the check again.")
     else:
-        corrections = _corrections(result, cohort, path, kind)
-        if path.is_dir() or corrections or max_motion is not None:
+        corrections = _corrections(result, cohort, path, context.params["kind"])
+        if path.is_dir() or corrections or context.params["max_motion"] is not None:
             name = f"{reading.file_name(cohort)}.cohort" if path.is_dir() else path.with_name(f"{path.stem}-corrected.cohort")
             suggestions.print_next(context, "convert", path, suggestions.free(name), *corrections)
         else:

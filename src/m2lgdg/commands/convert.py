@@ -11,29 +11,11 @@ from m2lgdg.commands import options, reading, suggestions, terminal
 
 
 @terminal.command()
+@reading.with_options
 def convert(
     context: typer.Context,
     path: reading.Source,
     to: Annotated[Path, typer.Argument(metavar="OUT", help="Cohort file to write.", show_default=False)],
-    kind: reading.Kind = None,
-    atlas: reading.Atlas = None,
-    strategy: reading.Strategy = None,
-    quality_checked: reading.QualityChecked = False,
-    all_sites: reading.AllSites = False,
-    tr: reading.Tr = None,
-    participants: reading.Participants = None,
-    atlas_image: reading.AtlasImage = None,
-    atlas_labels: reading.AtlasLabels = None,
-    only: reading.Only = None,
-    session: reading.Session = None,
-    confounds: reading.Confounds = None,
-    site: options.Site = None,
-    site_name: reading.SiteName = None,
-    patient: reading.Patient = None,
-    control: reading.Control = None,
-    join_runs: reading.JoinRuns = False,
-    max_motion: reading.MaxMotion = None,
-    motion_column: reading.MotionColumn = None,
     half: Annotated[
         bool, typer.Option("--float16", help="Store series in half precision: half the size, 0.05 % error.")
     ] = False,
@@ -47,7 +29,9 @@ def convert(
             help="Of subjects with the same scan, keep the first by id if their labels agree, and none if they differ.",
         ),
     ] = False,
-    merge_sites: reading.MergeSites = False,
+    merge_sites: Annotated[
+        bool, typer.Option("--merge-sites", help="Merge sites whose names differ only by case, spaces or Unicode form.")
+    ] = False,
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
     ] = None,
@@ -60,9 +44,9 @@ def convert(
     from m2lgdg.data.findings import check_command, data_line, with_checks
 
     options.refuse_existing(to, overwrite)
-    cohort = reading.read_cohort(context, path, kind, "exclude" if drop_bad else "stop")
+    cohort = reading.read_cohort(context, path, "exclude" if drop_bad else "stop")
     reading.print_choices(cohort)
-    if max_motion is not None:
+    if context.params["max_motion"] is not None:
         reading.list_motion_exclusions(cohort)
     if drop_bad:
         cohort = reading.without_empty_scans(cohort)

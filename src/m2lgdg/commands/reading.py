@@ -1,9 +1,11 @@
-"""Arguments that `m2lgdg check` and `m2lgdg convert` share: which cohort to read, and how."""
+"""What `m2lgdg check` and `m2lgdg convert` share: the options that say which cohort to read and how, and what follows it."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,80 +20,108 @@ if TYPE_CHECKING:
 Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
-Kind = Annotated[
-    str | None,
-    typer.Option(help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, bids, folder or cohort (default: guessed)."),
-]
-Atlas = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--atlas",
-        help="Atlas, if there are several (aal, cc200, power264 ...); may be repeated, the first one counts as the main one. "
-        "all: every atlas, in alphabetical order.",
-        show_default=False,
-    ),
-]
-Strategy = Annotated[str | None, typer.Option(help="Preprocessing, if there are several (cpac/filt_global, unfiltered ...).")]
-QualityChecked = Annotated[
-    bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
-]
-AllSites = Annotated[
-    bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
-]
-Tr = Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")]
-Participants = Annotated[Path | None, typer.Option(help="bids, abide-ii, adhd-200: path of the table of subjects.")]
-AtlasImage = Annotated[
-    Path | None,
-    typer.Option(help="bids: atlas image for NIfTI runs, or parcellation (.dlabel.nii) for dense CIFTI-2 series."),
-]
-AtlasLabels = Annotated[Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")]
-Only = Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")]
-Session = Annotated[
-    str | None,
-    typer.Option(help="bids, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."),
-]
-Confounds = Annotated[
-    str | None,
-    typer.Option(help="bids: nilearn's strategy for fMRIPrep confounds: simple (the default), scrubbing or compcor."),
-]
-SiteName = Annotated[str | None, typer.Option(help="bids: name of the site, if participants.tsv has no site column.")]
-Patient = Annotated[str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")]
-Control = Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")]
-JoinRuns = Annotated[
-    bool,
-    typer.Option("--join-runs", help="bids, folder: join the runs of a subject, each z-scored per ROI, instead of stopping."),
-]
-MaxMotion = Annotated[
-    float | None,
-    typer.Option(help="Keep only subjects with a mean head motion (framewise displacement, mm) below this, such as 0.2."),
-]
-MotionColumn = Annotated[
-    str | None, typer.Option(help="Phenotype column for --max-motion, if it is not func_mean_fd, mean_fd or the like.")
-]
-MergeSites = Annotated[
-    bool, typer.Option("--merge-sites", help="Merge sites whose names differ only by case, spaces or Unicode form.")
-]
-
-READER_OPTIONS = (
-    *("atlas", "strategy", "quality_checked", "all_sites", "tr"),
-    *("participants", "atlas_image", "atlas_labels", "only", "session", "confounds"),
-    *("site_name", "patient", "control", "join_runs"),
-    *("max_motion", "motion_column"),
-)
 READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
 
 
-def read_cohort(context: typer.Context, path: Path, kind: str | None, on_bad: OnBad) -> Cohort:
-    """Read a cohort with the READER_OPTIONS that were given, and keep the sites of --site."""
+def _options(
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, bids, folder or cohort (default: guessed)."
+        ),
+    ] = None,
+    atlas: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--atlas",
+            help="Atlas, if there are several (aal, cc200, power264 ...); may be repeated, the first one counts as the main "
+            "one. all: every atlas, in alphabetical order.",
+            show_default=False,
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Preprocessing, if there are several (cpac/filt_global, unfiltered ...).")
+    ] = None,
+    quality_checked: Annotated[
+        bool, typer.Option("--quality-checked", help="abide-pcp: exclude subjects that failed a rater's quality check.")
+    ] = False,
+    all_sites: Annotated[
+        bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
+    ] = False,
+    tr: Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")] = None,
+    participants: Annotated[Path | None, typer.Option(help="bids, abide-ii, adhd-200: path of the table of subjects.")] = None,
+    atlas_image: Annotated[
+        Path | None,
+        typer.Option(help="bids: atlas image for NIfTI runs, or parcellation (.dlabel.nii) for dense CIFTI-2 series."),
+    ] = None,
+    atlas_labels: Annotated[
+        Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            help="bids, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."
+        ),
+    ] = None,
+    confounds: Annotated[
+        str | None,
+        typer.Option(help="bids: nilearn's strategy for fMRIPrep confounds: simple (the default), scrubbing or compcor."),
+    ] = None,
+    site: options.Site = None,
+    site_name: Annotated[
+        str | None, typer.Option(help="bids: name of the site, if participants.tsv has no site column.")
+    ] = None,
+    patient: Annotated[
+        str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")
+    ] = None,
+    control: Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")] = None,
+    join_runs: Annotated[
+        bool,
+        typer.Option(
+            "--join-runs", help="bids, folder: join the runs of a subject, each z-scored per ROI, instead of stopping."
+        ),
+    ] = False,
+    max_motion: Annotated[
+        float | None,
+        typer.Option(help="Keep only subjects with a mean head motion (framewise displacement, mm) below this, such as 0.2."),
+    ] = None,
+    motion_column: Annotated[
+        str | None, typer.Option(help="Phenotype column for --max-motion, if it is not func_mean_fd, mean_fd or the like.")
+    ] = None,
+) -> None:
+    """The options of a command that reads a cohort: only its parameters count."""
+
+
+OPTIONS = inspect.signature(_options, eval_str=True).parameters
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options above, after its own arguments; `read_cohort` takes their values from the context."""
+    own = inspect.signature(command, eval_str=True).parameters
+    required = {name: one for name, one in own.items() if one.default is one.empty}
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        command(**{name: value for name, value in given.items() if name in own})
+
+    every = required | OPTIONS | own
+    called.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
+    called.__annotations__ = {name: one.annotation for name, one in every.items()}
+    return called
+
+
+def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
+    """Read a cohort with the options that were given, and keep the sites of --site."""
     from m2lgdg.data.readers import read
     from m2lgdg.storage import InputError
 
-    given = {name: context.params[name] for name in READER_OPTIONS}
+    given = {name: context.params[name] for name in OPTIONS if name not in ("kind", "site")}
     given = {name: value for name, value in given.items() if value not in (None, "", [], ()) and value is not False}
     named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:
-            cohort = read(path, kind, on_bad=on_bad, progress=progress, **named)
+            cohort = read(path, context.params["kind"], on_bad=on_bad, progress=progress, **named)
     except InputError as error:
         text = str(error)
         for name in given:  # name the option as on the command line
