@@ -54,7 +54,6 @@ benchmark: .venv/installed
 	$(BIN)/python benchmarks/reading.py
 
 faults: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/kill.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py
 
 # Five hospitals train one model, by files and through Flower: the same bits, and the probabilities of `fit`.

@@ -24,8 +24,9 @@ from m2lgdg.deep import DeepMethod
 
 out, models, epochs, only, load = json.loads(sys.argv[1])
 fold = next(iter(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny"))))
+Model = getattr(m2lgdg, "Model", m2lgdg.Method)  # what is saved; before it had a name of its own, a method
 extras = [name for name in ("limits", "source_distribution", "promise", "new_site_calibration")
-          if name in inspect.signature(m2lgdg.Method.fit).parameters]
+          if name in inspect.signature(Model.fit).parameters]
 
 
 def scores(fitted):
@@ -48,7 +49,7 @@ for name in sorted(only or m2lgdg.METHODS):
             fitted.save(f"{models}/{name}:{variant}")
             found[f"saved {name}:{variant}"] = scores(fitted)
         if variant in ("", "small") and load:
-            found[f"saved {name}:{variant}"] = scores(m2lgdg.Method.load(f"{models}/{name}:{variant}"))
+            found[f"saved {name}:{variant}"] = scores(Model.load(f"{models}/{name}:{variant}"))
 json.dump(found, open(out, "w"))
 """
 

@@ -4,7 +4,6 @@ Usage: python benchmarks/everyday.py COHORT [--base 4ba5c10] [--sites 3] [--only
 `peers`: the nine linear peers with and without phenotypes, some sites left out (`--sites 0`: all), two workers.
 `fit`: the default model with its new-site calibration. `table`, `report`: of the study that `peers` left behind, or of
 `--study`. `predict`: one subject, cold, against importing numpy, pandas and safetensors (`--repeats`, median).
-`large`: connectome-adaptive on a synthetic cohort of 960 subjects of 14 sites with 352 ROIs; `--sites` of them left out.
 Prints one JSON line for each. CPU seconds are those of the command and all of its processes, one thread each.
 """
 
@@ -31,11 +30,6 @@ variants = ["phenotypes"]
 """
 METHODS = ["prior", "phenotype-logistic", "fc-logistic", "fc-svm", "fc-adaptive", "tangent-logistic", "tangent-ridge"]
 METHODS += ["connectome-ensemble", "connectome-adaptive"]
-LARGE = """
-import m2lgdg
-sizes = {f"S{i + 1}": 69 if i < 8 else 68 for i in range(14)}
-m2lgdg.make_cohort("tiny", n_rois=352, lengths=(170, 190), sizes=sizes, seed=0).save("large.cohort")
-"""
 
 
 def command(source, *words, folder):
@@ -126,9 +120,6 @@ def main():
                 )
         if "predict" in options.only:
             cold(sources, folder, cohort, options.repeats)
-        if "large" in options.only:
-            command(sources["ours"], "-c", LARGE, folder=folder)
-            studies(sources, folder / "large.cohort", ["connectome-adaptive"], options.sites, folder, "large")
 
 
 if __name__ == "__main__":

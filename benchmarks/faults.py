@@ -1,16 +1,22 @@
-"""Is anything lost when the disk fills up, turns read-only, or the clock jumps? A study is disturbed, resumed and compared.
+"""Is anything lost when a study is killed, the disk fills up or turns read-only, or the clock jumps?
 
-Usage: python benchmarks/faults.py [--jobs 1 2] [--sizes 6] [--faults full read-only clock]; prints a JSON line a fault, ends
-with 1 on a difference. Needs root, for file systems of its own in a mount name space that vanishes with it, and `faketime`.
+Usage: python benchmarks/faults.py [--faults kill full read-only clock] [--jobs 1 2] [--sizes 6] [--kills 50]
+[--engines serial joblib dask]. A study is disturbed, resumed, and compared with an undisturbed run byte by byte; prints a JSON
+line a fault and ends with 1 on a difference. `kill` sends SIGKILL to the whole process group at random moments. `full` and
+`read-only` need root, for file systems of their own in a mount name space that vanishes with them; `clock` needs `faketime`.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +24,7 @@ from typing import NamedTuple
 import m2lgdg
 from m2lgdg import cli
 from m2lgdg.registry import load_methods
+from m2lgdg.study.folder import LEFT
 
 STUDY = """
 cohort = "release"
@@ -25,6 +32,29 @@ methods = ["prior", "phenotype-logistic", "fc-logistic", "tangent-ridge"]
 variants = ["phenotypes"]
 seeds = [0]
 explain = ["fc-logistic"]
+"""
+KILLED_STUDY = """
+cohort = "tiny.cohort"
+methods = ["prior", "phenotype-logistic", "fc-logistic", "fc-svm", "tangent-ridge"]
+variants = ["phenotypes"]
+seeds = [0, 1, 2, 3, 4, 5, 6, 7]
+"""
+# Forked from one process that has everything imported: a kill then falls into the run itself, not into importing Python.
+RUNS = """
+import os, sys
+from m2lgdg import run_study
+from m2lgdg.registry import load_methods
+import m2lgdg.study.folder, m2lgdg.deep, joblib, sklearn.svm, sklearn.linear_model, threadpoolctl
+load_methods()
+for line in sys.stdin:
+    out, engine, jobs = line.split()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        summary = run_study("study.toml", out, jobs=int(jobs), engine=engine)
+        os._exit(1 if summary.failed else 0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 FILES = ("predictions.csv", "study.json", "inclusion.csv", "checks.json", "cohort.json", "environment.json")
 ROOM = "64m"
@@ -34,15 +64,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--sizes", type=int, default=6)
-    parser.add_argument("--faults", nargs="+", default=["full", "read-only", "clock"])
+    parser.add_argument("--faults", nargs="+", default=["kill", "full", "read-only", "clock"])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--engines", nargs="+", default=["serial", "joblib", "dask"])
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    wrong = 0
+    if "kill" in options.faults and not options.inside:
+        draw = random.Random(0)
+        for engine in options.engines:
+            with tempfile.TemporaryDirectory() as folder:
+                reported = killed(Path(folder), engine, options.kills, draw)
+            print(json.dumps(reported), flush=True)
+            wrong += reported["different_files"] + reported["refused"]
+        options.faults.remove("kill")
+    if not options.faults:
+        sys.exit(1 if wrong else 0)
     if not options.inside:
-        script = [sys.executable, *sys.argv, "--inside"]
+        script = [sys.executable, *sys.argv, "--inside", "--faults", *options.faults]
         if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
             sys.exit("only root may mount a disk to fill")
-        sys.exit(subprocess.run(["unshare", "--mount", *script]).returncode)
-    wrong = 0
+        sys.exit(max(bool(wrong), subprocess.run(["unshare", "--mount", *script]).returncode))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         prepare(Path())
@@ -60,6 +102,53 @@ def main():
                 print(json.dumps({"jobs": jobs, **reported}), flush=True)
                 wrong += reported["different_files"] + reported["no_sentence"]
     sys.exit(1 if wrong else 0)
+
+
+def killed(folder, engine, wanted, draw, per_study=5):
+    """Kill runs until there were `wanted` kills, let each study come to its end, count what is not as it should be."""
+    m2lgdg.make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
+    (folder / "study.toml").write_text(KILLED_STUDY)
+    jobs = 1 if engine == "serial" else 2
+    command = [sys.executable, "-c", RUNS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    runs = subprocess.Popen(command, cwd=folder, **pipes)
+    run_killed(runs, "warm", engine, jobs, None)
+    start = time.monotonic()
+    run_killed(runs, "quiet", engine, jobs, None)
+    length = time.monotonic() - start
+    reported = {"fault": "kill", "engine": engine} | dict.fromkeys(
+        ("kills", "studies", "half_written", "refused", "different_files"), 0
+    )
+    moments = Counter()
+    while reported["kills"] < wanted:
+        out = folder / f"out-{reported['studies']}"
+        reported["studies"] += 1
+        code, last = -signal.SIGKILL, min(reported["kills"] + per_study, wanted)
+        while code == -signal.SIGKILL:
+            pause = draw.random() ** 3 * length / 2  # often early, where the folder is claimed
+            code = run_killed(runs, out.name, engine, jobs, pause if reported["kills"] < last else None)
+            if code == -signal.SIGKILL:
+                reported["kills"] += 1
+                moments[moment(out, folder / "quiet")] += 1
+                reported["half_written"] += sum(bool(LEFT.fullmatch(file.name)) for file in out.rglob(".*"))
+        reported["refused"] += code != 0
+        reported["different_files"] += differences(out, folder / "quiet")
+    runs.stdin.close()
+    runs.wait()
+    return reported | {"killed": dict(moments)}
+
+
+def run_killed(runs, out, engine, jobs, pause):
+    """One run of the study, killed after a pause unless it has ended; its exit code."""
+    runs.stdin.write(f"{out} {engine} {jobs}\n")
+    runs.stdin.flush()
+    child = int(runs.stdout.readline())
+    if pause is not None:
+        time.sleep(pause)
+        for kill in (os.killpg, os.kill):  # the second for a process that has no group of its own yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(child, signal.SIGKILL)
+    return int(runs.stdout.readline())
 
 
 def prepare(folder):

@@ -6,9 +6,9 @@
 
 Without a cohort, a synthetic one of five sites is used. Every site of the cohort is a client. Exits with 1 if a bit differs, or
 if a probability differs from that of the pooled fit by more than 1e-6. `--leave-out-each` trains without each site in turn, in
-one process and without files, and compares the probabilities at that site with those of the pooled fit. `--processes` runs
-the study through Flower's own processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round
-and the server app in another.
+one process and without files, and compares the probabilities at that site with those of the pooled fit. `--processes` runs the
+study through Flower's own processes on this machine, a SuperNode for every site; `--kill` kills a SuperNode in one round and
+the server app in another.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,48 @@ NODE_TIMEOUT = 120.0  # seconds that the server waits for a killed site
 SIZES = {"Aarhus": 40, "Bergen": 32, "Cork": 28, "Delft": 24, "Evora": 20}
 
 
+class LocalGrid:
+    """A Flower grid in one process: hands each message to the client app of its node; a node in `dead` does not answer.
+
+    `configs` are the node configs. Each node has one context, which keeps its records from message to message.
+    """
+
+    def __init__(self, client_app, configs):
+        from flwr.app import RecordDict
+        from flwr.supercore.task_identity import TaskIdentity
+
+        self.client_app, self.dead, self.sent = client_app, set(), 0
+        self.contexts = {
+            node: SimpleNamespace(node_config=config, run_config={}, node_id=node, state=RecordDict())
+            for node, config in enumerate(configs, start=1)
+        }
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # set by Flower's processes otherwise
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.sent += 1
+            if node in self.dead:
+                continue
+            message.metadata.__dict__["_message_id"] = f"message-{self.sent}"
+            replies.append(self.client_app(message, self.contexts[node]))
+        return replies
+
+
+def folders(root, sites):
+    """Node configs of the sites whose folders are in `root`."""
+    return [{"site-folder": str(root / site)} for site in sites]
+
+
+def context(**config):
+    """Context of a server app, with a run config."""
+    return SimpleNamespace(run_config={name.replace("_", "-"): str(value) for name, value in config.items()}, node_config={})
+
+
 def by_files(root: Path, sites: list[str]) -> Path:
     """Model of a study whose sites have joined; `root` holds the folder of the study and of each site."""
     for site in sites:
@@ -53,8 +96,6 @@ def by_files(root: Path, sites: list[str]) -> Path:
 
 
 def through_flower(root: Path, sites: list[str]) -> Path:
-    from flower_grid import LocalGrid, context, folders
-
     from m2lgdg.federated import flower
 
     flower.server_app(LocalGrid(flower.client_app, folders(root, sites)), context(study_folder=root / "study"))

@@ -25,16 +25,16 @@ LIMIT_GIB = 3.0
 
 def worker(name):
     """In a process of its own."""
-    from presets import preset, preset_path
+    import m2lgdg
 
-    from m2lgdg import run_study
-
-    cohort = preset()
+    path = Path(tempfile.gettempdir()) / f"m2lgdg-rest-meta-mdd-{m2lgdg.__version__}.cohort"  # made once
+    if not path.exists():
+        m2lgdg.make_cohort("rest-meta-mdd").save(path)
+    cohort = m2lgdg.Cohort.load(path)
     if name != "floor":
-        path = preset_path()
         with tempfile.TemporaryDirectory() as folder:
             study = {"name": "memory", "cohort": str(path), "methods": [name], "seeds": [0], "targets": ["S20"]}
-            summary = run_study(study | {"method": {name: CELLS[name]}}, Path(folder) / "results")
+            summary = m2lgdg.run_study(study | {"method": {name: CELLS[name]}}, Path(folder) / "results")
             assert not summary.failed, summary.failed
     del cohort
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)

@@ -64,13 +64,11 @@ def kept(new_site, raw, labels, coverage):
         "one_class": single.mean(),
         "right": held[single].mean() if single.any() else np.nan,
         "right_of": int(single.sum()),
-        "none": int((sets == "none").sum()),
         "auc": auc(labels, proba),
         "slope": slope,
         "intercept": intercept,
         "brier": ((proba - labels) ** 2).mean(),
         "brier_before": ((raw - labels) ** 2).mean(),
-        "slope_before": calibration(labels, raw)[0],
         "ece": calibration_error(labels, proba),
         "patients": labels.mean(),
         "interval_of_patients": [round(low, 3), round(high, 3)],
@@ -102,15 +100,8 @@ def main():
     for target in targets:
         new_site, here = calibration_without(cohort, scores, target), cohort.sites == target
         found = kept(new_site, scores[target][here], cohort.labels[here], options.coverage)
-        said = new_site.expected(options.coverage)._asdict() | {
-            "brier": new_site.whole.brier,
-            "ece": new_site.whole.ece,
-        }
-        said |= {
-            "temperature": new_site.slope,
-            "slope_sd": new_site.slope_sd,
-            "offset_sd": new_site.offset_sd,
-        }
+        said = new_site.expected(options.coverage)._asdict() | {"brier": new_site.whole.brier, "ece": new_site.whole.ece}
+        said |= {name: getattr(new_site, name) for name in ("slope", "slope_sd", "offset_sd")}
         rows.append((int(here.sum()), found, said))
         line = {"site": target, "subjects": rows[-1][0], "observed": plain(found), "expected": plain(said)}
         print(json.dumps(line), flush=True)
@@ -120,7 +111,6 @@ def main():
     inside = [found["interval_of_patients"][0] <= found["patients"] <= found["interval_of_patients"][1] for _, found, _ in rows]
     over = {
         "in_set_subjects": np.average(held, weights=sizes),
-        "in_set_sites_mean": np.mean(held),
         "in_set_sites_median": np.median(held),
         "in_set_sites_lowest": min(held),
         "expected_in_set": np.average(said, weights=sizes),

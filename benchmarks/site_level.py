@@ -4,8 +4,8 @@ Works on the predictions of a finished study (no model is fitted): each target i
 its other subjects, drawn at random many times. Then batches of ten with 10 to 90 % patients are drawn from each target, while
 the share of the other targets is assumed, or given as it is.
 
-Usage: python benchmarks/site_level.py STUDY_FOLDER [--method connectome-adaptive] [--variant NAME] [--without NYU]
-       [--figure docs/site-level.svg]; prints two Markdown tables.
+Usage: python benchmarks/site_level.py STUDY_FOLDER [--method NAME] [--variant NAME] [--without NYU]
+Prints two Markdown tables.
 """
 
 import argparse
@@ -145,36 +145,6 @@ def print_tables(sizes, shares):
         print(f"| {100 * row.share:.0f} % | {row.sites:.0f} | {assumed} | {given} |")
 
 
-def draw_figure(sizes, shares, path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    first, second, third = figure.subplots(1, 3)
-    adapted = sizes[sizes["n"] > 0]
-    first.axhline(sizes["bacc"].iloc[0], color="0.5", ls=":", label="strict")
-    first.errorbar(adapted["n"], adapted["bacc"], adapted["bacc_sd"], marker="o", label="at its level")
-    first.set(
-        xlabel="unlabelled scans", ylabel="balanced accuracy (%)", xscale="log", xticks=adapted["n"], xticklabels=adapted["n"]
-    )
-    first.minorticks_off()
-    first.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.1))
-    second.axhline(sizes["sen_sd"].iloc[0], color="0.5", ls=":")
-    second.plot(adapted["n"], adapted["sen_sd"], "o-")
-    second.set(xlabel="unlabelled scans", ylabel="sd of sensitivity over sites", xscale="log", ylim=(0, None))
-    second.set_xticks(adapted["n"], adapted["n"])
-    second.minorticks_off()
-    for kind, style in (("assumed", "-"), ("given", "--")):
-        for name, label, colour in (("sen", "sensitivity", "C0"), ("spe", "specificity", "C1")):
-            third.plot(
-                100 * shares["share"], shares[f"{kind}_{name}"], f"o{style}", color=colour, label=f"{label}, share {kind}"
-            )
-    third.set(xlabel=f"patients in a batch of {BATCH} (%)", ylabel="%", ylim=(30, 100))
-    third.legend(frameon=False, fontsize=7, loc="lower center")
-    for axis in (first, second, third):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
@@ -182,14 +152,11 @@ def main():
     parser.add_argument("--variant", default="")
     parser.add_argument("--without", nargs="*", default=[], help="targets to leave out")
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--figure")
     options = parser.parse_args()
     sites = read_sites(options)
     sizes, shares = by_size(sites, options.draws), by_share(sites, options.draws)
     print(f"{options.method} {options.variant}: {len(sites)} sites, {options.draws} draws\n")
     print_tables(sizes, shares)
-    if options.figure:
-        draw_figure(sizes, shares, options.figure)
 
 
 if __name__ == "__main__":

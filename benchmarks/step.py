@@ -8,11 +8,12 @@ float32.
 import argparse
 import contextlib
 import json
+import statistics
 import sys
+import time
 
 import plain
 import torch
-from timing import by_turns, significant
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.graph import group_graph
@@ -109,6 +110,28 @@ def ten_steps(own, everyone, batches):
     return max(abs(one - other) / abs(other) for one, other in pairs)
 
 
+def by_turns(sides, repeats, device):
+    """{name: median seconds} of functions called in turn, after two turns that do not count."""
+    taken = {name: [] for name in sides}
+    for _ in range(2 + repeats):
+        for name, work in sides.items():
+            wait(device)
+            start = time.perf_counter()
+            work()
+            wait(device)
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each[2:]) for name, each in taken.items()}
+
+
+def wait(device):
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def significant(value):
+    return float(f"{value:.3g}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -130,7 +153,7 @@ def main():
     ruler = Plain(ours)
     batches = [(rows + i * options.batch) % len(everyone) for i in range(options.steps)]
     sides = {"plain": lambda: [ruler.step(one) for one in batches], "ours": lambda: [ours.step(one) for one in batches]}
-    taken = by_turns(sides, options.repeats, options.device, warmup=2)
+    taken = by_turns(sides, options.repeats, options.device)
     result = vars(options) | {
         "threads": torch.get_num_threads(),
         "relative_difference": {name: significant(value) for name, value in apart.items()},

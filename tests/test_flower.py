@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower_grid import LocalGrid, context, folders
+from federated import LocalGrid, context, folders
 
 import m2lgdg
 from m2lgdg.federated import exchange, flower

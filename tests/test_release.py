@@ -6,8 +6,10 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
-import release
+from scipy.io import savemat
 
 from m2lgdg import Cohort, make_cohort
 from m2lgdg.cli import main
@@ -22,6 +24,24 @@ QUICK = ['methods=["m2lgdg", "fc-logistic"]', "seeds=[0]", "device=cpu", "explai
 QUICK += [f"method.m2lgdg.{field}" for field in ("variant=small", "precision=fp32", "epochs=1", "warmup=1")]
 
 
+def write_release(cohort, folder):
+    """The cohort's series as the AAL columns of the consortium's files, its phenotypes as the workbook."""
+    place = Path(folder) / "Results" / "ROISignals_FunImgARCWF"
+    place.mkdir(parents=True)
+    sheets = {"MDD": [], "Controls": []}
+    phenotypes = cohort.phenotypes[["sex", "age", "education"]].fillna(-9999).to_numpy()
+    for i, series in enumerate(cohort.series):
+        patient = cohort.labels[i] == 1
+        subject = f"{cohort.sites[i]}-{1 if patient else 2}-{i:04d}"
+        signals = np.zeros((len(series), 1833))
+        signals[:, : series.shape[1]] = series
+        savemat(place / f"ROISignals_{subject}.mat", {"ROISignals": signals})
+        sheets["MDD" if patient else "Controls"].append((subject, *phenotypes[i]))
+    with pd.ExcelWriter(Path(folder) / "REST-meta-MDD-PhenotypicData_WithHAMDSubItem_V4.xlsx", engine="openpyxl") as book:
+        for name, rows in sheets.items():
+            pd.DataFrame(rows, columns=["ID", "Sex", "Age", "Education (years)"]).to_excel(book, sheet_name=name, index=False)
+
+
 @pytest.fixture(scope="module")
 def cohort():
     """The paper's targets and two source sites, eight people each; and the copy of site 14 that must not be used."""
@@ -33,7 +53,7 @@ def cohort():
 def checkout(cohort, tmp_path_factory):
     """A folder as the page has it: the download and the study files."""
     folder = tmp_path_factory.mktemp("checkout")
-    release.write_release(cohort, folder / "REST-meta-MDD")
+    write_release(cohort, folder / "REST-meta-MDD")
     shutil.copytree(ROOT / "studies", folder / "studies")
     return folder
 

@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from m2lgdg import make, read
+from m2lgdg import leave_one_site_out, make, read
 from m2lgdg.metrics import auc
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
@@ -25,7 +25,6 @@ from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_score
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 STUDIES = {
     "paper/networks": 140,
     "paper/phenotypes": 120,
@@ -504,32 +503,26 @@ def test_all_sites(averaged, by_site):
     )
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "studies"),
-    [
-        (BEST, ("fc-svm", "phenotypes"), ["all-sites/networks"]),
-        (("mm-gtunets", ""), BEST, ["all-sites/networks"]),
-    ],
-)
-def test_comparisons_are_those_of_the_benchmark(first, second, studies, monkeypatch, capsys):
-    """With fewer draws than the pages have, since the benchmark computes every AUC of every draw anew."""
-    import paired
-
-    monkeypatch.setattr(paired, "DRAWS", 100)
+def test_the_interval_is_that_of_subjects_drawn_inside_site_and_class(predictions, monkeypatch):
+    """Against every AUC of every draw computed anew, with fewer draws than the pages have."""
     committed = importlib.import_module("page_tables.committed")
-    monkeypatch.setattr(committed, "DRAWS", 100)
+    monkeypatch.setattr(committed, "DRAWS", 20)
     monkeypatch.setattr(committed, "bootstrap", committed.bootstrap.__wrapped__)  # without its cache
-    files = [str(RESULTS / study / "predictions.csv") for study in studies]
-    monkeypatch.setattr(sys, "argv", ["paired.py", "/".join(first).strip("/"), "/".join(second), *files])
-    paired.main()
-    expected = json.loads(capsys.readouterr().out)
-    result = committed.paired((studies[0], *first), ("all-sites/networks", *second))
-    assert result["means"] == pytest.approx([100 * area for area in expected["mean_auc"]], abs=0.00501)  # it rounds
-    assert result["interval"] == pytest.approx([100 * limit for limit in expected["difference_95"]], abs=0.00501)
-    assert result["p"] == pytest.approx(expected["p_over_sites"], abs=5.01e-6)
-    assert result["counts"][0] == expected["better_at"] and sum(result["counts"]) == expected["sites"]
-    for target in TARGETS:
-        assert result["delong"][target][1] == pytest.approx(expected[f"delong_{target}"], abs=5.01e-5)
+    models = [("all-sites/networks", *BEST), ("all-sites/networks", "mm-gtunets", "")]
+    table = over_seeds(predictions["all-sites/networks"]).set_index(["method", "variant", "target", "subject"]).sort_index()
+    one, two = (table.loc[model[1:]] for model in models)
+    sites, rng, drawn = sorted(set(one.index.get_level_values("target"))), np.random.default_rng(0), []
+    for _ in range(20):
+        differences = []
+        for site in sites:
+            label = one.loc[site]["label"].to_numpy()
+            rows = np.concatenate([rng.choice(group, len(group)) for group in (np.flatnonzero(label == c) for c in (0, 1))])
+            first, second = (auc(label[rows], model.loc[site]["proba"].to_numpy()[rows]) for model in (one, two))
+            differences.append(first - second)
+        drawn.append(100 * np.mean(differences))
+    result = committed.paired(*models)
+    assert result["interval"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=1e-9)
+    assert sum(result["counts"]) == len(sites) == 18
 
 
 def test_choices_beyond_the_paper(by_site, areas):
@@ -564,7 +557,7 @@ def test_what_the_trainings_of_ufa_net_did(areas, records):
 
 
 def test_which_epoch_m2dc_keeps(records):
-    watched = pd.read_csv(ROOT / "benchmarks" / "epoch-choice-m2dc.csv")
+    watched = pd.read_csv(RESULTS / "searches" / "m2dc-epochs.csv")
     assert watched.groupby(["fold", "seed"])["epoch"].nunique().tolist() == [60] * 10
     assert watched["site"].nunique() == 16 and not {"NYU", "USM", "UM_1", "YALE"} & set(watched["site"])
     kept_by = importlib.import_module("epoch_choice").kept
@@ -774,24 +767,6 @@ def test_calibration_slopes(predictions):
         assert numbers(*row[1:]) == pytest.approx([slope(own), np.median(slopes), np.mean(slopes)], abs=0.00501)
 
 
-@pytest.mark.parametrize("row", range(8))
-def test_fusion_is_that_of_the_benchmark(row, monkeypatch, capsys):
-    import fusion
-
-    linear, networks, correlation, *cells = rows_of("fusion")[row]
-    six = ["coral", "irm", "cdann", "mldg", "mm-gtunets", "m2lgdg"]
-    chosen = six if networks == "all six" else [networks.strip("`")]
-    table = str(RESULTS / "all-sites/networks" / "predictions.csv")
-    arguments = ["/".join(named(linear)), *chosen, "--table", table, "--without", "NYU", "USM"]
-    monkeypatch.setattr(sys, "argv", ["fusion.py", *arguments])
-    fusion.main()
-    expected = json.loads(capsys.readouterr().out)
-    assert expected["sites"] == 16
-    areas = [100 * area for area in expected["mean_auc_by_weight"].values()]
-    assert numbers(*cells) == pytest.approx(areas, abs=0.056)  # the benchmark has two decimals
-    assert float(correlation) == pytest.approx(expected["correlation"], abs=1e-9)
-
-
 def test_ablations(areas, predictions):
     rows = rows_of("ablations")
     names = [{"the": "", "`scan`": "scan"}.get(row[0].split(",")[0].split()[0], row[0][:2]) for row in rows]
@@ -913,12 +888,13 @@ def test_no_command_of_a_page_writes_where_results_are_committed(page):
 
 
 def test_a_cell_can_be_repeated(abide_folder):
-    from repeat import repeated
-
     cohort = read(abide_folder, atlas="aal", max_motion=0.2)
     if len(cohort) != 884:
         pytest.skip(f"the committed results are of 884 subjects, M2LGDG_ABIDE has {len(cohort)}")
-    result = repeated(RESULTS / "paper/linear", cohort, "fc-logistic", "phenotypes", "USM", 0, "cpu")
-    assert result["largest_difference"] < 1e-3  # float32 series here, float16 there
-    assert result["auc"] == pytest.approx(result["committed"], abs=0.005)
-    assert result["auc"] > 0.8
+    (fold,) = leave_one_site_out(cohort, ["USM"])
+    proba = make("fc-logistic", phenotypes=True).fit(fold.source).predict_proba(fold.target)[:, 1]
+    table = predictions["paper/linear"].query("method == 'fc-logistic' and variant == 'phenotypes' and target == 'USM'")
+    committed = table.set_index("subject")["proba"][fold.target.subjects].to_numpy()
+    assert np.abs(proba - committed).max() < 1e-3  # float32 series here, float16 there
+    areas = [auc(fold.target.labels, values) for values in (proba, committed)]
+    assert areas[0] == pytest.approx(areas[1], abs=0.005) and areas[0] > 0.8

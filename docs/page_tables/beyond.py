@@ -10,7 +10,7 @@ from m2lgdg.metrics import auc, calibration, logit, platt, sigmoid
 from page_tables.atlases import ATLAS_STUDIES, UNSEEN
 from page_tables.committed import (
     ALL_SITES,
-    ROOT,
+    RESULTS,
     TARGETS,
     Model,
     by_seed,
@@ -135,7 +135,7 @@ def _log_loss(decision: pd.Series, label: pd.Series) -> float:
 @block("connectome-shorter")
 def connectome_shorter() -> list[str]:
     """Mean AUC at the 16 sites of shorter trainings of `m2lgdg-connectome`, over seeds."""
-    areas = pd.read_csv(ROOT / "benchmarks" / "connectome-shorter.csv")
+    areas = pd.read_csv(RESULTS / "searches" / "connectome-shorter.csv")
     means = areas.groupby(["setting", "seed"])["auc"].mean().groupby("setting").agg(["mean", "std"])
     ordered = means.sort_values("mean", ascending=False)
     return table(["setting", "mean AUC"], [[title, spread((row["mean"], row["std"]))] for title, row in ordered.iterrows()])

@@ -132,7 +132,7 @@ def scores(model: Model, targets: tuple[str, ...]) -> pd.DataFrame:
 
 @cache
 def bootstrap(groups: tuple[tuple[int, int], ...]) -> list[list[np.ndarray]]:
-    """(draw, subject) times a subject is drawn, for each site and class of these sizes; as benchmarks/paired.py draws."""
+    """(draw, subject) times a subject is drawn, for each site and class of these sizes."""
     rng = np.random.default_rng(0)
     counts = [[np.zeros((DRAWS, size)) for size in site] for site in groups]
     for i in range(DRAWS):

@@ -12,7 +12,6 @@ from page_tables.committed import (
     METRICS,
     PAPER,
     RESULTS,
-    ROOT,
     SLOW,
     TARGETS,
     as_in_paper,
@@ -63,7 +62,7 @@ def network_costs() -> list[str]:
 @block("m2dc-epochs")
 def m2dc_epochs() -> list[str]:
     """AUC of `m2dc` at 16 other sites by the first epoch that can be kept; the best on source-validation subjects is kept."""
-    watched = pd.read_csv(ROOT / "benchmarks" / "epoch-choice-m2dc.csv")
+    watched = pd.read_csv(RESULTS / "searches" / "m2dc-epochs.csv")
     rows, by_site = [], {}
     for first in (1, 6, 11, 16, 21, 26, 31):
         candidates = watched[watched["epoch"] >= first].sort_values(["val_auc", "val_loss"], ascending=[False, True])

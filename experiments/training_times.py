@@ -1,6 +1,6 @@
 """How long one training of each network takes on one core, at the size of ABIDE, for `m2lgdg methods NAME`.
 
-Usage: OMP_NUM_THREADS=1 python benchmarks/training_times.py COHORT [--only NAME ...] [--subjects 240] [--epochs 2 6] [--write]
+Usage: OMP_NUM_THREADS=1 python experiments/training_times.py COHORT [--only NAME ...] [--subjects 240] [--epochs 2 6] [--write]
 Two short trainings on some subjects of every site give the seconds before the first epoch and those of a step; `--epochs` are
 their numbers of epochs. They are scaled to the whole cohort and to the epochs of the method's defaults: an upper limit, since
 training may stop earlier. `--write` stores the figures in src/m2lgdg/methods/training_times.json and keeps those of methods

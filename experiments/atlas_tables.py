@@ -1,7 +1,8 @@
 """Makes the tables of `src/m2lgdg/data/atlases` from public atlas images and published tables.
 
-Usage: `python benchmarks/atlas_tables.py FOLDER`. The folder holds the files that `about.json`, next to the tables, names under
-`made`. A centroid is the mean of the voxels of a region; `src/m2lgdg/data/atlases/aal.tsv` gives the names and codes of AAL.
+Usage: `python experiments/atlas_tables.py FOLDER`. The folder holds the files that `about.json`, next to the tables,
+names under `made`. A centroid is the mean of the voxels of a region; `src/m2lgdg/data/atlases/aal.tsv` gives the names and
+codes of AAL.
 """
 
 import argparse
