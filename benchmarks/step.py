@@ -16,6 +16,7 @@ import plain
 import torch
 
 from m2lgdg.deep import Batch, Shape
+from m2lgdg.devices import fast_form
 from m2lgdg.graph import group_graph
 from m2lgdg.methods.m2lgdg import M2LGDG
 from m2lgdg.study.config import method_fields
@@ -41,7 +42,8 @@ class Ours:
         torch.manual_seed(0)
         place = everyone.label.device
         self.own, self.everyone = own, everyone
-        self.network = own.build(Shape(rois, own.length, INPUTS, SITES, {"adjacency": adjacency})).to(place).train()
+        shape = Shape(rois, own.length, INPUTS, SITES, {"adjacency": adjacency})
+        self.network = fast_form(own.build(shape)).to(place).train()
         own.class_weight, own.epoch = torch.tensor([0.9, 1.1], device=place), 0
         self.optimizer = own.optimizer(self.network)
         own.facts_ = {"notes": []}

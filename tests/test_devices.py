@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m2lgdg
 from m2lgdg import devices
 from m2lgdg.deep import DeepMethod
-from m2lgdg.fast import recording as fast_recording
-from m2lgdg.fast.recording import Recorded, Replayed, at_once, set_rates
+from m2lgdg.devices import Recorded, Replayed, at_once, set_rates
 
 RECORDABLE = [name for name, cls in m2lgdg.METHODS.items() if issubclass(cls, DeepMethod) and cls.recordable]
 # A number asked of the device, a size that depends on values, or a constant made in Python: CUDA refuses to record each.
@@ -118,9 +117,9 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(-1))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    fast_recording._stream.cache_clear()
+    devices._stream.cache_clear()
     yield made
-    fast_recording._stream.cache_clear()
+    devices._stream.cache_clear()
     assert streams.count(0) <= 1  # each would keep 32 MiB
 
 

@@ -147,6 +147,7 @@ def test_spread_equals_the_sum_of_products(rois, order):
 
 def test_the_network_of_m2lgdg_is_the_same_with_and_without_the_kernels(monkeypatch):
     from m2lgdg.deep import Batch, Shape
+    from m2lgdg.devices import fast_form
     from m2lgdg.fast import m2lgdg as fast
     from m2lgdg.methods import m2lgdg
 
@@ -155,7 +156,7 @@ def test_the_network_of_m2lgdg_is_the_same_with_and_without_the_kernels(monkeypa
     draw = torch.Generator().manual_seed(0)
     adjacency = (torch.rand(7, 7, generator=draw) > 0.5).float().numpy()
     torch.manual_seed(0)
-    network = own.build(Shape(7, 16, 2, 3, {"adjacency": adjacency})).to(PLACE).train()
+    network = fast_form(own.build(Shape(7, 16, 2, 3, {"adjacency": adjacency}))).to(PLACE).train()
     own.class_weight = torch.tensor([0.9, 1.1], device=PLACE)
     label, site = (torch.randint(top, (6,), generator=draw).to(PLACE) for top in (2, 3))
     series, phenotypes = (torch.randn(*shape, generator=draw).to(PLACE) for shape in ((6, 7, 16), (6, 2)))

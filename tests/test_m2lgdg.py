@@ -10,9 +10,9 @@ import torch
 from networks import numbers, randomised
 
 from m2lgdg.deep import Batch, Shape
-from m2lgdg.fast import fast_form
+from m2lgdg.devices import fast_form
+from m2lgdg.fast import time_convolution
 from m2lgdg.fast.m2lgdg import bias_through, chebyshev_operators, graph_then_time, time_then_graph, with_ones
-from m2lgdg.fast.time_convolution import time_convolution
 from m2lgdg.methods.m2lgdg import M2LGDG, CrossAttention, GlobalEncoder, LocalBlock, LocalEncoder, phenotype_encoder
 from m2lgdg.methods.m2lgdg import time_convolution as plain_time_convolution
 

@@ -9,8 +9,8 @@ import torch
 from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
 from m2lgdg.connectivity import fc_features, steady, upper_triangle
 from m2lgdg.deep import Batch, Shape
+from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.explain.attribution import explain
-from m2lgdg.fast import fast_form, plain_form
 from m2lgdg.fast import m2lgdg_connectome as fast
 from m2lgdg.graph import group_graph
 from m2lgdg.methods import m2lgdg

@@ -17,8 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.devices import check_network_size, choose_device, free_memory, numerics
-from m2lgdg.fast.recording import Recorded, Replayed, Step, set_rates
+from m2lgdg.devices import (
+    Recorded,
+    Replayed,
+    Step,
+    check_network_size,
+    choose_device,
+    fast_form,
+    free_memory,
+    numerics,
+    set_rates,
+)
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc, platt
@@ -160,18 +169,14 @@ class DeepMethod(Method):
         return {}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Create the optimizer. `rate_factor` scales the learning rate of each of its parameter groups.
-
-        Default: `update_rule` for all parameters.
-        """
+        """Create the optimizer, whose rates `rate_factor` scales. Default: `update_rule` for all parameters."""
         return self.updating(network.parameters())
 
     def updating(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
         """Optimizer of the field `update_rule` for parameters or groups of them; `options` are those of its class."""
         rules: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay} | options
-        optimizer: torch.optim.Optimizer = rules[self.update_rule](parameters, **options)
-        return optimizer
+        return cast(torch.optim.Optimizer, rules[self.update_rule](parameters, **options))
 
     def clip_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Scale the gradient of some parameters down to the norm `clip`; unchanged if `clip` is 0."""
@@ -262,7 +267,7 @@ class DeepMethod(Method):
         counts = np.bincount(source.labels[training], minlength=2)
         self.class_weight = torch.tensor(counts.sum() / (2 * np.maximum(counts, 1))).float().to(device)
 
-        network = self.build(shape).to(device)
+        network = fast_form(self.build(shape)).to(device)
         self.epoch = 0
         run, held_out = self.begin(network, subjects, training_rows, seed), subjects.take(validation_rows)
         if self.lacks_sites(run.site, run.label):
@@ -315,7 +320,9 @@ class DeepMethod(Method):
         """Train for the epoch `self.epoch`, and return the mean of each term of the loss over its batches."""
         run.network.train()
         sums: dict[str, Tensor] = {}
-        batches = self._batches(run.site, run.label, run.order)
+        batches = self.batches(run.site, run.label, run.order)
+        if not batches or not all(map(len, batches)):
+            raise InputError(f"method {self.name}: batches(...) returned no batch, or an empty one, in epoch {self.epoch + 1}.")
         for i, rows in enumerate(batches):
             set_rates(run.optimizer, [rate * self.rate_factor(i, len(batches)) for rate in run.rates])
             terms = run.step(rows.to(next(run.network.parameters()).device))
@@ -358,12 +365,6 @@ class DeepMethod(Method):
             return training, validation
         self.facts_ |= {"validation": "training subjects", "notes": [NO_VALIDATION]}
         return training, training
-
-    def _batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        batches = self.batches(site, label, order)
-        if not batches or not all(map(len, batches)):
-            raise InputError(f"method {self.name}: batches(...) returned no batch, or an empty one, in epoch {self.epoch + 1}.")
-        return batches
 
     def calibrate(self, batch: Batch) -> tuple[float, float]:
         """Slope and offset applied to the logit in `score`. Default: Platt scaling on `batch`, the validation subjects."""
@@ -417,7 +418,7 @@ class DeepMethod(Method):
             if self._folder and self._size_checked is not self.state_:  # fields read from a folder may request any size
                 check_network_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
                 self._size_checked = self.state_
-            network = self.build(shape)
+            network = fast_form(self.build(shape))
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:
@@ -442,10 +443,9 @@ class DeepMethod(Method):
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
-        """AUC and loss on the source-validation subjects, from which the best epoch is selected.
+        """AUC (0.5 where it is undefined) and loss on the source-validation subjects, from which the best epoch is selected.
 
-        The AUC is 0.5 where it is undefined. Override it to record more, under names that start with `val_`, or to select by
-        other logits.
+        Override it to record more, under names that start with `val_`, or to select by other logits.
         """
         network.eval()
         with torch.inference_mode(), self.autocast(batch.label.device):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from m2lgdg.cohort import Cohort, Parcellation
 from m2lgdg.connectivity import CLIP
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.fast import plain_form
+from m2lgdg.devices import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior

@@ -1,7 +1,6 @@
-"""The same networks in less time: fast forms of networks, kernels and recorded steps; nothing outside imports Triton.
+"""The same networks in less time: fast forms of networks and kernels; nothing outside imports Triton.
 
-A method's `build` asks for the fast form of its network with `fast_form`; the forms for `methods/NAME.py` are in
-`fast/NAME.py`, and `plain_form` goes back. The training loop in `deep.py` uses `recording` for steps on a GPU.
+The training loop puts the forms of `fast/NAME.py` in place of the modules of `methods/NAME.py` (`devices.fast_form`).
 """
 
 from __future__ import annotations
@@ -9,51 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from typing import Any, TypeVar
+from typing import Any
 
+import torch
 from torch import Tensor, nn
-
-AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
-
-
-def fast_form(network: AnyNetwork) -> AnyNetwork:
-    """The network, with each module in its fast form where `fast/` has one.
-
-    A fast form is a subclass that computes the same from the same parameters, so that only the class of a module changes.
-    """
-    for module in network.modules():
-        plain = type(module)
-        if plain not in _FAST:
-            _FAST[plain] = _fast_class(plain)
-            _PLAIN.setdefault(_FAST[plain], plain)
-        module.__class__ = _FAST[plain]
-    return network
-
-
-def plain_form(network: AnyNetwork) -> AnyNetwork:
-    """The network, with each module in the form of its method's file; for exports, which have no kernels."""
-    for module in network.modules():
-        module.__class__ = _PLAIN.get(type(module), type(module))
-    return network
-
-
-_FAST: dict[type[nn.Module], type[nn.Module]] = {}
-_PLAIN: dict[type[nn.Module], type[nn.Module]] = {}
-
-
-def _fast_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """Fast form of a class, or of the nearest base class that has one; the class itself without any."""
-    for base in plain.__mro__:
-        package, _, name = base.__module__.rpartition(".")
-        module = f"m2lgdg.fast.{name}"
-        if package != "m2lgdg.methods" or importlib.util.find_spec(module) is None:
-            continue
-        fast: type[nn.Module] | None = getattr(importlib.import_module(module), "FORMS", {}).get(base)
-        if fast is not None:
-            if issubclass(plain, fast):  # it is one already
-                return plain
-            return fast if base is plain else type(plain.__name__, (fast, plain), {})
-    return plain
+from torch.nn import functional
 
 
 @functools.cache
@@ -74,3 +33,23 @@ def norm_kernels() -> Any:
 def graph_kernels() -> Any:
     """`fast.graph_product`, imported on demand because it needs Triton."""
     return importlib.import_module("m2lgdg.fast.graph_product")
+
+
+def along_time(convolution: nn.Conv2d, features: Tensor) -> Tensor:
+    """Forward of a convolution along time, (subject, width, time, roi) -> (subject, channel, time / stride, roi)."""
+    return time_convolution(features, convolution.weight, convolution.bias, convolution.stride[0])
+
+
+def time_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """conv2d with weight (channel, width, kernel, 1) and padding of half the kernel, in the memory order a GPU needs."""
+    if features.device.type == "cuda":
+        features, weight = (_channels_last(tensor) for tensor in (features, weight))
+    return functional.conv2d(features, weight, bias, stride=(stride, 1), padding=(weight.shape[2] // 2, 0))
+
+
+def _channels_last(features: Tensor) -> Tensor:
+    """Channels last in memory, zero-padded to at least eight channels, as a GPU's matrix units need them."""
+    missing = -features.shape[1] % 8 if features.shape[1] < 8 else 0
+    if missing:
+        features = functional.pad(features, (0, 0, 0, 0, 0, missing))
+    return features.contiguous(memory_format=torch.channels_last)

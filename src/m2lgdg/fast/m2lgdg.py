@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.deep import Batch
-from m2lgdg.fast import graph_kernels, kernels_fit, norm_kernels
-from m2lgdg.fast.recording import at_once
-from m2lgdg.fast.time_convolution import along_time, gelu, time_convolution
+from m2lgdg.devices import at_once
+from m2lgdg.fast import along_time, graph_kernels, kernels_fit, norm_kernels, time_convolution
 from m2lgdg.graph import propagation
 from m2lgdg.methods import m2lgdg as plain
 
@@ -32,7 +31,8 @@ class GlobalEncoder(plain.GlobalEncoder):
                 convolved = time_convolution(features, convolution.weight, None, 1)
                 features = norm_kernels().pooled(convolved, norm, convolution.bias, dropout.p, rois_first=i == len(stages))
             else:
-                features = dropout(pool(gelu(norm(along_time(convolution, features)))))  # (subject, channel, time / 2, roi)
+                activated = functional.gelu(norm(along_time(convolution, features)))
+                features = dropout(pool(activated))  # (subject, channel, time / 2, roi)
         # On a GPU each ROI lies as (time, channel) in memory: reorder the weights, which are smaller than the features.
         flat = features.permute(0, 3, 2, 1).flatten(2)  # (subject, roi, time * channel)
         weight = self.projection.weight.view(-1, *features.shape[1:3]).transpose(1, 2).flatten(1)

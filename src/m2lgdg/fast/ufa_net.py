@@ -1,11 +1,11 @@
-"""Fast form of UFA-Net's block, with its convolution along time computed by `fast.time_convolution`."""
+"""Fast form of UFA-Net's block, with its convolution along time in the memory order a GPU needs."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn import functional
 
-from m2lgdg.fast.time_convolution import along_time
+from m2lgdg.fast import along_time
 from m2lgdg.methods import ufa_net as plain
 
 

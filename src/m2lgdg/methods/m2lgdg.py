@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod, Shape
-from m2lgdg.fast import fast_form
 from m2lgdg.graph import chebyshev, group_graph_of, propagation
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
 from m2lgdg.method import method
@@ -339,7 +338,7 @@ class M2LGDG(DeepMethod):
 
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
-        return fast_form(Network(shape, self))
+        return Network(shape, self)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """Fewer than two sites: the contrastive loss has no positive pairs."""

@@ -21,7 +21,6 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, Shape, total_of
-from m2lgdg.fast import fast_form
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import method
 from m2lgdg.methods import m2lgdg
@@ -345,7 +344,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
 
     def build(self, shape: Shape) -> nn.Module:
         """Networks of this configuration."""
-        return fast_form(Members(shape, self))
+        return Members(shape, self)
 
     # ------------------------------------------------------------ training
 

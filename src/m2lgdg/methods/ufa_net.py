@@ -19,7 +19,6 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations, upper_triangle
 from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
-from m2lgdg.fast import fast_form
 from m2lgdg.method import method
 from m2lgdg.preprocess import scaled_series
 from m2lgdg.sampler import site_batches
@@ -251,7 +250,7 @@ class UFANet(DeepMethod):
 
     def build(self, shape: Shape) -> nn.Module:
         """Network of this configuration."""
-        return fast_form(Network(shape, self))
+        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """`update_rule`, SGD as published; it alone has a momentum."""
