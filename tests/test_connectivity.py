@@ -1,29 +1,26 @@
 """Connectivity features against numpy, scikit-learn, nilearn and slow loops, and what must not change them."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.linalg import expm, logm, sqrtm
+from scipy.linalg import expm
 from sklearn.covariance import ledoit_wolf
 
-from m2lgdg import connectivity
 from m2lgdg.connectivity import (
     amplitude_features,
     correlations,
     covariances,
+    deviations,
     fc_features,
-    geometric_mean,
+    frame_weighted,
     standardised,
-    steady,
-    swings,
-    tangent_features,
     upper_triangle,
 )
+from m2lgdg.tangent import geometric_mean, tangent_features
 
 FLAT = np.float32(1000.1)  # a constant whose mean is not itself in floating point
 
@@ -70,9 +67,9 @@ def test_steady_correlations_count_unusual_time_points_less():
     weights = [1 / (1 + (e / float(np.median(size))) ** 2) for e in size]
     assert max(weights[7], weights[20]) < 0.01 < min(w for t, w in enumerate(weights) if t not in (7, 20))
     expected = [math.atanh(slow_correlation(unit[i], unit[j], weights)) for i in range(4) for j in range(i + 1, 4)]
-    np.testing.assert_allclose(fc_features([one], steady)[0], expected, rtol=1e-7)
+    np.testing.assert_allclose(fc_features([one], frame_weighted)[0], expected, rtol=1e-7)
     calm = np.delete(one, [7, 20], axis=0)
-    near, far = (np.abs(fc_features([one], view)[0] - fc_features([calm])[0]).max() for view in (steady, standardised))
+    near, far = (np.abs(fc_features([one], view)[0] - fc_features([calm])[0]).max() for view in (frame_weighted, standardised))
     assert near < 0.3 * far
 
 
@@ -80,12 +77,12 @@ def test_swings_are_correlations_of_sizes():
     (one,) = signals(lengths=(40,), rois=4)
     sizes = [[abs(v - column.mean()) for v in column] for column in one.astype(np.float64).T]
     expected = [math.atanh(slow_correlation(sizes[i], sizes[j], [1.0] * 40)) for i in range(4) for j in range(i + 1, 4)]
-    np.testing.assert_allclose(fc_features([one], swings)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(fc_features([one], deviations)[0], expected, rtol=1e-6)
     turned = one * np.array([1, -1, 1, -1], dtype=np.float32)  # which way a ROI goes does not matter
-    np.testing.assert_allclose(fc_features([turned], swings), fc_features([one], swings), atol=1e-6)
+    np.testing.assert_allclose(fc_features([turned], deviations), fc_features([one], deviations), atol=1e-6)
 
 
-@pytest.mark.parametrize("view", [steady, swings])
+@pytest.mark.parametrize("view", [frame_weighted, deviations])
 def test_views_of_flat_rois_are_zero(view):
     (one,) = signals(lengths=(30,))
     seen = view(with_flat(one))
@@ -218,102 +215,6 @@ def test_covariances_of_the_shortest_series_are_positive_definite(length):
         assert np.linalg.eigvalsh(matrix).min() > 0
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-def test_geometric_mean_and_tangent_features_are_nilearns():
-    from nilearn.connectome import ConnectivityMeasure
-
-    series = signals(lengths=(40, 60, 80, 50, 45, 90, 70), rois=7)
-    ours = covariances(series)
-    reference = geometric_mean(ours)
-    # nilearn scales to unit variance with another ddof, so that it is given what we standardised.
-    peer = ConnectivityMeasure(kind="tangent", standardize=False, vectorize=False)
-    tangents = peer.fit_transform([standardised(one) for one in series])
-    np.testing.assert_allclose(reference, peer.mean_, atol=1e-4)
-    rows, columns = np.triu_indices(7)
-    scale = np.where(rows == columns, 1, math.sqrt(2))
-    np.testing.assert_allclose(tangent_features(ours, reference), tangents[:, rows, columns] * scale, atol=1e-3)
-
-
-def mean_log(matrices, reference):
-    whitening = np.linalg.inv(sqrtm(reference))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # logm names its error where it is above 1e-13
-        return sum(logm(whitening @ matrix @ whitening) for matrix in matrices) / len(matrices)
-
-
-@pytest.mark.parametrize("spread", [0.1, 1.0])
-@pytest.mark.parametrize("count", [2, 9])
-def test_the_geometric_mean_is_where_the_mean_logarithm_vanishes(spread, count):
-    rng = np.random.default_rng(0)
-    matrices = np.stack([random_spd(rng, 6, spread) for _ in range(count)])
-    reference = geometric_mean(matrices)
-    assert np.linalg.eigvalsh(reference).min() > 0
-    np.testing.assert_array_equal(reference, reference.T)
-    assert np.linalg.norm(mean_log(matrices, reference)) < 1e-4
-    finer = geometric_mean(matrices, tolerance=1e-12, steps=200)
-    assert np.linalg.norm(mean_log(matrices, finer)) < 1e-9
-    np.testing.assert_allclose(geometric_mean(matrices[::-1]), reference, atol=1e-4)
-    change = rng.normal(size=(6, 6)) + 3 * np.eye(6)
-    moved = np.stack([change @ matrix @ change.T for matrix in matrices])
-    np.testing.assert_allclose(
-        geometric_mean(moved, tolerance=1e-12, steps=200), change @ finer @ change.T, atol=1e-7 * np.abs(change).max() ** 2
-    )
-
-
-def test_the_geometric_mean_of_very_different_matrices():
-    """Eigenvalues over six orders of magnitude: full steps would run away."""
-    rng = np.random.default_rng(1)
-    matrices = np.stack([random_spd(rng, 6, 2.0) for _ in range(6)])
-    values = np.linalg.eigvalsh(matrices)
-    assert values.max() / values.min() > 1e6
-    reference = geometric_mean(matrices)
-    assert np.linalg.norm(mean_log(matrices, reference)) < 1e-3
-
-
-def test_the_geometric_mean_of_two_has_a_closed_form():
-    rng = np.random.default_rng(1)
-    a, b = random_spd(rng, 5), random_spd(rng, 5)
-    root = sqrtm(a)
-    inverse = np.linalg.inv(root)
-    expected = root @ sqrtm(inverse @ b @ inverse) @ root
-    np.testing.assert_allclose(geometric_mean(np.stack([a, b])), expected, atol=1e-4)
-
-
-def test_the_geometric_mean_of_commuting_matrices_is_exp_of_the_mean_log():
-    rng = np.random.default_rng(2)
-    axes = np.linalg.qr(rng.normal(size=(6, 6)))[0]
-    logs = rng.normal(size=(8, 6))
-    matrices = np.stack([axes @ np.diag(np.exp(values)) @ axes.T for values in logs])
-    np.testing.assert_allclose(geometric_mean(matrices), axes @ np.diag(np.exp(logs.mean(axis=0))) @ axes.T, atol=1e-4)
-    np.testing.assert_allclose(geometric_mean(matrices[:1]), matrices[0], atol=1e-10)
-
-
-def test_the_geometric_mean_stands_subjects_with_flat_rois_and_short_scans():
-    """A scan of three volumes and a flat ROI: eigenvalues from 1e-6 to 6, beside ordinary subjects."""
-    matrices = covariances([*signals(), *map(with_flat, signals(lengths=(3, 40)))])
-    assert np.linalg.norm(mean_log(matrices, geometric_mean(matrices))) < 1e-3
-
-
-def test_tangent_features_by_matrix_logarithms():
-    rng = np.random.default_rng(3)
-    matrices, reference = np.stack([random_spd(rng, 5) for _ in range(4)]), random_spd(rng, 5)
-    whitening = np.linalg.inv(sqrtm(reference))
-    got = tangent_features(matrices, reference)
-    assert got.shape == (4, 15)
-    logs = [logm(whitening @ matrix @ whitening) for matrix in matrices]
-    for features, log in zip(got, logs, strict=True):
-        expected = [log[a, b] * (1 if a == b else math.sqrt(2)) for a in range(5) for b in range(a, 5)]
-        np.testing.assert_allclose(features, expected, rtol=1e-7, atol=1e-10)
-    for i in range(4):
-        for j in range(4):
-            assert np.linalg.norm(got[i] - got[j]) == pytest.approx(np.linalg.norm(logs[i] - logs[j]), rel=1e-6)
-    # The length of a subject's features is its affine-invariant distance from the reference.
-    for features, matrix in zip(got, matrices, strict=True):
-        values = np.linalg.eigvals(np.linalg.solve(reference, matrix)).real
-        assert np.linalg.norm(features) == pytest.approx(math.sqrt(sum(math.log(v) ** 2 for v in values)))
-    np.testing.assert_allclose(tangent_features(reference[None], reference), 0, atol=1e-10)
-
-
 def test_amplitudes_by_loops():
     series = [*signals(offset=40.0), with_flat(signals(seed=1)[0])]
     got = amplitude_features(series)
@@ -362,52 +263,3 @@ def test_series_are_not_changed():
         features(series)
     for one, before in zip(series, kept, strict=True):
         np.testing.assert_array_equal(one, before)
-
-
-def test_the_tangent_reference_is_quickly_where_the_mean_tangent_vector_is_zero(tiny):
-    from m2lgdg import connectivity
-
-    matrices = connectivity.covariances(tiny.series)
-    found, exact = (connectivity.geometric_mean(matrices, tolerance=tolerance) for tolerance in (1e-5, 1e-13))
-    apart = np.abs(connectivity.tangent_features(matrices, found) - connectivity.tangent_features(matrices, exact)).max()
-    assert apart < 2e-6
-    assert np.abs(connectivity.tangent_features(matrices, exact).mean(axis=0)).max() < 2e-8  # of float32 features
-
-
-def test_the_number_of_threads_changes_no_bit(tiny):
-    from threadpoolctl import threadpool_limits
-
-    from m2lgdg import connectivity
-
-    matrices = connectivity.covariances(tiny.series)
-    found = []
-    for threads in (1, 3):
-        with threadpool_limits(threads, "blas"):
-            reference = connectivity.geometric_mean(matrices)
-            found.append(connectivity.tangent_features(matrices, reference))
-    assert found[0].tobytes() == found[1].tobytes()
-
-
-def test_a_first_step_from_a_sample_is_close_to_that_of_all():
-    """The control variate removes most of the sampling error."""
-    rng = np.random.default_rng(0)
-    factors = rng.normal(size=(600, 8, 12))
-    matrices = factors @ factors.transpose(0, 2, 1) / 12 + 0.1 * np.eye(8)
-    start = connectivity._start(matrices)
-    whitening = connectivity._symmetric(start, connectivity._inverse_root)
-    full, _ = connectivity._mean_log(matrices, whitening)
-    estimated, _ = connectivity._estimated_mean_log(matrices[::4], whitening)
-    plain, _ = connectivity._mean_log(matrices[::4], whitening)
-    assert np.linalg.norm(estimated - full) < np.linalg.norm(plain - full) / 2
-    exact = geometric_mean(matrices, tolerance=1e-12)
-    whitening = connectivity._symmetric(exact, connectivity._inverse_root)
-    typical = np.median([np.linalg.norm(log) for log in connectivity._whitened_logs(matrices, whitening)])
-
-    def distance(reference):
-        return np.linalg.norm(connectivity._symmetric(whitening @ reference @ whitening, np.log)) / typical
-
-    sampled = geometric_mean(matrices, tolerance=1.0, first_step=150)
-    assert distance(sampled) < 0.02 < distance(start)
-    assert distance(geometric_mean(matrices, tolerance=1e-12, first_step=150)) < 1e-6  # later steps use all subjects
-    few = matrices[:200]  # less than twice the sample: all subjects
-    np.testing.assert_array_equal(geometric_mean(few, tolerance=1.0, first_step=150), geometric_mean(few, tolerance=1.0))

@@ -12,12 +12,13 @@ from test_contract import small
 from torch import nn
 
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
-from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices, tangent_features
+from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.explain.attribution import activation_pattern, explain
 from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.explain.gradients import integrated_gradients
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
+from m2lgdg.tangent import tangent_features
 
 DEEP = sorted(name for name in METHODS if issubclass(METHODS[name], DeepMethod))
 # Hard choices (the strongest nodes or edges, agreeing phenotypes) make jumps along the path that gradients do not see.

@@ -26,7 +26,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
 import m2lgdg
-from m2lgdg.connectivity import amplitude_features, covariances, fc_features, geometric_mean, tangent_features
+from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.method import Method
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
@@ -37,6 +37,7 @@ from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text
 from m2lgdg.splits import leave_one_site_out, site_folds
 from m2lgdg.study.audit import audit
 from m2lgdg.study.predictions import read_predictions
+from m2lgdg.tangent import geometric_mean, tangent_features
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,15 @@ import pytest
 
 import m2lgdg
 from m2lgdg import connectivity, make, make_cohort
-from m2lgdg.connectivity import KeptFeatures, covariances, fc_features, keep_features, keeping_features, steady, swings
+from m2lgdg.connectivity import (
+    KeptFeatures,
+    covariances,
+    deviations,
+    fc_features,
+    frame_weighted,
+    keep_features,
+    keeping_features,
+)
 from m2lgdg.methods import linear
 from m2lgdg.study.engines import _Waiting
 from m2lgdg.study.features import FOLDER, SharedFeatures, share_features
@@ -28,7 +36,7 @@ def nothing_kept():
 
 
 @pytest.mark.parametrize(
-    "compute", [fc_features, lambda s: fc_features(s, steady), lambda s: fc_features(s, swings), covariances]
+    "compute", [fc_features, lambda s: fc_features(s, frame_weighted), lambda s: fc_features(s, deviations), covariances]
 )
 def test_kept_features_are_those_computed_alone(cohort, compute):
     alone = compute(cohort.series)

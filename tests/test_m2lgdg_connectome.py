@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
-from m2lgdg.connectivity import fc_features, steady, upper_triangle
+from m2lgdg.connectivity import fc_features, frame_weighted, upper_triangle
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.explain.attribution import explain
@@ -305,7 +305,7 @@ def test_plus_decides_by_the_mean_of_both_logits(fold):
 def test_connectivity_without_unusual_time_points(fold):
     method = make(NAME, **SMALL | {"connectivity": "steady", "plus": True}).fit(fold.source, seed=0)
     batch = scaled(method, fold.target)
-    np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, steady))
+    np.testing.assert_array_equal(batch["steady"], fc_features(fold.target.series, frame_weighted))
     assert set(batch.features) == {"steady", "swings", "amplitude"}
     assert np.isfinite(method.predict_proba(fold.target)).all()
 

@@ -15,26 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import (
-    View,
-    covariances,
-    fc_features,
-    geometric_mean,
-    standardised,
-    steady,
-    swings,
-    tangent_features,
-)
+from m2lgdg.connectivity import View, covariances, deviations, fc_features, frame_weighted, standardised
 from m2lgdg.method import Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.metrics import auc, platt
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.splits import site_folds
+from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
-VIEWS: dict[str, View] = {"fc": standardised, "steady": steady, "swings": swings}  # of a series, before it is correlated
+# FC, frame-weighted FC and deviation FC: what is done to a series before it is correlated. Models store these names.
+VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings": deviations}
 
 
 REFERENCE_TOLERANCE = 0.02  # one Newton step

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import geometric_mean, row_covariances, tangent_features
+from m2lgdg.connectivity import row_covariances
 from m2lgdg.method import method
 from m2lgdg.methods.linear import REFERENCE_TOLERANCE, Linear
 from m2lgdg.methods.solvers import Features
+from m2lgdg.tangent import geometric_mean, tangent_features
 
 BLOCK = "tangent_pearson"
 

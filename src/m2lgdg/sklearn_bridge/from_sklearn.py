@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import amplitude_features, covariances, fc_features, geometric_mean, tangent_features
+from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.method import Method, nearest, shown
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
 from m2lgdg.metrics import platt, sigmoid
@@ -29,6 +29,7 @@ from m2lgdg.sklearn_bridge.stored import lean, load_skops, packed, unpacked
 from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, path_of, resolve
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError, one_line
+from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
 FEATURES = ("fc", "tangent", "amplitude", "phenotypes", "series")
