@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from m2lgdg.study import cells
-from m2lgdg.study.cells import PACKAGE, code_version, explaining_code_version, package_code
+from m2lgdg.study import plan
+from m2lgdg.study.plan import PACKAGE, code_version, explaining_code_version, package_code
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -61,9 +61,9 @@ def test_a_plugin_and_its_content_are_part_of_the_key(tmp_path):
 @pytest.mark.parametrize("library", ["torch", "numpy", "scipy", "scikit-learn"])
 def test_another_version_of_a_numerical_library_is_another_key(library, monkeypatch):
     before = versions(PACKAGE)[0]
-    monkeypatch.setattr(cells, "version", lambda name: "0.0" if name == library else "1.0")
+    monkeypatch.setattr(plan, "version", lambda name: "0.0" if name == library else "1.0")
     other = versions(PACKAGE)[0]
-    monkeypatch.setattr(cells, "version", lambda name: "1.0")
+    monkeypatch.setattr(plan, "version", lambda name: "1.0")
     assert len({before, other, versions(PACKAGE)[0]}) == 3
 
 

@@ -9,8 +9,7 @@ import pytest
 
 import m2lgdg
 from m2lgdg import InputError
-from m2lgdg.study.joined import read_joined_predictions
-from m2lgdg.study.predictions import COLUMNS, adapted_variant
+from m2lgdg.study.predictions import COLUMNS, adapted_variant, read_joined_predictions
 
 METHODS = ("one", "two", "three")
 SITES = ("A", "B", "C")

@@ -15,8 +15,9 @@ from m2lgdg.connectivity import (
     keeping_features,
 )
 from m2lgdg.methods import linear
+from m2lgdg.study.cells import FEATURES as FOLDER
+from m2lgdg.study.cells import SharedFeatures, share_features
 from m2lgdg.study.engines import _Waiting
-from m2lgdg.study.features import FOLDER, SharedFeatures, share_features
 from m2lgdg.study.runner import run_study
 
 PEERS = ["fc-logistic", "fc-svm", "fc-adaptive", "tangent-ridge", "connectome-ensemble", "connectome-adaptive"]

@@ -10,7 +10,7 @@ import pytest
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.study.audit import no_brain_scores
-from m2lgdg.study.no_brain import NoBrainScore, site_only
+from m2lgdg.study.baselines import NoBrainScore, site_only
 
 SIZES = {"north": 40, "south": 40, "west": 40, "east": 60}
 

@@ -11,8 +11,8 @@ from m2lgdg import make_cohort, run_study
 from m2lgdg.cohort import Parcellation
 from m2lgdg.data.synthetic import REST_SITES
 from m2lgdg.registry import METHODS, PAPER, SIMPLE, load_methods
-from m2lgdg.study.cells import distinct, make_cells
 from m2lgdg.study.config import read_study
+from m2lgdg.study.plan import distinct, make_cells
 from m2lgdg.study.predictions import read_predictions
 
 STUDIES = Path(__file__).parents[1] / "studies"

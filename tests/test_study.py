@@ -149,8 +149,8 @@ def test_a_damaged_record_is_run_again(finished, undisturbed):
 
 
 def test_keys_change_with_data_fields_and_seed(folder):
-    from m2lgdg.study.cells import make_cells
     from m2lgdg.study.config import check_study
+    from m2lgdg.study.plan import make_cells
 
     cohort = make_cohort("tiny", seed=1)
 
@@ -467,7 +467,7 @@ def test_a_release_folder_is_read_once_into_the_study(folder, tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(folder, undisturbed, monkeypatch):
-    import m2lgdg.study.runner as runner
+    import m2lgdg.study.cells as runner
 
     real, left = runner.write_text, [6]
 

@@ -10,7 +10,7 @@ from m2lgdg.cohort import UNKNOWN
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc
 from m2lgdg.study.audit import audit
-from m2lgdg.study.runner import adapted_proba
+from m2lgdg.study.cells import adapted_proba
 
 NAMES = ["mida", "coral-target"]
 

@@ -16,8 +16,8 @@ from m2lgdg.report.page import write_report
 from m2lgdg.report.sharing import share_study
 from m2lgdg.report.text import table
 from m2lgdg.study.audit import Seen, _compare_adapted, audit
-from m2lgdg.study.cells import make_cells
 from m2lgdg.study.config import check_study
+from m2lgdg.study.plan import make_cells
 from m2lgdg.study.predictions import adapted_variant, by_track, is_adapted, joined_tracks, read_predictions, without_track
 from m2lgdg.study.runner import run_study, study_cohort
 

@@ -16,10 +16,9 @@ from m2lgdg import InputError, make_cohort
 from m2lgdg.cohort import Cohort, is_proxy
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.study.audit import LIMITS, NO_OTHERS, Audited, _after_others, _other_targets, audit
-from m2lgdg.study.cells import Cell
+from m2lgdg.study.audit_watch import digest, is_of_library
 from m2lgdg.study.checks import failed_checks
-from m2lgdg.study.kept import digest
-from m2lgdg.study.watch import is_of_library
+from m2lgdg.study.plan import Cell
 
 PROXIES = "no label proxy among the inputs"
 PLUGIN = '''

@@ -14,8 +14,8 @@ import m2lgdg.study.folder
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, read, run_study
 from m2lgdg.registry import load_methods
 from m2lgdg.study import runner
-from m2lgdg.study.cells import make_cells
 from m2lgdg.study.config import check_study
+from m2lgdg.study.plan import make_cells
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.records import Records
 

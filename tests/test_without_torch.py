@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import METHODS, make
-from m2lgdg.study.cells import LIBRARIES, code_version
+from m2lgdg.study.plan import LIBRARIES, code_version
 from m2lgdg.study.predictions import read_predictions
 
 NAMES = sorted(METHODS)  # before another test of this process adds its own

@@ -12,7 +12,7 @@ from m2lgdg.commands import options, suggestions, terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from m2lgdg.study.no_brain import NoBrainScore
+    from m2lgdg.study.baselines import NoBrainScore
 
 
 @terminal.command(context_settings=options.former(target="site"))

@@ -36,8 +36,7 @@ def table(
     full method, paired by training.
     """
     from m2lgdg.report.text import table as text_of_tables
-    from m2lgdg.study.joined import read_joined_predictions
-    from m2lgdg.study.predictions import read_predictions
+    from m2lgdg.study.predictions import read_joined_predictions, read_predictions
 
     with terminal.progress("computing the tables"):
         folders = [folder, *(also or ())]

@@ -15,8 +15,7 @@ from m2lgdg.report.published import read_published, with_published
 from m2lgdg.report.tables import Format, main_method, one_panel, paired_tables, render, study_tables, training_tables
 from m2lgdg.report.tracks import in_track, level_table
 from m2lgdg.storage import InputError
-from m2lgdg.study.joined import read_joined_predictions
-from m2lgdg.study.predictions import ADAPTED, STRICT, by_track
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
 from m2lgdg.study.stats import cell_scores
 
 

@@ -26,12 +26,12 @@ from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.method import Method, is_network, make, nearest
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
-from m2lgdg.study.cells import Cell, make_cells
+from m2lgdg.study.audit_watch import Used, Watch, digest, kept_outside
+from m2lgdg.study.baselines import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
+from m2lgdg.study.cells import CellContext, adapted_proba, failure_reason, fitted_cell
 from m2lgdg.study.config import Study
-from m2lgdg.study.kept import digest, kept_outside
-from m2lgdg.study.no_brain import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
-from m2lgdg.study.runner import CellContext, adapted_proba, check_device, checked, failure_reason, fitted_cell, study_cohort
-from m2lgdg.study.watch import Used, Watch
+from m2lgdg.study.plan import Cell, make_cells
+from m2lgdg.study.runner import check_device, checked, study_cohort
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones

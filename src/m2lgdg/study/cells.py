@@ -1,148 +1,262 @@
-"""The cells of a study: every method, variant, target and seed, each with a hash key of all that can change its result.
+"""One cell of a study: fit on source, predict the target, and write the record, in whatever process an engine chose.
 
-Made from a study file and a cohort, and run by `study.runner`. A stored record with the same key is not run again.
+That process has the cohort and the code of the cell's key, or the run ends. Curve and audit fit their cells here, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import make
-from m2lgdg.model.over_atlases import chosen_atlases
+from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
+from m2lgdg.method import Method, make
+from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
 from m2lgdg.registry import load_methods
-from m2lgdg.splits import leave_one_site_out
-from m2lgdg.study.config import Study
-from m2lgdg.study.predictions import ADAPTED, STRICT, sweep_variant
+from m2lgdg.splits import Fold, leave_one_site_out
+from m2lgdg.storage import InputError, one_line, write_text, writing
+from m2lgdg.study.folder import one_at_a_time
+from m2lgdg.study.loaded import cohort_in_memory
+from m2lgdg.study.plan import LIBRARIES, Cell, cell_code
+from m2lgdg.study.predictions import ADAPTED
+from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 
-PACKAGE = Path(__file__).parents[1]
-LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
+LEARNED = (  # facts stored in a record
+    *("penalties", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share", "notes"),
+)
+FEATURES = ".features"  # in the study folder: features that its workers share
+LOST = "the GPU failed and can no longer be used by this process"
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One training and its target; `fields` are all hyper-parameters, `key` is the hash of everything that matters.
+class CellContext:
+    """What a worker needs besides the cell; plain values, so that any engine can send them."""
 
-    `code` is the part of the key that stands for code and libraries: the process that runs the cell must have the same.
-    """
+    out: str
+    cohort: str
+    inputs: tuple[str, ...]
+    allow_proxies: bool
+    plugins: tuple[str, ...]
+    device: str
+    threads: int
+    share_features: bool = False  # in files of the study folder
+    cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
 
-    method: str
-    variant: str
-    target: str
-    seed: int
-    fields: dict[str, Any]
-    key: str
-    explain: int = 0  # steps of integrated gradients; 0: not explained
-    code: str = ""
-    explain_of: Literal["logit", "margin"] = "logit"  # what attributions of a network are of
-    adapt: int = 0  # subjects of a batch in the adapted track; 0: the cell is of the strict track only
-    tracks: tuple[str, ...] = (STRICT,)  # whose rows `predictions.csv` has; one fit serves both
+
+class RunEnds(InputError):
+    """Reason why no further cell can be run, and what to do. The cell at hand has no record unless it was written before."""
+
+    def __init__(self, reason: str, advice: str = "run the same command again to continue") -> None:
+        super().__init__(reason, advice)
+        self.reason, self.advice = reason, advice
 
     def __str__(self) -> str:
-        return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
+        return f"{self.reason}; {self.advice}."
 
 
-def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
-    """All cells of a study, in the order of `predictions.csv`."""
-    targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
-    plugins = tuple(study.plugins)
-    classes = load_methods(plugins)
-    common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(plugins)]
-    cells = []
-    for name in study.methods:
-        seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
-        for variant, changes in _variants(study, name):
-            fields = make(name, **(study.method.get(name, {}) | changes)).fields()
-            chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
-            steps = 0 if variant else _explained(study, name)
-            explained = [steps, study.explain_of, explaining_code_version()] if steps else []
-            code = cell_code(plugins, steps)
-            batch = study.adapt_subjects if ADAPTED in study.tracks else 0
-            adapted = [[ADAPTED, batch]] if batch else []
-            for target in targets:
-                for seed in seeds:
-                    identity = json.dumps([name, fields, target, seed, *common, *explained, *adapted], sort_keys=True)
-                    key = hashlib.sha256(identity.encode()).hexdigest()[:24]
-                    shown = (steps, code, study.explain_of)
-                    cells.append(Cell(name, variant, target, seed, fields, key, *shown, batch, study.tracks))
-    return cells
-
-
-def distinct(cells: list[Cell]) -> list[Cell]:
-    """Cells with distinct keys: a variant that changes nothing and a sweep's default value equal the method itself."""
-    first: dict[str, Cell] = {}
-    for cell in cells:
-        first.setdefault(cell.key, cell)
-    return list(first.values())
-
-
-def _explained(study: Study, name: str) -> int:
-    """Steps of a method's explanation, or 0; variants and sweeps are never explained."""
-    requested = study.explain if isinstance(study.explain, bool) else name in study.explain
-    return study.explain_steps if requested else 0
-
-
-def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The method itself, its requested variants, and one variant per value of a sweep."""
-    yield "", {}
-    known = load_methods()[name].variants
-    requested = study.variants if isinstance(study.variants, list) else study.variants.get(name, [])
-    for variant in requested:
-        if variant in known:
-            yield variant, dict(known[variant])
-    for key, values in study.sweep.get(name, {}).items():
-        for value in values:
-            yield sweep_variant(key, value), {key: value}
-
-
-def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, `sklearn_bridge/`,
-    plugins, numerical libraries.
-
-    Plugins count as they are loaded in this process, the package as it was when this was first called.
-    """
-    files, versions = package_code(package)
-    loaded = [(Path(plugin).name, load_methods().plugin_hash(plugin)) for plugin in plugins]
-    return _digest([*files, *loaded, *versions])
-
-
-@cache
-def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
-    """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
-    folders = (package / name for name in ("methods", "fast", "model", "sklearn_bridge"))
-    files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
-    return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
-
-
-@cache
-def explaining_code_version(package: Path = PACKAGE) -> str:
-    """Hash of the code that makes explanations."""
-    return _digest(_hashes((package / "explain").rglob("*.py")))
-
-
-def cell_code(plugins: tuple[str, ...], explain: int) -> str:
-    """Hash of the code that runs a cell in this process, and of the code that explains it if it is explained."""
-    return code_version(plugins) + (f"-{explaining_code_version()}" if explain else "")
-
-
-def installed_version(library: str) -> str:
-    """Version of an installed package, without importing it."""
+def run_cell(cell: Cell, context: CellContext) -> str | None:
+    """Fit on source, predict the target and write the record; returns the reason for a failure, or None."""
+    start, reason = time.monotonic(), None
     try:
-        return version(library)
-    except PackageNotFoundError:
-        return "not installed"
+        text = encoded(head(cell) | _done(cell, context) | _since(start))
+    except (RunEnds, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's method may raise anything, or exit; the other cells must continue
+        reason = failure_reason(error)
+        failed = {} if isinstance(error, InputError) else {"traceback": traceback.format_exc()}
+        text = encoded(head(cell) | failed | {"status": "failed", "reason": reason} | _since(start))
+    write_text(record_path(context.out, cell.key), text)
+    return reason
 
 
-def _hashes(files: Iterable[Path]) -> list[tuple[str, str]]:
-    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(files)]
+def _since(start: float) -> dict[str, float]:
+    return {"seconds": round(time.monotonic() - start, 3)}
 
 
-def _digest(parts: Sequence[tuple[str, str] | str]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+def _done(cell: Cell, context: CellContext) -> dict[str, Any]:
+    """Record of a finished cell: the predictions of its target, and what was learned."""
+    with fitted_cell(cell, context) as (fold, fitted):
+        proba = np.asarray(fitted.predict_proba(fold.target)[:, 1], dtype=np.float64)
+        scores = {"proba": proba.tolist()}
+        if not are_probabilities(scores["proba"], len(fold.target)):
+            raise ValueError(f"method {cell.method} did not give one probability between 0 and 1 for each subject")
+        if cell.adapt:
+            scores[ADAPTED] = adapted_proba(fitted, fold.target, proba, cell.seed, cell.adapt).tolist()
+        unexplained = _explain(cell, fitted, fold, context) if cell.explain else {}
+    learned = {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_}
+    return {
+        "status": "done",
+        "subjects": fold.target.subjects.tolist(),
+        "labels": fold.target.labels.tolist(),
+        **scores,
+        **unexplained,
+        "learned": {name: plain(fact, f"method {cell.method}: fact {name}") for name, fact in learned.items()},
+    }
+
+
+def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
+    """Probabilities of the adapted track: each subject of the target is at the level of up to `size` others, unlabelled.
+
+    A method that `sees_batch` predicts with them itself. `proba` are the probabilities of the strict track, which stay where
+    there is no batch.
+    """
+    subjects = target.subjects.tolist()
+    if not fitted.sees_batch:
+        return at_cross_levels(proba, subjects, source_share(fitted.facts_), seed, size)
+    result = np.array(proba)
+    for scored, batch in cross_batches(subjects, seed, size):
+        if len(batch) >= LEAST:
+            result[scored] = fitted.predict_adapted(target.select(scored), target.select(batch))
+    return result
+
+
+def _explain(cell: Cell, fitted: Method, fold: Fold, context: CellContext) -> dict[str, str]:
+    """Write the explanation of a cell; a method or target that cannot be explained does not fail the cell."""
+    from m2lgdg.explain.attribution import explain
+
+    how: dict[str, Any] = {"of": cell.explain_of, "steps": cell.explain, "device": context.device}
+    try:
+        explanation = explain(fitted, fold.target, source=fold.source, **how)
+    except InputError as error:
+        return {"unexplained": str(error)}
+    explanation.save(explanation_path(context.out, cell.key))
+    return {}
+
+
+def failure_reason(error: BaseException) -> str:
+    """Reason for a failed cell: the text of an InputError, or type and message of any other exception."""
+    if isinstance(error, InputError):
+        return str(error)
+    devices = sys.modules.get("m2lgdg.devices")  # PyTorch is not imported to find out
+    reason = f"{type(error).__name__}: {one_line(error)}"
+    return f"{LOST} ({reason})" if devices is not None and devices.cuda_failed() else reason
+
+
+@contextmanager
+def fitted_cell(
+    cell: Cell, context: CellContext, select: Callable[[Cohort], Cohort] | None = None
+) -> Iterator[tuple[Fold, Method]]:
+    """Fold of a cell, and its method fitted on source, or on those subjects of source that a function selects.
+
+    The block runs with the cell's number of threads.
+    """
+    with _LOADING:  # cells of two studies may run in threads of one worker
+        method = _method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
+        cohort = _cohort(context)
+        if context.share_features:
+            share_features(cohort, context.out, cell.code)
+    with _threads(context.threads):
+        (fold,) = leave_one_site_out(cohort, [cell.target])
+        fold = fold if select is None else fold._replace(source=select(fold.source))
+        yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
+
+
+def _method(cell: Cell, context: CellContext) -> Method:
+    """The method of a cell, from the code in the cell's key."""
+    try:
+        load_methods(context.plugins)
+        changed = cell_code(context.plugins, cell.explain) != cell.code
+    except (InputError, OSError) as error:
+        raise RunEnds(f"{cell} was not run: {one_line(error)}") from None
+    if changed:
+        of = f"m2lgdg, a plugin, or the version of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}"
+        raise RunEnds(
+            f"{cell} was not run: the code has changed since the study began, or a worker has other code ({of})",
+            "restart the workers of a cluster with the code of this machine, and run the same command again",
+        )
+    return make(cell.method, **cell.fields)
+
+
+def _cohort(context: CellContext) -> Cohort:
+    """The cohort of a cell; the run ends if it is not that of the study."""
+    try:
+        return cohort_in_memory(context.cohort, context.inputs, context.allow_proxies, context.cohort_hash)
+    except InputError as error:
+        if context.cohort_hash is None:
+            raise
+        raise RunEnds(
+            f"the cohort has changed since the study began: {one_line(error)}",
+            "restore the file and run the same command again, or choose another --out for the changed cohort",
+        ) from None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Limit the threads of numerical libraries, and of PyTorch if a network has imported it."""
+    from threadpoolctl import threadpool_limits
+
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    with threadpool_limits(count):
+        try:
+            if torch:
+                torch.set_num_threads(count)
+            yield
+        finally:
+            if torch:
+                torch.set_num_threads(before)
+
+
+class SharedFeatures(KeptFeatures):
+    """Features of a cohort of one atlas in memory-mapped files; the first process that asks for a kind writes its file.
+
+    They hold nothing that is fitted, so a cell gives the same result with and without them.
+    """
+
+    def __init__(self, cohort: Cohort, folder: Path, code: str) -> None:
+        super().__init__(cohort.series)
+        self.folder = folder
+        # Rows are in the order of the subjects, which is not part of the cohort's hash.
+        self.key = hashlib.sha256("\n".join([cohort.hash, code, *cohort.subjects.tolist()]).encode()).hexdigest()[:16]
+
+    def compute(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
+        """Map the file of this kind, after writing it if there is none; on a full disk, this process computes its own."""
+        path = self.folder / f"{name}-{self.key}.npy"
+        try:
+            with one_at_a_time(self.folder):
+                if not path.exists():
+                    self._write(path, shape, compute, dtype)
+                return np.asarray(np.load(path, mmap_mode="r"))
+        except InputError:
+            return super().compute(name, shape, compute, dtype)
+
+    def _write(self, path: Path, shape: tuple[int, ...], compute: Compute, dtype: type) -> None:
+        """Write, not map: a map that meets a full disk ends the process without a word."""
+        with writing(path) as temporary, temporary.open("wb") as file:
+            kind = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (len(self.series), *shape)}
+            np.lib.format.write_array_header_1_0(file, kind)
+            for values in compute(self.series):
+                file.write(np.asarray(values, dtype=dtype, order="C").tobytes())
+
+
+_SHARED: dict[str, tuple[Cohort, list[SharedFeatures]]] = {}  # by study folder: the cohort that this process holds; at most one
+
+
+def share_features(cohort: Cohort, out: str, code: str) -> None:
+    """Use the shared features of this cohort, or start them, for the next fits of this process."""
+    if out not in _SHARED or _SHARED[out][0] is not cohort:
+        _SHARED.clear()
+        _SHARED[out] = cohort, [SharedFeatures(one, Path(out) / FEATURES, code) for one in cohort.each_atlas()]
+    keep_features(*_SHARED[out][1])
+
+
+def forget_features(out: str | Path) -> None:
+    """Remove the files of a study; processes that still use them keep their maps."""
+    _SHARED.pop(str(out), None)
+    keep_features()
+    with contextlib.suppress(OSError):  # some systems keep files that are in use
+        shutil.rmtree(Path(out) / FEATURES)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,23 +24,11 @@ from m2lgdg.metrics import auc
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import leave_one_site_out, nested_order
 from m2lgdg.storage import InputError, write_text
-from m2lgdg.study.cells import Cell, make_cells
+from m2lgdg.study.cells import CellContext, RunEnds, failure_reason, fitted_cell
 from m2lgdg.study.config import Study, usable, with_only
-from m2lgdg.study.engines import ENGINES
-from m2lgdg.study.features import forget_features
 from m2lgdg.study.folder import locked_folder
-from m2lgdg.study.runner import (
-    CellContext,
-    RunEnds,
-    Stopped,
-    Summary,
-    Watch,
-    cell_context,
-    check_device,
-    failure_reason,
-    fitted_cell,
-    study_cohort,
-)
+from m2lgdg.study.plan import Cell, make_cells
+from m2lgdg.study.runner import Summary, Watch, cell_context, check_device, run_items, study_cohort
 
 Floats = npt.NDArray[np.float64]
 SIZES = (0.125, 0.25, 0.5, 0.75, 1.0)  # fractions of source
@@ -64,6 +50,11 @@ class Point(NamedTuple):
     def target(self) -> str:
         """Target of the cell; an engine gives the points of one target to the same process."""
         return self.cell.target
+
+    @property
+    def row(self) -> list[object]:
+        """First columns of the table of points."""
+        return [self.cell.method, self.target, self.cell.seed, self.size, self.repeat]
 
     @property
     def key(self) -> str:
@@ -138,39 +129,19 @@ def learning_curve(
 
     A size up to 1 is a fraction of source, a larger one a number of subjects. The parts of one repeat are nested.
     """
-    start, out = time.monotonic(), Path(out)
-    cohort = study_cohort(study)
+    out, cohort = Path(out), study_cohort(study)
     cells = make_cells(study, cohort)
     check_device(study)
     check_sizes(cohort, study.targets, sizes, repeats)
     points = make_points(cells, sizes, repeats)
     path, context = cell_context(study, cohort, out)
+    summary = Summary(total=len(points))
+    work, engine = partial(run_point, context=context), "joblib" if jobs > 1 else "serial"
     with locked_folder(out, study, cohort, path, (1, 1)):
-        todo = sorted((point for point in points if _stored(out, point) is None), key=lambda point: point.target)
-        summary = Summary(total=len(points), reused=len(points) - len(todo))
-        if watch:
-            watch(summary)
-        try:
-            engine = ENGINES["joblib" if jobs > 1 else "serial"]
-            with closing(engine(todo, partial(run_point, context=context), jobs, None)) as results:
-                for point, reason in results:
-                    if reason is None:
-                        summary.done += 1
-                    else:
-                        summary.failed.append((str(point), reason))
-                    summary.seconds = time.monotonic() - start
-                    if watch:
-                        watch(summary)
-        except RunEnds as error:
-            raise InputError(str(error)) from None
-        except KeyboardInterrupt:
-            raise Stopped(summary.reused + summary.done, summary.total) from None
-        finally:
-            forget_features(context.out)
+        run_items(points, work, lambda point: _stored(out, point) is not None, summary, context, engine, jobs, watch=watch)
     rows = [row for row in (_stored(out, point) for point in points) if row is not None]
     if not rows:
         raise InputError(f"no training of the curve succeeded: {summary.failed[0][1].rstrip('.')}.")
-    summary.seconds = time.monotonic() - start
     return summarise(pd.DataFrame(rows, columns=POINTS)), summary
 
 
@@ -216,18 +187,16 @@ def make_points(cells: Sequence[Cell], sizes: Sequence[float], repeats: int) -> 
 
 def run_point(point: Point, context: CellContext) -> str | None:
     """Fit on a part of source, predict the target and store the AUC; returns the reason for a failure, or None."""
-    select: Callable[[Cohort], Cohort] = partial(part_of_source, size=point.size, repeat=point.repeat)
     try:
-        with fitted_cell(point.cell, context, select) as (fold, fitted):
+        with fitted_cell(point.cell, context, partial(part_of_source, size=point.size, repeat=point.repeat)) as (fold, fitted):
             area = auc(fold.target.labels, fitted.predict_proba(fold.target)[:, 1])
-            row = (point.cell.method, point.target, point.cell.seed, point.size, point.repeat)
             counts = (len(fold.source), int((fold.source.labels == 1).sum()))
     except (RunEnds, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's method may raise anything, or exit; the other points must continue
         return failure_reason(error)
     value = None if math.isnan(area) else float(area)  # undefined if the target has one class
-    write_text(_path(context.out, point), json.dumps([*row, *counts, value], ensure_ascii=False) + "\n")
+    write_text(_path(context.out, point), json.dumps([*point.row, *counts, value], ensure_ascii=False) + "\n")
     return None
 
 
@@ -241,8 +210,7 @@ def _stored(out: Path, point: Point) -> list[object] | None:
         row = json.loads(_path(out, point).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    expected = [point.cell.method, point.target, point.cell.seed, point.size, point.repeat]
-    return row if isinstance(row, list) and len(row) == len(POINTS) and row[:5] == expected else None
+    return row if isinstance(row, list) and len(row) == len(POINTS) and row[:5] == point.row else None
 
 
 def summarise(points: pd.DataFrame, seed: int = 0) -> Curve:

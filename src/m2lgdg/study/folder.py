@@ -24,11 +24,10 @@ from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.method import make
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import TEMPORARY, InputError, write_text
-from m2lgdg.study.cells import code_version, installed_version
 from m2lgdg.study.checks import COHORT, read_cohort_facts
 from m2lgdg.study.config import Study
 from m2lgdg.study.description import CONNECTOMES, describe, write_connectomes
-from m2lgdg.study.plan import write_declarations
+from m2lgdg.study.plan import code_version, installed_version, write_declarations
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
 # Temporary files of a run that was killed while writing; the second form is that of version 0.1 and earlier.

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.storage import InputError, write_text
-from m2lgdg.study.cells import Cell
 from m2lgdg.study.folder import one_at_a_time
 from m2lgdg.study.loaded import in_order
+from m2lgdg.study.plan import Cell
 from m2lgdg.study.predictions import ADAPTED, COLUMNS, STRICT, adapted_variant
 
 DEEPEST = 50  # levels of lists and tables in a fact
-HIDDEN = ("fields", "explain", "code", "explain_of", "adapt", "tracks")  # of a cell: not in its record
 
 
 def record_path(out: str | Path, key: str) -> Path:
@@ -40,13 +39,8 @@ def explanation_path(out: str | Path, key: str) -> Path:
 
 
 def head(cell: Cell) -> dict[str, Any]:
-    """First part of a record: which cell it is."""
-    return {name: value for name, value in asdict(cell).items() if name not in HIDDEN}
-
-
-def write_record(out: str | Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a cell."""
-    write_text(record_path(out, record["key"]), encoded(record))
+    """Beginning of a record: which cell it is."""
+    return {name: getattr(cell, name) for name in ("method", "variant", "target", "seed", "key")}
 
 
 def encoded(record: Mapping[str, Any]) -> str:
@@ -128,14 +122,14 @@ class Records:
             if explained.is_dir():
                 shutil.copytree(explained, explanation_path(self.out, cell.key), dirs_exist_ok=True)
             # The training may have another name here, such as a sweep value that is now the default.
-            write_record(self.out, record | head(cell))
+            write_text(record_path(self.out, cell.key), encoded(record | head(cell)))
             return True
         return False
 
     def lost(self, cell: Cell, reason: str) -> None:
         """Write the record of a worker that was lost before it could do so itself."""
         if self.read(cell) is None:
-            write_record(self.out, head(cell) | {"status": "failed", "reason": reason})
+            write_text(record_path(self.out, cell.key), encoded(head(cell) | {"status": "failed", "reason": reason}))
 
     def collect(self, cells: Sequence[Cell]) -> pd.DataFrame:
         """Write predictions.csv from the finished cells and failures.csv from the failed ones.

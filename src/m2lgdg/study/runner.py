@@ -1,71 +1,35 @@
 """The study runner: every cell (method x variant x target x seed) once, in any order, on any engine, resumable.
 
-The record of a cell is one file, written atomically under `cells/` by the process that ran it (`study.records`). That process
-has the cohort and the code of the cell's key, or the run ends.
+`study.plan` makes the cells, an engine of `study.engines` runs each by `study.cells`, and `study.records` holds the results.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
-from m2lgdg.method import Method, make
-from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
 from m2lgdg.notebook.html import shown_table
 from m2lgdg.registry import load_methods
-from m2lgdg.splits import Fold, leave_one_site_out
-from m2lgdg.storage import InputError, one_line, write_text
-from m2lgdg.study.cells import LIBRARIES, Cell, cell_code, distinct, make_cells
+from m2lgdg.storage import InputError
+from m2lgdg.study.cells import LOST, CellContext, RunEnds, forget_features, run_cell
 from m2lgdg.study.config import Study, read_study, study_of
 from m2lgdg.study.engines import ENGINES, Engine
-from m2lgdg.study.features import forget_features, share_features
 from m2lgdg.study.folder import locked_folder
-from m2lgdg.study.loaded import cohort_in_memory
-from m2lgdg.study.predictions import ADAPTED, read_predictions
-from m2lgdg.study.records import Records, are_probabilities, encoded, head, plain, record_path
+from m2lgdg.study.plan import distinct, make_cells
+from m2lgdg.study.predictions import read_predictions
+from m2lgdg.study.records import Records
 from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
-
-LEARNED = (
-    "penalties",
-    "history",
-    "best_epoch",
-    "losses",
-    "parameters",
-    "peak_memory_gib",
-    "validation",
-    "share",
-    "notes",
-)  # facts stored in a record
-_LOADING = threading.Lock()
-LOST = "the GPU failed and can no longer be used by this process"
-
-
-@dataclass(frozen=True)
-class CellContext:
-    """What a worker needs besides the cell; plain values, so that any engine can send them."""
-
-    out: str
-    cohort: str
-    inputs: tuple[str, ...]
-    allow_proxies: bool
-    plugins: tuple[str, ...]
-    device: str
-    threads: int
-    share_features: bool = False  # in files of the study folder
-    cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
 
 
 @dataclass
@@ -101,17 +65,6 @@ class Summary:
 
 
 Watch = Callable[[Summary], None]
-
-
-class RunEnds(InputError):
-    """Reason why no further cell can be run, and what to do. The cell at hand has no record unless it was written before."""
-
-    def __init__(self, reason: str, advice: str = "run the same command again to continue") -> None:
-        super().__init__(reason, advice)
-        self.reason, self.advice = reason, advice
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.advice}."
 
 
 class Stopped(KeyboardInterrupt):
@@ -174,13 +127,12 @@ def run_study(
     continue, unless the GPU failed with it; the next run tries it again. The run ends if the cohort or a plugin is changed
     meanwhile. Identical cells are copied from the folders in `reuse`, for example from a study with fewer seeds or methods.
     """
-    start = time.monotonic()
     out = Path(out)
     study = checked(study)
     engine = engine or ("dask" if scheduler else "joblib" if jobs > 1 else "serial")
     if engine not in ENGINES:
         raise InputError(f"engine {engine} is not known; choose one of {', '.join(ENGINES)}.")
-    part, parts = _shard(shard)
+    shard_of = _shard(shard)
     for other in reuse:
         if not (Path(other) / "cells").is_dir():
             kind = "a copy written by m2lgdg share" if (Path(other) / "records.jsonl").is_file() else "not a study folder"
@@ -189,35 +141,62 @@ def run_study(
     cells = make_cells(study, cohort)
     check_device(study, scheduler)
     cohort_path, context = cell_context(study, cohort, out)
-    shard_cells = distinct(cells)[part - 1 :: parts]
+    own = distinct(cells)[shard_of[0] - 1 :: shard_of[1]]
     records = Records.of(out, cohort)
-    with locked_folder(out, study, cohort, cohort_path, (part, parts)):
-        taken = sum(records.copy(cell, reuse) for cell in shard_cells if not records.done(cell))
-        todo = [cell for cell in shard_cells if not records.done(cell)]
-        summary = Summary(total=len(shard_cells), reused=len(shard_cells) - len(todo), taken=taken, folder=str(out))
-        if watch:
-            watch(summary)
-        # Grouped by target: methods that cache what they fit on a source find it in memory.
-        todo.sort(key=lambda cell: cell.target)
+    summary = Summary(total=len(own), folder=str(out))
+    with locked_folder(out, study, cohort, cohort_path, shard_of):
+        summary.taken = sum(records.copy(cell, reuse) for cell in own if not records.done(cell))
+        work = partial(run_cell, context=context)
         try:
-            with closing(ENGINES[engine](todo, partial(run_cell, context=context), max(jobs, 1), scheduler)) as results:
-                for cell, reason in results:
-                    _count(summary, records, cell, reason)
-                    summary.seconds = time.monotonic() - start
-                    if watch:
-                        watch(summary)
-        except RunEnds as error:
-            records.collect(cells)
-            done = f"{sum(map(records.done, shard_cells))} of {len(shard_cells)} cells are done"
-            raise InputError(f"{error.reason}. {done}; {error.advice}.") from None
-        except KeyboardInterrupt:
-            records.collect(cells)
-            raise Stopped(sum(map(records.done, shard_cells)), len(shard_cells)) from None
+            run_items(own, work, records.done, summary, context, engine, jobs, scheduler, watch=watch, lost=records.lost)
         finally:
-            forget_features(context.out)
-        records.collect(cells)
-    summary.seconds = time.monotonic() - start
+            records.collect(cells)
     return summary
+
+
+def run_items(
+    items: Sequence[Any],
+    work: Callable[[Any], str | None],
+    is_done: Callable[[Any], bool],
+    summary: Summary,
+    context: CellContext,
+    engine: Engine,
+    jobs: int,
+    scheduler: str | None = None,
+    *,
+    watch: Watch | None = None,
+    lost: Callable[[Any, str], None] = lambda item, reason: None,
+) -> None:
+    """Run the items that are not done yet on an engine, and count them in the summary; `lost` is told of a failure.
+
+    Items are cells, or trainings of a learning curve. Those of one target go to the same process, where methods share what they
+    fit on its source. A failed item does not end the run, unless the GPU failed with it: every later one would fail, too.
+    """
+    start = time.monotonic()
+    todo = sorted((item for item in items if not is_done(item)), key=lambda item: str(item.target))
+    summary.reused = len(items) - len(todo)
+    if watch:
+        watch(summary)
+    try:
+        with closing(ENGINES[engine](todo, work, max(jobs, 1), scheduler)) as results:
+            for item, reason in results:
+                if reason is None or is_done(item):  # a worker may be lost after it wrote its record
+                    summary.done += 1
+                else:
+                    summary.failed.append((str(item), reason))
+                    lost(item, reason)
+                    if reason.startswith(LOST):
+                        raise RunEnds(f"{item}: {reason}")
+                summary.seconds = time.monotonic() - start
+                if watch:
+                    watch(summary)
+    except RunEnds as error:
+        done = f"{sum(map(is_done, items))} of {len(items)} cells are done"
+        raise InputError(f"{error.reason}. {done}; {error.advice}.") from None
+    except KeyboardInterrupt:
+        raise Stopped(sum(map(is_done, items)), len(items)) from None
+    finally:
+        forget_features(context.out)
 
 
 def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
@@ -237,163 +216,6 @@ def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellCon
         share_features=True,
         cohort_hash=cohort.hash,
     )
-
-
-def _count(summary: Summary, records: Records, cell: Cell, reason: str | None) -> None:
-    """Add a cell that has ended to the summary; a lost GPU ends the run."""
-    if reason is None or records.done(cell):  # a worker may be lost after it wrote its record
-        summary.done += 1
-        return
-    summary.failed.append((str(cell), reason))
-    records.lost(cell, reason)
-    if reason.startswith(LOST):  # every later cell would fail for the same reason
-        raise RunEnds(f"{cell}: {reason}")
-
-
-def run_cell(cell: Cell, context: CellContext) -> str | None:
-    """Fit on source, predict the target and write the record; returns the reason for a failure, or None."""
-    start = time.monotonic()
-    record = head(cell)
-    reason = None
-    try:
-        with fitted_cell(cell, context) as (fold, fitted):
-            proba = np.asarray(fitted.predict_proba(fold.target)[:, 1], dtype=np.float64).tolist()
-            if not are_probabilities(proba, len(fold.target)):
-                raise ValueError(f"method {cell.method} did not give one probability between 0 and 1 for each subject")
-            if cell.adapt:
-                record[ADAPTED] = adapted_proba(fitted, fold.target, np.array(proba), cell.seed, cell.adapt).tolist()
-            if cell.explain:
-                record |= _explain_cell(cell, fitted, fold, context)
-        record |= {
-            "status": "done",
-            "subjects": fold.target.subjects.tolist(),
-            "labels": fold.target.labels.tolist(),
-            "proba": proba,
-            "learned": {
-                name: plain(fitted.facts_[name], f"method {cell.method}: fact {name}")
-                for name in LEARNED
-                if name in fitted.facts_
-            },
-        }
-        text = encoded(record | {"seconds": round(time.monotonic() - start, 3)})
-    except (RunEnds, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's method may raise anything, or exit; the other cells must continue
-        reason = failure_reason(error)
-        failed: dict[str, Any] = head(cell)
-        if not isinstance(error, InputError):
-            failed["traceback"] = traceback.format_exc()
-            if _gpu_lost():
-                reason = f"{LOST} ({reason})"
-        failed |= {"status": "failed", "reason": reason, "seconds": round(time.monotonic() - start, 3)}
-        text = encoded(failed)
-    write_text(record_path(context.out, cell.key), text)
-    return reason
-
-
-def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
-    """Probabilities of the adapted track: each subject of the target is at the level of up to `size` others, unlabelled.
-
-    A method that `sees_batch` predicts with them itself. `proba` are the probabilities of the strict track, which stay where
-    there is no batch.
-    """
-    if fitted.sees_batch:
-        result = np.array(proba)
-        for scored, batch in cross_batches(target.subjects.tolist(), seed, size):
-            if len(batch) >= LEAST:
-                result[scored] = fitted.predict_adapted(target.select(scored), target.select(batch))
-        return result
-    return at_cross_levels(proba, target.subjects.tolist(), source_share(fitted.facts_), seed, size)
-
-
-@contextmanager
-def fitted_cell(
-    cell: Cell, context: CellContext, part: Callable[[Cohort], Cohort] | None = None
-) -> Iterator[tuple[Fold, Method]]:
-    """Fold of a cell, and its method fitted on source, or on the `part` of source that a function selects.
-
-    The block runs with the cell's number of threads.
-    """
-    from threadpoolctl import threadpool_limits
-
-    with _LOADING:  # cells of two studies may run in threads of one worker
-        method = _cell_method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
-        cohort = _cell_cohort(context)
-        if context.share_features:
-            share_features(cohort, context.out, cell.code)
-    with threadpool_limits(context.threads), _torch_threads(context.threads):
-        (fold,) = leave_one_site_out(cohort, [cell.target])
-        fold = fold if part is None else fold._replace(source=part(fold.source))
-        yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
-
-
-def _cell_method(cell: Cell, context: CellContext) -> Method:
-    """The method of a cell, from the code in the cell's key."""
-    try:
-        load_methods(context.plugins)
-        changed = cell_code(context.plugins, cell.explain) != cell.code
-    except (InputError, OSError) as error:
-        raise RunEnds(f"{cell} was not run: {one_line(error)}") from None
-    if changed:
-        parts = f"m2lgdg, a plugin, or the version of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}"
-        raise RunEnds(
-            f"{cell} was not run: the code has changed since the study began, or a worker has other code ({parts})",
-            "restart the workers of a cluster with the code of this machine, and run the same command again",
-        )
-    return make(cell.method, **cell.fields)
-
-
-def _cell_cohort(context: CellContext) -> Cohort:
-    """The cohort of a cell; the run ends if it is not that of the study."""
-    try:
-        return cohort_in_memory(context.cohort, context.inputs, context.allow_proxies, context.cohort_hash)
-    except InputError as error:
-        if context.cohort_hash is None:
-            raise
-        raise RunEnds(
-            f"the cohort has changed since the study began: {one_line(error)}",
-            "restore the file and run the same command again, or choose another --out for the changed cohort",
-        ) from None
-
-
-def _gpu_lost() -> bool:
-    """Whether this process lost its GPU; PyTorch is not imported to find out."""
-    devices = sys.modules.get("m2lgdg.devices")
-    return devices is not None and devices.cuda_failed()
-
-
-def failure_reason(error: BaseException) -> str:
-    """Reason for a failed cell: the text of an InputError, or type and message of any other exception."""
-    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
-
-
-def _explain_cell(cell: Cell, fitted: Method, fold: Fold, context: CellContext) -> dict[str, str]:
-    """Write the explanation of a cell; a method or target that cannot be explained does not fail the cell."""
-    from m2lgdg.explain.attribution import explain
-
-    try:
-        explanation = explain(
-            fitted, fold.target, of=cell.explain_of, steps=cell.explain, device=context.device, source=fold.source
-        )
-    except InputError as error:
-        return {"unexplained": str(error)}
-    explanation.save(explanation_path(context.out, cell.key))
-    return {}
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Limit PyTorch's own thread pool; nothing to do unless a network has imported PyTorch."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def checked(study: Study | dict[str, Any] | str | Path) -> Study:
@@ -420,9 +242,7 @@ def study_cohort(study: Study) -> Cohort:
 def check_device(study: Study, scheduler: str | None = None) -> None:
     """Refuse a device that this machine does not have; a scheduler's workers may have it."""
     classes = [load_methods()[name] for name in study.methods]
-    deep, devices = (
-        sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices")
-    )  # imported only if a method is a network
+    deep, devices = (sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices"))  # imported if a method is a network
     if deep and devices and not scheduler and any(issubclass(cls, deep.DeepMethod) for cls in classes):
         try:
             devices.choose_device(study.device)
@@ -435,8 +255,7 @@ def check_device(study: Study, scheduler: str | None = None) -> None:
 def _shard(text: str | None) -> tuple[int, int]:
     if text is None:
         return 1, 1
-    part, _, parts = text.partition("/")
-    plain = text.isascii() and len(text) < 20 and part.isdecimal() and parts.isdecimal()
-    if not (plain and 1 <= int(part) <= int(parts)):
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise InputError(f"--shard {text[:40]}: expected i/n with 1 <= i <= n, such as 2/8.")
-    return int(part), int(parts)
+    return int(found[1]), int(found[2])
