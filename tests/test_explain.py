@@ -14,9 +14,10 @@ from torch import nn
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features, fisher_matrices
 from m2lgdg.deep import Batch, DeepMethod
-from m2lgdg.explain.attribution import activation_pattern, explain
+from m2lgdg.explain.attribution import explain
 from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.explain.gradients import integrated_gradients
+from m2lgdg.explain.patterns import activation_pattern
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.tangent import tangent_features
 

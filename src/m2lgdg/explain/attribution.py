@@ -7,10 +7,8 @@ study explains the cells it is asked to after training, and the report shows the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
@@ -24,14 +22,13 @@ from m2lgdg.explain.explanation import (
     phenotype_table,
     roi_table,
 )
+from m2lgdg.explain.patterns import Attributions, Of, contributions, patterns
 from m2lgdg.method import Method, is_network
 from m2lgdg.methods.linear import Linear
 from m2lgdg.model.over_atlases import in_one_atlas, parts_for
 from m2lgdg.storage import InputError, needing
 
-Floats = npt.NDArray[np.float64]
 LOOSE_COMPLETENESS = 0.1  # relative completeness error above which to warn
-Of = Literal["logit", "margin"]
 GRADIENTS = {
     "logit": "integrated gradients of the predicted class's logit; scores are mean absolute attributions",
     "margin": "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions",
@@ -44,18 +41,7 @@ CONTRIBUTIONS = (
     "contribution of each feature to the decision in logits: its weight times its distance from the baseline; scores are mean "
     "absolute contributions"
 )
-TANGENT = ("tangent", "tangent_pearson")  # blocks with a diagonal
 AVERAGE = "mean of source, feature by feature"
-
-
-class Attributions(NamedTuple):
-    """Input of the tables, from either kind of explanation; an activation pattern counts as one subject."""
-
-    rois: dict[str, Floats]  # (subject, roi) by feature
-    edges: dict[str, Floats]  # (2, roi, roi) by feature: absolute and signed
-    phenotypes: Floats  # (subject, input), signed
-    gate: Floats  # (subject, weight)
-    change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
 
 
 def explain(
@@ -100,7 +86,7 @@ def explain(
         attributions, points, network_about = explain_network(fitted, cohort, visible, of, steps, device, source, progress)
         about |= {"scores": GRADIENTS[of], "of": of, "steps": steps} | network_about
     elif isinstance(fitted, Linear):
-        attributions = _patterns(fitted, visible)
+        attributions = patterns(fitted, visible)
         about |= {"scores": PATTERNS, "steps": None, "baseline": None}
     else:
         raise InputError(f"method {fitted.name} cannot be explained: it is neither a network nor a linear method.")
@@ -127,7 +113,7 @@ def _subject(fitted: Method, cohort: Cohort, scale: float) -> Explanation:
     about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
     about["baseline"] = AVERAGE
     points = pd.DataFrame(columns=list(MAP_COLUMNS))
-    return _explanation(_contributions(fitted, visible, scale), cohort, visible.inputs, points, about)
+    return _explanation(contributions(fitted, visible, scale), cohort, visible.inputs, points, about)
 
 
 def _explanation(
@@ -142,70 +128,3 @@ def _explanation(
         map=points,
         about=about | {"atlas": cohort.atlas},
     )
-
-
-def squares(edges: Floats, n: int) -> Floats:
-    """(subject, edge) values above the diagonal, row by row -> (subject, roi, roi) symmetric, 0 on the diagonal."""
-    rows, columns = np.triu_indices(n, 1)
-    matrices = np.zeros((len(edges), n, n))
-    matrices[:, rows, columns] = matrices[:, columns, rows] = edges
-    return matrices
-
-
-def over_others(sizes: Floats) -> Floats:
-    """(subject, roi, roi) -> (subject, roi): mean over the other ROIs."""
-    return np.asarray(sizes.sum(axis=2) / (sizes.shape[1] - 1))
-
-
-def _patterns(fitted: Linear, cohort: Cohort) -> Attributions:
-    n = len(cohort.rois)
-    features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
-    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
-    decision = np.asarray(sum(parts.values()))
-    if len(cohort) < 3 or decision.std() == 0:
-        raise InputError(f"method {fitted.name} needs at least three subjects with different decisions to be explained.")
-    rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
-    for name, values in features.items():
-        pattern = activation_pattern(values, decision)
-        if name in TANGENT:  # without its diagonal; in units of the sd the off-diagonal scale cancels
-            rows, columns = np.triu_indices(n)
-            pattern = pattern[rows != columns]
-        (_, covariance), (_, variance) = np.cov(parts[name], decision)
-        pattern *= max(covariance / variance, 0.0) / (np.abs(pattern).mean() or 1.0)
-        if name == "phenotypes":
-            phenotypes = pattern[None]
-        elif name == "amplitude":
-            rois[name] = np.abs(pattern)[None]
-        else:
-            matrix = squares(pattern[None], n)
-            rois[name], edges[name] = over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
-    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
-
-
-def _contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
-    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * scale
-    rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
-    for name in fitted._weights():
-        features = fitted._features(name, cohort) - fitted.state_[f"{name}.mean"]
-        added = slope * features * fitted.state_[f"{name}.weights"]  # (subject, feature)
-        if name == "phenotypes":
-            phenotypes = added
-        elif name == "amplitude":
-            rois[name] = np.abs(added)
-        else:
-            rows, columns = np.triu_indices(n, 0 if name in TANGENT else 1)
-            matrices = np.zeros((len(cohort), n, n))
-            matrices[:, rows, columns] = matrices[:, columns, rows] = added
-            rois[name] = over_others(np.abs(matrices))
-            edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
-    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
-
-
-def activation_pattern(features: Floats, decision: Floats) -> Floats:
-    """(feature,) cov(feature, decision) / var(decision) of features in units of their sd; 0 for constant features.
-
-    Weights may be large only to cancel noise; the activation pattern shows where the signal is (Haufe et al. 2014).
-    """
-    deviation, centred = decision - decision.mean(), features - features.mean(axis=0)
-    spread = centred.std(axis=0)
-    return np.asarray(deviation @ (centred / np.where(spread > 1e-12, spread, np.inf)) / (deviation @ deviation))

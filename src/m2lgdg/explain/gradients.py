@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.devices import choose_device
-from m2lgdg.explain.attribution import Attributions, Floats, Of, over_others, squares
 from m2lgdg.explain.explanation import MAP_COLUMNS
+from m2lgdg.explain.patterns import Attributions, Floats, Of, over_others, squares
 from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
 from m2lgdg.preprocess import PhenotypeScaler

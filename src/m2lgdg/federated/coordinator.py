@@ -21,7 +21,7 @@ from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, Ask, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import SMALLEST_SPREAD, ConnectomeAdaptive
-from m2lgdg.methods.solvers import _association
+from m2lgdg.methods.solvers import adaptive_scales
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.storage import InputError
 
@@ -223,7 +223,7 @@ def _ridge(plan: Plan, block: str, by_fold: Floats) -> Generator[list[Ask], list
     scale = np.ones_like(squares)
     if block in plan.method.adaptive:
         totals, counts = (np.array([count(part) for part in parts]) for count in (plan.summed_weights, plan.count))
-        scale = _association(products, squares, totals, counts)
+        scale = adaptive_scales(products, squares, totals, counts)
     right = scale * products  # features are centred by site, so the mean of the labels drops out
     goal = np.full(plan.parts, CONVERGED_FOLD)
     goal[-1] = min(CONVERGED / max(plan.blocks[block], 1e-3), CONVERGED_FOLD)  # less exact where the block counts less

@@ -7,7 +7,7 @@ subjects, or by conjugate gradients where every fold has its own Gram matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -45,8 +45,8 @@ class Rows:
         """(subject, subject) products of training features; those of `CHUNK` features in their precision, sums in float64."""
         total = np.zeros((len(self.trained), len(self.trained)))
         for start in range(0, self.trained.shape[1], CHUNK):
-            part = self.trained[:, start : start + CHUNK]
-            total += part @ part.T
+            chunk = self.trained[:, start : start + CHUNK]
+            total += chunk @ chunk.T
         return total
 
     @cached_property
@@ -64,12 +64,16 @@ class Rows:
     @cached_property
     def mean_square(self) -> float:
         """Mean squared norm of a subject's training features, the unit of penalties."""
-        return float(sum(np.einsum("ij,ij->", part, part) for _, part in _chunks(self.trained)) / len(self.trained))
+        return float(sum(np.einsum("ij,ij->", values, values) for _, values in _chunks(self.trained)) / len(self.trained))
 
     @property
     def wide(self) -> bool:
         """Whether there are more features than subjects."""
         return bool(self.trained.shape[1] > len(self.trained))
+
+    def take(self, subjects: Any) -> Rows:
+        """Some of the subjects."""
+        return Rows(self.trained[subjects], self.shift, self.site[subjects])
 
     def decisions(self, coefficients: Floats) -> Floats:
         """(penalty, subject) products of coefficients (penalty, feature) and features at an unseen site."""
@@ -98,42 +102,48 @@ class Problem(NamedTuple):
         """(subject,) -1 for controls and 1 for patients."""
         return np.where(self.labels == 1, 1.0, -1.0)
 
-    def parts(self) -> Iterator[tuple[Indices, Indices]]:
-        """Training and test subjects of each fold, then all subjects and none."""
-        yield from self.folds
-        yield np.arange(len(self.labels)), np.arange(0)
+    def fits(self) -> list[tuple[Indices, Indices]]:
+        """Training and test subjects of each fit: those of each fold, then all subjects and none."""
+        return [*self.folds, (np.arange(len(self.labels)), np.arange(0))]
 
-    def membership(self) -> Floats:
-        """(subject, part) 1 for training subjects, 0 for those left out."""
+    def trained(self) -> Floats:
+        """(subject, fit) 1 for training subjects, 0 for those left out."""
         result = np.zeros((len(self.labels), len(self.folds) + 1))
-        for i, (train, _) in enumerate(self.parts()):
+        for i, (train, _) in enumerate(self.fits()):
             result[train, i] = 1.0
         return result
 
-    def fold_weights(self) -> Floats:
-        """(subject, part) weights, 0 for subjects left out."""
-        return self.membership() * self.weights[:, None]
+    def fit_weights(self) -> Floats:
+        """(subject, fit) weights, 0 for subjects left out."""
+        return self.trained() * self.weights[:, None]
+
+    def held_out(self, decisions: Floats) -> Floats:
+        """(penalty, subject) decisions of the fit without a subject's fold, from (fit, penalty, subject) decisions."""
+        result = decisions[-1].copy()
+        for i, (_, test) in enumerate(self.folds):
+            result[:, test] = decisions[i][:, test]
+        return result
 
 
 def _chunks(features: Features) -> Iterator[tuple[slice, Floats]]:
     for start in range(0, features.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        yield part, features[:, part].astype(np.float64)
+        chunk = slice(start, start + CHUNK)
+        yield chunk, features[:, chunk].astype(np.float64)
 
 
 def times(features: Features, vectors: Floats) -> Floats:
     """features (subject, feature) @ vectors (feature, k), summed in float64."""
     total = np.zeros((len(features), vectors.shape[1]))
-    for part, values in _chunks(features):
-        total += values @ vectors[part]
+    for chunk, values in _chunks(features):
+        total += values @ vectors[chunk]
     return total
 
 
 def combine(vectors: Floats, features: Features) -> Floats:
     """vectors (k, subject) @ features (subject, feature), summed in float64."""
     total = np.empty((len(vectors), features.shape[1]))
-    for part, values in _chunks(features):
-        total[:, part] = vectors @ values
+    for chunk, values in _chunks(features):
+        total[:, chunk] = vectors @ values
     return total
 
 
@@ -151,25 +161,24 @@ def adaptive_ridge(problem: Problem) -> Solutions:
 
 def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]) -> Solutions:
     """Solutions by a function that fits one set of training subjects."""
-    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
     signs, rows = problem.signs, problem.rows
-    for train, test in problem.parts():
-        features = rows.trained[train].astype(np.float64)
-        coefficients, intercepts = learn(features, signs[train], problem.weights[train], problem.penalties)
-        if len(test):
-            part = Rows(rows.trained[test], rows.shift, rows.site[test])
-            held_out[:, test] = part.decisions(coefficients) + intercepts[:, None]
-    return Solutions(_filled(held_out, problem, coefficients, intercepts), intercepts, lambda best: coefficients[best])
+    each = [
+        learn(rows.trained[train].astype(np.float64), signs[train], problem.weights[train], problem.penalties)
+        for train, _ in problem.fits()
+    ]
+    return _solutions(problem, each)
 
 
-def _filled(held_out: Floats, problem: Problem, coefficients: Floats, intercepts: Floats) -> Floats:
-    """Decisions of the fit on all subjects for those that are in no fold."""
+def _solutions(problem: Problem, each: Sequence[tuple[Floats, Floats]]) -> Solutions:
+    """Solutions from (penalty, feature) coefficients and (penalty,) intercepts of each fit, the last on all subjects."""
+    coefficients, intercepts = each[-1]
+    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
+    for (_, test), (own, offsets) in zip(problem.folds, each[:-1], strict=True):
+        held_out[:, test] = problem.rows.take(test).decisions(own) + offsets[:, None]
     untested = np.isnan(held_out).any(axis=0)
     if untested.any():
-        rows = problem.rows
-        part = Rows(rows.trained[untested], rows.shift, rows.site[untested])
-        held_out[:, untested] = part.decisions(coefficients) + intercepts[:, None]
-    return held_out
+        held_out[:, untested] = problem.rows.take(untested).decisions(coefficients) + intercepts[:, None]
+    return Solutions(held_out, intercepts, lambda best: coefficients[best])
 
 
 def ridge_coefficients(x: Floats, signs: Floats, weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
@@ -201,11 +210,11 @@ def association(x: Floats, signs: Floats, weights: Floats) -> Floats:
     """
     squares = (x**2).sum(axis=0)
     sums = ((weights * signs) @ x)[None], squares[None], np.array([weights.sum()]), np.array([len(x)])
-    return np.asarray(_association(*sums)[0])
+    return np.asarray(adaptive_scales(*sums)[0])
 
 
-def _association(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[np.integer]) -> Floats:
-    """(part, feature) scales from weighted products with the label, sums of squares, summed weights and subject counts."""
+def adaptive_scales(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[np.integer]) -> Floats:
+    """(fit, feature) scales from weighted products with the label, sums of squares, summed weights and subject counts."""
     totals = np.where(totals > 0, totals, 1.0)[:, None]
     r = np.abs(products) / np.sqrt(np.where(squares > 0, squares, 1.0) * totals)
     # No feature is dropped: the chance level is an estimate.
@@ -235,11 +244,11 @@ def _ridge_by_gram(problem: Problem) -> Solutions:
         a = vectors @ (inverse * (along_y - b * along_r))
         dual[i], intercepts[i] = r * a, b
         for _, test in problem.folds:
-            part = vectors[test] * inverse  # (test, axis)
-            block = part @ vectors[test].T - np.outer(hr[test], hr[test]) / size
+            tested = vectors[test] * inverse  # (test, axis)
+            block = tested @ vectors[test].T - np.outer(hr[test], hr[test]) / size
             removed = np.linalg.solve(block, a[test])
             drop = float(hr[test] @ removed) / size
-            without = a - (vectors @ (part.T @ removed) - hr * drop)
+            without = a - (vectors @ (tested.T @ removed) - hr * drop)
             without[test] = 0.0  # in exact arithmetic already
             held_out[i, test] = problem.rows.scored_gram[test] @ (r * without) + b - drop
     return _from_dual(problem, held_out, dual, intercepts)
@@ -252,35 +261,35 @@ def _from_dual(problem: Problem, held_out: Floats, dual: Floats, intercepts: Flo
 
 
 def _adaptive_scales(problem: Problem) -> Floats:
-    """(part, feature) scales of the training subjects of each fold, and of all."""
-    weights = problem.fold_weights()
-    squares, products = _sums(problem.rows.trained, problem.membership(), weights * problem.signs[:, None])
-    trained = np.array([len(train) for train, _ in problem.parts()])
-    return _association(products, squares, weights.sum(axis=0), trained)
+    """(fit, feature) scales of the training subjects of each fit."""
+    trained, weights = problem.trained(), problem.fit_weights()
+    signed = weights * problem.signs[:, None]
+    squares = np.empty((trained.shape[1], problem.rows.trained.shape[1]))
+    products = np.empty_like(squares)
+    for chunk, values in _chunks(problem.rows.trained):
+        products[:, chunk] = signed.T @ values
+        squares[:, chunk] = trained.T @ np.square(values, out=values)
+    return adaptive_scales(products, squares, weights.sum(axis=0), trained.sum(axis=0))
 
 
 def _adaptive_by_gram(problem: Problem) -> Solutions:
-    """Adaptive ridge with several penalties: one Gram matrix (in float32) for each fold."""
-    rows, signs = problem.rows, problem.signs
-    held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
-    for (train, test), scale in zip(problem.parts(), _adaptive_scales(problem), strict=True):
-        weights = problem.weights[train]
-        root, relative, mean_sign = np.sqrt(weights), weights / weights.sum(), float(np.average(signs[train], weights=weights))
-        scaled = rows.trained[train] * scale.astype(np.float32)
+    """Adaptive ridge with several penalties: one Gram matrix (in float32) for each fit."""
+    each = []
+    for (train, _), scale in zip(problem.fits(), _adaptive_scales(problem), strict=True):
+        weights, signs = problem.weights[train], problem.signs[train]
+        root, relative, mean_sign = np.sqrt(weights), weights / weights.sum(), float(np.average(signs, weights=weights))
+        scaled = problem.rows.trained[train] * scale.astype(np.float32)
         gram = (scaled @ scaled.T).astype(np.float64)
         along = gram @ relative  # products with the weighted mean
         gram += float(relative @ along) - along - along[:, None]
         gram *= root * root[:, None]
-        right = root * (signs[train] - mean_sign)
+        right = root * (signs - mean_sign)
         # A Cholesky factor for each of eight penalties takes half the time of one eigendecomposition.
         dual = root * np.array([_solve_positive(gram, penalty, right) for penalty in problem.penalties])  # (penalty, subject)
         centred = dual - dual.sum(axis=1, keepdims=True) * relative
         coefficients = combine(centred, scaled) * scale  # (penalty, feature)
-        intercepts = mean_sign - (coefficients / scale) @ combine(relative[None], scaled)[0]
-        if len(test):
-            part = Rows(rows.trained[test], rows.shift, rows.site[test])
-            held_out[:, test] = part.decisions(coefficients) + intercepts[:, None]
-    return Solutions(_filled(held_out, problem, coefficients, intercepts), intercepts, lambda best: coefficients[best])
+        each.append((coefficients, mean_sign - (coefficients / scale) @ combine(relative[None], scaled)[0]))
+    return _solutions(problem, each)
 
 
 def _solve_positive(matrix: Floats, penalty: float, right: Floats) -> Floats:
@@ -299,8 +308,8 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
     Products are in float32. The residual is computed again in float64 until it is `CONVERGED`, so that the solution has the
     accuracy of the features.
     """
-    features, weights = problem.rows.trained, problem.fold_weights()  # (subject, feature), (subject, part)
-    scale = _adaptive_scales(problem).T ** 2  # (feature, part), squared
+    features, weights = problem.rows.trained, problem.fit_weights()  # (subject, feature), (subject, fit)
+    scale = _adaptive_scales(problem).T ** 2  # (feature, fit), squared
     root = np.sqrt(weights)
     unit = root / np.sqrt((root**2).sum(axis=0))
 
@@ -309,44 +318,31 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
 
     count = len(problem.folds) + 1
     padded = -(-count // MULTIPLE) * MULTIPLE
-    single = np.zeros((padded, len(scale)), dtype=np.float32)  # (part, feature)
+    single = np.zeros((padded, len(scale)), dtype=np.float32)  # (fit, feature)
     single[:count] = scale.T
 
     def fast(values: Floats) -> Floats:
-        inner = np.zeros((padded, len(values)), dtype=np.float32)  # (part, subject)
+        inner = np.zeros((padded, len(values)), dtype=np.float32)  # (fit, subject)
         inner[:count] = (root * project(values)).T
         product = (features @ (single * (inner @ features)).T)[:, :count]
         return np.asarray(project(root * product) + problem.penalties[0] * values)
 
     def exact(values: Floats) -> Floats:
         inner, total = (root * project(values)).T, np.zeros_like(values)
-        for part, block in _chunks(features):
-            total += block @ (scale[part] * (inner @ block).T)
+        for chunk, block in _chunks(features):
+            total += block @ (scale[chunk] * (inner @ block).T)
         return np.asarray(project(root * total) + problem.penalties[0] * values)
 
-    solution = conjugate_gradients(exact, fast, project(root * problem.signs[:, None]))
+    solution = _refined(exact, fast, project(root * problem.signs[:, None]))
     relative = weights / weights.sum(axis=0)
-    sums = combine(np.concatenate([(root * project(solution)).T, relative.T]), features)  # (2 parts, feature)
-    coefficients, means = scale.T * sums[:count], sums[count:]  # (part, feature)
+    sums = combine(np.concatenate([(root * project(solution)).T, relative.T]), features)  # (2 fits, feature)
+    coefficients, means = scale.T * sums[:count], sums[count:]  # (fit, feature)
     intercepts = (relative * problem.signs[:, None]).sum(axis=0) - (means * coefficients).sum(axis=1)
-    decisions = problem.rows.decisions(coefficients) + intercepts[:, None]  # (part, subject)
-    held_out = decisions[-1:].copy()
-    for i, (_, test) in enumerate(problem.folds):
-        held_out[0, test] = decisions[i, test]
-    return Solutions(held_out, intercepts[-1:], lambda _: coefficients[-1].copy())
+    decisions = problem.rows.decisions(coefficients) + intercepts[:, None]  # (fit, subject)
+    return Solutions(problem.held_out(decisions[:, None]), intercepts[-1:], lambda _: coefficients[-1].copy())
 
 
-def _sums(features: Features, counted: Floats, signed: Floats) -> tuple[Floats, Floats]:
-    """(part, feature) sums of squares over the subjects of each part, and weighted products with the label."""
-    squares = np.empty((counted.shape[1], features.shape[1]))
-    products = np.empty_like(squares)
-    for part, values in _chunks(features):
-        products[:, part] = signed.T @ values
-        squares[:, part] = counted.T @ np.square(values, out=values)
-    return squares, products
-
-
-def conjugate_gradients(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats], right: Floats) -> Floats:
+def _refined(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats], right: Floats) -> Floats:
     """Solution of exact(x) = right, column by column; `fast` is a cheaper product with small errors."""
     solution, residual = np.zeros_like(right), right
     goal = CONVERGED * np.maximum(np.sqrt((right**2).sum(axis=0)), 1e-300)
@@ -355,25 +351,34 @@ def conjugate_gradients(exact: Callable[[Floats], Floats], fast: Callable[[Float
         if (size <= goal).all():
             break
         # Half of the goal, since the products of the correction have errors.
-        solution = solution + _correction(fast, residual, np.maximum(CHECKED, 0.5 * goal / np.maximum(size, 1e-300)))
+        relative = np.maximum(CHECKED, 0.5 * goal / np.maximum(size, 1e-300))
+        solution = solution + conjugate_gradients(fast, residual, relative**2)
         residual = right - exact(solution)
     return solution
 
 
-def _correction(product: Callable[[Floats], Floats], right: Floats, relative: Floats) -> Floats:
-    """Approximate solution of product(x) = right, with (column,) residuals relative to the right-hand side."""
+def conjugate_gradients(
+    product: Callable[[Floats], Floats], right: Floats, relative: Floats | float, scale: Floats | float = 1.0
+) -> Floats:
+    """Approximate solution of product(x) = right, column by column, preconditioned by a diagonal `scale`.
+
+    A column is solved when its squared residual is `relative` times that of the start.
+    """
     solution, residual = np.zeros_like(right), right
-    direction, size = residual, (residual**2).sum(axis=0)
-    goal = relative**2 * size
+    direction = residual / scale
+    size = (residual * direction).sum(axis=0)
+    goal = relative * size
     for _ in range(MOST_STEPS):
-        if (size <= goal).all():
+        active = size > goal
+        if not active.any():
             break
         changed = product(direction)
         curvature = (direction * changed).sum(axis=0)
-        length = np.where(size > goal, size / np.where(curvature > 0, curvature, 1.0), 0.0)
+        length = np.where(active & (curvature > 0), size / np.where(curvature > 0, curvature, 1.0), 0.0)
         solution, residual = solution + length * direction, residual - length * changed
-        before, size = size, (residual**2).sum(axis=0)
-        direction = residual + size / np.where(before > 0, before, 1.0) * direction
+        scaled = residual / scale
+        before, size = size, (residual * scaled).sum(axis=0)
+        direction = scaled + np.where(active, size / np.where(before > 0, before, 1.0), 0.0) * direction
     return solution
 
 
@@ -387,19 +392,16 @@ def logistic(problem: Problem) -> Solutions:
     else:
         x = rows.trained.astype(np.float64)
         scored = x + rows.shift[rows.site]
-    parts = problem.fold_weights()  # (subject, part)
-    weights = np.repeat(parts, count, axis=1)  # (subject, part and penalty)
-    coefficients, intercepts = newton_logistic(x, problem.labels, weights, np.tile(problem.penalties, parts.shape[1]))
-    decisions = (scored @ coefficients + intercepts).T.reshape(parts.shape[1], count, n)
-    held_out = decisions[-1].copy()
-    for i, (_, test) in enumerate(problem.folds):
-        held_out[:, test] = decisions[i][:, test]
+    each = problem.fit_weights()  # (subject, fit)
+    weights = np.repeat(each, count, axis=1)  # (subject, fit and penalty)
+    coefficients, intercepts = newton_logistic(x, problem.labels, weights, np.tile(problem.penalties, each.shape[1]))
+    decisions = (scored @ coefficients + intercepts).T.reshape(each.shape[1], count, n)
     own = coefficients[:, -count:]  # of the fit on all subjects
 
     def primal(best: int) -> Floats:
         return combine((vectors @ (own[:, best] / np.sqrt(values)))[None], rows.trained)[0] if rows.wide else own[:, best]
 
-    return Solutions(held_out, intercepts[-count:], primal)
+    return Solutions(problem.held_out(decisions), intercepts[-count:], primal)
 
 
 def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
@@ -408,26 +410,35 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
     `weights` are (subject, model). Newton's method, whose linear systems are solved by preconditioned conjugate gradients.
     """
     y = labels.astype(np.float64)[:, None]
-    total = weights.sum(axis=0)
-    share = np.clip((weights * y).sum(axis=0) / total, 1e-6, 1 - 1e-6)
-    beta, b = np.zeros((x.shape[1], weights.shape[1])), np.log(share / (1 - share))
-    square = (x**2).sum(axis=0)[:, None] / len(x)  # (feature, 1)
-    single = x.astype(np.float32), np.ascontiguousarray(x.T, dtype=np.float32)
-    decision = np.broadcast_to(b, weights.shape)
+    prevalence = np.clip((weights * y).sum(axis=0) / weights.sum(axis=0), 1e-6, 1 - 1e-6)
+    beta = np.zeros((x.shape[1] + 1, weights.shape[1]))  # (feature and intercept, model)
+    beta[-1] = np.log(prevalence / (1 - prevalence))
+    penalty = np.concatenate([np.tile(penalties, (x.shape[1], 1)), np.zeros((1, len(penalties)))])  # none of intercepts
+    square = np.append((x**2).sum(axis=0) / len(x), 1.0)[:, None]  # (feature and intercept, 1)
+    # A step need not be exact, hence in float32: the slope of the next one is computed in float64.
+    rows, columns = x.astype(np.float32), np.ascontiguousarray(x.T, dtype=np.float32)
+    decision = np.broadcast_to(beta[-1], weights.shape)
     loss = _loss(decision, y, weights, beta, penalties)
     first = None
     for _ in range(MOST_NEWTON_STEPS):
         p = 0.5 * (1 + np.tanh(0.5 * decision))
         residual = weights * (p - y)
-        slope, slope_b = x.T @ residual + penalties * beta, residual.sum(axis=0)
-        size = np.sqrt((slope**2).sum(axis=0) + slope_b**2)
+        slope = np.concatenate([x.T @ residual, residual.sum(axis=0)[None]]) + penalty * beta
+        size = np.sqrt((slope**2).sum(axis=0))
         first = size if first is None else first
         if (size <= 1e-7 * first).all():
             break
         curvature = weights * p * (1 - p)
-        scale, scale_b = square * curvature.sum(axis=0) + penalties, curvature.sum(axis=0)
-        step, step_b = _newton_step(single, curvature, penalties, slope, slope_b, scale, np.maximum(scale_b, 1e-12))
-        along = x @ step + step_b  # (subject, model)
+
+        def product(direction: Floats, curvature: Floats = curvature) -> Floats:
+            bent = curvature * (rows @ direction[:-1].astype(np.float32) + direction[-1])  # (subject, model)
+            sums = np.concatenate([columns @ bent.astype(np.float32), bent.sum(axis=0)[None]])
+            return np.asarray(sums + penalty * direction)
+
+        scale = square * curvature.sum(axis=0) + penalty
+        scale[-1] = np.maximum(scale[-1], 1e-12)
+        step = conjugate_gradients(product, -slope, 1e-4, scale)  # the slope falls by about a factor of 100
+        along = x @ step[:-1] + step[-1]  # (subject, model)
         length = np.ones(len(penalties))
         for _ in range(30):  # halve the steps of models whose loss would rise
             trial = decision + length * along
@@ -436,61 +447,24 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
             if not worse.any():
                 break
             length = np.where(worse, length / 2, length)
-        beta, b, decision, loss = beta + length * step, b + length * step_b, trial, trial_loss
-    return beta, b
+        beta, decision, loss = beta + length * step, trial, trial_loss
+    return beta[:-1], beta[-1]
 
 
 def _loss(decision: Floats, y: Floats, weights: Floats, beta: Floats, penalties: Floats) -> Floats:
-    """(model,) weighted log loss plus penalty."""
+    """(model,) weighted log loss plus penalty; the last row of `beta` are intercepts."""
     log_loss = np.maximum(decision, 0) - y * decision + np.log1p(np.exp(-np.abs(decision)))
-    return np.asarray((weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta**2).sum(axis=0))
-
-
-def _newton_step(
-    x: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
-    curvature: Floats,
-    penalties: Floats,
-    slope: Floats,
-    slope_b: Floats,
-    scale: Floats,
-    scale_b: Floats,
-) -> tuple[Floats, Floats]:
-    """Newton step of the coefficients and intercepts, from features and transposed features in float32.
-
-    A step need not be exact: the slope of the next one is computed in float64.
-    """
-    rows, columns = x
-    step, step_b = np.zeros_like(slope), np.zeros_like(slope_b)
-    residual, residual_b = -slope, -slope_b
-    z, z_b = residual / scale, residual_b / scale_b
-    direction, direction_b = z, z_b
-    size = (residual * z).sum(axis=0) + residual_b * z_b
-    goal = 1e-4 * size  # of squares: the slope falls by about a factor of 100
-    for _ in range(100):
-        active = size > goal
-        if not active.any():
-            break
-        bent = curvature * (rows @ direction.astype(np.float32) + direction_b)  # (subject, model)
-        product, product_b = columns @ bent.astype(np.float32) + penalties * direction, bent.sum(axis=0)
-        bend = (direction * product).sum(axis=0) + direction_b * product_b
-        length = np.where(active & (bend > 0), size / np.where(bend > 0, bend, 1.0), 0.0)
-        step, step_b = step + length * direction, step_b + length * direction_b
-        residual, residual_b = residual - length * product, residual_b - length * product_b
-        z, z_b = residual / scale, residual_b / scale_b
-        before, size = size, (residual * z).sum(axis=0) + residual_b * z_b
-        factor = np.where(active, size / np.where(before > 0, before, 1.0), 0.0)
-        direction, direction_b = z + factor * direction, z_b + factor * direction_b
-    return step, step_b
+    return np.asarray((weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta[:-1] ** 2).sum(axis=0))
 
 
 def svm(problem: Problem) -> Solutions:
-    """Linear support vector machine; all penalties and folds take their part of one Gram matrix."""
+    """Linear support vector machine; all penalties and folds take their block of one Gram matrix."""
     from sklearn.svm import SVC
 
     rows = problem.rows
     held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
     dual, intercepts = np.zeros_like(held_out), np.empty(len(problem.penalties))
-    for train, test in problem.parts():
+    for train, test in problem.fits():
         gram, scored = np.ascontiguousarray(rows.gram[np.ix_(train, train)]), rows.scored_gram[np.ix_(test, train)]
         for i, penalty in enumerate(problem.penalties):
             model = SVC(kernel="precomputed", C=1 / penalty).fit(gram, problem.labels[train], problem.weights[train])

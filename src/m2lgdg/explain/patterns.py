@@ -1,0 +1,98 @@
+"""Explanations of linear methods, without PyTorch: activation patterns of a cohort, contributions to one decision.
+
+`attribution.explain` uses it, and makes tables of the `Attributions` that both kinds of explanation give.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.methods.linear import Linear
+from m2lgdg.storage import InputError
+
+Floats = npt.NDArray[np.float64]
+Of = Literal["logit", "margin"]
+TANGENT = ("tangent", "tangent_pearson")  # blocks with a diagonal
+
+
+class Attributions(NamedTuple):
+    """Input of the tables, from either kind of explanation; an activation pattern counts as one subject."""
+
+    rois: dict[str, Floats]  # (subject, roi) by feature
+    edges: dict[str, Floats]  # (2, roi, roi) by feature: absolute and signed
+    phenotypes: Floats  # (subject, input), signed
+    gate: Floats  # (subject, weight)
+    change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
+
+
+def squares(edges: Floats, n: int) -> Floats:
+    """(subject, edge) values above the diagonal, row by row -> (subject, roi, roi) symmetric, 0 on the diagonal."""
+    rows, columns = np.triu_indices(n, 1)
+    matrices = np.zeros((len(edges), n, n))
+    matrices[:, rows, columns] = matrices[:, columns, rows] = edges
+    return matrices
+
+
+def over_others(sizes: Floats) -> Floats:
+    """(subject, roi, roi) -> (subject, roi): mean over the other ROIs."""
+    return np.asarray(sizes.sum(axis=2) / (sizes.shape[1] - 1))
+
+
+def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
+    """Activation pattern of each block of a linear method, times its proportion of the decision's variance."""
+    n = len(cohort.rois)
+    features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
+    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
+    decision = np.asarray(sum(parts.values()))
+    if len(cohort) < 3 or decision.std() == 0:
+        raise InputError(f"method {fitted.name} needs at least three subjects with different decisions to be explained.")
+    rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
+    for name, values in features.items():
+        pattern = activation_pattern(values, decision)
+        if name in TANGENT:  # without its diagonal; in units of the sd the off-diagonal scale cancels
+            rows, columns = np.triu_indices(n)
+            pattern = pattern[rows != columns]
+        (_, covariance), (_, variance) = np.cov(parts[name], decision)
+        pattern *= max(covariance / variance, 0.0) / (np.abs(pattern).mean() or 1.0)
+        if name == "phenotypes":
+            phenotypes = pattern[None]
+        elif name == "amplitude":
+            rois[name] = np.abs(pattern)[None]
+        else:
+            matrix = squares(pattern[None], n)
+            rois[name], edges[name] = over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
+    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+
+
+def contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
+    """Weight times distance from the mean of source for each feature of a linear method, in logits times `scale`."""
+    n, slope = len(cohort.rois), fitted.state_["calibration"][0] * scale
+    rois, edges, phenotypes = {}, {}, np.zeros((len(cohort), len(cohort.inputs)))
+    for name in fitted._weights():
+        features = fitted._features(name, cohort) - fitted.state_[f"{name}.mean"]
+        added = slope * features * fitted.state_[f"{name}.weights"]  # (subject, feature)
+        if name == "phenotypes":
+            phenotypes = added
+        elif name == "amplitude":
+            rois[name] = np.abs(added)
+        else:
+            rows, columns = np.triu_indices(n, 0 if name in TANGENT else 1)
+            matrices = np.zeros((len(cohort), n, n))
+            matrices[:, rows, columns] = matrices[:, columns, rows] = added
+            rois[name] = over_others(np.abs(matrices))
+            edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
+    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+
+
+def activation_pattern(features: Floats, decision: Floats) -> Floats:
+    """(feature,) cov(feature, decision) / var(decision) of features in units of their sd; 0 for constant features.
+
+    Weights may be large only to cancel noise; the activation pattern shows where the signal is (Haufe et al. 2014).
+    """
+    deviation, centred = decision - decision.mean(), features - features.mean(axis=0)
+    spread = centred.std(axis=0)
+    return np.asarray(deviation @ (centred / np.where(spread > 1e-12, spread, np.inf)) / (deviation @ deviation))
