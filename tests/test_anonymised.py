@@ -14,6 +14,8 @@ from m2lgdg import InputError, make, make_cohort
 from m2lgdg.cli import main
 from m2lgdg.cohort import Exclusion
 from m2lgdg.method import Method
+from m2lgdg.model.model import Model
+from m2lgdg.registry import create
 from m2lgdg.report.anonymised import Pseudonyms, age_band, identifying_words_withheld, shared_model
 from m2lgdg.study.runner import run_study
 
@@ -199,10 +201,10 @@ def test_a_shared_table_of_predictions(model, cohort, tmp_path):
 
 @pytest.mark.parametrize("name", ["mm-gtunets", "genm"])
 def test_models_that_remember_subjects_are_not_shared(name):
-    fitted = make(name)
-    fitted.state_, fitted.facts_ = {fitted.remembers[0]: np.zeros(3)}, {}
+    fitted = create(name)
+    fitted.state_, fitted.facts_ = {fitted.remembers[0]: np.zeros(3)}, {"atlas": ""}
     with pytest.raises(InputError, match=f"method {name} keeps features of its source subjects"):
-        shared_model(fitted)
+        shared_model(Model(fitted))
 
 
 def test_words_are_withheld_whole():
@@ -228,8 +230,8 @@ def test_a_plugin_that_keeps_subjects_without_saying_so_is_not_shared():
 
     fitted = Keeper()
     fitted.state_ = {"mean": np.zeros(3), "one": np.array(1.0)}
-    fitted.facts_ = {"source": {"cohort": "abide", "sites": {"A": {"patients": 4, "controls": 3}}}, "inputs": []}
-    assert shared_model(fitted).state_.keys() == {"mean", "one"}
+    fitted.facts_ = {"source": {"cohort": "abide", "sites": {"A": {"patients": 4, "controls": 3}}}, "inputs": [], "atlas": ""}
+    assert shared_model(Model(fitted)).state_.keys() == {"mean", "one"}
     fitted.state_["everybody"] = np.zeros((7, 3))
     with pytest.raises(InputError, match=r"keeps features of its source subjects \(everybody\) and cannot be shared"):
-        shared_model(fitted)
+        shared_model(Model(fitted))

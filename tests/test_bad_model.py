@@ -552,8 +552,8 @@ def spoil_each_array(fitted, cohort, tmp_path):
     for name in state:
         for change in changes.values():
             changed = change(state[name])
-            fitted.state_ = {key: value for key, value in state.items() if key != name}
-            fitted.state_ |= {} if changed is None else {name: changed}
+            fitted.method.state_ = {key: value for key, value in state.items() if key != name}
+            fitted.method.state_ |= {} if changed is None else {name: changed}
             folder = fitted.save(tmp_path / "model")
             tried += 1
             try:

@@ -53,7 +53,7 @@ def test_a_plugin_is_described_by_its_class():
     @method("declared-by-a-test")
     class Own(Method):
         strength: float = 2.0
-        variants = {"weak": {"strength": 0.5}}  # noqa: RUF012
+        variants = {"weak": {"strength": 0.5}}
 
     try:
         described = METHODS.declaration("declared-by-a-test")

@@ -13,6 +13,7 @@ from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, r
 from m2lgdg.cohort import Parcellation
 from m2lgdg.method import Method
 from m2lgdg.metrics import logit, platt, sigmoid
+from m2lgdg.model.model import Model
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.study.audit import NOISE, WITHHELD, digests, other_target
 from m2lgdg.study.runner import run_study
@@ -100,27 +101,27 @@ def test_the_mean_is_calibrated_on_held_out_sites(fold, fitted):
 
 def test_which_atlases(fold):
     first = make("connectome-adaptive", atlases="first").fit(fold.source)
-    assert not first.parts_ and first.facts_["atlas"] == "first-one"
+    assert len(first.members) == 1 and first.facts_["atlas"] == "first-one"
     alone = make("connectome-adaptive").fit(fold.source.parcellation("first-one"))
-    assert not alone.parts_  # a cohort of one atlas
+    assert len(alone.members) == 1  # a cohort of one atlas
     for name, value in alone.state_.items():
         np.testing.assert_array_equal(first.state_[name], value)
     second = make("connectome-adaptive", atlases="mixed").fit(fold.source)
     assert second.facts_["rois"] == [f"mixed-{i}" for i in range(ROIS)]
     np.testing.assert_array_equal(second.predict_proba(fold.target), second.predict_proba(fold.target.parcellation("mixed")))
     both = make("connectome-adaptive", atlases=("mixed", "first-one")).fit(fold.source)
-    assert list(both.parts_) == ["mixed", "first-one"]
+    assert list(both.members) == ["mixed", "first-one"]
     with pytest.raises(InputError, match="has no atlas ho; it has first-one, mixed"):
         make("connectome-adaptive", atlases="ho").fit(fold.source)
     with pytest.raises(InputError, match="mixed is listed twice"):
         make("connectome-adaptive", atlases=("mixed", "mixed")).fit(fold.source)
-    assert not make("fc-adaptive").fit(fold.source).parts_  # the first atlas, unless asked for more
+    assert len(make("fc-adaptive").fit(fold.source).members) == 1  # the first atlas, unless asked for more
 
 
 def test_a_target_may_lack_an_atlas(fold, fitted):
     only = fitted.predict_proba(fold.target.parcellation("mixed"))[:, 1]
     slope, offset = fitted.state_["calibration"]
-    part = logit(fitted.parts_["mixed"].predict_proba(fold.target.parcellation("mixed"))[:, 1])
+    part = logit(fitted.members["mixed"].predict_proba(fold.target.parcellation("mixed"))[:, 1])
     np.testing.assert_allclose(only, sigmoid(slope * part + offset), atol=1e-12)
     assert all("atlas missing: first-one" in flags for flags in fitted.flags(fold.target.parcellation("mixed")))
     unnamed = dataclasses.replace(fold.target.parcellation("first-one"), atlas="")
@@ -152,7 +153,9 @@ def test_scores_and_flags_by_atlas(fold, fitted, gappy):
         fold.target, parcellations={"mixed": Parcellation(fold.target.parcellations["mixed"].rois, [flat, *series[1:]])}
     )
     assert "flat rois: 2 (mixed)" in fitted.flags(changed)[0]
-    assert fitted.compare(fold.target) == fitted.parts_["first-one"].compare(fold.target.parcellation("first-one"))
+    assert fitted.compare(fold.target) == fitted.source_distributions["first-one"].compare(
+        fold.target.parcellation("first-one")
+    )
 
 
 def test_labels_sites_and_ids_do_not_matter(fold, fitted):
@@ -194,7 +197,6 @@ def test_new_site_calibration_leaves_sites_out_of_all_parts(fold):
     expected = NewSiteCalibration.from_scores(proba, fold.source.labels, fold.source.sites, len(fold.source.site_names))
     assert calibrated.new_site_.slope == pytest.approx(expected.slope, rel=1e-6)
     assert calibrated.new_site_.threshold == pytest.approx(expected.threshold, rel=1e-6)
-    assert calibrated.parts_["mixed"].new_site_ is None
 
 
 def test_explanations_by_atlas(fold, fitted, tmp_path):
@@ -204,7 +206,7 @@ def test_explanations_by_atlas(fold, fitted, tmp_path):
     explanation = explain(fitted, fold.target)
     parts = explanation.by_atlas()
     for atlas, part in parts.items():
-        single = explain(fitted.parts_[atlas], fold.target.parcellation(atlas))
+        single = explain(Model(fitted.members[atlas]), fold.target.parcellation(atlas))
         pd.testing.assert_frame_equal(part.rois, single.rois)
         pd.testing.assert_frame_equal(part.edges, single.edges)
     loaded = Explanation.load(explanation.save(tmp_path / "explained"))
@@ -215,7 +217,7 @@ def test_explanations_by_atlas(fold, fitted, tmp_path):
     one = fold.target.select([0])
     contributions = explain_subject(fitted, one)
     factor = fitted.state_["calibration"][0] / 2
-    singles = {atlas: explain_subject(part, one.parcellation(atlas)) for atlas, part in fitted.parts_.items()}
+    singles = {atlas: explain_subject(Model(member), one.parcellation(atlas)) for atlas, member in fitted.members.items()}
     for atlas, part in contributions.by_atlas().items():
         np.testing.assert_allclose(part.rois["score"], factor * singles[atlas].rois["score"])
     directions = [single.phenotypes.set_index("phenotype")["direction"] for single in singles.values()]
@@ -247,7 +249,7 @@ def test_commands(cohort, tmp_path, monkeypatch, typed):
         assert code == 0, printed + problem
 
     cli("fit", "two.cohort", "--out", "model", "--without", "west")
-    assert list(Method.load("model").parts_) == ["first-one", "mixed"]
+    assert list(Method.load("model").members) == ["first-one", "mixed"]
     card = (tmp_path / "model" / "card.md").read_text()
     assert "first-one, mixed" in card and "12 ROIs and 9 ROIs" in card
     cli("predict", "model", "two.cohort", "--site", "west", "--out", "west.csv")
@@ -261,7 +263,7 @@ def test_commands(cohort, tmp_path, monkeypatch, typed):
     shared = Method.load("shared")
     west = cohort.select((cohort.sites == "west") & cohort.phenotypes["age"].notna().to_numpy())
     np.testing.assert_array_equal(shared.predict_proba(west), Method.load("model").predict_proba(west))
-    ages = shared.parts_["mixed"].state_["phenotypes.scaler.fill"][list(cohort.inputs).index("age")]
+    ages = shared.members["mixed"].state_["phenotypes.scaler.fill"][list(cohort.inputs).index("age")]
     assert ages % 5 == 2.5  # the middle of a band
 
 
@@ -346,7 +348,7 @@ def test_lobes_over_atlases(fold, fitted):
     from m2lgdg.explain.attribution import explain
     from m2lgdg.explain.explanation import joined
 
-    single = explain(fitted.parts_["mixed"], fold.target.parcellation("mixed"))
+    single = explain(Model(fitted.members["mixed"]), fold.target.parcellation("mixed"))
     known = {"aal": ("Precentral_L", "Insula_L", "Insula_R"), "ez": ("Precentral_Gyrus_L", "Precentral_Gyrus_R")}
     scores = {"aal": (3.0, 0.5, 0.5), "ez": (2.0, 2.0)}
     parts = {

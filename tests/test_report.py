@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import InputError, table
-from m2lgdg.method import make
+from m2lgdg import InputError, make, table
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents

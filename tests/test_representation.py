@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_contract import small
 
+from m2lgdg import make
 from m2lgdg.data.synthetic import make_cohort
 from m2lgdg.explain.representation import effective_dimensions, flat_map, probe, read_representation, readability
-from m2lgdg.method import make
 from m2lgdg.splits import leave_one_site_out
 
 

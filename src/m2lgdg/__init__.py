@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from m2lgdg.data.readers import read as read
     from m2lgdg.data.synthetic import make_cohort as make_cohort
     from m2lgdg.method import Method as Method
-    from m2lgdg.method import make as make
     from m2lgdg.metrics import evaluate as evaluate
+    from m2lgdg.model.model import Model as Model
+    from m2lgdg.model.model import make as make
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.report.page import write_report as write_report
     from m2lgdg.report.text import table as table
@@ -51,12 +52,13 @@ _HOMES = {
     "InputError": "storage",
     "METHODS": "registry",
     "Method": "method",
+    "Model": "model.model",
     "as_estimator": "sklearn_bridge.estimator",
     "check_cohort": "data.check",
     "evaluate": "metrics",
     "from_sklearn": "sklearn_bridge.from_sklearn",
     "leave_one_site_out": "splits",
-    "make": "method",
+    "make": "model.model",
     "make_cohort": "data.synthetic",
     "read": "data.readers",
     "run_study": "study.runner",

@@ -1,33 +1,27 @@
 """The registry: all methods by name, from the package and from plugin files.
 
-The decorator `method` registers classes here; studies, commands and reports look them up. A file of `methods/` is imported
-only when one of its methods is requested, so that a linear model does not wait for PyTorch; fields and variants of a method
-are read from the text of its file (`declared`), so that tables and reports of networks do not wait either. A plugin is
-loaded by its content: an edited file is loaded again, also in a process that lives on.
+The decorator `method` registers classes here; studies and commands look them up. A file of `methods/` is imported only when one
+of its methods is requested, so that a linear model does not wait for PyTorch. A plugin is loaded by its content: an edited file
+is loaded again, also in a process that lives on.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
 import os
-import pkgutil
 import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from m2lgdg.fields import checked_fields, nearest, variant_fields
 from m2lgdg.storage import InputError, needing, one_line
-
-if TYPE_CHECKING:
-    from m2lgdg.method import Method
 
 NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
 SIMPLE = ("peer", "phenotypes", "default")  # roles of the simple peers
@@ -61,14 +55,14 @@ class Plugin:
     path: str
     module: str
     hash: str
-    methods: dict[str, type[Method]] = field(default_factory=dict)
+    methods: dict[str, type[Any]] = field(default_factory=dict)
 
 
-class Registry(MutableMapping[str, "type[Method]"]):
+class Registry(MutableMapping[str, type[Any]]):
     """Mapping from method names to classes; looking up a method imports its file."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, type[Method]] = {}
+        self._loaded: dict[str, type[Any]] = {}
         self._plugins: dict[str, Plugin] = {}  # module -> plugin, earlier versions of a file included
         self._current: dict[str, Plugin] = {}  # path -> its version that was loaded last
         self._wanted: tuple[str, ...] = ()  # modules of the plugins that are loaded together
@@ -77,11 +71,9 @@ class Registry(MutableMapping[str, "type[Method]"]):
     @functools.cached_property
     def _declared(self) -> dict[str, tuple[str, str]]:
         """Name -> module and role, parsed from the package's files once per process; files added later are not seen."""
-        import m2lgdg.methods as package
-
-        modules = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-        texts = {module: pkgutil.get_data(package.__name__, f"{module.rpartition('.')[2]}.py") or b"" for module in modules}
-        return {name: (module, role) for module in modules for name, role in NAMED.findall(texts[module].decode())}
+        folder = Path(__file__).with_name("methods")
+        texts = {f"m2lgdg.methods.{path.stem}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+        return {name: (module, role) for module, text in texts.items() for name, role in NAMED.findall(text)}
 
     @property
     def modules(self) -> dict[str, str]:
@@ -99,21 +91,18 @@ class Registry(MutableMapping[str, "type[Method]"]):
         (name,) = (name for name, (_, role) in self._declared.items() if role == "default")
         return name
 
-    def __getitem__(self, name: str) -> type[Method]:
+    def __getitem__(self, name: str) -> type[Any]:
         if name not in self._loaded and name in self.modules:
             with needing("networks", f"method {name} is a network, which"):
                 importlib.import_module(self.modules[name])
         return self._loaded[name]
 
     def declaration(self, name: str) -> Declaration:
-        """Field defaults, variants and randomness of a method, without importing it where its source is plain enough."""
-        if name not in self._loaded and name in self.modules:
-            with contextlib.suppress(ValueError, LookupError):
-                return replace(declared(self.modules[name], name), role=self._declared[name][1])
+        """Field defaults, variants, randomness and reference of a method, from its class."""
         cls = self[name]
         return Declaration(cls().fields(), cls.variants, cls.stochastic, _first_line(cls.__doc__), cls.reference, cls.role)
 
-    def __setitem__(self, name: str, cls: type[Method]) -> None:
+    def __setitem__(self, name: str, cls: type[Any]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)
         plugin = self._plugins.get(cls.__module__)
         replaces = plugin is not None and owner in self._plugins and owner not in self._wanted
@@ -148,12 +137,11 @@ class Registry(MutableMapping[str, "type[Method]"]):
         """
         if "estimator" not in fields:
             return
-        from m2lgdg.sklearn_bridge.from_sklearn import define, define_from_study
-
+        bridge = importlib.import_module("m2lgdg.sklearn_bridge.from_sklearn")
         if run:
-            define_from_study(name, fields)
+            bridge.define_from_study(name, fields)
         elif name not in self:
-            self[name] = define(name, {})
+            self[name] = bridge.define(name, {})
 
     def plugin_hash(self, path: str | Path) -> str:
         """SHA-256 of a plugin as it was loaded last, or of the file if this process has not loaded it."""
@@ -235,75 +223,27 @@ def load_methods(plugins: tuple[str, ...] = ()) -> Registry:
     return METHODS
 
 
-@functools.cache
-def declared(module: str, method: str) -> Declaration:
-    """Declaration of the class that a module registers as `@method("name")`; ValueError if it is not plain enough to read."""
-    for node in _tree(module).body:
-        if isinstance(node, ast.ClassDef) and any(_registers(decorator, method) for decorator in node.decorator_list):
-            fields, attributes = _members(module, node.name)
-            summary, reference = _first_line(ast.get_docstring(node)), attributes.get("reference", "")
-            return Declaration(fields, attributes["variants"], attributes["stochastic"], summary, reference)
-    raise ValueError(f"{module} has no class of method {method}")
+def find(name: str) -> type[Any]:
+    """Class of a method, by its registered name."""
+    if name not in METHODS:
+        raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
+    return METHODS[name]
+
+
+def create(name: str, variant: str | None = None, **fields: Any) -> Any:
+    """A method that is not fitted, by its registered name; unknown names and invalid values are refused.
+
+    `fields` differ from the defaults, or from the fields of the `variant`. `m2lgdg.make` returns a `Model` of it.
+    """
+    if name not in METHODS:
+        METHODS.define_estimator(name, fields)
+    cls = find(name)
+    if variant is not None:
+        fields = variant_fields(name, cls.variants, variant) | fields
+    created = cls(**checked_fields(cls, fields))
+    created.check()
+    return created
 
 
 def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
-
-
-def _registers(decorator: ast.expr, method: str) -> bool:
-    if not isinstance(decorator, ast.Call) or not decorator.args:
-        return False
-    first = decorator.args[0]
-    return isinstance(first, ast.Constant) and first.value == method
-
-
-@functools.cache
-def _tree(module: str) -> ast.Module:
-    folder, _, name = module.rpartition(".")
-    return ast.parse(pkgutil.get_data(folder, f"{name}.py") or b"")
-
-
-@functools.cache
-def _members(module: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Dataclass fields of a class with their defaults, and its other attributes that are needed, inherited ones included."""
-    node = next((one for one in _tree(module).body if isinstance(one, ast.ClassDef) and one.name == name), None)
-    if node is None:
-        origin = _origin(module, name)
-        return _members(origin, name) if origin else ({}, {})
-    fields: dict[str, Any] = {}
-    attributes: dict[str, Any] = {}
-    for base in reversed(node.bases):  # the first base comes first in the order of lookup
-        if isinstance(base, ast.Name):
-            for known, more in zip((fields, attributes), _members(module, base.id), strict=True):
-                known.update(more)
-    for line in node.body:
-        if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name) or line.value is None:
-            continue
-        shared = ast.unparse(line.annotation).startswith("ClassVar")
-        if shared and line.target.id in ("variants", "stochastic", "reference"):
-            attributes[line.target.id] = _value(line.value, module)
-        elif not shared and node.decorator_list:  # only a dataclass has fields
-            fields[line.target.id] = _value(line.value, module)
-    return fields, attributes
-
-
-def _origin(module: str, name: str) -> str | None:
-    """Module of the package that a name is imported from."""
-    for node in _tree(module).body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
-            return node.module if node.module and node.module.partition(".")[0] == __package__ else None
-    return None
-
-
-def _value(node: ast.expr, module: str) -> Any:
-    """Value of a literal, in which attributes of other classes may occur, such as `{**ERM.variants, "narrow": {}}`."""
-    if isinstance(node, ast.Dict):
-        value: dict[Any, Any] = {}
-        for key, item in zip(node.keys, node.values, strict=True):
-            value |= _value(item, module) if key is None else {_value(key, module): _value(item, module)}
-        return value
-    if isinstance(node, ast.Subscript):
-        return _value(node.value, module)[_value(node.slice, module)]
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return _members(module, node.value.id)[1][node.attr]
-    return ast.literal_eval(node)

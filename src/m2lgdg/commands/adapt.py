@@ -40,13 +40,13 @@ def adapt(
     from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.adapt import adapt as adapt_model
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import need_unused, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
+    fitted = Model.load(model)
     threshold = fitted.threshold
     need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:

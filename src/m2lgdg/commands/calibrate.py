@@ -27,14 +27,14 @@ def calibrate(
     from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.calibrate import calibrate as calibrate_model
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import need_unused, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
+    fitted = Model.load(model)
     need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)

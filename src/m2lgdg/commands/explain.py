@@ -35,19 +35,19 @@ def explain(
     from m2lgdg.explain.attribution import LOOSE_COMPLETENESS
     from m2lgdg.explain.attribution import explain as explain_model
     from m2lgdg.explain.explanation import TITLES, roi_label
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.model.new_site import percent
     from m2lgdg.registry import load_methods
     from m2lgdg.storage import InputError
 
     load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
+    fitted = Model.load(model)
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder; choose another --out.")
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = options.with_sites(read(path, progress=progress), site)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
-    with terminal.progress(f"explaining {fitted.name}") as progress, fitted.checking_weights():
+    with terminal.progress(f"explaining {fitted.name}") as progress, fitted.method.checking_weights():
         explanation = explain_model(
             fitted,
             cohort,

@@ -29,14 +29,14 @@ def export(
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
     from rich.markup import escape
 
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import need_unused, needing, new_folder
 
     load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
+    fitted = Model.load(model)
     if share:
         fitted = shared_model(fitted)
     if share and to.suffix != ".onnx":

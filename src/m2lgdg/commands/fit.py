@@ -14,7 +14,7 @@ from m2lgdg.registry import METHODS
 
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def fit(
 
     from m2lgdg.data.findings import with_checks
     from m2lgdg.data.readers import read
-    from m2lgdg.method import make
+    from m2lgdg.model.model import make
     from m2lgdg.registry import load_methods
     from m2lgdg.report.card import write_card
     from m2lgdg.storage import InputError, need_unused, new_folder
@@ -147,7 +147,7 @@ def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> No
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _with_calibration(method: Method, source: Cohort, requested: bool | None, folds: int | None) -> bool:
+def _with_calibration(method: Model, source: Cohort, requested: bool | None, folds: int | None) -> bool:
     """Whether to add new-site calibration to the fit; prints its cost, or why it is skipped."""
     from m2lgdg.method import is_network
     from m2lgdg.model.new_site import sites_left_out

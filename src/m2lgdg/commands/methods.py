@@ -24,8 +24,7 @@ def methods(
     """List all methods with their references, or show the fields and variants of one."""
     from rich.markup import escape
 
-    from m2lgdg.method import find
-    from m2lgdg.registry import PAPER, SIMPLE, load_methods
+    from m2lgdg.registry import PAPER, SIMPLE, find, load_methods
 
     known = load_methods(tuple(map(str, plugin or [])))
     if as_json:

@@ -81,7 +81,7 @@ def of_sites(cohort: LoadedCohort, sites: Sequence[str]) -> npt.NDArray[np.bool_
     """(subject,) mask of the subjects of these sites; an unknown site is refused."""
     import numpy as np
 
-    from m2lgdg.method import nearest
+    from m2lgdg.fields import nearest
     from m2lgdg.storage import InputError
 
     for site in sites:

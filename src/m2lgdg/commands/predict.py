@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from m2lgdg.cohort import Cohort
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.model.new_site import NewSiteCalibration
 
 MOST_SITES = 5  # up to this many sites are compared with source one by one
@@ -50,13 +50,13 @@ def predict(
     from m2lgdg.data.findings import duplicate_flags, with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.data.spreadsheets import csv_text
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.registry import load_methods
     from m2lgdg.storage import write_text
 
     options.refuse_existing(to, overwrite)
     load_methods(tuple(map(str, plugin or [])))
-    fitted = Method.load(model)
+    fitted = Model.load(model)
     if abstain and coverage is None:
         coverage = 0.9
     new_site = None if coverage is None else _calibration_for(fitted, coverage)
@@ -96,15 +96,15 @@ def predict(
         suggestions.print_next(context, "explain", model, path, "--out", suggestions.free(f"{to.stem}-explained"))
 
 
-def _can_be_explained(fitted: Method, cohort: Cohort) -> bool:
+def _can_be_explained(fitted: Model, cohort: Cohort) -> bool:
     """Whether `m2lgdg explain` scores the ROIs of this model on these subjects: networks, and linear methods with patterns."""
     from m2lgdg.method import is_network
     from m2lgdg.methods.linear import Linear
 
-    return is_network(fitted) or (isinstance(fitted, Linear) and len(cohort) >= 3)
+    return is_network(fitted) or (isinstance(fitted.method, Linear) and len(cohort) >= 3)
 
 
-def _level_lines(fitted: Method, cohort: Cohort) -> Iterator[str]:
+def _level_lines(fitted: Model, cohort: Cohort) -> Iterator[str]:
     """Lines on the level of the site that the model was adapted to, if any, and on subjects of other sites."""
     level = fitted.site_level
     if level is not None:
@@ -114,7 +114,7 @@ def _level_lines(fitted: Method, cohort: Cohort) -> Iterator[str]:
             yield f"Note: the level does not hold for subjects of other sites: {', '.join(others)}."
 
 
-def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
+def _compared(fitted: Model, cohort: Cohort) -> Iterator[str]:
     """Lines on how the cohort differs from source: site by site, or as a whole if there are many sites."""
     lines = fitted.compare(cohort)
     if not lines:
@@ -132,7 +132,7 @@ def _compared(fitted: Method, cohort: Cohort) -> Iterator[str]:
             yield from (f"  {line}" for line in fitted.compare(here))
 
 
-def _calibration_for(fitted: Method, coverage: float) -> NewSiteCalibration:
+def _calibration_for(fitted: Model, coverage: float) -> NewSiteCalibration:
     """New-site calibration of the model, which must exist and have this coverage."""
     from m2lgdg.storage import InputError
 
@@ -145,7 +145,7 @@ def _calibration_for(fitted: Method, coverage: float) -> NewSiteCalibration:
     return fitted.new_site_
 
 
-def _add_sets(table: pd.DataFrame, flags: list[list[str]], fitted: Method, coverage: float, abstain: bool) -> list[str]:
+def _add_sets(table: pd.DataFrame, flags: list[list[str]], fitted: Model, coverage: float, abstain: bool) -> list[str]:
     """Add interval and conformal set to the table, and a flag to undecided subjects; returns lines to print."""
     from m2lgdg.model.new_site import percent
 
@@ -168,7 +168,7 @@ def _add_sets(table: pd.DataFrame, flags: list[list[str]], fitted: Method, cover
     return lines
 
 
-def warn_of_training_sites(fitted: Method, cohort: Cohort) -> None:
+def warn_of_training_sites(fitted: Model, cohort: Cohort) -> None:
     """Warn if sites of the cohort have the names of training sites."""
     trained = fitted.facts_["source"]["sites"]
     seen = [site for site in cohort.site_names if site and site in trained]

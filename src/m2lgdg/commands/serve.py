@@ -27,7 +27,7 @@ def serve(
     from rich.markup import escape
 
     from m2lgdg.deploy.serve.run import bound, run
-    from m2lgdg.method import Method
+    from m2lgdg.model.model import Model
     from m2lgdg.registry import load_methods
 
     def opened(address: str) -> None:
@@ -39,7 +39,7 @@ def serve(
 
     with contextlib.closing(bound(host, port)) as socket:  # before the model, which takes seconds to load
         load_methods(tuple(map(str, plugin or [])))
-        run(Method.load(model), socket, opened)
+        run(Model.load(model), socket, opened)
     terminal.out.print("Stopped; nothing was written.")
     if threading.active_count() > 1:  # a computation without a client, which Python would otherwise finish first
         sys.stdout.flush()

@@ -12,8 +12,8 @@ import numpy as np
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.findings import is_duplicate, problems, with_checks
-from m2lgdg.method import Method
 from m2lgdg.metrics import logit
+from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import (
     EXTREME,
     LEAST,
@@ -39,7 +39,7 @@ class Adapted(NamedTuple):
     notes: list[str]
 
 
-def adapt(fitted: Method, cohort: Cohort, *, prevalence: float | None = None, update: bool = False) -> Adapted:
+def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, update: bool = False) -> Adapted:
     """Set a fitted method to the level of a site, from subjects of it; labels are not used.
 
     `prevalence` is the share of patients at the site, by default that of the training sites. With `update`, the subjects are
@@ -73,7 +73,7 @@ def adapt(fitted: Method, cohort: Cohort, *, prevalence: float | None = None, up
     return Adapted(level, len(batch), called, now, [*notes, *_two_scanners(batch)])
 
 
-def _stored(fitted: Method, update: bool) -> dict[str, Any] | None:
+def _stored(fitted: Model, update: bool) -> dict[str, Any] | None:
     """Level that the model has and that is updated, or None; combinations without a meaning are refused."""
     stored: dict[str, Any] | None = fitted.facts_.get("site_level")
     if "local" in fitted.facts_:
@@ -109,7 +109,7 @@ def _site(cohort: Cohort, stored: dict[str, Any] | None) -> str:
     return names[0]
 
 
-def _share(fitted: Method, prevalence: float | None, stored: dict[str, Any] | None) -> tuple[float, bool]:
+def _share(fitted: Model, prevalence: float | None, stored: dict[str, Any] | None) -> tuple[float, bool]:
     """Share of patients, and whether it is assumed; an update keeps that of the model unless it is given."""
     if prevalence is not None:
         return float(prevalence), False

@@ -21,7 +21,7 @@ from m2lgdg.data.check import Check, check_cohort
 from m2lgdg.data.readers import read
 from m2lgdg.data.readers.confounds import MEAN_FD, REMOVED
 from m2lgdg.data.readers.tables import find_column, read_text_table
-from m2lgdg.method import nearest
+from m2lgdg.fields import nearest
 from m2lgdg.storage import InputError, read_bytes, write_text, write_texts
 
 BIDS_VERSION = "1.9.0"

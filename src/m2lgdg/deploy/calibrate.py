@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.findings import problems
-from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt, sigmoid, wilson
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
 
 LEAST = 5  # subjects of each class
@@ -33,7 +33,7 @@ class SiteCalibration(NamedTuple):
     specificity: tuple[float, float, float]
 
 
-def calibrate(fitted: Method, cohort: Cohort) -> SiteCalibration:
+def calibrate(fitted: Model, cohort: Cohort) -> SiteCalibration:
     """Calibrate a fitted method to the labelled subjects of a site, which must not be used to evaluate it."""
     if "local" in fitted.facts_:
         raise InputError("this model is already calibrated to a site; use the model that `m2lgdg fit` wrote.")

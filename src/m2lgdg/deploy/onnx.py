@@ -31,7 +31,8 @@ from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.metrics import logit
-from m2lgdg.model.over_atlases import PREFIX, parts_for
+from m2lgdg.model.atlases import PREFIX, targets_of
+from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
 from m2lgdg.storage import InputError, needing, one_line, write_texts
 
@@ -92,11 +93,10 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
 class _Graph(nn.Module):
     """Inputs to the probability of being a patient: calibrated logit, then new-site or local calibration and site level."""
 
-    def __init__(self, fitted: Method) -> None:
+    def __init__(self, fitted: Method | Model) -> None:
         super().__init__()
         self.calibration = nn.Parameter(torch.from_numpy(np.array(fitted.state_["calibration"], dtype=np.float64)))
-        after = fitted.recalibration
-        self.after = None if after is None else nn.Parameter(torch.tensor(after, dtype=torch.float64))
+        self.after: nn.Parameter | None = None  # calibration of the model, after that of its method
 
     def logit(self, *values: Tensor) -> Tensor:
         """(subject,) calibrated logit."""
@@ -141,31 +141,31 @@ class _LinearGraph(_Graph):
 
 
 class _AverageGraph(_Graph):
-    """Graphs of the parts of a model of several atlases, the mean of their logits, and its calibration."""
+    """Graphs of the members of a model of several atlases, the mean of their logits, and its calibration."""
 
-    def __init__(self, fitted: Method, names: list[str]) -> None:
+    def __init__(self, fitted: Model, names: list[str]) -> None:
         super().__init__(fitted)
-        owned = [_of_part(names, i) for i in range(len(fitted.parts_))]
+        owned = [_of_member(names, i) for i in range(len(fitted.members))]
         self.counts = [len(some) for some in owned]
-        self.parts = nn.ModuleList(graph_of(part, some) for part, some in zip(fitted.parts_.values(), owned, strict=True))
+        self.members = nn.ModuleList(_member_graph(one, some) for one, some in zip(fitted.members.values(), owned, strict=True))
 
     def logit(self, *values: Tensor) -> Tensor:
-        """(subject,) calibrated mean of the parts' logits."""
+        """(subject,) calibrated mean of the members' logits."""
         logits, start = [], 0
-        for part, count in zip(self.parts, self.counts, strict=True):
-            assert isinstance(part, _Graph)
-            logits.append(part.logit(*values[start : start + count]).clamp(-MOST, MOST))
+        for member, count in zip(self.members, self.counts, strict=True):
+            assert isinstance(member, _Graph)
+            logits.append(member.logit(*values[start : start + count]).clamp(-MOST, MOST))
             start += count
         return self.calibration[0] * torch.stack(logits).mean(0) + self.calibration[1]
 
 
-def _of_part(names: Iterable[str], i: int) -> list[str]:
-    """Inputs of one part of a model of several atlases, by their names in that part."""
+def _of_member(names: Iterable[str], i: int) -> list[str]:
+    """Inputs of one member of a model of several atlases, by their names in that member."""
     prefix = PREFIX.format(i)
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
-def export_onnx(fitted: Method, path: str | Path) -> Path:
+def export_onnx(fitted: Model, path: str | Path) -> Path:
     """Write the graph of a fitted method to `path` (.onnx), and the description of its inputs to a .json file of that name."""
     path = Path(path)
     if path.suffix != ".onnx":
@@ -187,35 +187,44 @@ def export_onnx(fitted: Method, path: str | Path) -> Path:
     return path
 
 
-def check_exportable(fitted: Method) -> None:
+def check_exportable(fitted: Model) -> None:
     """Refuse methods without a graph."""
-    if isinstance(fitted, Prior):
+    if isinstance(fitted.method, Prior):
         raise InputError("method prior uses no inputs, so there is no graph to export.")
-    if not isinstance(fitted, DeepMethod | Linear):
+    if not isinstance(fitted.method, DeepMethod | Linear):
         raise InputError(f"method {fitted.name} cannot be exported: it is neither a network nor a linear method.")
-    if not hasattr(fitted, "state_"):
+    if not fitted.members:
         raise InputError(f"method {fitted.name} is not fitted; fit it before exporting.")
 
 
-def graph_of(fitted: Method, inputs: list[str]) -> _Graph:
-    """Graph of a fitted method with these inputs."""
+def graph_of(fitted: Model, inputs: list[str]) -> _Graph:
+    """Graph of a fitted model with these inputs."""
     check_exportable(fitted)
-    if fitted.parts_:
-        return _AverageGraph(fitted, inputs)
+    graph = _AverageGraph(fitted, inputs) if len(fitted.members) > 1 else _member_graph(fitted.method, inputs)
+    if fitted.recalibration is not None:
+        graph.after = nn.Parameter(torch.tensor(fitted.recalibration, dtype=torch.float64))
+    return graph
+
+
+def _member_graph(fitted: Method, inputs: list[str]) -> _Graph:
     return _NetworkGraph(fitted, inputs) if isinstance(fitted, DeepMethod) else _LinearGraph(fitted, inputs)  # type: ignore[arg-type]
 
 
-def prepared(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
+def prepared(fitted: Model, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
     """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods.
 
-    The inputs of a model of several atlases are those of its parts, with the number of the atlas before their names.
+    The inputs of a model of several atlases are those of its members, with the number of the atlas before their names.
     """
-    if fitted.parts_:
-        parts = parts_for(fitted, cohort)
-        if len(parts) < len(fitted.parts_) or any(len(part.rows) < len(cohort) for part in parts):
-            raise InputError(f"the graph needs all atlases of the model ({', '.join(fitted.parts_)}) for each subject.")
-        of_parts = [prepared(part.fitted, part.target) for part in parts]
-        return {f"{PREFIX.format(i)}{name}": value for i, given in enumerate(of_parts) for name, value in given.items()}
+    targets = targets_of(fitted.members, cohort)
+    if len(targets) < len(fitted.members) or any(len(one.rows) < len(cohort) for one in targets):
+        raise InputError(f"the graph needs all atlases of the model ({', '.join(fitted.members)}) for each subject.")
+    of_members = [_member_inputs(one.member, one.target) for one in targets]
+    if len(of_members) == 1:
+        return of_members[0]
+    return {f"{PREFIX.format(i)}{name}": value for i, given in enumerate(of_members) for name, value in given.items()}
+
+
+def _member_inputs(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
         return {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
@@ -226,16 +235,16 @@ def prepared(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
     return features | ({"phenotypes": batch.phenotypes.numpy()} if cohort.inputs else {})
 
 
-def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+def described(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     """Description of the graph's inputs and output, for other programs."""
     from m2lgdg import __version__
 
-    parts = list(fitted.parts_.values())
-    rows = [] if parts else _rows(fitted, inputs)
-    for i, part in enumerate(parts):
-        names = _of_part(inputs, i)
-        for row in _rows(part, {name: inputs[f"{PREFIX.format(i)}{name}"] for name in names}):
-            rows.append(row | {"name": f"{PREFIX.format(i)}{row['name']}", "atlas": part.facts_["atlas"]})
+    several = len(fitted.members) > 1
+    rows = [] if several else _rows(fitted.method, inputs)
+    for i, member in enumerate(fitted.members.values() if several else ()):
+        names = _of_member(inputs, i)
+        for row in _rows(member, {name: inputs[f"{PREFIX.format(i)}{name}"] for name in names}):
+            rows.append(row | {"name": f"{PREFIX.format(i)}{row['name']}", "atlas": member.facts_["atlas"]})
     return {
         "format": FORMAT,
         "method": fitted.name,
@@ -245,7 +254,7 @@ def described(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, 
         "inputs": rows,
         "atlas": fitted.facts_["atlas"],
         "rois": fitted.facts_["rois"],
-        **({"atlases": {name: part.facts_["rois"] for name, part in fitted.parts_.items()}} if parts else {}),
+        **({"atlases": {name: one.facts_["rois"] for name, one in fitted.members.items()}} if several else {}),
         "versions": {"m2lgdg": __version__, "torch": torch.__version__, "opset": OPSET},
     }
 
@@ -287,7 +296,7 @@ def run_onnx(graph: bytes | str | Path, inputs: dict[str, npt.NDArray[Any]]) -> 
     return np.asarray(session.run(["proba"], {name: inputs[name] for name in names})[0], dtype=np.float64)
 
 
-def _converted(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> tuple[bytes, list[str]]:
+def _converted(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> tuple[bytes, list[str]]:
     """Bytes of the ONNX file, and the names of its inputs (some networks use no phenotypes).
 
     Source locations that the exporter stores with each operation are removed, because they contain local paths.
@@ -330,12 +339,16 @@ def _stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bo
     return opset.TopK(values, size, axis=dim, largest=int(descending), sorted=1)
 
 
-def _synthetic(fitted: Method) -> Cohort:
+def _synthetic(fitted: Model) -> Cohort:
     """Synthetic subjects of noise with the atlases, ROIs and phenotypes of a model, to trace and test its graph."""
-    if fitted.parts_:
-        (name, first), *others = [(name, _synthetic(part)) for name, part in fitted.parts_.items()]
-        further = {other: Parcellation(made.rois, made.series) for other, made in others}
-        return dataclasses.replace(first, atlas=name, parcellations=further)
+    (name, first), *others = [(name, _synthetic_in_atlas(member)) for name, member in fitted.members.items()]
+    if not others:
+        return first
+    further = {other: Parcellation(made.rois, made.series) for other, made in others}
+    return dataclasses.replace(first, atlas=name, parcellations=further)
+
+
+def _synthetic_in_atlas(fitted: Method) -> Cohort:
     draw = np.random.default_rng(0)
     rois, inputs = tuple(fitted.facts_["rois"]), fitted.facts_["inputs"]
     names = [f"made-up-{i}" for i in range(TRIED)]

@@ -23,9 +23,10 @@ from m2lgdg.explain.explanation import (
     roi_table,
 )
 from m2lgdg.explain.patterns import Attributions, Of, contributions, patterns
-from m2lgdg.method import Method, is_network
+from m2lgdg.method import Method, in_one_atlas, is_network
 from m2lgdg.methods.linear import Linear
-from m2lgdg.model.over_atlases import in_one_atlas, parts_for
+from m2lgdg.model.atlases import targets_of
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, needing
 
 LOOSE_COMPLETENESS = 0.1  # relative completeness error above which to warn
@@ -45,7 +46,7 @@ AVERAGE = "mean of source, feature by feature"
 
 
 def explain(
-    fitted: Method,
+    fitted: Model,
     cohort: Cohort,
     *,
     of: Of = "logit",
@@ -65,13 +66,24 @@ def explain(
     """
     if not len(cohort):
         raise InputError(f"cohort {cohort.name} has no subjects to explain.")
-    if fitted.parts_:
-        settings: dict[str, Any] = {"of": of, "steps": steps, "device": device, "progress": progress}
-        sources = {} if source is None else {part.atlas: part.target for part in parts_for(fitted, source)}
-        parts = parts_for(fitted, cohort)
-        return joined(
-            {part.atlas: explain(part.fitted, part.target, source=sources.get(part.atlas), **settings) for part in parts}
-        )
+    sources = {} if source is None else {one.atlas: one.target for one in targets_of(fitted.members, source)}
+    explained = {
+        one.atlas: _explain_member(one.member, one.target, of, steps, device, sources.get(one.atlas), progress)
+        for one in targets_of(fitted.members, cohort)
+    }
+    return joined(explained) if len(fitted.members) > 1 else next(iter(explained.values()))
+
+
+def _explain_member(
+    fitted: Method,
+    cohort: Cohort,
+    of: Of,
+    steps: int,
+    device: str,
+    source: Cohort | None,
+    progress: Callable[[int, int], None] | None,
+) -> Explanation:
+    """Explanation of a method in its atlas."""
     visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     cohort = in_one_atlas(cohort, fitted.facts_["atlas"])
     if of not in GRADIENTS:
@@ -93,17 +105,17 @@ def explain(
     return _explanation(attributions, cohort, visible.inputs, points, about)
 
 
-def explain_subject(fitted: Method, cohort: Cohort, *, steps: int = 64) -> Explanation:
+def explain_subject(fitted: Model, cohort: Cohort, *, steps: int = 64) -> Explanation:
     """As `explain`, for one subject; linear methods, which have no pattern then, by the contribution of each feature."""
-    if not isinstance(fitted, Linear):
+    if not isinstance(fitted.method, Linear):
         return explain(fitted, cohort, steps=steps)
-    if fitted.parts_:
-        parts = parts_for(fitted, cohort)
-        scale = fitted.state_["calibration"][0] * (fitted.recalibration or (1.0, 0.0))[0] / len(parts)
-        explained = {part.atlas: _subject(part.fitted, part.target, scale) for part in parts}
+    if len(fitted.members) > 1:
+        targets = targets_of(fitted.members, cohort)
+        scale = fitted.calibration[0] * (fitted.recalibration or (1.0, 0.0))[0] / len(targets)
+        explained = {one.atlas: _subject(one.member, one.target, scale) for one in targets}
         total = pd.concat([one.phenotypes for one in explained.values()]).groupby("phenotype", sort=False)["direction"].sum()
         return joined(explained, phenotype_table(total.to_numpy()[None], total.index.tolist()))
-    return _subject(fitted, in_one_atlas(cohort, fitted.facts_["atlas"]), (fitted.recalibration or (1.0, 0.0))[0])
+    return _subject(fitted.method, in_one_atlas(cohort, fitted.facts_["atlas"]), (fitted.recalibration or (1.0, 0.0))[0])
 
 
 def _subject(fitted: Method, cohort: Cohort, scale: float) -> Explanation:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.method import make
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.preprocess import CATEGORICAL
+from m2lgdg.registry import create
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
 
@@ -77,7 +77,7 @@ class Study:
     def method(self) -> ConnectomeAdaptive:
         """The method, not fitted; unusable fields are refused."""
         fields = dict(self.fields) | {"phenotypes": bool(self.inputs)}
-        created = make(METHOD, **fields)
+        created = create(METHOD, **fields)
         assert isinstance(created, ConnectomeAdaptive)
         return created
 

@@ -1,20 +1,27 @@
-"""Validation of a model folder: the check between a folder of unknown origin and `Method.load`.
+"""Validation of a model folder: the check between a folder of unknown origin and `Model.load`.
 
-Imported by `method`. A hash only shows that a file is unchanged, and anyone who alters a model can also recompute it. Every
+A hash only shows that a file is unchanged, and anyone who alters a model can also recompute it. Every
 value used later is therefore validated here, and only ordinary files of limited size are opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg import __version__
 from m2lgdg.model.site_level import check_site_level
-from m2lgdg.storage import InputError, file_hash, read_bytes
+from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
 LARGEST, LARGEST_ABOUT = 2**31, 2**24  # most bytes read from a model's tensors, and from its method.json
@@ -22,6 +29,34 @@ ABOUT, WEIGHTS = "method.json", "weights.safetensors"
 SOURCE_DISTRIBUTION, NEW_SITE_CALIBRATION = "source_distribution.safetensors", "new_site_calibration.json"
 FINDING = ("level", "kind", "text")  # of a finding about the training or calibration subjects
 FORMER = {SOURCE_DISTRIBUTION: "limits.safetensors", NEW_SITE_CALIBRATION: "promise.json"}  # file names until version 0.1
+
+
+def write_folder(folder: Path, about: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any]], files: Iterable[Path]) -> Path:
+    """Write the weights and method.json with the hashes of all files; `files` are those already in the folder."""
+    versions = {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    content = {"format": FORMAT, **about, "versions": versions}
+    weights = write_tensors(folder / WEIGHTS, state, {"format": FORMAT})
+    hashes = {path.name: file_hash(path, LARGEST) for path in (weights, *files)}
+    content["hashes"] = hashes | {ABOUT: digest(content)}
+    write_text(folder / ABOUT, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return folder
+
+
+@contextlib.contextmanager
+def refusing_damage(folder: Path) -> Iterator[None]:
+    """Context that reads method.json: a folder without one, or with values that do not fit, raises an InputError."""
+    path = folder / ABOUT
+    if not os.path.lexists(path):
+        raise InputError(f"{folder} is not a model folder (no method.json).")
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
+
+
+def read_weights(folder: Path) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a model by name."""
+    return {name: np.array(value) for name, value in read_tensors(folder / WEIGHTS, FORMAT)[1].items()}
 
 
 def read_about(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -19,7 +19,6 @@ from m2lgdg.data.check import SHORT
 from m2lgdg.storage import InputError, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-limits-1"
-LEAST_VOLUMES = 20  # with fewer, a correlation has a standard error of 0.25 or more: too noisy for any decision
 LEAST_SUBJECTS = 20  # of source; with fewer, the distribution is not known
 AXES = 10  # principal axes of connectivity; 300 kB at 116 ROIs
 PER_AXIS = 5  # least source subjects per axis: an axis is a direction of many subjects, never one subject's scan
@@ -225,15 +224,6 @@ def spectral_edge(series: npt.NDArray[np.float32], tr: float) -> float:
     power = (np.abs(np.fft.rfft(standardised(series), axis=0)) ** 2).sum(axis=1)[1:]  # (frequency,)
     first = int(np.searchsorted(np.cumsum(power), 0.95 * power.sum()))
     return float((first + 1) / (len(series) * tr))
-
-
-def refuse_short_scans(cohort: Cohort) -> None:
-    """Refuse cohorts with scans too short for any method."""
-    for subject, length in zip(cohort.subjects, cohort.lengths, strict=True):
-        if length < LEAST_VOLUMES:
-            raise InputError(
-                f"the scan of subject {subject} has {length} volumes; a prediction needs at least {LEAST_VOLUMES}."
-            )
 
 
 def missing_phenotypes(cohort: Cohort, wanted: Sequence[str]) -> list[list[str]]:

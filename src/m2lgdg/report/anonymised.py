@@ -22,7 +22,8 @@ import pandas as pd
 from m2lgdg.cohort import Finding, general_reason
 from m2lgdg.data.pseudonyms import Pseudonyms
 from m2lgdg.method import Method
-from m2lgdg.model.out_of_distribution import MEASURES
+from m2lgdg.model.model import Model
+from m2lgdg.model.out_of_distribution import MEASURES, SourceDistribution
 from m2lgdg.report.card import LICENCES
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.paths import has_path, without_paths
@@ -166,43 +167,59 @@ def _banded(part: str, table: pd.DataFrame) -> str:
     return f"age median in {middle} (quartiles in {low} and {high})"
 
 
-def shared_model(fitted: Method) -> Method:
+def shared_model(fitted: Model) -> Model:
     """Copy of a fitted method for sharing: the same weights; typical ages become the middle of their band.
 
     Its predictions for subjects of known age are the same, bit for bit.
     """
-    parts = {name: shared_model(part) for name, part in fitted.parts_.items()}
-    remembered = [name for name in fitted.remembers if name in fitted.state_] or _rows_of_subjects(fitted)
-    if remembered:
-        names = ", ".join(remembered)
-        raise InputError(f"method {fitted.name} keeps features of its source subjects ({names}) and cannot be shared.")
     filtered = identifying_words_withheld()
     for name, value in fitted.fields().items():
         if filtered(str(value)) == WITHHELD:
             raise InputError(f"field {name} of the model may contain a path, user or host name, so it cannot be shared.")
     shared = copy.copy(fitted)
-    source = fitted.facts_["source"]
-    shared.facts_ = fitted.facts_ | {"source": _stored_findings(source, filtered) | {"cohort": cohort_name(source["cohort"])}}
-    if "local" in shared.facts_:
-        shared.facts_["local"] = _stored_findings(fitted.facts_["local"], filtered)
-    if "site_level" in shared.facts_:  # without the counts of scores, which only an update needs
-        level = {name: value for name, value in fitted.facts_["site_level"].items() if name != "logits"}
-        shared.facts_["site_level"] = _stored_findings(level, filtered)
-    if "notes" in shared.facts_:
-        shared.facts_["notes"] = [note for note in fitted.facts_["notes"] if filtered(note) != WITHHELD]
+    shared.members = {name: _shared_member(member, filtered) for name, member in fitted.members.items()}
+    if len(shared.members) == 1:
+        (shared.method,) = shared.members.values()
+        shared.facts_ = shared.method.facts_
+    else:
+        parts = {name: member.facts_ for name, member in shared.members.items()}
+        shared.facts_ = _shared_facts(fitted.facts_, filtered) | {"parts": parts}
+    shared.source_distributions = {name: _banded_ages(one) for name, one in fitted.source_distributions.items()}
+    return shared
+
+
+def _shared_member(fitted: Method, filtered: Callable[[str], str]) -> Method:
+    remembered = [name for name in fitted.remembers if name in fitted.state_] or _rows_of_subjects(fitted)
+    if remembered:
+        names = ", ".join(remembered)
+        raise InputError(f"method {fitted.name} keeps features of its source subjects ({names}) and cannot be shared.")
+    shared = copy.copy(fitted)
+    shared.facts_ = _shared_facts(fitted.facts_, filtered)
     shared.state_ = {
         name: _middle(value, fitted.facts_["inputs"]) if name.endswith("scaler.fill") else value
         for name, value in fitted.state_.items()
     }
-    if fitted.source_distribution_ is not None:
-        ranges = fitted.source_distribution_.ranges.copy()
-        low, middle, high = ranges[MEASURES.index("age")]
-        ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
-        shared.source_distribution_ = replace(fitted.source_distribution_, ranges=ranges)
-    if parts:
-        shared.parts_ = parts
-        shared.facts_["parts"] = {name: part.facts_ for name, part in parts.items()}
     return shared
+
+
+def _shared_facts(facts: dict[str, Any], filtered: Callable[[str], str]) -> dict[str, Any]:
+    source = facts["source"]
+    shared = facts | {"source": _stored_findings(source, filtered) | {"cohort": cohort_name(source["cohort"])}}
+    if "local" in facts:
+        shared["local"] = _stored_findings(facts["local"], filtered)
+    if "site_level" in facts:  # without the counts of scores, which only an update needs
+        level = {name: value for name, value in facts["site_level"].items() if name != "logits"}
+        shared["site_level"] = _stored_findings(level, filtered)
+    if "notes" in facts:
+        shared["notes"] = [note for note in facts["notes"] if filtered(note) != WITHHELD]
+    return shared
+
+
+def _banded_ages(distribution: SourceDistribution) -> SourceDistribution:
+    ranges = distribution.ranges.copy()
+    low, middle, high = ranges[MEASURES.index("age")]
+    ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
+    return replace(distribution, ranges=ranges)
 
 
 def _stored_findings(facts: dict[str, Any], filtered: Callable[[str], str]) -> dict[str, Any]:

@@ -16,10 +16,11 @@ import pandas as pd
 
 from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.data.findings import anonymous_sentences
-from m2lgdg.method import Method, make
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.model.folder import FORMER, NEW_SITE_CALIBRATION, WEIGHTS
+from m2lgdg.model.model import Model
 from m2lgdg.model.out_of_distribution import MEASURES
+from m2lgdg.registry import create
 from m2lgdg.report.contents import Contents, read_contents, read_json
 from m2lgdg.report.escaping import markdown
 from m2lgdg.report.new_site import (
@@ -71,14 +72,14 @@ def write_parts(parts: list[Part], folder: str | Path) -> Path:
 
 def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
     """Sections of the card of a model folder."""
-    fitted = Method.load(model)
-    with fitted.checking_weights():
+    fitted = Model.load(model)
+    with fitted.method.checking_weights():
         decision = Part("Decision", _decision(fitted))
     results = None if study is None else _results(fitted, read_contents(study))
     weak = [] if fitted.new_site_ is None else weak_sites(fitted.new_site_)
     failures = _failures(fitted) + weak + ([] if results is None else _weak_targets(results))
     return [
-        Part("Model", _about(fitted), sentences=[(type(fitted).__doc__ or "").strip().splitlines()[0]]),
+        Part("Model", _about(fitted), sentences=[(type(fitted.method).__doc__ or "").strip().splitlines()[0]]),
         Part("Intended use", sentences=INTENDED),
         _training(fitted),
         *_federated(fitted),
@@ -121,43 +122,38 @@ SHARE_GIVEN = "The level of the site is as wrong as the share of patients that w
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
 
 
-def _about(fitted: Method) -> list[tuple[str, str]]:
+def _about(fitted: Model) -> list[tuple[str, str]]:
     fields = json.loads(json.dumps(fitted.fields()))  # tuples become lists, as in study.json
     facts = [
         ("method", fitted.name),
-        ("reference", fitted.reference or "none"),
+        ("reference", fitted.method.reference or "none"),
         ("fields changed from their defaults", changed_fields({"method": {fitted.name: fields}}) or "none"),
-        ("seed", str(fitted.facts_["seed"]) if fitted.stochastic else "none (the method has no randomness)"),
+        ("seed", str(fitted.facts_["seed"]) if fitted.method.stochastic else "none (the method has no randomness)"),
     ]
-    parameters = [part.facts_["parameters"] for part in _parts(fitted) if "parameters" in part.facts_]
+    parameters = [part.facts_["parameters"] for part in fitted.members.values() if "parameters" in part.facts_]
     if parameters:
         facts.append(("trained parameters", f"{sum(parameters):,}"))
     return facts
 
 
-def _parts(fitted: Method) -> list[Method]:
-    """Parts of a model of several atlases; of a model of one atlas, itself."""
-    return list(fitted.parts_.values()) or [fitted]
-
-
-def _training(fitted: Method) -> Part:
+def _training(fitted: Model) -> Part:
     sites = fitted.facts_["source"]["sites"]
     rows = [[site, str(n["patients"]), str(n["controls"]), str(sum(n.values()))] for site, n in sites.items()]
     totals = [sum(n[kind] for n in sites.values()) for kind in ("patients", "controls")]
     rows.append(["all", *map(str, totals), str(sum(totals))])
     table = _plain_table("Training sites", ["Site", "patients", "controls", "subjects"], rows, "labelled subjects of the fit")
     facts = [("cohort", fitted.facts_["source"]["cohort"]), *_ranges(fitted)]
-    for part in _parts(fitted):
+    for part in fitted.members.values():
         if "training_subjects" in part.facts_:
             counts = (part.facts_["training_subjects"], part.facts_["validation_subjects"])
-            key = f"trained on ({part.facts_['atlas']})" if fitted.parts_ else "trained on"
+            key = f"trained on ({part.facts_['atlas']})" if len(fitted.members) > 1 else "trained on"
             facts.append((key, "{} subjects; early stopping and calibration on {} subjects".format(*counts)))
     stored = fitted.facts_["source"].get("findings")
     findings = [NOT_CHECKED] if stored is None else anonymous_sentences(stored) or [NO_FINDING]
     return Part("Training data", facts, [table], findings)
 
 
-def _federated(fitted: Method) -> list[Part]:
+def _federated(fitted: Model) -> list[Part]:
     """How the sites trained together, for a model whose subjects never left them."""
     about = fitted.facts_.get("federated")
     if about is None:
@@ -180,10 +176,10 @@ def _federated(fitted: Method) -> list[Part]:
     return [Part("Federated training", facts, sentences=[*([] if {"network", "noise"} & set(about) else [SUMS_ONLY]), *alone])]
 
 
-def _ranges(fitted: Method) -> list[tuple[str, str]]:
+def _ranges(fitted: Model) -> list[tuple[str, str]]:
     """Scan and age ranges of the training subjects, from the source distribution if the model has one."""
     units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
-    distribution = _parts(fitted)[0].source_distribution_  # these measures are the same in all atlases
+    distribution = fitted.source_distribution_  # these measures are the same in all atlases
     ranges = [] if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True)
     return [
         (name, f"median {middle:.3g}{units[name]}, 95 % of subjects {low:.3g} to {high:.3g}")
@@ -192,30 +188,32 @@ def _ranges(fitted: Method) -> list[tuple[str, str]]:
     ]
 
 
-def _inputs(fitted: Method) -> list[tuple[str, str]]:
+def _inputs(fitted: Model) -> list[tuple[str, str]]:
     # Only networks have a length; asking for their class would import PyTorch.
-    resampled = getattr(fitted, "length", None) if "length" not in fitted.unused else None
+    resampled = getattr(fitted.method, "length", None) if "length" not in fitted.method.unused else None
     length = f"any; resampled to {resampled} points" if resampled else "any"
-    atlases = [_atlas(part.facts_["atlas"]) for part in _parts(fitted)]
-    amplitudes = any(part.uses_amplitude for part in _parts(fitted))
-    counts = " and ".join(f"{len(part.facts_['rois'])} ROIs" for part in _parts(fitted))
+    atlases = [_atlas(part.facts_["atlas"]) for part in fitted.members.values()]
+    amplitudes = any(part.uses_amplitude for part in fitted.members.values())
+    counts = " and ".join(f"{len(part.facts_['rois'])} ROIs" for part in fitted.members.values())
     return [
         ("series", f"(time, roi) with {counts}, in the order of method.json"),
-        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if fitted.parts_ else ("atlas", atlases[0]),
+        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them")
+        if len(fitted.members) > 1
+        else ("atlas", atlases[0]),
         ("scan length", length),
         ("units", AMPLITUDES if amplitudes else "any; each ROI is standardised within its scan"),
         ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
     ]
 
 
-def _decision(fitted: Method) -> list[tuple[str, str]]:
+def _decision(fitted: Model) -> list[tuple[str, str]]:
     calibrated = "none"
     if "calibration" in fitted.state_:
         slope, offset = fitted.state_["calibration"]
         validation = fitted.facts_.get("validation", "source sites held out in turn")
-        of = "mean of the calibrated logits of the atlases" if fitted.parts_ else "logit"
+        of = "mean of the calibrated logits of the atlases" if len(fitted.members) > 1 else "logit"
         calibrated = f"{of} times {slope:.4g} plus {offset:.4g}, fitted on {validation}, never on a target"
-        if fitted.parts_ and (slope, offset) == (1, 0):
+        if len(fitted.members) > 1 and (slope, offset) == (1, 0):
             calibrated = of
     facts = [("output", "probability of being a patient"), ("calibration", calibrated)]
     new_site = fitted.new_site_
@@ -231,7 +229,7 @@ def _decision(fitted: Method) -> list[tuple[str, str]]:
     return [*facts, ("threshold", f"patient at {fitted.threshold:.3g} or above")]
 
 
-def _new_site(fitted: Method) -> list[Part]:
+def _new_site(fitted: Model) -> list[Part]:
     """Expected performance at an unseen site; no section for a model with local calibration."""
     if "local" in fitted.facts_:
         return []
@@ -242,7 +240,7 @@ def _new_site(fitted: Method) -> list[Part]:
     return [Part(UNSEEN, new_site_facts(fitted.new_site_), new_site_tables(fitted.new_site_), [*first, *READING])]
 
 
-def _results(fitted: Method, contents: Contents) -> Part:
+def _results(fitted: Model, contents: Contents) -> Part:
     """Performance of this method at each left-out site of a study."""
     predictions = contents.predictions[contents.predictions["method"] == fitted.name]
     if not len(predictions):
@@ -276,7 +274,7 @@ def _atlas(atlas: str) -> str:
     return f"{atlas} ({about()[name]['title']})" if name is not None else atlas or "not named"
 
 
-def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
+def _refuse_other_rois(fitted: Model, contents: Contents) -> None:
     """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
         return
@@ -296,13 +294,13 @@ def _refuse_other_rois(fitted: Method, contents: Contents) -> None:
     )
 
 
-def _variant(fitted: Method, contents: Contents, variants: list[str]) -> tuple[str, bool]:
+def _variant(fitted: Model, contents: Contents, variants: list[str]) -> tuple[str, bool]:
     """Variant of the study with the fields of the model and True; the first variant and False if there is none."""
     given = (contents.study.get("method") or {}).get(fitted.name) or {}
     for variant in variants:
-        changes = fitted.variants.get(variant, {})
+        changes = fitted.method.variants.get(variant, {})
         try:
-            fields = make(fitted.name, **{**given, **changes}).fields()
+            fields = create(fitted.name, **{**given, **changes}).fields()
         except InputError:
             continue
         if (not variant or changes) and fields == fitted.fields():
@@ -322,7 +320,7 @@ def _area(part: pd.DataFrame) -> str:
     return f"{100 * area:.1f}" + ("" if np.isnan(low) else f" ({100 * low:.1f}-{100 * high:.1f})")
 
 
-def _failures(fitted: Method) -> list[str]:
+def _failures(fitted: Model) -> list[str]:
     sites = fitted.facts_["source"]["sites"]
     sentences = list(fitted.facts_.get("notes", []))
     local = fitted.facts_.get("local", {}).get("findings", [])
@@ -359,7 +357,7 @@ def _licence(cohort: str) -> str:
     return LICENCES.get(cohort.lower(), "authors to complete")
 
 
-def _versions(fitted: Method, model: Path) -> list[tuple[str, str]]:
+def _versions(fitted: Model, model: Path) -> list[tuple[str, str]]:
     about = read_json(model / "method.json", {})
     versions = about.get("versions", {})
     facts: list[tuple[str, str]] = [(str(name), str(version)) for name, version in versions.items()]

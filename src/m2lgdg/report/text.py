@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.method import nearest
+from m2lgdg.fields import nearest
 from m2lgdg.metrics import PAPER_METRICS
 from m2lgdg.report.contents import read_json
 from m2lgdg.report.published import read_published, with_published

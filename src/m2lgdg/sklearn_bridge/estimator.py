@@ -18,9 +18,10 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, checked_fields, find
+from m2lgdg.fields import checked_fields
+from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear
-from m2lgdg.registry import METHODS, load_methods
+from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
 from m2lgdg.storage import InputError
 
@@ -153,7 +154,8 @@ class OnVectors:
     def _features(self, block: str, cohort: Cohort) -> npt.NDArray[np.float32]:
         return np.stack([one[0] for one in cohort.series])
 
-    def _checked_target(self, target: Cohort) -> Cohort:
+    def checked_target(self, target: Cohort) -> Cohort:
+        """The target, if it has as many FC values as source."""
         if len(target.rois) != len(self.facts_["rois"]):
             raise InputError(f"X has {len(target.rois)} FC values, but the estimator was fitted on {len(self.facts_['rois'])}.")
         return target

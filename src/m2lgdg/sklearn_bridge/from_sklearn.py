@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features
-from m2lgdg.method import Method, nearest, shown
+from m2lgdg.fields import nearest, shown
+from m2lgdg.method import Method
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
 from m2lgdg.metrics import platt, sigmoid
-from m2lgdg.model.over_atlases import PREFIX
+from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
@@ -175,15 +176,13 @@ class SklearnMethod(Method):
         return self.features not in ("fc", "tangent", "phenotypes")
 
     def complete_state(self) -> None:
-        """Add the bytes of the fitted estimator, or of those of all atlases; refused if skops does not trust its types."""
+        """Add the bytes of the fitted estimator; refused if skops does not trust its types."""
         load_skops()
-        parts = [(PREFIX.format(i), part) for i, part in enumerate(self.parts_.values())] or [("", self)]
-        for prefix, part in parts:
-            if hasattr(part, "estimator_") and f"{prefix}{ESTIMATOR}" not in self.state_:
-                try:
-                    self.state_[f"{prefix}{ESTIMATOR}"] = packed(part.estimator_)
-                except InputError as error:
-                    raise InputError(f"method {self.name} cannot be saved: {error}") from None
+        if hasattr(self, "estimator_") and ESTIMATOR not in self.state_:
+            try:
+                self.state_[ESTIMATOR] = packed(self.estimator_)
+            except InputError as error:
+                raise InputError(f"method {self.name} cannot be saved: {error}") from None
 
 
 def need_scores(estimator: Any, *, fitted: bool = True) -> None:
@@ -245,7 +244,7 @@ def _register(cls: type[SklearnMethod]) -> SklearnMethod:
     return method
 
 
-def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc", name: str | None = None) -> Method:
+def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc", name: str | None = None) -> Model:
     """A scikit-learn classifier or pipeline as a method for `fit`, studies, audit and reports.
 
     Parameters
@@ -262,8 +261,8 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
 
     Returns
     -------
-    Method
-        Not fitted. The method is also in the registry under its name, so that study files can name it.
+    Model
+        Not fitted. Its method is also in the registry under its name, so that study files can name it.
 
     Examples
     --------
@@ -287,7 +286,7 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
     chosen = name or _default_name(estimator_of(text), features)
     if chosen in METHODS and METHODS[chosen].__module__ not in (__name__, module):
         raise InputError(f"there is another method {chosen}; give this one another name.")
-    return _register(define(chosen, {"estimator": text, "features": kind}, module=module))
+    return Model(_register(define(chosen, {"estimator": text, "features": kind}, module=module)))
 
 
 def _default_name(estimator: Any, features: str | Callable[[Cohort], Any]) -> str:

@@ -23,8 +23,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.method import Method, is_network, make, nearest
-from m2lgdg.registry import load_methods
+from m2lgdg.fields import nearest
+from m2lgdg.method import is_network
+from m2lgdg.model.model import Model
+from m2lgdg.registry import create, load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.audit_watch import Used, Watch, digest, kept_outside
 from m2lgdg.study.baselines import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
@@ -208,7 +210,7 @@ def _observe(sequences: list[list[Cell]], context: CellContext, original: str, w
     load_methods(context.plugins)  # what a plugin reads when it is imported is a part of it
     for name, fields in {cell.method: cell.fields for *_, cell in sequences}.items():
         with contextlib.suppress(InputError):  # raised again by the cell, and reported there
-            make(name, **fields)  # imports the method and, if it is one, its scikit-learn estimator
+            create(name, **fields)  # imports the method and, if it is one, its scikit-learn estimator
     watch = Watch(original, context.cohort)
     seen = []
     for *others, cell in sequences:
@@ -234,12 +236,12 @@ def _run_before(cell: Cell, context: CellContext) -> None:
 
 
 def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
-    cls = type(make(cell.method, **cell.fields))
+    cls = type(create(cell.method, **cell.fields))
     before = kept_outside(cls)
     with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
         seen.learned = digests(fitted)
-        seen.kept = {name: value for name, value in kept_outside(cls, fitted).items() if before.get(name) != value}
+        seen.kept = {name: value for name, value in kept_outside(cls, fitted.method).items() if before.get(name) != value}
         seen.proba["as it is"] = fitted.predict_proba(target)[:, 1]
         if cell.adapt:
             _observe_adapted(cell, fitted, target, seen)
@@ -259,7 +261,7 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         seen.proba["one subject at a time"] = np.concatenate(alone)
 
 
-def _observe_adapted(cell: Cell, fitted: Method, target: Cohort, seen: Seen) -> None:
+def _observe_adapted(cell: Cell, fitted: Model, target: Cohort, seen: Seen) -> None:
     """Predictions of the adapted track, which sees a batch of the target: as it is, with other labels, in another order.
 
     A batch of one subject is no batch: the predictions are then those of the strict track.
@@ -278,12 +280,12 @@ def _observe_adapted(cell: Cell, fitted: Method, target: Cohort, seen: Seen) -> 
     seen.adapted["in a batch of one"] = np.concatenate(alone) if alone else np.empty(0)
 
 
-def _tolerance(fitted: Method) -> float:
+def _tolerance(fitted: Model) -> float:
     """Rounding of single precision, which the calibration of a barely trained network amplifies, or of double precision."""
     return 1e-4 if is_network(fitted) else 1e-9
 
 
-def digests(fitted: Method) -> dict[str, str]:
+def digests(fitted: Model) -> dict[str, str]:
     """SHA-256 of every learned array and fact of a method, by name."""
     learned = {}
     for name, value in fitted.state_.items():
@@ -293,9 +295,9 @@ def digests(fitted: Method) -> dict[str, str]:
     for name, fact in fitted.facts_.items():
         if name not in MEASURED:
             learned[f"fact {name}"] = hashlib.sha256(json.dumps(fact, sort_keys=True).encode()).hexdigest()
-    for i, part in enumerate([fitted, *fitted.parts_.values()]):
-        if hasattr(part, "estimator_"):  # of scikit-learn; it is put into state_ when it is saved
-            learned[f"estimator {i}"] = digest(part.estimator_)
+    for i, member in enumerate(fitted.members.values()):
+        if hasattr(member, "estimator_"):  # of scikit-learn; it is put into state_ when it is saved
+            learned[f"estimator {i}"] = digest(member.estimator_)
     return learned
 
 

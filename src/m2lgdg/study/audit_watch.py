@@ -194,15 +194,7 @@ def _program(arguments: tuple[Any, ...]) -> str:
     return os.path.basename(words[0][0]) if words and words[0] else "another process"
 
 
-KNOWN = (
-    "state_",
-    "facts_",
-    "source_distribution_",
-    "new_site_",
-    "parts_",
-    "_folder",
-    "_size_checked",
-)  # attributes that a model folder stores
+KNOWN = ("state_", "facts_", "_folder", "_size_checked")  # attributes that a model folder stores
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 UNORDERED = (dict, types.MappingProxyType, set, frozenset)
 DEEPEST = 20  # nesting at which a value counts by its type only

@@ -18,8 +18,8 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import MOTION
-from m2lgdg.method import make
 from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.model.model import make
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError
 from m2lgdg.study.config import Study

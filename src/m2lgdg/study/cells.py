@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
-from m2lgdg.method import Method, make
+from m2lgdg.model.model import Model, make
 from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
@@ -108,23 +108,23 @@ def _done(cell: Cell, context: CellContext) -> dict[str, Any]:
     }
 
 
-def adapted_proba(fitted: Method, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
+def adapted_proba(fitted: Model, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:
     """Probabilities of the adapted track: each subject of the target is at the level of up to `size` others, unlabelled.
 
     A method that `sees_batch` predicts with them itself. `proba` are the probabilities of the strict track, which stay where
     there is no batch.
     """
     subjects = target.subjects.tolist()
-    if not fitted.sees_batch:
+    if not fitted.method.sees_batch:
         return at_cross_levels(proba, subjects, source_share(fitted.facts_), seed, size)
     result = np.array(proba)
     for scored, batch in cross_batches(subjects, seed, size):
         if len(batch) >= LEAST:
-            result[scored] = fitted.predict_adapted(target.select(scored), target.select(batch))
+            result[scored] = fitted.method.predict_adapted(target.select(scored), target.select(batch))
     return result
 
 
-def _explain(cell: Cell, fitted: Method, fold: Fold, context: CellContext) -> dict[str, str]:
+def _explain(cell: Cell, fitted: Model, fold: Fold, context: CellContext) -> dict[str, str]:
     """Write the explanation of a cell; a method or target that cannot be explained does not fail the cell."""
     from m2lgdg.explain.attribution import explain
 
@@ -149,7 +149,7 @@ def failure_reason(error: BaseException) -> str:
 @contextmanager
 def fitted_cell(
     cell: Cell, context: CellContext, select: Callable[[Cohort], Cohort] | None = None
-) -> Iterator[tuple[Fold, Method]]:
+) -> Iterator[tuple[Fold, Model]]:
     """Fold of a cell, and its method fitted on source, or on those subjects of source that a function selects.
 
     The block runs with the cell's number of threads.
@@ -165,7 +165,7 @@ def fitted_cell(
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
 
 
-def _method(cell: Cell, context: CellContext) -> Method:
+def _method(cell: Cell, context: CellContext) -> Model:
     """The method of a cell, from the code in the cell's key."""
     try:
         load_methods(context.plugins)

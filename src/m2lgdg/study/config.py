@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, checked_fields, find, nearest, shown, variant_fields
+from m2lgdg.fields import checked_fields, nearest, shown, variant_fields
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
-from m2lgdg.registry import METHODS, load_methods
+from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
 
@@ -107,8 +107,8 @@ def study_of(content: Mapping[str, Any]) -> Study:
         given["cohort"] = held.name
     methods = given.get("methods")
     if isinstance(methods, list | tuple):
-        tables = {one.name: one.fields() for one in methods if isinstance(one, Method)}
-        given["methods"] = [one.name if isinstance(one, Method) else one for one in methods]
+        tables = {one.name: one.fields() for one in methods if not isinstance(one, str)}
+        given["methods"] = [one if isinstance(one, str) else one.name for one in methods]
         given["method"] = dict(given.get("method", {})) | tables
     study = check_study(given, "study")
     study._held = held if isinstance(held, Cohort) else None

@@ -21,7 +21,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.findings import with_checks
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.data.spreadsheets import csv_text
-from m2lgdg.method import make
+from m2lgdg.registry import create
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import TEMPORARY, InputError, write_text
 from m2lgdg.study.checks import COHORT, read_cohort_facts
@@ -128,7 +128,7 @@ def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[s
         "cohort_hash": cohort.hash,
         "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
         "inputs": list(cohort.inputs),
-        "method": {name: make(name, **study.method.get(name, {})).fields() for name in study.methods},
+        "method": {name: create(name, **study.method.get(name, {})).fields() for name in study.methods},
         "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
     }
     about: dict[str, Any] = json.loads(json.dumps(resolved))

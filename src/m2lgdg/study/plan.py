@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import make
-from m2lgdg.model.over_atlases import chosen_atlases
-from m2lgdg.registry import Declaration, load_methods
+from m2lgdg.method import chosen_atlases
+from m2lgdg.registry import Declaration, create, load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.config import Study
@@ -65,7 +64,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         explained = study.explain if isinstance(study.explain, bool) else name in study.explain
         for variant, changes in _variants(study, name):
-            fields = make(name, **(study.method.get(name, {}) | changes)).fields()
+            fields = create(name, **(study.method.get(name, {}) | changes)).fields()
             chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
             steps = study.explain_steps if explained and not variant else 0
             extra: list[Any] = [steps, study.explain_of, explaining_code_version()] if steps else []

@@ -12,7 +12,7 @@ import numpy as np
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.explain.attribution import LOOSE_COMPLETENESS, explain_subject
-from m2lgdg.method import Method
+from m2lgdg.model.model import Model
 from m2lgdg.model.new_site import percent
 from m2lgdg.model.out_of_distribution import missing_phenotypes
 from m2lgdg.report.brains import HALF, TOP, glass_brain
@@ -79,7 +79,7 @@ class Answer:
         return self.proba >= self.threshold
 
 
-def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
+def answer(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Answer:
     """Answer of a fitted method for a cohort of one subject; explaining a large network takes long."""
     proba = float(fitted.predict_proba(cohort)[0, 1])
     scores = fitted.ood_scores(cohort)
@@ -100,7 +100,7 @@ def answer(fitted: Method, cohort: Cohort, *, explained: bool = True) -> Answer:
     )
 
 
-def _new_site(fitted: Method, proba: float) -> NewSiteInterval | None:
+def _new_site(fitted: Model, proba: float) -> NewSiteInterval | None:
     calibration = fitted.new_site_
     if calibration is None:
         return None
@@ -117,7 +117,7 @@ def _new_site(fitted: Method, proba: float) -> NewSiteInterval | None:
     return NewSiteInterval(low, high, conformal_set, sentences)
 
 
-def _explained(fitted: Method, cohort: Cohort) -> Explained:
+def _explained(fitted: Model, cohort: Cohort) -> Explained:
     try:
         explanation = explain_subject(fitted, cohort, steps=STEPS)
     except InputError as error:

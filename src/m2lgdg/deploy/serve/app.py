@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from m2lgdg.deploy.serve.answer import Answer, answer
 from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, subject_in_atlases
-from m2lgdg.method import Method, is_network
+from m2lgdg.method import is_network
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, one_line
 
 ENVELOPE = 2**16  # bytes of a form without its file
@@ -56,12 +57,12 @@ class _InMemory(MultiPartParser):
 class Desk:
     """Form and answers of one fitted method."""
 
-    def __init__(self, fitted: Method, patience: float = PATIENCE) -> None:
+    def __init__(self, fitted: Model, patience: float = PATIENCE) -> None:
         self.fitted, self.patience = fitted, patience
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
-        models = list(fitted.parts_.values()) or [fitted]
-        self.files = {f"series-{i}" if i else "series": model for i, model in enumerate(models)}  # field -> model of one atlas
-        self.most = len(models) * LARGEST + ENVELOPE  # bytes of a form
+        members = list(fitted.members.values())
+        self.files = {f"series-{i}" if i else "series": member for i, member in enumerate(members)}  # field -> its method
+        self.most = len(members) * LARGEST + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
         self.reading: dict[anyio.CancelScope, None] = {}  # forms that are arriving, the one that is idle for longest first
         self.page, self.policy = _page()
@@ -251,7 +252,7 @@ def _page() -> tuple[Any, str]:
     return environment.from_string((here / "page.html").read_text(encoding="utf-8")), "; ".join(policy)
 
 
-def make_app(fitted: Method, patience: float = PATIENCE) -> ASGIApp:
+def make_app(fitted: Model, patience: float = PATIENCE) -> ASGIApp:
     """ASGI application of a fitted method."""
     desk = Desk(fitted, patience)
     routes = [Route("/", desk.show, methods=["GET"]), Route("/", desk.reply, methods=["POST"])]

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from m2lgdg.method import Method
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, needing
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
@@ -31,7 +31,7 @@ def bound(host: str, port: int) -> socket.socket:
     return server
 
 
-def run(fitted: Method, on: socket.socket, opened: Callable[[str], None]) -> None:
+def run(fitted: Model, on: socket.socket, opened: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
     import uvicorn
 

@@ -18,6 +18,7 @@ from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers.gather import numbered_rois, parse_array
 from m2lgdg.data.readers.tables import FEMALE, MALE
 from m2lgdg.method import Method
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
 
 SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy")
@@ -84,23 +85,21 @@ def plain_name(given: str) -> str:
     return shown if len(shown) <= 60 else f"{shown[:40]}…{shown[-18:]}"
 
 
-def one_subject(fitted: Method, file_name: str, content: bytes, phenotypes: Mapping[str, str], tr: str) -> Cohort:
+def one_subject(fitted: Model, file_name: str, content: bytes, phenotypes: Mapping[str, str], tr: str) -> Cohort:
     """Cohort of one subject from one file, in the first atlas of the model; it is named after the file."""
     return subject_in_atlases(fitted, {0: (file_name, content)}, phenotypes, tr)
 
 
-def subject_in_atlases(
-    fitted: Method, files: Mapping[int, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str
-) -> Cohort:
+def subject_in_atlases(fitted: Model, files: Mapping[int, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str) -> Cohort:
     """Cohort of one subject from one file for each atlas, by the number of the atlas; it is named after the first file."""
-    models = list(fitted.parts_.values()) or [fitted]
+    members = list(fitted.members.values())
     name = plain_name(next(iter(files.values()))[0])
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
     scans = {
-        models[i].facts_["atlas"]: Parcellation(rois, [series])
+        members[i].facts_["atlas"]: Parcellation(rois, [series])
         for i, (file_name, content) in files.items()
-        for rois, series in [_series(models[i], plain_name(file_name), content)]
+        for rois, series in [_series(members[i], plain_name(file_name), content)]
     }
     (atlas, first), *others = scans.items()
     series = first.series[0]

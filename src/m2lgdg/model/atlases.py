@@ -1,0 +1,85 @@
+"""The members of a model: one fitted method for each atlas, and the subjects of a cohort that each of them sees.
+
+`Model` averages their calibrated logits, so that the member of a weak atlas, whose logits are close to 0, counts less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.method import FIRST, Method, has_atlas
+from m2lgdg.metrics import platt
+from m2lgdg.storage import InputError
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+PREFIX = "atlas-{}."  # starts the names of the arrays of a member in a model of several, numbered from 0
+
+
+class MemberTarget(NamedTuple):
+    """One member of a model, and the subjects of a target that have its atlas."""
+
+    atlas: str
+    member: Method
+    rows: Rows
+    target: Cohort  # these subjects, in this atlas
+
+
+def new_member(method: Method) -> Method:
+    """A method with the same fields, for one atlas."""
+    return type(method)(**method.fields() | {"atlases": FIRST})
+
+
+def fit_members(method: Method, source: Cohort, names: Iterable[str], **settings: Any) -> dict[str, Method]:
+    """The method fitted in each atlas, on the source subjects that have it."""
+    members = {}
+    for name in names:
+        try:
+            members[name] = new_member(method).fit(source.parcellation(name), **settings)
+        except InputError as error:
+            raise InputError(f"atlas {name}: {error}") from None
+    return members
+
+
+def mean_calibration(members: Mapping[str, Method], source: Cohort) -> tuple[float, float]:
+    """Slope and offset of the members' mean logit.
+
+    Linear methods know their decisions on held-out source sites, to which they are fitted. Without them, the mean of the
+    members' calibrated logits is taken as it is.
+    """
+    held_out = [(np.flatnonzero(has_atlas(source, name)), member.held_out_logits()) for name, member in members.items()]
+    known = [(rows, values) for rows, values in held_out if values is not None]
+    return platt(mean_of(known, len(source)), source.labels) if len(known) == len(held_out) else (1.0, 0.0)
+
+
+def targets_of(members: Mapping[str, Method], target: Cohort) -> list[MemberTarget]:
+    """Members whose atlas a target has; a subject without any of them is refused. A single member sees the whole target."""
+    chosen = []
+    for name, member in members.items():
+        if len(members) == 1 or (target.atlases == ("",) and tuple(member.facts_["rois"]) == target.rois):  # no name
+            chosen.append(MemberTarget(name, member, np.arange(len(target)), target))
+        elif name in target.atlases:
+            rows = np.flatnonzero(has_atlas(target, name))
+            chosen.append(MemberTarget(name, member, rows, target.parcellation(name)))
+    if not chosen:
+        has = ", ".join(filter(None, target.atlases)) or "one without a name"
+        raise InputError(f"the model was trained on the atlases {', '.join(members)}; the cohort has {has}.")
+    without = np.setdiff1d(np.arange(len(target)), np.concatenate([one.rows for one in chosen]))
+    if len(without):
+        names = ", ".join(one.atlas for one in chosen)
+        raise InputError(f"subject {target.subjects[without[0]]} has no series in any atlas of the model ({names}).")
+    return chosen
+
+
+def mean_of(values: Iterable[tuple[Rows, Floats]], count: int) -> Floats:
+    """(subject,) mean over the atlases that each subject has."""
+    total, number = np.zeros(count), np.zeros(count)
+    for rows, some in values:
+        total[rows] += some
+        number[rows] += 1
+    return np.asarray(total / number)

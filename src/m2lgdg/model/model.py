@@ -1,0 +1,402 @@
+"""`Model`: one fitted method, or one for each of several atlases, as it is calibrated, saved and applied to new subjects.
+
+`m2lgdg.make` creates it, `Model.fit` fits it, and `Model.load` reads it from a folder; `deploy` adapts it to a site.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import keeping_features
+from m2lgdg.fields import checked_fields
+from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
+from m2lgdg.metrics import THRESHOLD, logit, sigmoid
+from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
+from m2lgdg.model.folder import (
+    ABOUT,
+    NEW_SITE_CALIBRATION,
+    distribution_name,
+    read_about,
+    read_weights,
+    refusing_damage,
+    stored_name,
+    write_folder,
+)
+from m2lgdg.model.new_site import NewSiteCalibration
+from m2lgdg.model.out_of_distribution import SourceDistribution, flags
+from m2lgdg.model.site_level import SiteLevel, shift_of_share, source_share, stored_level
+from m2lgdg.notebook.html import method_html
+from m2lgdg.registry import METHODS, create, find
+from m2lgdg.storage import InputError
+
+OF_SCAN = ("phenotypes missing", "short scan")  # quality flags that are the same in all atlases
+
+
+class Model:
+    """A fitted method, or several, with calibration, source distribution and the correction for a site.
+
+    Attributes
+    ----------
+    method : Method
+        The method with its fields; fitted itself if the model has one atlas.
+    members : dict of str to Method
+        Fitted method of each atlas; empty before `fit`.
+    facts_ : dict
+        What is known of the fit: ROIs, inputs, source sites, and the calibration to a site.
+    source_distributions : dict of str to SourceDistribution
+        Of each atlas, if they were fitted.
+    new_site_ : NewSiteCalibration, optional
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.members: dict[str, Method] = {}
+        self.facts_: dict[str, Any] = {}
+        self.calibration = np.array([1.0, 0.0])  # of the mean logit of several members
+        self.source_distributions: dict[str, SourceDistribution] = {}
+        self.new_site_: NewSiteCalibration | None = None
+        if hasattr(method, "state_"):
+            self._hold({method.facts_["atlas"]: method}, method.facts_)
+
+    def _hold(self, members: dict[str, Method], facts: dict[str, Any]) -> None:
+        """Take fitted members, and the facts of all of them."""
+        self.members, self.facts_ = members, facts
+        if len(members) > 1:
+            first = next(iter(members.values())).facts_
+            self.facts_ |= {name: first[name] for name in ("rois", "atlas", "inputs")}
+            self.facts_["parts"] = {name: member.facts_ for name, member in members.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        """Fields, hooks and class attributes of the method, such as `model.epochs`."""
+        if name.startswith("__") or "method" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    @property
+    def name(self) -> str:
+        """Registered name of the method."""
+        return self.method.name
+
+    def fields(self) -> dict[str, Any]:
+        """Hyper-parameters of the method by name."""
+        return self.method.fields()
+
+    @property
+    def state_(self) -> dict[str, npt.NDArray[Any]]:
+        """Learned arrays, named as in a model folder: those of several members start with the number of their atlas."""
+        self._check_fitted()
+        if len(self.members) == 1:
+            return next(iter(self.members.values())).state_
+        numbered = enumerate(self.members.values())
+        state = {f"{PREFIX.format(i)}{name}": value for i, member in numbered for name, value in member.state_.items()}
+        return state | {"calibration": self.calibration}
+
+    def fit(
+        self,
+        source: Cohort,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        progress: Callable[..., None] | None = None,
+        source_distribution: bool = False,
+        new_site_calibration: bool = False,
+        calibration_folds: int | None = None,
+    ) -> Self:
+        """Fit on source subjects, which must all have a label. Nothing else can reach the fitted model.
+
+        Parameters
+        ----------
+        source : Cohort
+            Labelled subjects of one or several sites.
+        seed : int
+            Seed of the random numbers.
+        device : str
+            "cpu", "cuda", "mps" or "auto"; linear methods use the CPU.
+        progress : callable, optional
+            Called with the epoch, the number of epochs and, for networks, the losses by name.
+        source_distribution : bool
+            Also fit the statistics behind out-of-distribution scores (seconds; studies do not need it).
+        new_site_calibration : bool
+            Also refit the method without each source site, to calibrate its probabilities for an unseen site.
+            `predict_proba` and `threshold` then use this calibration.
+        calibration_folds : int, optional
+            Refit without each of this many groups of sites instead, which is faster.
+
+        Returns
+        -------
+        Model
+            The model itself, fitted.
+
+        Examples
+        --------
+        >>> import m2lgdg
+        >>> fold = next(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny")))
+        >>> fitted = m2lgdg.make("fc-logistic").fit(fold.source)
+        >>> fitted.predict_proba(fold.target).shape
+        (10, 2)
+        """
+        need_labels(self.name, source)
+        self.method.check()
+        names = chosen_atlases(self.method.atlases, source)
+        settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
+        all_series = [one.series for one in source.each_atlas()]
+        self.new_site_, self.source_distributions = None, {}
+        with keeping_features(*all_series) if new_site_calibration else contextlib.nullcontext():
+            if len(names) == 1:
+                self.method.fit(source, **settings)
+                self._hold({names[0]: self.method}, self.method.facts_)
+            else:
+                facts = source_facts(source, source.findings, seed)
+                self._hold(fit_members(self.method, source, names, **settings), facts)
+                self.calibration = np.array(mean_calibration(self.members, source))
+            if source_distribution:
+                self.source_distributions = {name: SourceDistribution.fit(source.parcellation(name)) for name in names}
+            if new_site_calibration:
+
+                def predict_left_out(rest: Cohort, left_out: Cohort) -> Floats:
+                    refitted = Model(type(self.method)(**self.fields())).fit(rest, seed=seed, device=device)
+                    return refitted.predict_proba(left_out)[:, 1]
+
+                self.new_site_ = NewSiteCalibration.fit(source, predict_left_out, calibration_folds, progress)
+        return self
+
+    def predict_proba(self, target: Cohort) -> Floats:
+        """Probability of each class. Labels, sites and ids of the target are not used.
+
+        Parameters
+        ----------
+        target : Cohort
+            Subjects with the ROIs of source. A subject may lack some of several atlases.
+
+        Returns
+        -------
+        ndarray of shape (subject, 2)
+            Column 1 is the patient class.
+        """
+        proba = self._uncalibrated(target)
+        if not self.recalibration or not len(target):
+            return proba
+        slope, offset = self.recalibration
+        return both_classes(sigmoid(slope * logit(proba[:, 1]) + offset))
+
+    def _uncalibrated(self, target: Cohort) -> Floats:
+        """(subject, 2) probabilities of the member, or from the mean logit over the atlases that a subject has."""
+        targets = self._targets(target)
+        if len(self.members) == 1 or not len(target):
+            return targets[0].member.predict_proba(targets[0].target)
+        logits = [(one.rows, logit(one.member.predict_proba(one.target)[:, 1])) for one in targets]
+        with self.method.checking_weights():
+            slope, offset = self.calibration
+            positive = sigmoid(slope * mean_of(logits, len(target)) + offset)
+        return both_classes(targets[0].member.probabilities(positive, len(target)))
+
+    @property
+    def recalibration(self) -> tuple[float, float] | None:
+        """Slope and offset applied to the logit: of local calibration, or of new-site calibration and intercept correction.
+
+        None if the model has none of them.
+        """
+        if "local" in self.facts_:
+            return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
+        level = self.site_level
+        if level is None:
+            return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
+        slope, offset = (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else (1.0, 0.0)
+        return slope, offset + level.shift
+
+    @property
+    def site_level(self) -> SiteLevel | None:
+        """Intercept correction for the site that the model was adapted to with unlabelled subjects, or None."""
+        return stored_level(self.facts_)
+
+    @property
+    def threshold(self) -> float:
+        """Probability from which a subject is classified as patient: of the local or the new-site calibration, else 0.5.
+
+        It moves with a prevalence that was given for the site of the model (`m2lgdg adapt --prevalence`).
+        """
+        default = self.new_site_.threshold if self.new_site_ else THRESHOLD
+        moved = self._shift_of_share()
+        if moved:  # with the probabilities, so that a given prevalence alone changes no decision
+            return float(sigmoid(logit(np.array(default)) + moved))
+        return float(self.facts_.get("local", {}).get("threshold", default))
+
+    def _shift_of_share(self) -> float:
+        """Shift of the logit that is due to a prevalence given for the site; 0 without one."""
+        level = self.site_level
+        return 0.0 if level is None or level.assumed else shift_of_share(level.prevalence, source_share(self.facts_))
+
+    def conformal_sets(self, proba: Floats, coverage: float = 0.9) -> npt.NDArray[np.str_]:
+        """Conformal sets (`NewSiteCalibration.sets`) of probabilities of this model, whatever prevalence they assume."""
+        if self.new_site_ is None:
+            raise InputError("the model has no new-site calibration, so it has no conformal sets.")
+        moved = self._shift_of_share()
+        return self.new_site_.sets(sigmoid(logit(proba) - moved) if moved else proba, coverage)
+
+    def flags(self, target: Cohort) -> list[list[str]]:
+        """Quality flags of each subject: short reasons why its prediction may be less reliable.
+
+        With several atlases, those that depend on the atlas end with its name.
+        """
+        raised: list[list[str]] = [[] for _ in range(len(target))]
+        lacking = [list(self.members) for _ in range(len(target))]
+        for atlas, member, rows, seen in self._targets(target):
+            seen = member.checked_target(seen)
+            common = flags(seen, member.facts_["inputs"], self.source_distributions.get(atlas))
+            with member.checking_weights():
+                own = member.method_flags(seen)
+            for row, one, added in zip(rows, common, own, strict=True):
+                lacking[row].remove(atlas)
+                named = [flag if self._alone or flag.startswith(OF_SCAN) else f"{flag} ({atlas})" for flag in one + added]
+                raised[row] += [flag for flag in named if flag not in raised[row]]
+        return [
+            some + ([f"atlas missing: {' '.join(names)}"] if names else []) for some, names in zip(raised, lacking, strict=True)
+        ]
+
+    def ood_scores(self, target: Cohort) -> dict[str, Floats]:
+        """Out-of-distribution scores by name; above 1 is outside of source. Empty without a source distribution.
+
+        With several atlases: of connectivity in each, and of phenotypes once; NaN without that atlas.
+        """
+        scores: dict[str, Floats] = {}
+        for atlas, member, rows, seen in self._targets(target):
+            seen = member.checked_target(seen)
+            for kind, values in self.source_distributions[atlas].scores(seen).items() if self.source_distributions else ():
+                name = kind if self._alone or kind == "phenotypes" else f"{kind}_{atlas}"
+                scores.setdefault(name, np.full(len(target), np.nan))[rows] = values
+        return scores
+
+    def compare(self, target: Cohort) -> list[str]:
+        """Compare a whole target with source, one line per measure; empty without a source distribution."""
+        first = self._targets(target)[0]  # the measures are of subjects and scans, and the same in all atlases
+        seen = first.member.checked_target(first.target)
+        return self.source_distributions[first.atlas].compare(seen) if self.source_distributions else []
+
+    @property
+    def source_distribution_(self) -> SourceDistribution | None:
+        """Source distribution of the first atlas, or None if it was not fitted."""
+        return next(iter(self.source_distributions.values()), None)
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.members) == 1
+
+    def _targets(self, target: Cohort) -> list[MemberTarget]:
+        self._check_fitted()
+        return targets_of(self.members, target)
+
+    def _check_fitted(self) -> None:
+        if not self.members:
+            raise InputError(f"method {self.name} is not fitted yet.")
+
+    def _repr_html_(self) -> str:
+        """Fields and source sites, for notebooks."""
+        return method_html(self.name, type(self.method).__doc__ or "", self.fields(), self.facts_ or None)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a model folder: weights, method.json and, if fitted, source distributions and new-site calibration.
+
+        Parameters
+        ----------
+        folder : str or Path
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import m2lgdg
+        >>> cohort = m2lgdg.make_cohort("tiny")
+        >>> folder = m2lgdg.make("fc-logistic").fit(cohort).save(tempfile.mkdtemp())
+        >>> m2lgdg.Model.load(folder).name
+        'fc-logistic'
+        """
+        if not self.members:
+            raise InputError(f"method {self.name} is not fitted yet; there is nothing to save.")
+        for member in self.members.values():
+            member.complete_state()
+        folder, about = Path(folder), {"method": self.name, "fields": self.fields(), "facts": self.facts_}
+        numbers = {atlas: i for i, atlas in enumerate(self.members, start=0 if self._alone else 1)}
+        files = [one.save(folder / distribution_name(numbers[atlas])) for atlas, one in self.source_distributions.items()]
+        if self.new_site_:
+            files.append(self.new_site_.save(folder / NEW_SITE_CALIBRATION))
+        return write_folder(folder, about, self.state_, files)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Model:
+        """Load a fitted model from its folder; no code in the folder is run.
+
+        Parameters
+        ----------
+        folder : str or Path
+
+        Returns
+        -------
+        Model
+        """
+        folder = Path(folder)
+        with refusing_damage(folder):
+            about, hashes = read_about(folder)
+            METHODS.define_estimator(about["method"], about["fields"], run=False)
+            if about["method"] not in METHODS:
+                name = about["method"][:100]
+                raise InputError(f"{folder / ABOUT}: method {name} is not known; pass the file that defines it with --plugin.")
+            known = find(about["method"])
+            older = {name: value for one in reversed(known.__mro__) for name, value in vars(one).get("older", {}).items()}
+            method = known(**checked_fields(known, older | about["fields"]))
+            method.check()
+        model, facts, state = cls(method), dict(about["facts"]), read_weights(folder)
+        method._folder = folder
+        if "parts" in facts:
+            members = {name: new_member(method) for name in facts["parts"]}
+            for i, (name, member) in enumerate(members.items()):
+                prefix = PREFIX.format(i)
+                member.state_ = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+                member.facts_, member._folder = dict(facts["parts"][name]), folder
+            model.calibration = state.get("calibration", np.full(2, np.nan))
+        else:
+            method.state_, method.facts_ = state, facts
+            members = {facts["atlas"]: method}
+        model._hold(members, facts)
+        for i, (name, member) in enumerate(members.items(), start=1 if "parts" in facts else 0):
+            if file := stored_name(distribution_name(i), hashes):
+                model.source_distributions[name] = SourceDistribution.load(folder / file, len(member.facts_["rois"]))
+        if file := stored_name(NEW_SITE_CALIBRATION, hashes):
+            model.new_site_ = NewSiteCalibration.load(folder / file)
+        return model
+
+
+def make(name: str, variant: str | None = None, **fields: Any) -> Model:
+    """Create a model by the registered name of its method, with some fields changed; invalid values are refused.
+
+    Parameters
+    ----------
+    name : str
+        A name in `m2lgdg.METHODS`; `m2lgdg methods` lists them.
+    variant : str, optional
+        A variant of the method, such as "small"; `m2lgdg methods NAME` lists them.
+    **fields
+        Fields (hyper-parameters) that differ from their defaults or from those of the variant.
+
+    Returns
+    -------
+    Model
+        Not fitted.
+
+    Examples
+    --------
+    >>> import m2lgdg
+    >>> m2lgdg.make("fc-svm", site_folds=3).fields()["site_folds"]
+    3
+    """
+    return Model(create(name, variant, **fields))
