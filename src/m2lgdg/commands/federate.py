@@ -138,7 +138,7 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that is sent in a study.", show_default=False)],
 ) -> None:
     """Anyone: say in words what a file holds and what it reveals."""
-    from m2lgdg.federated.words import in_words
+    from m2lgdg.federated.messages import in_words
 
     for line in in_words(path):
         _say(line)

@@ -1,8 +1,8 @@
 """What the coordinator computes: requests to the sites, and from their totals the fitted model.
 
 `coordinate` is a generator: it yields the next request and is sent the totals of all sites. Files, Flower and tests drive the
-same generator, so they give the same bits; after a kill it is run again on the stored totals. Parts of the fit that do not
-depend on each other are tasks that share rounds.
+same generator, so they give the same bits; after a kill it is run again on the stored totals. What does not depend on each
+other is done by tasks that share rounds.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
-from m2lgdg.federated.plan import CUTS, MEASURES, Ask, Plan, Request
+from m2lgdg.federated.plan import CUTS, MEASURES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import SMALLEST_SPREAD, ConnectomeAdaptive
 from m2lgdg.methods.solvers import adaptive_scales
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.storage import InputError
 
-Floats = npt.NDArray[np.float64]
 Totals = Mapping[str, npt.NDArray[np.int64]]  # by key of the ask; of sums by fold, one more axis in front
 Task = Generator[list[Ask], list[Floats], None]
+TAILS = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))  # quantile that limits each measure of amplitudes
 CONVERGED, CONVERGED_FOLD = 3e-8, 1e-7  # residuals of conjugate gradients; folds only serve the calibration
 MOST_STEPS = 60  # of conjugate gradients
 CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
@@ -35,32 +35,30 @@ CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotyp
 
 @dataclass
 class Work:
-    """State that the tasks share: the plan, values to be sent with the next request, and results."""
+    """State that the tasks share: the plan, totals that were or will be sent (`known`), and results."""
 
     plan: Plan
     known: dict[str, Floats] = field(default_factory=dict)
     unsent: list[str] = field(default_factory=list)
-    solutions: dict[str, Solution] = field(default_factory=dict)
-    range: AmplitudeRange | None = None
+    means: dict[str, Floats] = field(default_factory=dict)  # block -> (feature,) means over all subjects
+    limits: dict[str, float] = field(default_factory=dict)  # measure of amplitudes -> its quantile
+    weights: dict[str, float] = field(default_factory=dict)  # of blocks
     calibration: tuple[float, float] = (1.0, 0.0)
-    weights: dict[str, float] = field(default_factory=dict)
 
     def publish(self, name: str, value: npt.ArrayLike) -> None:
         """Send a value to all sites with the next request."""
         self.known[name] = np.asarray(value, dtype=np.float64)
         self.unsent.append(name)
 
+    @property
+    def usable_scans(self) -> int:
+        """Number of scans that were not standardised."""
+        return round(float(self.known["usable.amplitude"][-1]))
 
-@dataclass(frozen=True)
-class Solution:
-    """A fitted block in the units of its standardised features; (part, ...) arrays end with the fit on all sites."""
-
-    coefficients: Floats  # (part, feature)
-    intercepts: Floats  # (part,)
-    mean: Floats  # (feature,) over all subjects
-    centre: Floats
-    scale: Floats
-    slopes: Floats  # (confound, feature)
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether most scans have amplitudes."""
+        return 2 * self.usable_scans > self.plan.subjects
 
 
 def coordinate(plan: Plan) -> Generator[Request, Totals, ConnectomeAdaptive]:
@@ -69,8 +67,7 @@ def coordinate(plan: Plan) -> Generator[Request, Totals, ConnectomeAdaptive]:
     tasks: list[Task] = [_fill(work, column) for column in plan.study.inputs]
     tasks += [_moments(work, column) for column in plan.study.inputs]
     tasks += [_block(work, block) for block in plan.blocks]
-    if "amplitude" in plan.blocks:
-        tasks += [_amplitude_range(work)]
+    tasks += [_amplitude_limit(work, measure) for measure in MEASURES]
     rounds = yield from _run(work, tasks, 0)
     rounds = yield from _run(work, [_calibrate(work)], rounds)
     return _fitted(work, rounds)
@@ -86,7 +83,7 @@ def total(
         if not form.by_fold:
             result[ask.key] = sums.add((answer[ask.key] for answer in answers.values()), form)
             continue
-        folds = [*range(plan.parts - 1), -1]
+        folds = [*range(plan.fits - 1), -1]
         groups = [[answers[site][ask.key] for site in answers if plan.fold_of[site] == fold] for fold in folds]
         result[ask.key] = np.stack([sums.add(group, form) for group in groups])
     return result
@@ -130,29 +127,30 @@ def _fill(work: Work, column: str) -> Task:
         (counts,) = yield [Ask("codes", column)]
         work.publish(f"fill.{column}", float(counts.argmax()) if counts.any() else 0.0)
         return
-    values = yield from _order_statistics(column, lambda n: ((n - 1) // 2, n // 2))
-    work.publish(f"fill.{column}", 0.0 if values is None else (values[0] + values[1]) / 2)
+    low, high, count = yield from _order_statistics(column, lambda n: ((n - 1) // 2, n // 2))
+    work.publish(f"fill.{column}", (low + high) / 2 if count else 0.0)
 
 
 def _order_statistics(
     name: str, ranks: Callable[[int], tuple[int, int]]
-) -> Generator[list[Ask], list[Floats], tuple[float, float] | None]:
-    """Two values of given ranks among those of all sites, exactly, from counts of values below cuts; None without values.
+) -> Generator[list[Ask], list[Floats], tuple[float, float, int]]:
+    """Two values of given ranks among those of all sites, exactly, from counts of values below cuts; and the number of values.
 
     Numbers are searched by their place in the order of all 64-bit numbers; each round narrows it down by a factor of 32.
     """
     ranges = [(0, 2**64), (0, 2**64)]
     while any(high - low > 1 for low, high in ranges):
-        cuts = [sums.cuts(low, high, CUTS) for low, high in ranges]
-        (counts,) = yield [Ask("search", name, {"cuts": np.stack([sums.as_signed(row) for row in cuts])})]
-        if not counts[-1]:
-            return None
-        for i, rank in enumerate(ranks(int(counts[-1]))):
+        cuts = [[low + (high - low) * i // (CUTS + 1) for i in range(1, CUTS + 1)] for low, high in ranges]
+        (counts,) = yield [Ask("search", name, {"cuts": np.array(cuts, dtype=np.uint64).view(np.int64)})]
+        count = int(counts[-1])
+        if not count:
+            return math.nan, math.nan, 0
+        for i, rank in enumerate(ranks(count)):
             below = counts[i * CUTS : (i + 1) * CUTS]
             edges = [ranges[i][0], *cuts[i], ranges[i][1]]
             place = int((below <= rank).sum())
             ranges[i] = edges[place], edges[place + 1]
-    return sums.number(ranges[0][0]), sums.number(ranges[1][0])
+    return sums.number(ranges[0][0]), sums.number(ranges[1][0]), count
 
 
 def _moments(work: Work, column: str) -> Task:
@@ -167,74 +165,64 @@ def _moments(work: Work, column: str) -> Task:
 
 def _block(work: Work, block: str) -> Task:
     """Standardise and fit one block, in all folds and on all sites."""
-    plan = work.plan
+    plan, confounds = work.plan, work.plan.confounds_of(block)
     if block == "amplitude":
         (total,) = yield [Ask("usable", "amplitude")]
         work.publish("usable.amplitude", total)
-        if 2 * (plan.subjects - round(total[-1])) >= plan.subjects:  # most scans are standardised: the block is not used
-            _unused(work, block)
+        if not work.uses_amplitude:  # the decisions of the block are 0
+            zeros = np.zeros(plan.features(block))
+            work.means[block] = zeros
+            work.publish(f"standard.{block}", np.stack([zeros, zeros + 1, *[zeros] * len(confounds)]))
+            work.publish(f"solution.{block}", np.zeros((plan.fits, len(zeros) + 1)))
             return
-    columns = plan.study.inputs if block == "phenotypes" else plan.confounds_of(block)
+    columns = plan.study.inputs if block == "phenotypes" else confounds
     imputed = [column for column in columns if any(column in member.incomplete for member in plan.members)]
     yield from _await(work, [*(f"moments.{column}" for column in columns), *(f"fill.{column}" for column in imputed)])
-    confounds = len(plan.confounds_of(block))
-    asks = [Ask("spread", block)] + ([Ask("confounds", block)] if confounds else [])
-    totals = yield asks
-    mean, centre, scale, slopes = _standards(totals, plan, confounds)
-    work.publish(f"standard.{block}", np.concatenate([centre[None], scale[None], slopes]))
+    totals = yield [Ask("spread", block), *([Ask("confounds", block)] if confounds else [])]
+    work.means[block] = totals[0][0] / plan.subjects
+    work.publish(f"standard.{block}", _standards(totals, plan, len(confounds)))
     (by_fold,) = yield [Ask("association", block)]
-    coefficients, intercepts = yield from _ridge(plan, block, by_fold)
-    work.publish(f"solution.{block}", np.concatenate([coefficients, intercepts[:, None]], axis=1))
-    work.solutions[block] = Solution(coefficients, intercepts, mean, centre, scale, slopes)
+    solution = yield from _ridge(plan, block, by_fold)
+    work.publish(f"solution.{block}", solution)
 
 
-def _unused(work: Work, block: str) -> None:
-    """A block whose decisions are 0."""
-    size, parts = work.plan.features(block), work.plan.parts
-    slopes = np.zeros((len(work.plan.confounds_of(block)), size))
-    zeros = np.zeros(size)
-    work.publish(f"standard.{block}", np.concatenate([np.zeros((1, size)), np.ones((1, size)), slopes]))
-    work.publish(f"solution.{block}", np.zeros((parts, size + 1)))
-    work.solutions[block] = Solution(np.zeros((parts, size)), np.zeros(parts), zeros, zeros, zeros + 1, slopes)
-
-
-def _standards(totals: list[Floats], plan: Plan, confounds: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Mean, centre and spread of the features, and the slopes of confounds, from sums over sites."""
-    (plain, by_weight, squares, *products), weight = totals[0], plan.summed_weights(plan.parts - 1)
-    crossed = np.array(products).reshape(confounds, len(plain))
-    centre, slopes = by_weight / weight, np.zeros((confounds, len(plain)))
+def _standards(totals: list[Floats], plan: Plan, confounds: int) -> Floats:
+    """(2 + confound, feature) centre and spread of the features, and the slopes of confounds, from sums over sites."""
+    (_, by_weight, squares, *products), weight = totals[0], plan.summed_weights(plan.fits - 1)
+    crossed = np.array(products).reshape(confounds, len(squares))
+    centre, slopes = by_weight / weight, np.zeros((confounds, len(squares)))
     if confounds:
         slopes = np.linalg.pinv(totals[1][1:], hermitian=True) @ crossed
         centre = centre - totals[1][0] / weight @ slopes
     residual = np.maximum(squares - (slopes * crossed).sum(axis=0), 0.0)
     spread = np.sqrt(residual / weight)
-    return plain / plan.subjects, centre, np.where(spread > SMALLEST_SPREAD, spread, 1.0), slopes
+    return np.stack([centre, np.where(spread > SMALLEST_SPREAD, spread, 1.0), *slopes])
 
 
-def _ridge(plan: Plan, block: str, by_fold: Floats) -> Generator[list[Ask], list[Floats], tuple[Floats, Floats]]:
-    """(part, feature) coefficients and (part,) intercepts of the ridge regressions, by conjugate gradients.
+def _ridge(plan: Plan, block: str, by_fold: Floats) -> Generator[list[Ask], list[Floats], Floats]:
+    """(fit, feature + 1) coefficients and intercepts of the ridge regressions, by conjugate gradients.
 
     `by_fold` are sums of squares and products with the label at the sites of each fold, the last row at sites in none.
     """
-    parts = range(plan.parts)
-    sizes = np.array([[fold != part for fold in [*parts[:-1], -1]] for part in parts], dtype=np.float64)  # (part, fold)
-    squares, products = np.einsum("pf,fkj->kpj", sizes, by_fold)
+    fits = range(plan.fits)
+    trains = np.array([[fold != fit for fold in [*fits[:-1], -1]] for fit in fits], dtype=np.float64)  # (fit, fold)
+    squares, products = np.einsum("pf,fkj->kpj", trains, by_fold)
     penalty = plan.method.penalties[0] * float(squares[-1].sum()) / plan.subjects
     scale = np.ones_like(squares)
     if block in plan.method.adaptive:
-        totals, counts = (np.array([count(part) for part in parts]) for count in (plan.summed_weights, plan.count))
-        scale = adaptive_scales(products, squares, totals, counts)
+        counts = np.array([sum(member.subjects for member in plan.training(fit)) for fit in fits])
+        scale = adaptive_scales(products, squares, np.array([plan.summed_weights(fit) for fit in fits]), counts)
     right = scale * products  # features are centred by site, so the mean of the labels drops out
-    goal = np.full(plan.parts, CONVERGED_FOLD)
+    goal = np.full(plan.fits, CONVERGED_FOLD)
     goal[-1] = min(CONVERGED / max(plan.blocks[block], 1e-3), CONVERGED_FOLD)  # less exact where the block counts less
     solution = yield from _conjugate_gradients(block, scale, penalty, right, goal)
-    return scale * solution, np.array([plan.mean_sign(part) for part in parts])
+    return np.column_stack([scale * solution, [plan.mean_sign(fit) for fit in fits]])
 
 
 def _conjugate_gradients(
     block: str, scale: Floats, penalty: float, right: Floats, goal: Floats
 ) -> Generator[list[Ask], list[Floats], Floats]:
-    """(part, feature) solution of (scale H scale + penalty) x = right, where the sites multiply by H."""
+    """(fit, feature) solution of (scale H scale + penalty) x = right, where the sites multiply by H."""
     solution, residual = np.zeros_like(right), right.copy()
     direction, size = residual.copy(), (residual**2).sum(axis=1)
     least = goal**2 * size
@@ -246,7 +234,7 @@ def _conjugate_gradients(
         moved = scale[active] * direction[active]
         length = np.maximum(np.sqrt((moved**2).sum(axis=1, keepdims=True)), 1e-300)
         sent = (moved / length).astype(np.float32)
-        (product,) = yield [Ask("product", block, {"parts": active.astype(np.int64), "directions": sent})]
+        (product,) = yield [Ask("product", block, {"fits": active.astype(np.int64), "directions": sent})]
         step = sent.astype(np.float64) * length / scale[active]
         changed = scale[active] * product * length + penalty * step
         curvature = (step * changed).sum(axis=1)
@@ -258,52 +246,21 @@ def _conjugate_gradients(
     return solution
 
 
-def _amplitude_range(work: Work) -> Task:
-    """Range of amplitudes in source, as `AmplitudeRange.fit` computes it."""
+def _amplitude_limit(work: Work, measure: str) -> Task:
+    """Quantile of a measure of amplitudes over all sites, between two values as numpy interpolates."""
     yield from _await(work, ["usable.amplitude"])
-    total = work.known["usable.amplitude"]
-    if 2 * (work.plan.subjects - round(total[-1])) >= work.plan.subjects:
+    if not work.uses_amplitude:
         return
-    tails = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))
-    searches = {
-        measure: _order_statistics(f"amplitude {measure}", lambda n, q=q: _around(n, q))  # type: ignore[misc]
-        for measure, q in tails.items()
-    }
-    asked = {measure: next(search) for measure, search in searches.items()}
-    values: dict[str, tuple[float, float] | None] = {}
-    count = 0
-    while asked:
-        totals = yield [ask for asks in asked.values() for ask in asks]
-        count = int(totals[0][-1]) if totals else count
-        for measure, numbers in zip(list(asked), totals, strict=True):
-            try:
-                asked[measure] = searches[measure].send([numbers])
-            except StopIteration as ended:
-                values[measure] = ended.value
-                del asked[measure]
-    if any(value is None for value in values.values()):
+
+    def around(count: int) -> tuple[int, int]:
+        rank = math.floor(TAILS[measure] * (count - 1))
+        return rank, min(rank + 1, count - 1)
+
+    low, high, count = yield from _order_statistics(f"amplitude {measure}", around)
+    if not count:
         raise InputError("only one site has scans whose ROIs were not standardised; its amplitudes cannot be compared.")
-    low_slope, low_spread, high = (_between(values[measure], count, tails[measure]) for measure in MEASURES)
-    least = low_slope / MARGIN if low_slope > 0 else -np.inf
-    work.range = AmplitudeRange(
-        total[:-1] / total[-1],
-        np.array([least, max(low_spread / MARGIN, STANDARDISED), -np.inf]),
-        np.array([np.inf, np.inf, high * MARGIN]),
-    )
-
-
-def _around(count: int, quantile: float) -> tuple[int, int]:
-    """Ranks of the two values that a quantile lies between."""
-    rank = math.floor(quantile * (count - 1))
-    return rank, min(rank + 1, count - 1)
-
-
-def _between(values: tuple[float, float] | None, count: int, quantile: float) -> float:
-    """Quantile from the two values around it, as numpy interpolates."""
-    assert values is not None
-    weight = quantile * (count - 1) - math.floor(quantile * (count - 1))
-    low, high = values
-    return high - (high - low) * (1 - weight) if weight >= 0.5 else low + (high - low) * weight
+    weight = TAILS[measure] * (count - 1) % 1
+    work.limits[measure] = high - (high - low) * (1 - weight) if weight >= 0.5 else low + (high - low) * weight
 
 
 def _calibrate(work: Work) -> Task:
@@ -317,29 +274,27 @@ def _calibrate(work: Work) -> Task:
     weights = np.array(list(work.weights.values()))
     mean, spread = float(weights @ means), math.sqrt(max(float(weights @ covariance @ weights), 0.0))
     if spread < 1e-12:
-        share = float(np.clip(sum(member.patients for member in plan.members) / plan.subjects, 0.01, 0.99))
-        work.calibration = 1.0, math.log(share / (1 - share)) - mean
+        prevalence = float(np.clip(sum(member.patients for member in plan.members) / plan.subjects, 0.01, 0.99))
+        work.calibration = 1.0, math.log(prevalence / (1 - prevalence)) - mean
         return
-    evaluated: list[tuple[Floats, float, Floats]] = []
+    evaluated: list[tuple[float, Floats]] = []
     while True:
         point, converged = _next_point(evaluated)
         if converged:
             break
         arguments = {"weights": weights, "mean_sd": np.array([mean, spread]), "point": point}
         ((loss, *gradient),) = yield [Ask("calibration", "all", arguments)]
-        penalty = np.array([point[0] / 100.0, 0.0])  # C = 100, as in `metrics.platt`
-        evaluated.append(
-            (point, (loss + 0.5 * point[0] ** 2 / 100.0) / plan.subjects, (np.array(gradient) + penalty) / plan.subjects)
-        )
-    slope = max(float(point[0]), 1e-3) / spread
-    work.calibration = slope, float(point[1]) - slope * mean
+        penalised, slope = loss + 0.5 * point[0] ** 2 / 100.0, np.array([point[0] / 100.0, 0.0])  # C = 100: `metrics.platt`
+        evaluated.append((penalised / plan.subjects, (np.array(gradient) + slope) / plan.subjects))
+    steepness = max(float(point[0]), 1e-3) / spread
+    work.calibration = steepness, float(point[1]) - steepness * mean
 
 
 class _Unknown(Exception):
     """The loss at a point that no round has evaluated yet."""
 
 
-def _next_point(evaluated: list[tuple[Floats, float, Floats]]) -> tuple[Floats, bool]:
+def _next_point(evaluated: list[tuple[float, Floats]]) -> tuple[Floats, bool]:
     """The next point that L-BFGS needs the loss of, or its result and True.
 
     The minimiser is that of scikit-learn's logistic regression, which `metrics.platt` uses: the same steps give the same
@@ -353,7 +308,7 @@ def _next_point(evaluated: list[tuple[Floats, float, Floats]]) -> tuple[Floats, 
         known = next(remaining, None)
         if known is None:
             raise _Unknown(np.array(point))
-        return known[1], known[2].copy()
+        return known[0], known[1].copy()
 
     options = {"maxiter": 2000, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
     try:
@@ -365,41 +320,49 @@ def _next_point(evaluated: list[tuple[Floats, float, Floats]]) -> tuple[Floats, 
 
 def _fitted(work: Work, rounds: int) -> ConnectomeAdaptive:
     """The fitted method, with the same arrays as after a pooled fit."""
-    plan = work.plan
-    fitted = type(plan.method)(**plan.method.fields())
-    state: dict[str, npt.NDArray[Any]] = {}
-    if plan.study.inputs:
-        moments = np.array([work.known[f"moments.{column}"] for column in plan.study.inputs])
-        state["phenotypes.scaler.fill"] = np.array([float(work.known[f"fill.{column}"]) for column in plan.study.inputs])
-        state |= {
-            "phenotypes.scaler.mean": moments[:, 0].copy(),
-            "phenotypes.scaler.scale": np.where(moments[:, 1] > 0, moments[:, 1], np.inf),
-        }
+    plan, known, inputs = work.plan, work.known, work.plan.study.inputs
+    state: Arrays = {}
+    if inputs:
+        moments = np.array([known[f"moments.{column}"] for column in inputs])
+        state["phenotypes.scaler.fill"] = np.array([float(known[f"fill.{column}"]) for column in inputs])
+        state["phenotypes.scaler.mean"] = moments[:, 0].copy()
+        state["phenotypes.scaler.scale"] = np.where(moments[:, 1] > 0, moments[:, 1], np.inf)
     folded = np.zeros(len(plan.confounds))
-    for block, solution in work.solutions.items():
-        unscaled = solution.coefficients[-1] / solution.scale
-        intercept = float(solution.intercepts[-1] - solution.centre @ unscaled)
-        state[f"{block}.mean"] = solution.mean
-        state[f"{block}.weights"] = work.weights[block] * unscaled
-        state[f"{block}.intercept"] = np.array(work.weights[block] * intercept)
-        if len(solution.slopes):
-            folded += work.weights[block] * solution.slopes @ unscaled
+    for block, weight in work.weights.items():
+        centre, scale, *slopes = known[f"standard.{block}"]
+        solution = known[f"solution.{block}"][-1]  # on all sites
+        unscaled = solution[:-1] / scale
+        state[f"{block}.mean"] = work.means[block]
+        state[f"{block}.weights"] = weight * unscaled
+        state[f"{block}.intercept"] = np.array(weight * float(solution[-1] - centre @ unscaled))
+        if slopes:
+            folded += weight * np.array(slopes) @ unscaled
     if plan.confounds:
-        columns = [plan.study.inputs.index(name) for name in plan.confounds]
-        state["phenotypes.weights"][columns] -= folded
-    if work.range is not None:
-        work.range.save(state)
+        state["phenotypes.weights"][[inputs.index(name) for name in plan.confounds]] -= folded
+    if work.uses_amplitude:
+        _range(work).save(state)
     state["calibration"] = np.array(work.calibration)
+    fitted = type(plan.method)(**plan.method.fields())
     fitted.state_, fitted.facts_ = state, _facts(work, rounds)
     return fitted
+
+
+def _range(work: Work) -> AmplitudeRange:
+    """Range of amplitudes in source, as `AmplitudeRange.fit` computes it."""
+    total, limits = work.known["usable.amplitude"], work.limits
+    least = limits["slope"] / MARGIN if limits["slope"] > 0 else -np.inf
+    return AmplitudeRange(
+        total[:-1] / total[-1],
+        np.array([least, max(limits["spread"] / MARGIN, STANDARDISED), -np.inf]),
+        np.array([np.inf, np.inf, limits["distance"] * MARGIN]),
+    )
 
 
 def _facts(work: Work, rounds: int) -> dict[str, Any]:
     plan, first = work.plan, work.plan.members[0]
     members = sorted(plan.members, key=lambda member: natural_key(member.site))
     names = sorted({member.cohort for member in members})
-    usable = round(float(work.known["usable.amplitude"][-1])) if "usable.amplitude" in work.known else plan.subjects
-    trained = [block for block in plan.blocks if block != "amplitude" or work.range is not None]
+    trained = [block for block in plan.blocks if block != "amplitude" or work.uses_amplitude]
     facts: dict[str, Any] = {
         "rois": list(first.rois),
         "atlas": first.atlas,
@@ -422,4 +385,6 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     }
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
-    return facts | ({"standardised_scans": plan.subjects - usable} if usable < plan.subjects else {})
+    if work.usable_scans < plan.subjects:
+        facts["standardised_scans"] = plan.subjects - work.usable_scans
+    return facts

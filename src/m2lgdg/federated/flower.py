@@ -55,7 +55,7 @@ def lead(grid: Any, context: Any) -> None:
     timeout = float(context.run_config.get(TIMEOUT, 3600.0))
     study = exchange.open_study(folder)
     nodes = _joined(grid, folder, study, timeout)
-    progress = exchange.waiting(folder) or exchange.combine(folder)  # after a kill, some answers may be missing
+    progress = exchange.standing(folder)  # after a kill, at a request whose answers may be missing
     while progress.request is not None:
         _send(grid, folder, progress, nodes, timeout)
         progress = exchange.combine(folder)
@@ -71,11 +71,9 @@ def _send(grid: Any, folder: Path, progress: exchange.Progress, nodes: dict[str,
             again = f"m2lgdg federate combine STUDY --without {site}"
             raise InputError(f"site {site} is not connected; connect it, or begin again with {again}.")
     replies = _asked(grid, {nodes[site]: {"request": content} for site in progress.plan.fold_of}, timeout)
-    answers = {site: _part(replies, nodes[site], "answer", site) for site in progress.plan.fold_of}
+    answers = {site: _content(replies, nodes[site], "answer", site) for site in progress.plan.fold_of}
     for site, answer in answers.items():  # all of them, before one is stored: the site can then send it again
-        sender, _ = messages.read_answer(answer, progress.plan, progress.asked, f"the answer of site {site}")
-        if sender != site:
-            raise InputError(f"the answer of site {site} is from site {sender}, not {site}.")
+        messages.read_answer(answer, progress.plan, progress.asked, site, f"the answer of site {site}")
     for site, answer in answers.items():
         write_bytes(folder / exchange.ANSWERS / exchange.answer_name(progress.plan.attempt, progress.round, site), answer)
 
@@ -89,8 +87,8 @@ def _joined(grid: Any, folder: Path, study: Any, timeout: float) -> dict[str, in
     for node in nodes:
         if node not in replies or replies[node].has_error():
             continue  # Flower lists a node for a minute after it was lost; a site that is missing is noticed in `_send`
-        content = _part(replies, node, "join", str(node))
-        member = messages.read_member(content, study, f"the join message of node {node}")
+        content = _content(replies, node, "join", str(node))
+        member = messages.read_member(content, f"the join message of node {node}", study)
         if member.site not in study.sites or member.site in by_site:
             raise InputError(f"node {node} joins as site {member.site}, which is not expected, or is connected already.")
         by_site[member.site] = node
@@ -122,7 +120,7 @@ def _asked(grid: Any, contents: dict[int, dict[str, Any]], timeout: float) -> di
     return {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=timeout)}
 
 
-def _part(replies: dict[int, Any], node: int, name: str, site: str) -> bytes:
+def _content(replies: dict[int, Any], node: int, name: str, site: str) -> bytes:
     """Bytes in the reply of a site; a missing or refused one ends the round with a sentence."""
     again = f"m2lgdg federate combine STUDY --without {site}"
     message = replies.get(node)

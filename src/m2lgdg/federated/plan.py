@@ -1,17 +1,17 @@
-"""What all sites of a federated study agree on: settings, members, folds of sites and the sums that may be asked for.
+"""What all sites of a federated study agree on: settings, members, folds of sites, and the sums that may be asked for.
 
 The coordinator and every site derive the same `Plan` from the settings and the members' counts. `site` answers asks of this
-plan, `coordinator` makes them, and nothing else can be asked for.
+plan, `coordinator` makes them, and `SUMS` lists all that can be asked for.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
+Arrays = dict[str, npt.NDArray[Any]]
 METHOD = "connectome-adaptive"
 MOST_ROUNDS = 120  # a site answers no more, so that a coordinator cannot ask until it knows every subject
 LEAST_SUBJECTS, LEAST_SITES = 10, 3
@@ -58,13 +59,12 @@ class Study:
             raise InputError("a site is listed twice.")
         if self.least_sites < 2 or self.least_subjects < 2:
             raise InputError("a sum over one subject or one site hides nothing: the least numbers must be at least 2.")
-        if len(self.training_sites) < self.least_sites:
-            count = len(self.training_sites)
+        count = len(self.training_sites)
+        if count < self.least_sites:
             raise InputError(f"{count} sites train in the study; it needs at least {self.least_sites} (--least-sites).")
         if self.leave_out and self.leave_out not in self.sites:
-            raise InputError(
-                f"site {self.leave_out[:80]} is left out, but is not one of the sites; add --site {self.leave_out[:80]}."
-            )
+            left = self.leave_out[:80]
+            raise InputError(f"site {left} is left out, but is not one of the sites; add --site {left}.")
         if len(self.method.penalties) > 1:
             raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
 
@@ -76,10 +76,17 @@ class Study:
     @cached_property
     def method(self) -> ConnectomeAdaptive:
         """The method, not fitted; unusable fields are refused."""
-        fields = dict(self.fields) | {"phenotypes": bool(self.inputs)}
-        created = create(METHOD, **fields)
+        created = create(METHOD, **dict(self.fields) | {"phenotypes": bool(self.inputs)})
         assert isinstance(created, ConnectomeAdaptive)
         return created
+
+    def need_subjects(self, site: str, count: int) -> None:
+        """Refuse a site with few subjects."""
+        if count < self.least_subjects:
+            raise InputError(
+                f"site {site} has {count} labelled subjects; the study needs at least {self.least_subjects} at every site, "
+                "because sums over fewer are close to the subjects themselves."
+            )
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study with its members; `attempt` counts how often it began, each time without one site more."""
+    """A study with its members; `attempt` counts how often it began, each time without one site more.
+
+    The model is fitted once without each fold of sites, for its calibration, and last on all sites.
+    """
 
     study: Study
     members: tuple[Member, ...]
@@ -154,9 +164,8 @@ class Plan:
         if len(self.members) < self.study.least_sites:
             count, least = len(self.members), self.study.least_sites
             raise InputError(f"{count} sites take part; the study needs at least {least}, so it ends here.")
-        first = self.members[0]
         for member in self.members:
-            self._check(member, first)
+            self._check(member, self.members[0])
         if not sum(one.patients for one in self.members) or not sum(one.controls for one in self.members):
             raise InputError("the sites together have only one class; patients and controls are needed.")
 
@@ -165,11 +174,7 @@ class Plan:
             raise InputError(f"site {member.site} is not one of the sites of this study.")
         if member.site == self.study.leave_out:
             raise InputError(f"site {member.site} is left out of this study for evaluation, so it sends no sums.")
-        if member.subjects < self.study.least_subjects:
-            raise InputError(
-                f"site {member.site} has {member.subjects} labelled subjects; the study needs at least "
-                f"{self.study.least_subjects} at every site, because sums over fewer are close to the subjects themselves."
-            )
+        self.study.need_subjects(member.site, member.subjects)
         if member.rois != first.rois:
             differing = [a for a, b in zip(member.rois, first.rois, strict=False) if a != b]
             detail = f"; the first that differs is {differing[0]}" if differing else ""
@@ -223,55 +228,28 @@ class Plan:
         return result
 
     @property
-    def parts(self) -> int:
+    def fits(self) -> int:
         """Number of fits: one without each fold, and one on all sites (the last)."""
         return max(self.fold_of.values()) + 2
 
-    def trains(self, site: str, part: int) -> bool:
-        """Whether a site is a training site of a part."""
-        return self.fold_of[site] != part
-
-    def mates(self, site: str) -> list[str]:
-        """Sites that are held out together with this one, itself included."""
-        return [other for other, fold in self.fold_of.items() if fold == self.fold_of[site]]
+    def training(self, fit: int) -> list[Member]:
+        """Training sites of a fit."""
+        return [member for member in self.members if self.fold_of[member.site] != fit]
 
     @cached_property
     def weighted(self) -> bool:
         """Whether classes are balanced within sites; if no site has both classes, all subjects count the same."""
         return any(member.balanced for member in self.members)
 
-    def summed_weights(self, part: int) -> float:
-        """Sum of the subjects' weights over the training sites of a part; balanced weights of a site sum to its size."""
-        sites = [member for member in self.members if self.trains(member.site, part)]
-        return float(sum(member.subjects for member in sites if member.balanced or not self.weighted))
+    def summed_weights(self, fit: int) -> float:
+        """Sum of the subjects' weights over the training sites of a fit; balanced weights of a site sum to its size."""
+        return float(sum(one.subjects for one in self.training(fit) if one.balanced or not self.weighted))
 
-    def mean_sign(self, part: int) -> float:
-        """Weighted mean of the labels -1 and 1 over the training sites of a part."""
+    def mean_sign(self, fit: int) -> float:
+        """Weighted mean of the labels -1 and 1 over the training sites of a fit."""
         if self.weighted:
             return 0.0
-        sites = [member for member in self.members if self.trains(member.site, part)]
-        return sum(member.patients - member.controls for member in sites) / max(self.summed_weights(part), 1.0)
-
-    def count(self, part: int) -> int:
-        """Number of subjects at the training sites of a part."""
-        return sum(member.subjects for member in self.members if self.trains(member.site, part))
-
-    def form(self, ask: Ask) -> Form:
-        """Form of the answer to an ask; an ask outside of the protocol is refused."""
-        if ask.kind not in FORMS:
-            raise InputError(f"a sum of kind {ask.kind[:40]!r} is not part of the protocol.")
-        known, expected = FORMS[ask.kind], _arguments(self, ask)
-        if ask.name not in _names(self, ask.kind):
-            raise InputError(f"{ask.kind} of {ask.name[:40]!r} is not part of the protocol.")
-        if set(ask.arguments) != set(expected):
-            raise InputError(f"{ask.key} has the arguments {', '.join(ask.arguments) or 'none'}, which is not the protocol.")
-        for name, (shape, kind) in expected.items():
-            given = ask.arguments[name]
-            if given.shape != shape or given.dtype != np.dtype(kind):
-                raise InputError(f"{ask.key}: {name} has shape {given.shape} and type {given.dtype}, not {shape} and {kind}.")
-            if given.dtype.kind == "f" and not np.isfinite(given).all():
-                raise InputError(f"{ask.key}: {name} holds NaN or infinite values.")
-        return known(self, ask)
+        return sum(one.patients - one.controls for one in self.training(fit)) / max(self.summed_weights(fit), 1.0)
 
     @property
     def alone(self) -> list[str]:
@@ -279,50 +257,68 @@ class Plan:
         folds = list(self.fold_of.values())
         return [site for site, fold in self.fold_of.items() if fold >= 0 and folds.count(fold) == 1]
 
+    def form(self, ask: Ask) -> Form:
+        """Form of the answer to an ask; an ask outside of the protocol is refused."""
+        if ask.kind not in SUMS:
+            raise InputError(f"a sum of kind {ask.kind[:40]!r} is not part of the protocol.")
+        kind = SUMS[ask.kind]
+        if ask.name not in kind.names(self):
+            raise InputError(f"{ask.kind} of {ask.name[:40]!r} is not part of the protocol.")
+        expected = kind.arguments(self, ask)
+        if set(ask.arguments) != set(expected):
+            raise InputError(f"{ask.key} has the arguments {', '.join(ask.arguments) or 'none'}, which is not the protocol.")
+        for name, (shape, dtype) in expected.items():
+            given = ask.arguments[name]
+            if given.shape != shape or given.dtype != np.dtype(dtype):
+                raise InputError(f"{ask.key}: {name} has shape {given.shape} and type {given.dtype}, not {shape} and {dtype}.")
+            if given.dtype.kind == "f" and not np.isfinite(given).all():
+                raise InputError(f"{ask.key}: {name} holds NaN or infinite values.")
+        return kind.form(self, ask)
 
-def _names(plan: Plan, kind: str) -> tuple[str, ...]:
-    columns, blocks = plan.study.inputs, tuple(plan.blocks)
-    continuous = tuple(name for name in columns if name not in CATEGORICAL)
-    return {
-        "codes": tuple(name for name in columns if name in CATEGORICAL),
-        "search": (*continuous, *(f"amplitude {measure}" for measure in MEASURES)),
-        "moments": columns,
-        "usable": ("amplitude",),
-        "confounds": blocks,
-        "spread": blocks,
-        "association": blocks,
-        "product": blocks,
-        "decisions": ("all",),
-        "calibration": ("all",),
-    }[kind]
+    @cached_property
+    def values(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each value that the coordinator may send."""
+        result: dict[str, tuple[int, ...]] = {"usable.amplitude": (self.rois + 1,)}
+        for column in self.study.inputs:
+            result |= {f"fill.{column}": (), f"moments.{column}": (2,)}
+        for block in self.blocks:
+            size = self.features(block)
+            result |= {
+                f"standard.{block}": (2 + len(self.confounds_of(block)), size),
+                f"solution.{block}": (self.fits, size + 1),
+            }
+        return result
 
 
-def _arguments(plan: Plan, ask: Ask) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of each argument of an ask."""
-    if ask.kind == "search":
-        return {"cuts": ((2, CUTS), "int64")}
-    if ask.kind == "product":
-        parts = ask.arguments.get("parts", np.empty(0))
-        if parts.ndim != 1 or not 0 < len(parts) <= plan.parts or len(set(parts.tolist())) < len(parts):
-            raise InputError(f"{ask.key}: its parts are not those of the protocol.")
-        if parts.dtype != np.int64 or parts.min() < 0 or parts.max() >= plan.parts:
-            raise InputError(f"{ask.key}: its parts are not those of the protocol.")
-        return {"parts": (parts.shape, "int64"), "directions": ((len(parts), plan.features(ask.name)), "float32")}
-    if ask.kind == "calibration":
-        return {"weights": ((len(plan.blocks),), "float64"), "mean_sd": ((2,), "float64"), "point": ((2,), "float64")}
-    return {}
+class Sum(NamedTuple):
+    """A kind of sum: what its total reveals, what it may be about, its form, and shape and type of an ask's arguments."""
+
+    reveals: str
+    names: Callable[[Plan], Iterable[str]]
+    form: Callable[[Plan, Ask], Form]
+    arguments: Callable[[Plan, Ask], dict[str, tuple[tuple[int, ...], str]]] = lambda plan, ask: {}
 
 
-def largest(plan: Plan, block: str) -> float:
-    """Bound of the absolute value of a feature of a block."""
-    z = math.sqrt(plan.subjects)  # no z-score of n values is greater
-    return {"amplitude": LARGEST_AMPLITUDE, "phenotypes": z}.get(block, LARGEST_FC)
+def _searched(plan: Plan) -> list[str]:
+    continuous = [name for name in plan.study.inputs if name not in CATEGORICAL]
+    return [*continuous, *(f"amplitude {measure}" for measure in MEASURES)]
+
+
+def _confounds(plan: Plan, ask: Ask) -> Form:
+    count = len(plan.confounds_of(ask.name))
+    return Form((1 + count, count), np.array(4.0 * plan.subjects**2))
 
 
 def _spread(plan: Plan, ask: Ask) -> Form:
-    n, size, confounds = plan.subjects, largest(plan, ask.name), len(plan.confounds_of(ask.name))
+    n, confounds = plan.subjects, len(plan.confounds_of(ask.name))
+    # The largest feature of a block; no z-score of n values is greater than the root of n.
+    size = {"amplitude": LARGEST_AMPLITUDE, "phenotypes": math.sqrt(n)}.get(ask.name, LARGEST_FC)
     bounds = [size * n, size * n, 4 * size**2 * n, *[2 * size * math.sqrt(n) * n] * confounds]
     return Form((3 + confounds, plan.features(ask.name)), np.array(bounds)[:, None])
+
+
+def _association(plan: Plan, ask: Ask) -> Form:
+    return Form((2, plan.features(ask.name)), np.array(LARGEST_STANDARDISED**2 * plan.subjects), by_fold=True)
 
 
 def _product(plan: Plan, ask: Ask) -> Form:
@@ -332,6 +328,13 @@ def _product(plan: Plan, ask: Ask) -> Form:
     return Form(ask.arguments["directions"].shape, bound, SHORT)
 
 
+def _product_arguments(plan: Plan, ask: Ask) -> dict[str, tuple[tuple[int, ...], str]]:
+    fits = ask.arguments.get("fits", np.empty(0))
+    if fits.ndim != 1 or not len(fits) or len(set(fits.tolist()) & set(range(plan.fits))) < len(fits):
+        raise InputError(f"{ask.key}: its fits are not those of the protocol.")
+    return {"fits": (fits.shape, "int64"), "directions": ((len(fits), plan.features(ask.name)), "float32")}
+
+
 def _decisions(plan: Plan, _: Ask) -> Form:
     count = len(plan.blocks)
     bounds = np.full((1 + count, 1), LARGEST_DECISION**2 * plan.subjects)
@@ -339,38 +342,62 @@ def _decisions(plan: Plan, _: Ask) -> Form:
     return Form((1 + count, count), bounds)
 
 
-def _confounds(plan: Plan, ask: Ask) -> Form:
-    count = len(plan.confounds_of(ask.name))
-    return Form((1 + count, count), np.array(4.0 * plan.subjects**2))
-
-
-FORMS: dict[str, Callable[[Plan, Ask], Form]] = {
-    "codes": lambda plan, ask: Form((CODES,), np.array(0.0)),
-    "search": lambda plan, ask: Form((2 * CUTS + 1,), np.array(0.0)),
-    "moments": lambda plan, ask: Form((2,), np.array([LARGEST_PHENOTYPE, LARGEST_PHENOTYPE**2]) * plan.subjects),
-    "usable": lambda plan, ask: Form((plan.rois + 1,), np.array(LARGEST_AMPLITUDE * plan.subjects)),
-    "confounds": _confounds,
-    "spread": _spread,
-    "association": lambda plan, ask: Form(
-        (2, plan.features(ask.name)), np.array(LARGEST_STANDARDISED**2 * plan.subjects), by_fold=True
+SUMS = {
+    "codes": Sum(
+        "number of subjects with each code of a categorical phenotype",
+        lambda plan: [name for name in plan.study.inputs if name in CATEGORICAL],
+        lambda plan, ask: Form((CODES,), np.array(0.0)),
     ),
-    "product": _product,
-    "decisions": _decisions,
-    "calibration": lambda plan, ask: Form((3,), np.array(LARGEST_LOSS * plan.subjects)),
+    "search": Sum(
+        "number of subjects below some values, from which the median of a phenotype or a limit of the amplitudes follows",
+        _searched,
+        lambda plan, ask: Form((2 * CUTS + 1,), np.array(0.0)),
+        lambda plan, ask: {"cuts": ((2, CUTS), "int64")},
+    ),
+    "moments": Sum(
+        "sum and sum of squares of a phenotype: its mean and spread",
+        lambda plan: plan.study.inputs,
+        lambda plan, ask: Form((2,), np.array([LARGEST_PHENOTYPE, LARGEST_PHENOTYPE**2]) * plan.subjects),
+    ),
+    "usable": Sum(
+        "sum of the regional amplitudes, and number of scans that were not standardised: the mean amplitude of each ROI",
+        lambda plan: ("amplitude",),
+        lambda plan, ask: Form((plan.rois + 1,), np.array(LARGEST_AMPLITUDE * plan.subjects)),
+    ),
+    "confounds": Sum(
+        "sums of age and sex, and of their products within sites: their spread and correlation",
+        lambda plan: plan.blocks,
+        _confounds,
+    ),
+    "spread": Sum(
+        "sums, sums of squares, and products with age and sex, of each feature: means, spreads and slopes",
+        lambda plan: plan.blocks,
+        _spread,
+    ),
+    "association": Sum(
+        "sum of squares of each feature, and sum of its products with the diagnosis, by fold of sites",
+        lambda plan: plan.blocks,
+        _association,
+    ),
+    "product": Sum(
+        "features times their product with a direction: one step towards the weights of the model",
+        lambda plan: plan.blocks,
+        _product,
+        _product_arguments,
+    ),
+    "decisions": Sum(
+        "sums of decisions of fits without the site, and of their products: their spread",
+        lambda plan: ("all",),
+        _decisions,
+    ),
+    "calibration": Sum(
+        "log loss of a logistic curve and its two derivatives, over decisions of fits without the site",
+        lambda plan: ("all",),
+        lambda plan, ask: Form((3,), np.array(LARGEST_LOSS * plan.subjects)),
+        lambda plan, ask: {
+            "weights": ((len(plan.blocks),), "float64"),
+            "mean_sd": ((2,), "float64"),
+            "point": ((2,), "float64"),
+        },
+    ),
 }
-
-
-def value_shape(plan: Plan, name: str) -> tuple[int, ...]:
-    """Shape of a value that the coordinator may send; others are refused."""
-    kind, _, about = name.partition(".")
-    if kind == "fill" and about in plan.study.inputs:
-        return ()
-    if kind == "moments" and about in plan.study.inputs:
-        return (2,)
-    if name == "usable.amplitude":
-        return (plan.rois + 1,)
-    if kind == "standard" and about in plan.blocks:
-        return 2 + len(plan.confounds_of(about)), plan.features(about)
-    if kind == "solution" and about in plan.blocks:
-        return plan.parts, plan.features(about) + 1
-    raise InputError(f"a value named {name[:40]!r} is not part of the protocol.")

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import coordinate, total
-from m2lgdg.federated.plan import Member, Plan, Study
-from m2lgdg.federated.site import Arrays, Site, prepared
+from m2lgdg.federated.plan import Plan, Study
+from m2lgdg.federated.site import Site, prepared
 from m2lgdg.methods.linear import ConnectomeAdaptive
 
 
 def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
     """Fit a study on the cohorts of its sites."""
-    return simulate_prepared(study, {site: prepared(study, cohort, site) for site, cohort in cohorts.items()})
-
-
-def simulate_prepared(study: Study, joined: Mapping[str, tuple[Member, Arrays]]) -> ConnectomeAdaptive:
-    """Fit a study whose sites have prepared their arrays."""
+    joined = {name: prepared(study, cohort, name) for name, cohort in cohorts.items()}
     plan = Plan(study, tuple(member for member, _ in joined.values()))
-    sites = {name: Site(plan, name, data) for name, (_, data) in joined.items()}
+    sites = {name: Site(plan, name, arrays) for name, (_, arrays) in joined.items()}
     work = coordinate(plan)
     request = next(work)
     while True:
@@ -31,6 +27,5 @@ def simulate_prepared(study: Study, joined: Mapping[str, tuple[Member, Arrays]])
         try:
             request = work.send(total(plan, request, answers))
         except StopIteration as ended:
-            fitted = ended.value
-            assert isinstance(fitted, ConnectomeAdaptive)
+            fitted: ConnectomeAdaptive = ended.value
             return fitted

@@ -16,15 +16,23 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features, fc_features
 from m2lgdg.federated import sums
-from m2lgdg.federated.plan import CODES, LARGEST_PHENOTYPE, MEASURES, Ask, Member, Plan, Request, Study, value_shape
+from m2lgdg.federated.plan import (
+    CODES,
+    LARGEST_PHENOTYPE,
+    MEASURES,
+    Arrays,
+    Ask,
+    Floats,
+    Member,
+    Plan,
+    Request,
+    Study,
+)
 from m2lgdg.methods.amplitude import _measures, standardised_scans
-from m2lgdg.methods.linear import VIEWS, _balance, _sigmoid, _site_averages
+from m2lgdg.methods.linear import VIEWS, _sigmoid, _site_averages
 from m2lgdg.methods.solvers import combine, times
 from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
-
-Floats = npt.NDArray[np.float64]
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Member, Arrays]:
@@ -39,23 +47,16 @@ def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Me
         if column not in cohort.phenotypes.columns:
             raise InputError(f"cohort {cohort.name} has no phenotype {column}, which the study uses; add it, empty if unknown.")
     cohort = cohort.with_inputs(study.inputs)
-    if len(cohort) < study.least_subjects:
-        raise InputError(
-            f"site {site} has {len(cohort)} labelled subjects; the study needs at least {study.least_subjects} at every site, "
-            "because sums over fewer are close to the subjects themselves."
-        )
+    study.need_subjects(site, len(cohort))
     arrays: Arrays = {name: fc_features(cohort.series, VIEWS[name]) for name in study.method.blocks if name in VIEWS}
     arrays |= {"amplitude": amplitude_features(cohort.series), "phenotypes": _values(cohort, study.inputs)}
     arrays["labels"] = cohort.labels
     _check_phenotypes(arrays["phenotypes"], study, cohort)
     missing = np.isnan(arrays["phenotypes"])
-    incomplete, empty = (_names(study, lacking) for lacking in (missing.any(axis=0), missing.all(axis=0)))
+    columns = np.array(study.inputs, dtype=np.str_)
+    incomplete, empty = (tuple(columns[lacking].tolist()) for lacking in (missing.any(axis=0), missing.all(axis=0)))
     counts = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
     return Member(site, *counts, cohort.rois, cohort.atlas, cohort.name, cohort.hash, incomplete, empty, key), arrays
-
-
-def _names(study: Study, chosen: Any) -> tuple[str, ...]:
-    return tuple(name for name, is_chosen in zip(study.inputs, chosen, strict=True) if is_chosen)
 
 
 def _check_phenotypes(values: Floats, study: Study, cohort: Cohort) -> None:
@@ -79,12 +80,13 @@ class Site:
         self.rows: dict[str, tuple[npt.NDArray[Any], Floats]] = {}  # standardised features and shift, by block
         self.labels = np.asarray(arrays["labels"])
         self.signs = np.where(self.labels == 1, 1.0, -1.0)
-        self.here = np.zeros(len(self.labels), dtype=np.intp)  # all subjects are of one site
 
     def receive(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take totals from the coordinator; other names, shapes and values than those of the protocol are refused."""
         for name, value in values.items():
-            shape = value_shape(self.plan, name)
+            if name not in self.plan.values:
+                raise InputError(f"a value named {name[:40]!r} is not part of the protocol.")
+            shape = self.plan.values[name]
             if value.shape != shape or value.dtype != np.float64 or not np.isfinite(value).all():
                 raise InputError(f"value {name} of the request is not {shape} finite numbers in float64.")
             if name in self.known:
@@ -109,15 +111,15 @@ class Site:
     @cached_property
     def weights(self) -> Floats:
         """(subject,) weights that balance the classes; 0 at a site with one class, unless all sites are such."""
-        both = len(set(self.labels.tolist())) == 2
-        if self.plan.weighted and not both:
-            return np.zeros(len(self.labels))
-        return _balance(_OneSite(self.labels)) if both else np.ones(len(self.labels))  # type: ignore[arg-type]
+        counts = np.bincount(self.labels, minlength=2)
+        if counts.all():
+            return np.asarray(len(self.labels) / (2 * counts[self.labels]))
+        return np.full(len(self.labels), 0.0 if self.plan.weighted else 1.0)
 
     @cached_property
     def averages(self) -> Floats:
         """(1, subject) weights of the site's mean."""
-        return _site_averages(self.here, self.weights)
+        return _site_averages(np.zeros(len(self.labels), dtype=np.intp), self.weights)  # all subjects are of one site
 
     def filled(self, column: str, *, by_site: bool = False) -> Floats:
         """(subject,) phenotype, missing values replaced by the median or mode of all sites, or by the median of this site.
@@ -171,24 +173,12 @@ class Site:
     @cached_property
     def decisions(self) -> Floats:
         """(subject, block) decisions of the fits without this site, at the centre of the other sites."""
-        part = self.plan.fold_of[self.name]
         columns = []
         for block in self.plan.blocks:
-            solution = self.known[f"solution.{block}"][part if part >= 0 else self.plan.parts - 1]
+            solution = self.known[f"solution.{block}"][self.plan.fold_of[self.name]]  # fold -1: the last fit, on all sites
             trained, shift = self.standardised(block)
             columns.append(times(trained, solution[:-1, None])[:, 0] + shift @ solution[:-1] + solution[-1])
         return np.stack(columns, axis=1)
-
-
-class _OneSite:
-    """Labels in the form that `_balance` reads."""
-
-    def __init__(self, labels: npt.NDArray[np.int8]) -> None:
-        self.labels, self.site_names = labels, [""]
-        self.sites = np.full(len(labels), "")
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def _codes(site: Site, ask: Ask) -> Floats:
@@ -250,7 +240,7 @@ def _association(site: Site, ask: Ask) -> Floats:
 
 def _product(site: Site, ask: Ask) -> Floats:
     directions = ask.arguments["directions"].astype(np.float64)
-    active = np.array([site.plan.trains(site.name, part) for part in ask.arguments["parts"].tolist()])
+    active = ask.arguments["fits"] != site.plan.fold_of[site.name]  # fits that this site trains
     result = np.zeros(directions.shape)
     if active.any():
         trained = site.standardised(ask.name)[0]

@@ -1,22 +1,23 @@
-"""Sums in messages: numbers as fixed-point integers, so that totals do not depend on the order of sites or on masks.
+"""Sums as they travel: fixed-point integers, so that totals do not depend on the order of sites, and the masks on them.
 
-`site` encodes its sums here, `coordinator` adds and decodes them. Integers are added modulo a power of two, which makes a
-total exact, and lets the masks of `secure` cancel.
+`site` encodes and masks its sums here, `coordinator` adds and decodes them. Integers are added modulo a power of two, which
+makes a total exact, and lets the masks cancel: two sites agree on a secret by their X25519 keys, and one adds the random
+numbers drawn from it that the other subtracts. With and without masks, the totals have the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.federated.plan import LONG, Form
-from m2lgdg.storage import InputError
+from m2lgdg.federated.plan import LONG, Ask, Floats, Form, Plan
+from m2lgdg.storage import InputError, needing
 
-Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
+WHAT = "A federated study with masks"
 
 
 def exponents(form: Form) -> npt.NDArray[np.int64]:
@@ -87,16 +88,48 @@ def number(key: int) -> float:
     return float((bits & np.uint64((1 << 63) - 1) if positive else ~bits).view(np.float64))
 
 
-def cuts(low: int, high: int, count: int) -> list[int]:
-    """Integers that divide a range into equal parts."""
-    return [low + (high - low) * (i + 1) // (count + 1) for i in range(count)]
+def new_key() -> tuple[str, str]:
+    """Private and public key of a site, hexadecimal."""
+    with needing("federated", WHAT):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    private = X25519PrivateKey.generate()
+    return private.private_bytes_raw().hex(), private.public_key().public_bytes_raw().hex()
 
 
-def as_signed(keys: Iterable[int]) -> npt.NDArray[np.int64]:
-    """Integers from 0 to 2^64 - 1 as a tensor type that safetensors files have."""
-    return np.array([key - 2**64 if key >= 2**63 else key for key in keys], dtype=np.int64)
+def masked(words: Words, plan: Plan, site: str, private: str, ask: Ask, number: int) -> Words:
+    """Sums of a site plus its masks for round `number`, modulo 2^64.
+
+    Masks cancel over all sites; those of sums by fold cancel over the sites that are held out together.
+    """
+    form = plan.form(ask)
+    for other in plan.members:
+        if other.site != site and (not form.by_fold or plan.fold_of[other.site] == plan.fold_of[site]):
+            first, second = sorted([site, other.site])
+            info = f"m2lgdg-federated-1|{plan.attempt}|{number}|{ask.key}|{first}|{second}"
+            mask = _mask(_secret(private, other.key, other.site), plan.study.id, info, form.shape)
+            words = words + mask if site == first else words - mask
+    return words
 
 
-def bytes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Size of the arrays of a message."""
-    return sum(array.nbytes for array in arrays.values())
+def _mask(secret: bytes, study: str, info: str, shape: tuple[int, ...]) -> Words:
+    """Random numbers that only two sites know, new for every attempt, round and sum."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    key = HKDF(SHA256(), 32, salt=study.encode(), info=info.encode()).derive(secret)
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64).reshape(shape)
+
+
+def _secret(private: str, public: str, site: str) -> bytes:
+    with needing("federated", WHAT):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    try:
+        other: Any = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        return bytes(X25519PrivateKey.from_private_bytes(bytes.fromhex(private)).exchange(other))
+    except ValueError:
+        raise InputError(f"the public key of site {site} is not a valid X25519 key.") from None
