@@ -1,0 +1,49 @@
+"""Studies that the tests of federated training share."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hospitals import answer_all, finish, make_study
+
+import m2lgdg
+from m2lgdg.federated import exchange
+
+
+@pytest.fixture(scope="session")
+def cohort():
+    """The tiny cohort with what a real one has: missing phenotypes and standardised scans."""
+    tiny = m2lgdg.make_cohort("tiny", seed=3)
+    table = tiny.phenotypes.copy()
+    table.loc[tiny.sites == "east", "education"] = np.nan
+    table.iloc[2, table.columns.get_loc("age")] = np.nan
+    table.iloc[20, table.columns.get_loc("sex")] = np.nan
+    series = list(tiny.series)
+    for i in (1, 30):
+        series[i] = (series[i] - series[i].mean(axis=0)) / series[i].std(axis=0)
+    return replace(tiny, phenotypes=table, series=series)
+
+
+@pytest.fixture(scope="session")
+def begun(cohort, tmp_path_factory):
+    """Folders of a study without masks at its fourth request, for tests that go on from there."""
+    root = tmp_path_factory.mktemp("begun")
+    make_study(cohort, root, masks=False)
+    for _ in range(3):
+        answer_all(root)
+        exchange.combine(root / "study")
+    return root
+
+
+@pytest.fixture
+def root(begun, tmp_path):
+    return Path(shutil.copytree(begun, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def finished(begun, tmp_path_factory):
+    root = Path(shutil.copytree(begun, tmp_path_factory.mktemp("finished") / "copy"))
+    finish(root)
+    return root

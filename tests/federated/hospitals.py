@@ -1,0 +1,70 @@
+"""Helpers of the tests of federated training: a study by files, and the pooled fit that it must equal."""
+
+import json
+import shutil
+
+import numpy as np
+from safetensors.numpy import load, save
+
+import m2lgdg
+from m2lgdg.federated import exchange
+from m2lgdg.federated.plan import Study
+
+
+def by_site(cohort):
+    return {site: cohort.select(sites=[site]) for site in cohort.site_names}
+
+
+def study_of(cohort, **settings):
+    return Study("a" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs, "masks": False} | settings)
+
+
+def pooled(cohort, **fields):
+    return m2lgdg.make("connectome-adaptive", **{"phenotypes": bool(cohort.inputs)} | fields).fit(cohort)
+
+
+def assert_pooled(fitted, cohort, **fields):
+    """The fitted model is that of the pooled cohort."""
+    other = pooled(cohort, **fields)
+    assert set(fitted.state_) == set(other.state_)
+    for name in ("phenotypes.scaler.fill", "amplitude.low", "amplitude.high"):
+        if name in other.state_:
+            np.testing.assert_allclose(fitted.state_[name], other.state_[name], rtol=1e-12)
+    assert np.abs(fitted.predict_proba(cohort) - other.predict_proba(cohort)).max() < 1e-6
+    for key in ("rois", "inputs", "penalties"):
+        assert fitted.facts_[key] == other.facts_[key]
+    assert fitted.facts_["source"]["sites"] == other.facts_["source"]["sites"]
+    assert fitted.facts_.get("standardised_scans") == other.facts_.get("standardised_scans")
+
+
+def make_study(cohort, root, **settings):
+    """Folders of a study and of its sites, which have joined; the first request is written."""
+    exchange.init(root / "study", cohort.site_names, inputs=cohort.inputs, **settings)
+    for site, part in by_site(cohort).items():
+        shutil.copy(exchange.join(root / "study", part, site, root / site), root / "study" / "joins")
+    assert exchange.combine(root / "study").round == 1
+
+
+def answer_all(root, attempt=1, sites=None):
+    for site in sites or exchange.open_study(root / "study").sites:
+        exchange.step(root / site, root / "study", root / "study" / "answers", attempt)
+
+
+def finish(root, **settings):
+    """Go on until the model is written; its folder."""
+    while True:
+        answer_all(root, **settings)
+        progress = exchange.combine(root / "study")
+        if progress.request is None:
+            return exchange.save_model(root / "study", progress)
+
+
+def bits(fitted):
+    return {name: value.tobytes() for name, value in fitted.state_.items()}
+
+
+def changed(content, head=None, arrays=None, drop=()):
+    """Bytes of a message with another header or other arrays."""
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"] | (head or {})
+    return save({name: value for name, value in load(content).items() if name not in drop} | (arrays or {}), metadata=metadata)
