@@ -8,17 +8,17 @@ import pytest
 from hospitals import answer_all, assert_pooled, bits, by_site, finish, make_study, pooled, study_of
 from safetensors.numpy import load_file
 
+from m2lgdg import Model
 from m2lgdg.federated import exchange, messages
 from m2lgdg.federated.messages import in_words
 from m2lgdg.federated.plan import SUMS
 from m2lgdg.federated.simulation import simulate
-from m2lgdg.method import Method
 from m2lgdg.storage import InputError
 
 
 def test_by_files_the_same_bits_as_in_one_process(finished, cohort):
     fitted = simulate(study_of(cohort), by_site(cohort))
-    stored = Method.load(finished / "study" / "model")
+    stored = Model.load(finished / "study" / "model")
     assert bits(stored) == bits(fitted)
     assert stored.facts_["federated"]["rounds"] == fitted.facts_["federated"]["rounds"]
 
@@ -46,16 +46,16 @@ def test_the_model_folder_predicts_and_has_a_card(finished, typed, cohort, tmp_p
     code, _, _ = typed("predict", model, tmp_path / "cohort.safetensors", "--out", tmp_path / "p.csv")
     assert code == 0 and len((tmp_path / "p.csv").read_text().splitlines()) >= len(cohort)
     card = (model / "card.md").read_text()
-    rounds = Method.load(model).facts_["federated"]["rounds"]
+    rounds = Model.load(model).facts_["federated"]["rounds"]
     assert "Federated training" in card and f"rounds: {rounds}" in card and "masks were off" in card
 
 
 def test_facts_of_a_federated_fit_are_checked(finished, tmp_path):
-    fitted = Method.load(finished / "study" / "model")
+    fitted = Model.load(finished / "study" / "model")
     fitted.facts_["federated"] = fitted.facts_["federated"] | {"rounds": "many"}
     fitted.save(tmp_path / "model")
     with pytest.raises(InputError, match="rounds is not a count"):
-        Method.load(tmp_path / "model")
+        Model.load(tmp_path / "model")
 
 
 def test_a_killed_combine_is_repeated(root, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_study_begins_again_without_a_site(root, cohort):
         exchange.combine(root / "study", without=["north"])
     assert json.loads((root / "study" / "without.json").read_text()) == ["west"]
     model = finish(root, attempt=2, sites=["east", "north", "south"])
-    assert_pooled(Method.load(model), cohort.select(cohort.sites != "west"))
+    assert_pooled(Model.load(model), cohort.select(cohort.sites != "west"))
     with pytest.raises(InputError, match="the study is finished"):
         exchange.combine(root / "study", without=["north"])
 
@@ -126,7 +126,7 @@ def test_a_site_left_out_for_evaluation(cohort, tmp_path):
     exchange.combine(tmp_path / "study")
     with pytest.raises(InputError, match="west is left out of this study for evaluation, so it sends no sums"):
         exchange.step(tmp_path / "west", tmp_path / "study")
-    fitted = Method.load(finish(tmp_path, sites=["east", "north", "south"]))
+    fitted = Model.load(finish(tmp_path, sites=["east", "north", "south"]))
     rest, left = pooled(cohort.select(cohort.sites != "west")), by_site(cohort)["west"]
     assert np.abs(fitted.predict_proba(left) - rest.predict_proba(left)).max() < 1e-6
     assert fitted.facts_["federated"]["left_out"] == "west"

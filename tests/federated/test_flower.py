@@ -11,8 +11,8 @@ from federated import LocalGrid, context, folders
 from hospitals import bits, changed, finish
 
 import m2lgdg
+from m2lgdg import Model
 from m2lgdg.federated import exchange, flower
-from m2lgdg.method import Method
 from m2lgdg.storage import InputError
 
 
@@ -37,7 +37,7 @@ def lead(root, grid):
 
 
 def weights(root):
-    return bits(Method.load(root / "study" / "model"))
+    return bits(Model.load(root / "study" / "model"))
 
 
 def test_the_same_bits_as_by_files_and_after_a_lost_site(study, joined, tmp_path):
@@ -149,6 +149,6 @@ def test_a_site_left_out(tmp_path):
         exchange.join(tmp_path / "study", cohort.select(sites=[site]), site, tmp_path / site, consent=True)
     shutil.copy(tmp_path / "west" / "outbox" / "west.json", tmp_path / "study" / "joins")
     lead(tmp_path, LocalGrid(flower.client_app, folders(tmp_path, ("east", "north", "south"))))
-    facts = Method.load(tmp_path / "study" / "model").facts_
+    facts = Model.load(tmp_path / "study" / "model").facts_
     assert set(facts["source"]["sites"]) == {"east", "north", "south"}
     assert facts["federated"]["left_out"] == "west"

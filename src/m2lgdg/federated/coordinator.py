@@ -20,8 +20,9 @@ from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
-from m2lgdg.methods.linear import SMALLEST_SPREAD, ConnectomeAdaptive
+from m2lgdg.methods.linear import SMALLEST_SPREAD
 from m2lgdg.methods.solvers import adaptive_scales
+from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.storage import InputError
 
@@ -61,8 +62,8 @@ class Work:
         return 2 * self.usable_scans > self.plan.subjects
 
 
-def coordinate(plan: Plan) -> Generator[Request, Totals, ConnectomeAdaptive]:
-    """Yield one request per round and receive its totals; the result is the fitted method."""
+def coordinate(plan: Plan) -> Generator[Request, Totals, Model]:
+    """Yield one request per round and receive its totals; the result is the fitted model."""
     work = Work(plan)
     tasks: list[Task] = [_fill(work, column) for column in plan.study.inputs]
     tasks += [_moments(work, column) for column in plan.study.inputs]
@@ -318,8 +319,8 @@ def _next_point(evaluated: list[tuple[float, Floats]]) -> tuple[Floats, bool]:
     return np.asarray(result.x), True
 
 
-def _fitted(work: Work, rounds: int) -> ConnectomeAdaptive:
-    """The fitted method, with the same arrays as after a pooled fit."""
+def _fitted(work: Work, rounds: int) -> Model:
+    """The fitted model, with the same arrays as after a pooled fit."""
     plan, known, inputs = work.plan, work.known, work.plan.study.inputs
     state: Arrays = {}
     if inputs:
@@ -344,7 +345,7 @@ def _fitted(work: Work, rounds: int) -> ConnectomeAdaptive:
     state["calibration"] = np.array(work.calibration)
     fitted = type(plan.method)(**plan.method.fields())
     fitted.state_, fitted.facts_ = state, _facts(work, rounds)
-    return fitted
+    return Model(fitted)
 
 
 def _range(work: Work) -> AmplitudeRange:

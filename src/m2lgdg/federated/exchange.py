@@ -20,7 +20,7 @@ from m2lgdg.federated.coordinator import Totals, coordinate, total
 from m2lgdg.federated.plan import Arrays, Member, Plan, Request, Study
 from m2lgdg.federated.site import Site, prepared
 from m2lgdg.federated.sums import new_key
-from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, new_folder, one_line, read_bytes, read_tensors, write_bytes, write_tensors, write_text
 
 TOTALS, SUBJECTS = "m2lgdg-federated-totals-1", "m2lgdg-federated-subjects-1"
@@ -37,7 +37,7 @@ class Progress(NamedTuple):
     asked: Request  # the request, or the last one
     request: Path | None  # its file, to be sent to all sites; None if the model is finished
     is_new: bool = False  # whether the file was written just now
-    fitted: ConnectomeAdaptive | None = None
+    fitted: Model | None = None
 
     @property
     def round(self) -> int:

@@ -9,10 +9,10 @@ from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import coordinate, total
 from m2lgdg.federated.plan import Plan, Study
 from m2lgdg.federated.site import Site, prepared
-from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.model.model import Model
 
 
-def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
+def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> Model:
     """Fit a study on the cohorts of its sites."""
     joined = {name: prepared(study, cohort, name) for name, cohort in cohorts.items()}
     plan = Plan(study, tuple(member for member, _ in joined.values()))
@@ -27,5 +27,5 @@ def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> ConnectomeAdaptive:
         try:
             request = work.send(total(plan, request, answers))
         except StopIteration as ended:
-            fitted: ConnectomeAdaptive = ended.value
+            fitted: Model = ended.value
             return fitted
