@@ -35,7 +35,10 @@ def test_every_layout(tmp_path, layout, strategy):
     assert_series(cohort, release)
     assert excluded(cohort) == ABSENT
     assert cohort.atlas == "aal"
-    assert cohort.notes[:2] == (f"atlas aal, strategy {strategy}", "label from column DX_GROUP: 1 = patient, 2 = control")
+    assert tuple(map(str, cohort.notes[:2])) == (
+        f"atlas aal, strategy {strategy}",
+        "label from column DX_GROUP: 1 = patient, 2 = control",
+    )
 
 
 def test_columns_follow_the_header_codes(tmp_path):

@@ -95,9 +95,9 @@ def test_clinical_columns_are_no_inputs():
 def test_which_run_is_read(release):
     cohort = read(release)
     assert "session: the first of each subject (1 of 5 subjects have several); --session NAME selects another one, " in "".join(
-        cohort.notes
+        map(str, cohort.notes)
     )
-    assert "run: the first of the session (1 subjects have several runs); --join-runs joins them" in cohort.notes
+    assert "run: the first of the session (1 subjects have several runs); --join-runs joins them" in map(str, cohort.notes)
     second = read(release, session="2")
     assert second.subjects.tolist() == ["0010001"]
     np.testing.assert_allclose(second.series[0], signal("0010001", 2, 1, 13), atol=1e-6)
@@ -125,7 +125,7 @@ def test_strategies_and_atlases(release):
         read(release, atlas="ho")
     cohort = read(release, atlas=("aal", "cc200"))
     assert cohort.parcellations["cc200"].rois == ("1", "2", "5", "200")
-    assert "strategy filtered" in cohort.notes
+    assert "strategy filtered" in map(str, cohort.notes)
     assert "strategy unfiltered" in read(release, strategy="unfiltered").notes
     with pytest.raises(InputError, match=r"option strategy: 'sharp' is not one of filtered, unfiltered\."):
         read(release, strategy="sharp")

@@ -12,7 +12,7 @@ import pytest
 
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.cli import main
-from m2lgdg.cohort import Exclusion
+from m2lgdg.findings import Exclusion
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.registry import create
@@ -49,9 +49,9 @@ def cohort():
     ids = np.array([f"PATIENT-{name}-{7000 + i}" for i, name in enumerate(cohort.subjects)])
     table = cohort.phenotypes.set_axis(ids, axis=0).assign(age=[10 + (i / 8) ** 2 + 0.12345 for i in range(len(ids))])
     out = (
-        Exclusion("PATIENT-gone-1", "north", f"/home/{USER}/data/PATIENT-gone-1.npy: subject PATIENT-gone-1: NaN."),
-        Exclusion("PATIENT-gone-2", "north", "no label"),
-        Exclusion("PATIENT-gone-3", "north", f"left out by {USER}"),
+        Exclusion.from_reason("PATIENT-gone-1", "north", f"/home/{USER}/data/PATIENT-gone-1.npy: subject PATIENT-gone-1: NaN."),
+        Exclusion.from_reason("PATIENT-gone-2", "north", "no label"),
+        Exclusion.from_reason("PATIENT-gone-3", "north", f"seen by {USER}"),
     )
     return dataclasses.replace(
         cohort, subjects=ids, phenotypes=table, name=WARD, excluded=out, notes=(f"label from /data/{WARD}/labels.csv",)
@@ -118,7 +118,7 @@ def test_the_unshared_outputs_do_tell(study, model, cohort):
     """Else the search below would find nothing anywhere."""
     command("report", study)
     page = (study / "report.html").read_text()
-    for word in (f"study of {USER}", f"/home/{USER}/x", "PATIENT-gone-1", f"left out by {USER}", WARD, HOST):
+    for word in (f"study of {USER}", f"/home/{USER}/x", "PATIENT-gone-1", f"seen by {USER}", WARD, HOST):
         assert word in page
     with pytest.raises(AssertionError):
         assert_silent(study / "report.html", cohort)

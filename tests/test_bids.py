@@ -76,8 +76,8 @@ def test_participants(cohort):
     assert cohort.phenotypes["handedness"].tolist() == ["R", "", "L", "R"]
     assert list(cohort.phenotypes.columns) == ["sex", "age", "handedness", "iq", "mean_fd"]
     np.testing.assert_array_equal(cohort.phenotypes["mean_fd"], [0.1] * 4)  # of XCP-D's motion.tsv
-    assert "label from column group: patient = patient, control = control" in cohort.notes
-    assert "site from column site" in cohort.notes
+    assert "label from column group: patient = patient, control = control" in map(str, cohort.notes)
+    assert "site from column site" in map(str, cohort.notes)
 
 
 @pytest.mark.parametrize(

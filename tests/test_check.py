@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from m2lgdg import check_cohort, make_cohort
-from m2lgdg.cohort import Exclusion
 from m2lgdg.data.duplicates import best_alignment, find_duplicates
+from m2lgdg.findings import Exclusion
 
 
 def changed(cohort, **values):
@@ -16,7 +16,7 @@ def changed(cohort, **values):
 
 
 def texts(result, level=None):
-    return [finding.text for finding in result.findings if level in (None, finding.level)]
+    return [finding.text for finding in result.findings if level in (None, finding.severity)]
 
 
 def test_a_clean_cohort_is_usable_and_its_table_counts(tiny):
@@ -53,7 +53,7 @@ def test_many_tiny_sites_are_one_sentence_and_swapped_series_are_noticed(tiny):
     few = tiny.select(np.concatenate([np.flatnonzero(tiny.sites == site)[:3] for site in tiny.site_names]))
     found = texts(check_cohort(few), "finding")
     listed = "(east 3, north 3, south 3, west 3)"
-    assert f"4 sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
+    assert f"Several sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
     wide = changed(tiny, series=[one[:11] for one in tiny.series])
     assert "Every scan has fewer volumes (11) than ROIs (12). Are the time and ROI axes swapped?" in texts(
         check_cohort(wide), "note"
@@ -80,10 +80,10 @@ def test_flat_rois_short_scans_and_units(tiny):
 
 def test_exclusions_are_counted_by_reason_and_site(tiny):
     gone = (
-        Exclusion("a", "north", "listed but no series file"),
-        Exclusion("b", "north", "listed but no series file"),
-        Exclusion("c", "S4", "site left out: its subjects are those of S14 again"),
-        Exclusion("d", "west", "x.npy: subject d: NaN at volume 3 of ROI r."),
+        Exclusion.from_reason("a", "north", "listed but no series file"),
+        Exclusion.from_reason("b", "north", "listed but no series file"),
+        Exclusion.from_reason("c", "S4", "site left out: its subjects are those of S14 again"),
+        Exclusion.from_reason("d", "west", "x.npy: subject d: NaN at volume 3 of ROI r."),
     )
     result = check_cohort(changed(tiny, excluded=gone))
     assert "2 subjects excluded: listed but no series file (north 2)." in texts(result, "finding")
@@ -107,7 +107,7 @@ def test_proxies_by_name_and_by_value(tiny):
     rng = np.random.default_rng(0)
     table = tiny.phenotypes.assign(HAMD=rng.normal(size=len(tiny)), score=tiny.labels + 0.1 * rng.normal(size=len(tiny)))
     result = check_cohort(changed(tiny, phenotypes=table))
-    assert "1 column reveals the diagnosis and is not an input: HAMD." in texts(result, "note")
+    assert "Not inputs, because they reveal the diagnosis: HAMD." in texts(result, "note")
     assert "Column score separates patients from controls almost perfectly. Is it a label proxy?" in texts(result, "note")
     as_input = check_cohort(changed(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
     assert "Input score separates patients from controls almost perfectly. Is it a label proxy?" in texts(as_input, "finding")

@@ -11,16 +11,16 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from m2lgdg import Cohort, InputError, make_cohort, run_study
-from m2lgdg.cohort import Exclusion
 from m2lgdg.data.leakage import leakage_checks
+from m2lgdg.findings import Exclusion
 from m2lgdg.metrics import auc
 from m2lgdg.report.checklists import TO_COMPLETE, checklists, known_facts
 from m2lgdg.study.predictions import read_predictions
 
 EXCLUDED = (
-    Exclusion("x1", "north", "no scan"),
-    Exclusion("x2", "north", "no scan"),
-    Exclusion("x3", "east", "/secret/x3.1D: NaN."),
+    Exclusion.from_reason("x1", "north", "no scan"),
+    Exclusion.from_reason("x2", "north", "no scan"),
+    Exclusion.from_reason("x3", "east", "/secret/x3.1D: NaN."),
 )
 
 

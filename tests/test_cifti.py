@@ -149,7 +149,7 @@ def dcan(tmp_path):
 
 
 def notes_on(cohort, start):
-    return [note for note in cohort.notes if note.startswith(start)]
+    return [note for note in map(str, cohort.notes) if note.startswith(start)]
 
 
 def test_the_first_session_is_read_and_noted(dcan):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from m2lgdg import Cohort, InputError, make_cohort
-from m2lgdg.cohort import MASKED_SITE, Exclusion, is_proxy, natural_key
+from m2lgdg.cohort import MASKED_SITE, is_proxy, natural_key
+from m2lgdg.findings import Exclusion
 
 ROIS = ("a", "b", "c")
 

@@ -70,7 +70,7 @@ def test_what_a_strategy_leaves_of_the_signals(images, strategy):
         expected = clean(images.series[subject], **options, **band)
         columns = [cohort.rois.index(str(i)) for i in miniature.REGIONS]
         np.testing.assert_allclose(series[:, columns], expected, rtol=0, atol=1e-3)
-    assert any(f"strategy {strategy}" in note for note in cohort.notes)
+    assert any(f"strategy {strategy}" in note for note in map(str, cohort.notes))
 
 
 def test_simple_is_the_default(images):
@@ -89,7 +89,7 @@ def test_scrubbed_volumes_by_subject(images):
     assert lost >= len(MOVED)
     assert [len(series) for series in cohort.series] == [VOLUMES - lost, VOLUMES]
     assert cohort.phenotypes["scrubbed_volumes"].tolist() == [lost, 0]
-    assert f"scrubbed volumes: sub-01 {lost} of 60" in cohort.notes
+    assert f"scrubbed volumes: sub-01 {lost} of 60" in map(str, cohort.notes)
     assert "scrubbed_volumes" not in read(images.folder, atlas_image=images.atlas).phenotypes
 
 

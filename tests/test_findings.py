@@ -10,11 +10,23 @@ import pandas as pd
 import pytest
 
 from m2lgdg import Cohort, InputError, check_cohort, leave_one_site_out, make, make_cohort, read
-from m2lgdg.cohort import UNKNOWN, Exclusion, Finding
-from m2lgdg.data.check import CONFLICT, DUPLICATE
+from m2lgdg.cohort import UNKNOWN
+from m2lgdg.data.check import duplicate_flags, with_checks
 from m2lgdg.data.duplicates import find_duplicates, without_duplicates
-from m2lgdg.data.findings import anonymous_sentences, data_line, duplicate_flags, problems, summary, with_checks
 from m2lgdg.data.leakage import leakage_checks
+from m2lgdg.findings import (
+    BY_LIST,
+    CONFLICT,
+    DUPLICATE,
+    UNUSABLE_FILE,
+    Exclusion,
+    Finding,
+    anonymous_sentences,
+    data_line,
+    problems,
+    summary,
+    text_finding,
+)
 from m2lgdg.method import Method
 from m2lgdg.report.anonymised import shared_model
 from m2lgdg.report.answer import data_box
@@ -73,7 +85,10 @@ def test_a_file_has_the_findings_but_its_hash_has_not(cohort, tmp_path):
 
 @pytest.mark.parametrize(
     "findings",
-    [3, "x", [["finding"]], [["odd", "text", [], "", ""]], [["note", 5, [], "", ""]], [["note", "text", "abc", "", ""]]],
+    [
+        *(3, "x", [["finding"]], [["odd", "text", [], "", ""]], [["note", 5, [], "", ""]], [["note", "text", "abc", "", ""]]),
+        *([{"kind": "odd", "subjects": []}], [{"kind": "motion", "subjects": [], "numbers": {}}], [{"kind": "note"}]),
+    ],
 )
 def test_damaged_findings_are_refused(cohort, findings, tmp_path):
     cohort.save(tmp_path / "whole.cohort")
@@ -104,9 +119,8 @@ def test_other_content_has_no_findings(cohort):
 
 
 def test_a_line_counts_duplicates_and_others():
-    pair, unlike = (Finding("finding", "text", PAIR, kind) for kind in (DUPLICATE, CONFLICT))
-    other, note = Finding("finding", "flat", (), "flat ROI"), Finding("note", "x", (), "note")
-    small = Finding("finding", "tiny", (), "small site")
+    pair, unlike = (Finding(kind, "", PAIR) for kind in (DUPLICATE, CONFLICT))
+    other, note, small = Finding("flat ROI"), text_finding("x"), Finding("small site")
     assert summary([]) == "" and data_line([note], "m2lgdg check c") == ""
     assert summary([other]) == "1 finding"
     assert summary([pair]) == "1 pair of subjects with the same scan"
@@ -129,7 +143,7 @@ def test_one_of_each_pair_is_kept_unless_its_labels_differ(cohort):
     assert find_duplicates(kept) == [] and without_duplicates(kept).hash == kept.hash
     inclusion = check_cohort(kept).inclusion.set_index("subject")
     assert inclusion.loc[UNLIKE[0], ["status", "reason"]].tolist() == ["excluded", reasons[UNLIKE[0]]]
-    levels = {one.anonymous: one.level for one in check_cohort(kept).findings if one.kind == "exclusion"}
+    levels = {one.anonymous: one.severity for one in check_cohort(kept).findings if one.kind == "expected exclusion"}
     assert levels == {
         "2 subjects excluded: duplicate with different labels (south 2).": "note",
         "1 subject excluded: duplicate (north 1).": "note",
@@ -165,18 +179,23 @@ def test_anonymous_sentences_name_nobody(cohort):
     flat = np.array(series[6])
     flat[:, :4] = 1
     series[6], series[7] = flat, np.asarray(series[7]) * np.float32(1e-12)
-    gone = [Exclusion("zoe-q", "north", "zoe-q.npy: subject zoe-q: NaN."), Exclusion("yan-p", "east", "left out by yan-p.csv")]
-    notes = ("implausible value: subject anna-k, column age: age -5 is not between 0 and 120 years; it was set to missing",)
+    gone = [
+        Exclusion("zoe-q", "north", UNUSABLE_FILE, detail="zoe-q.npy: NaN."),
+        Exclusion("yan-p", "east", BY_LIST, "", "yan-p.csv"),
+    ]
+    numbers = {"column": "age", "value": -5.0, "oldest": 120.0}
+    notes = (Finding("age", "", ("anna-k",), numbers), Finding("scrubbed", "", ("anna-k",), {"listed": {"anna-k": "3 of 90"}}))
     spoiled = replace(cohort, phenotypes=table, series=series, tr=tr, excluded=tuple(gone), notes=notes)
     findings = check_cohort(spoiled).findings
-    kinds = {one.kind for one in findings if one.anonymous}
-    assert kinds == {"exclusion", "empty scan", DUPLICATE, CONFLICT, "flat ROI", "TR", "value"}
+    kinds = {one.kind for one in findings if one.anonymous != one.text}
+    others = {"empty scan", DUPLICATE, CONFLICT, "many flat ROIs", "long TR", "value", "age", "scrubbed"}
+    assert kinds == {"exclusion", "expected exclusion"} | others
     names = [*spoiled.subjects.tolist(), "zoe-q", "yan-p"]
     named = {name for one in findings for name in names if name in one.text}
     assert {*PAIR, *UNLIKE, "zoe-q", spoiled.subjects[4], spoiled.subjects[5], spoiled.subjects[6]} <= named
     sentences = anonymous_sentences(one.shared() for one in findings)
     assert not [(name, text) for name in names for text in sentences if name in text]
-    twice = [Finding("finding", "A subject (x).", kind="flat ROI"), Finding("finding", "A subject (x).", kind="flat ROI")]
+    twice = [text_finding("A subject (x).")] * 2
     assert anonymous_sentences(one.shared() for one in twice) == ["A subject (x) (2 times)."]
 
 
@@ -289,7 +308,7 @@ def test_an_unchecked_cohort_is_checked_on_the_way(cohort, typed, tmp_path, monk
 def test_a_model_fitted_in_python_says_whether_it_was_checked(cohort, tmp_path):
     part = next(one for one in card(make("prior").fit(cohort).save(tmp_path / "bare")) if one.title == "Training data")
     assert part.sentences == [NOT_CHECKED]
-    fitted = make("prior").fit(cohort.with_findings([Finding("finding", "Copied from /home/jane/x.", kind="flat ROI")]))
+    fitted = make("prior").fit(cohort.with_findings([text_finding("Copied from /home/jane/x.", kind="text")]))
     assert shared_model(fitted).facts_["source"]["findings"][0]["text"] != "Copied from /home/jane/x."
     fitted.facts_["source"]["findings"] = [{"level": "finding", "kind": 3, "text": "x"}]
     with pytest.raises(InputError, match=r"method.json is damaged \(findings are not a list of texts\)"):

@@ -134,7 +134,7 @@ def test_label_words_missing_codes_and_columns_from_the_toml(tmp_path):
     np.testing.assert_array_equal(cohort.phenotypes["age"], [31, nan, 40, 28.5])  # not the column that is called age
     np.testing.assert_array_equal(cohort.phenotypes["years"], [nan, 0, 7, 8])
     assert cohort.inputs == ("age", "years")
-    assert "label from column dx_group: 2 = patient, 1 = control" in cohort.notes
+    assert "label from column dx_group: 2 = patient, 1 = control" in map(str, cohort.notes)
 
 
 def test_a_label_that_is_not_known_names_the_toml(tmp_path):
@@ -160,7 +160,7 @@ def test_no_label_column_means_unlabelled(tmp_path):
     people = [row[:2] for row in miniature.OWN_PEOPLE]
     cohort = read(miniature.own_folder(tmp_path / "lab", people=people, columns=("id", "site")).folder)
     assert cohort.labels.tolist() == [-1, -1, -1, -1]
-    assert "no label column: all subjects are unlabelled" in cohort.notes
+    assert "no label column: all subjects are unlabelled" in map(str, cohort.notes)
 
 
 def test_proxies_only_where_the_user_insists(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import Cohort, InputError, make_cohort, run_study
-from m2lgdg.cohort import Exclusion
+from m2lgdg.findings import Exclusion
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.data import connectomes, site_connectomes, site_table
 from m2lgdg.report.flow import flow_diagram, flow_steps
@@ -19,9 +19,9 @@ from m2lgdg.report.sharing import share_study
 from m2lgdg.study.description import CONNECTOMES, describe, mean_connectomes, read_connectomes, read_site_connectomes
 
 EXCLUDED = (
-    Exclusion("x1", "north", "head motion: func_mean_fd is not below 0.2 (value 0.31)"),
-    Exclusion("x2", "north", "head motion: func_mean_fd is not below 0.2 (value 0.44)"),
-    Exclusion("x3", "gone", "no scan"),
+    Exclusion.from_reason("x1", "north", "head motion: func_mean_fd is not below 0.2 (value 0.31)"),
+    Exclusion.from_reason("x2", "north", "head motion: func_mean_fd is not below 0.2 (value 0.44)"),
+    Exclusion.from_reason("x3", "gone", "no scan"),
 )
 
 

@@ -79,13 +79,13 @@ def test_a_subject_without_one_of_the_atlases(abide):
     place(abide, "CMU_a_0050649", "aal").unlink()
     cohort = read(abide, atlas=("aal", "ho"))
     assert "CMU_a_0050649" not in cohort.subjects
-    assert excluded(cohort)["CMU_a_0050649"] == ("CMU", "listed but no series file of atlas aal")
+    assert excluded(cohort)["CMU_a_0050649"] == ("CMU", "listed but no series file: atlas aal")
     assert cohort.parcellations["ho"].present.tolist() == [True, True, False, True]
     assert cohort.subjects[2] == "Pitt_0050003"
     assert cohort.parcellation("ho").subjects.tolist() == ["CMU_b_0050669", "MaxMun_a_0051607", "Pitt_0050004"]
     # The other way round, the other one is excluded.
     turned = read(abide, atlas=("ho", "aal"))
-    assert excluded(turned)["Pitt_0050003"] == ("PITT", "listed but no series file of atlas ho")
+    assert excluded(turned)["Pitt_0050003"] == ("PITT", "listed but no series file: atlas ho")
     assert turned.parcellation("aal").subjects.tolist() == ["CMU_b_0050669", "MaxMun_a_0051607", "Pitt_0050004"]
 
 
@@ -133,8 +133,8 @@ def test_an_unusable_series_of_a_further_atlas_is_left_out(abide):
     assert cohort.parcellations["ho"].present.tolist() == [True, True, True, False, True]
     assert "Pitt_0050003" not in excluded(cohort)
     note = words.replace("\\", "")
-    assert cohort.notes[-1] == f"unusable series: subject Pitt_0050003, atlas ho: {note}"
-    assert str(abide) not in cohort.notes[-1]
+    assert str(cohort.notes[-1]) == f"Subject Pitt_0050003 has no series of atlas ho: {note}."
+    assert str(abide) not in str(cohort.notes[-1])
     # In the first atlas it excludes the subject.
     turned = read(abide, atlas=("ho", "aal"), on_bad="exclude")
     assert excluded(turned)["Pitt_0050003"] == ("PITT", f"{note}.")
@@ -223,7 +223,7 @@ def test_bids(xcpd):
     assert turned.parcellation("Gordon").subjects.tolist() == ["sub-0051", "sub-0052", "sub-8"]
     assert turned.tr.tolist()[0] == 2.0
     left = read(xcpd, atlas=("Gordon", "4S156Parcels"))
-    assert excluded(left)["sub-07"] == ("Rome", "listed but no series file of atlas Gordon")
+    assert excluded(left)["sub-07"] == ("Rome", "listed but no series file: atlas Gordon")
 
 
 def test_bids_series_of_another_run(xcpd):
@@ -234,7 +234,7 @@ def test_bids_series_of_another_run(xcpd):
         read(xcpd, atlas=("4S156Parcels", "Gordon"))
     cohort = read(xcpd, atlas=("4S156Parcels", "Gordon"), on_bad="exclude")
     assert cohort.parcellations["Gordon"].present.tolist() == [True, True, False, True]
-    assert cohort.notes[-1].startswith("unusable series: subject sub-07, atlas Gordon: sub-07_task-rest_run-2")
+    assert str(cohort.notes[-1]).startswith("Subject sub-07 has no series of atlas Gordon: sub-07_task-rest_run-2")
 
 
 def test_bids_runs_are_joined_in_each_atlas(xcpd):
@@ -297,7 +297,7 @@ def test_own_folder_lacks_a_series(lab):
     with pytest.raises(InputError, match=r"participants\.tsv: subject 12 has no series file .*halves/12_h\.npy\."):
         read(lab.folder, atlas="halves")
     turned = read(lab.folder, atlas=("halves", "four"), on_bad="exclude")
-    assert excluded(turned) == {"12": ("Bergen", "listed but no series file of atlas halves")}
+    assert excluded(turned) == {"12": ("Bergen", "listed but no series file: atlas halves")}
     np.save(lab.folder / "halves/99_h.npy", np.eye(2))
     with pytest.raises(InputError, match=r"99_h\.npy: subject 99 is not in"):
         read(lab.folder)
@@ -367,7 +367,7 @@ def checked():
 
 
 def texts(result, level="finding"):
-    return [each.text for each in result.findings if each.level == level]
+    return [each.text for each in result.findings if each.severity == level]
 
 
 def test_duplicates_are_sought_in_every_atlas(checked):
@@ -391,7 +391,7 @@ def test_findings_name_the_atlas(checked):
     first = str(checked.subjects[0])
     assert "Atlas two: 1 subject has at least one flat ROI (most often r3 1)." in texts(result)
     assert f"1 subject has no series of atlas two ({checked.subjects[7]})." in texts(result)
-    (lacking,) = [each for each in result.findings if each.kind == "atlas"]
+    (lacking,) = [each for each in result.findings if each.kind == "no series of an atlas"]
     assert lacking.subjects == (str(checked.subjects[7]),)
     assert lacking.anonymous == "1 subject has no series of atlas two."
     table = result.sites.set_index("site")
@@ -434,7 +434,7 @@ def test_an_empty_scan_in_any_atlas(checked):
 def test_an_unusable_series_is_a_finding_about_its_subject(abide):
     place(abide, "Pitt_0050003", "ho").write_text("#1\t#2\n1\tx.5\n")
     result = check_cohort(read(abide, atlas=("aal", "ho"), on_bad="exclude"))
-    found = [each for each in result.findings if each.kind == "atlas"]
+    found = [each for each in result.findings if each.kind in ("no series of an atlas", "unusable series")]
     assert [each.subjects for each in found] == [("Pitt_0050003",), ("Pitt_0050003",)]
     assert found[1].text.startswith(
         "Subject Pitt_0050003 has no series of atlas ho: Pitt_0050003_rois_ho.1D, line 2, column 2: "

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from m2lgdg import Cohort, make_cohort
-from m2lgdg.cohort import Exclusion
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.data.site_names import alike, common_spelling, merged, shown
+from m2lgdg.findings import Exclusion
 
 CHECK = "no two site names are one site"
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "Zürich") for form in ("NFC", "NFD"))

@@ -84,13 +84,17 @@ def test_the_cohort_of_the_demo_has_flaws_that_a_check_reports(mild):
     medians = motion.groupby(mild.sites).median()
     assert medians.idxmax() == "Delft" and medians["Delft"] > 0.3 > 2 * medians.drop("Delft").max()
     result = check_cohort(mild)
-    assert {finding.kind for finding in result.findings if finding.level == "finding"} == {"duplicate", "TR", "motion"}
+    assert {finding.kind for finding in result.findings if finding.severity == "finding"} == {
+        "duplicate",
+        "several TRs",
+        "motion",
+    }
     assert result.sites.set_index("site")["motion"].to_dict() == {site: f"{value:.2f}" for site, value in medians.items()}
-    (restless,) = [finding.text for finding in result.findings if finding.kind == "motion" and finding.level == "finding"]
+    (restless,) = [finding.text for finding in result.findings if finding.kind == "motion" and finding.severity == "finding"]
     others = np.median(motion[mild.sites != "Delft"])
-    assert restless.startswith("Delft") and f"{medians['Delft']:.2f} mm, {others:.2f} at" in restless
+    assert restless.startswith("Delft") and f"{medians['Delft']:.2f} mm, other sites {others:.2f})" in restless
     areas = [roc_auc_score(mild.labels[mild.sites == site], motion[mild.sites == site]) for site in medians.index]
-    (separates,) = [finding.text for finding in result.findings if finding.kind == "motion" and finding.level == "note"]
+    (separates,) = [finding.text for finding in result.findings if finding.kind == "motion and label"]
     assert f"AUC of {100 * np.mean(areas):.0f} %" in separates
 
 

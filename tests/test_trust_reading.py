@@ -21,7 +21,7 @@ ATLAS = "4S156Parcels"
 
 
 def texts(cohort, level):
-    return [finding.text for finding in check_cohort(cohort).findings if finding.level == level]
+    return [finding.text for finding in check_cohort(cohort).findings if finding.severity == level]
 
 
 def numbers(rows=30, columns=6, seed=0):
@@ -140,7 +140,7 @@ def test_columns_with_other_names_than_rois_are_put_into_order(tmp_path):
     assert cohort.rois == tuple(ROIS.split()[1:])
     for one, name in zip(cohort.series, series, strict=True):
         np.testing.assert_array_equal(one, series[name])
-    assert "ROIs named by position: column V0 of the files is thalamus, column V5 is heschl" in cohort.notes
+    assert "ROIs named by position: column V0 of the files is thalamus, column V5 is heschl" in map(str, cohort.notes)
 
 
 def test_codes_of_the_atlas_are_matched_by_code(tmp_path):
@@ -259,7 +259,7 @@ def test_ages_that_nobody_has_are_missing_and_findings(tmp_path):
     series = three() | {"p4": numbers(seed=9)}
     cohort = read(folder(tmp_path / "lab", series, people=rows))
     np.testing.assert_array_equal(cohort.phenotypes["age"], [np.nan, np.nan, np.nan, 120])
-    findings = {finding.text: finding.subjects for finding in check_cohort(cohort).findings if finding.level == "finding"}
+    findings = {finding.text: finding.subjects for finding in check_cohort(cohort).findings if finding.severity == "finding"}
     expected = "Subject {}, column age: age {} is not between 0 and 120 years; it was set to missing."
     assert findings[expected.format("p1", "1e+300")] == ("p1",)
     assert findings[expected.format("p2", "-5")] == ("p2",)
@@ -362,7 +362,7 @@ def test_an_empty_scan_is_an_unusable_subject(tiny):
     assert empty_scans(cohort) == [7]
     check = check_cohort(cohort)
     (finding,) = [finding for finding in check.findings if "unusable subject" in finding.text]
-    assert (finding.level, finding.subjects) == ("finding", (str(cohort.subjects[7]),))
+    assert (finding.severity, finding.subjects) == ("finding", (str(cohort.subjects[7]),))
     assert "numerically empty" in check.inclusion.set_index("subject").at[cohort.subjects[7], "reason"]
 
 
@@ -491,7 +491,9 @@ def test_runs_of_a_bids_subject_can_be_joined(xcpd):
     np.testing.assert_allclose(cohort.series[3], expected, atol=1e-5)
     single = np.array(xcpd.series["sub-07"])
     np.testing.assert_allclose(cohort.series[2], z(single), atol=1e-4)  # a single run is z-scored too
-    assert any(note.startswith("runs joined: each run of every subject was z-scored per ROI") for note in cohort.notes)
+    assert any(
+        note.startswith("runs joined: each run of every subject was z-scored per ROI") for note in map(str, cohort.notes)
+    )
     runs[1].with_suffix(".json").write_text(json.dumps({"RepetitionTime": 1.0}))
     with pytest.raises(InputError, match=r"run-10.*: a TR of 1 s, but .*run-2.* has 3 s, so the runs cannot be joined"):
         read(xcpd.folder, atlas=ATLAS, join_runs=True)

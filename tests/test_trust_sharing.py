@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from m2lgdg import InputError, make_cohort, run_study
-from m2lgdg.cohort import Exclusion
+from m2lgdg.findings import Exclusion
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paths import file_name, has_path, starts_path, without_paths
 from m2lgdg.report.sharing import share_study
@@ -85,7 +85,7 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab") / PERSON
     folder.mkdir()
     cohort = make_cohort("tiny", seed=1)
-    gone = tuple(Exclusion(f"gone{i}", "north", f"{path}: subject gone{i}: NaN.") for i, path in enumerate(PATHS))
+    gone = tuple(Exclusion.from_reason(f"gone{i}", "north", f"{path}: subject gone{i}: NaN.") for i, path in enumerate(PATHS))
     notes = tuple(f"label from {path}" for path in PATHS)
     cohort = dataclasses.replace(cohort, excluded=gone, notes=notes, atlas=f"/mnt/{PERSON}/atlas", truth=None)
     cohort.save(folder / "tiny.cohort")

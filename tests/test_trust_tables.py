@@ -280,7 +280,7 @@ def test_formulas_are_in_no_csv_of_a_study_and_its_report(tmp_path, tiny):
     import dataclasses
 
     from m2lgdg import run_study
-    from m2lgdg.cohort import Exclusion
+    from m2lgdg.findings import Exclusion
 
     sites = np.where(tiny.sites == "east", "=HYPERLINK(1)", tiny.sites)
     ids = np.array([f"@{name}" for name in tiny.subjects])
@@ -305,6 +305,11 @@ def test_formulas_are_in_no_csv_of_a_study_and_its_report(tmp_path, tiny):
                 assert not re.match(r"[=@\t\r]|[+-](?!$|[\d.]+(e[+-]?\d+)?$)", cell), (file, cell)
     assert set(read_predictions(tmp_path / "out")["subject"]) <= set(ids)
     contents = read_contents(tmp_path / "out")
-    assert contents.inclusion[-1] == {"subject": "=gone", "site": "+site", "status": "excluded", "reason": "-reason"}
+    assert contents.inclusion[-1] == {
+        "subject": "=gone",
+        "site": "+site",
+        "status": "excluded",
+        **dict.fromkeys(("reason", "kind"), "-reason"),
+    }
     (record, explanation), *_ = contents.explanations()["fc-svm"]
     assert record["target"] == "=HYPERLINK(1)" and "=roi" in set(explanation.rois["roi"])

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.findings import Exclusion, Finding, Note, read_finding, read_note
 from m2lgdg.notebook.arrays import ArrayAccess
 from m2lgdg.storage import InputError, one_line, pack, read_tensors, series_tensors, stored_series, unpack, write_tensors
 
@@ -26,8 +27,6 @@ FORMAT = "m2lgdg-cohort-1"
 FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas in a cohort file, numbered from 0
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
-SAME_SCAN = " (same scan as "  # comes before the other subject in the reason of a duplicate's exclusion
-DETAIL = " (value "  # comes before the value of one subject in the reason of its exclusion
 
 # Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
 # must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
@@ -38,35 +37,6 @@ PROXY = re.compile(
     re.IGNORECASE,
 )
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
-
-
-Level = Literal["unusable", "finding", "note"]
-LEVELS: tuple[Level, ...] = ("unusable", "finding", "note")
-
-
-class Exclusion(NamedTuple):
-    """A subject of the release that is not in the cohort, and the reason."""
-
-    subject: str
-    site: str
-    reason: str
-
-
-class Finding(NamedTuple):
-    """One sentence of `m2lgdg check` about a cohort, with the subjects it concerns and the kind of problem.
-
-    `anonymous` is the same without ids and file names, for model cards and shared reports; empty if `text` has none.
-    """
-
-    level: Level
-    text: str
-    subjects: tuple[str, ...] = ()
-    kind: str = ""
-    anonymous: str = ""
-
-    def shared(self) -> dict[str, str]:
-        """Level, kind and anonymous sentence, as a model folder stores them."""
-        return {"level": self.level, "kind": self.kind, "text": self.anonymous or self.text}
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +109,7 @@ class Cohort(ArrayAccess):
     atlas: str = ""
     name: str = "cohort"
     excluded: tuple[Exclusion, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     truth: dict[str, Any] | None = None
     allow_proxies: bool = False
     parcellations: Mapping[str, Parcellation] = field(default_factory=dict)
@@ -440,9 +410,9 @@ class Cohort(ArrayAccess):
             "inputs": self.inputs,
             "allow_proxies": self.allow_proxies,
             "excluded": self.excluded,
-            "notes": self.notes,
+            "notes": [note if isinstance(note, str) else note._asdict() for note in self.notes],
             "truth": self.truth,
-            "findings": self.findings,
+            "findings": None if self.findings is None else [one._asdict() for one in self.findings],
         }
         return header | {"parcellations": further} if further else header
 
@@ -475,30 +445,14 @@ class Cohort(ArrayAccess):
             tr=tensors["tr"],
             atlas=head["atlas"],
             name=head["name"],
-            excluded=tuple(Exclusion(*each) for each in head["excluded"]),
-            notes=tuple(head["notes"]),
+            excluded=tuple((Exclusion if len(each) > 3 else Exclusion.from_reason)(*each) for each in head["excluded"]),
+            notes=tuple(map(read_note, head["notes"])),
             truth=head["truth"],
             allow_proxies=head["allow_proxies"],
             parcellations=_stored_parcellations(head.get("parcellations", []), tensors),
         )
         findings = head.get("findings")  # absent in files of earlier versions
-        return cohort if findings is None else cohort.with_findings(read_findings(findings))
-
-
-def read_findings(stored: Iterable[Sequence[Any]]) -> tuple[Finding, ...]:
-    """Findings from their JSON form, a list of lists; raises ValueError or TypeError if it is damaged."""
-    findings = []
-    for level, text, subjects, kind, anonymous in stored:
-        texts = (text, kind, anonymous, *subjects)
-        if level not in LEVELS or not isinstance(subjects, list) or not all(isinstance(each, str) for each in texts):
-            raise ValueError("a finding is not made of a level and texts")
-        findings.append(Finding(level, text, tuple(subjects), kind, anonymous))
-    return tuple(findings)
-
-
-def general_reason(reason: str) -> str:
-    """Reason of an exclusion without the subject or value that it names; empty if it ends with a full stop, so names a file."""
-    return "" if reason.endswith(".") else reason.partition(SAME_SCAN)[0].partition(DETAIL)[0]
+        return cohort if findings is None else cohort.with_findings(map(read_finding, findings))
 
 
 def is_proxy(column: str) -> bool:

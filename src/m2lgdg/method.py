@@ -256,7 +256,7 @@ def source_facts(source: Cohort, findings: Any, seed: int) -> dict[str, Any]:
     }
     about: dict[str, Any] = {"cohort": source.name, "hash": source.hash, "sites": counts}
     if findings is not None:
-        about["findings"] = [one.shared() for one in findings if one.level != "note"]
+        about["findings"] = [one.shared() for one in findings if one.severity != "note"]
     rois, inputs = list(source.rois), list(source.inputs)
     return {"rois": rois, "atlas": source.atlas, "inputs": inputs, "seed": seed, "source": about}
 

@@ -37,7 +37,7 @@ def adapt(
     """
     from rich.markup import escape
 
-    from m2lgdg.data.findings import with_checks
+    from m2lgdg.data.check import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.adapt import adapt as adapt_model
     from m2lgdg.model.model import Model

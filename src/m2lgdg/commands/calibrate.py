@@ -24,7 +24,7 @@ def calibrate(
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
     from rich.markup import escape
 
-    from m2lgdg.data.findings import with_checks
+    from m2lgdg.data.check import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.deploy.calibrate import calibrate as calibrate_model
     from m2lgdg.model.model import Model

@@ -31,7 +31,7 @@ def show_check(result: Check) -> None:
     terminal.out.print()
     style = {"unusable": "bold red", "finding": "yellow", "note": "dim"}
     for finding in result.findings:
-        terminal.out.print(f"[{style[finding.level]}]{finding.level:>8}[/] {escape(finding.text)}", soft_wrap=True)
+        terminal.out.print(f"[{style[finding.severity]}]{finding.severity:>8}[/] {escape(finding.text)}", soft_wrap=True)
 
 
 def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:
         "subjects": len(cohort),
         "excluded": len(cohort.excluded),
         "sites": json.loads(result.sites.to_json(orient="records")),
-        "findings": [{"level": finding.level, "text": finding.text} for finding in result.findings],
+        "findings": [{"level": finding.severity, "text": finding.text} for finding in result.findings],
         "verdict": VERDICTS[result.exit_code],
         "exit_code": result.exit_code,
     }
@@ -56,7 +56,7 @@ def write_check(result: Check, folder: Path) -> None:
     from m2lgdg.data.spreadsheets import csv_text
     from m2lgdg.storage import write_texts
 
-    findings = pd.DataFrame([(finding.level, finding.text) for finding in result.findings], columns=["level", "text"])
+    findings = pd.DataFrame([(finding.severity, finding.text) for finding in result.findings], columns=["level", "text"])
     tables = {"inclusion": result.inclusion, "sites": result.sites, "findings": findings}
     write_texts(folder, {f"{name}.csv": csv_text(table) for name, table in tables.items()})
 
@@ -113,8 +113,8 @@ def check(
 def _corrections(result: Check, cohort: Cohort, path: Path, kind: str | None) -> list[str]:
     """Options of `m2lgdg convert` that correct what was found; without --drop-bad, it stops at a defective subject."""
     from m2lgdg.data.check import empty_scans
-    from m2lgdg.data.findings import is_duplicate
     from m2lgdg.data.readers import stops_reading
+    from m2lgdg.findings import is_duplicate
 
     defective = path.is_dir() and stops_reading(path, kind, cohort.excluded)
     needed = {

@@ -40,8 +40,8 @@ def convert(
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
 
-    from m2lgdg.data.check import atlas_line
-    from m2lgdg.data.findings import check_command, data_line, with_checks
+    from m2lgdg.data.check import atlas_line, with_checks
+    from m2lgdg.findings import check_command, data_line
 
     options.refuse_existing(to, overwrite)
     cohort = reading.read_cohort(context, path, "exclude" if drop_bad else "stop")

@@ -53,6 +53,7 @@ def demo(
     """Run the whole workflow on a synthetic cohort with a known effect: check, leave-one-site-out study, tables and report."""
     from m2lgdg.data.check import check_cohort
     from m2lgdg.data.synthetic import make_cohort
+    from m2lgdg.findings import is_duplicate
     from m2lgdg.report.page import write_report
     from m2lgdg.report.tables import render, study_tables
     from m2lgdg.storage import install_command, missing_libraries, write_text
@@ -65,7 +66,7 @@ def demo(
     write_check(result, to / "check")
     terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)
     show_check(result)
-    if any(finding.kind.startswith("duplicate") for finding in result.findings):
+    if any(map(is_duplicate, result.findings)):
         terminal.out.print()
         cohort = reading.drop_duplicates(cohort)
         result = check_cohort(cohort)

@@ -78,7 +78,7 @@ def fit(
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from rich.markup import escape
 
-    from m2lgdg.data.findings import with_checks
+    from m2lgdg.data.check import with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.model.model import make
     from m2lgdg.registry import load_methods
@@ -140,7 +140,8 @@ def fit(
 
 def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
     """Print one line on the findings about the subjects that were used, if there are any."""
-    from m2lgdg.data.findings import check_command, data_line, with_checks
+    from m2lgdg.data.check import with_checks
+    from m2lgdg.findings import check_command, data_line
 
     command = check_command(path, new_site=new_site)
     if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):

@@ -47,7 +47,7 @@ def predict(
     import pandas as pd
     from rich.markup import escape
 
-    from m2lgdg.data.findings import duplicate_flags, with_checks
+    from m2lgdg.data.check import duplicate_flags, with_checks
     from m2lgdg.data.readers import read
     from m2lgdg.data.spreadsheets import csv_text
     from m2lgdg.model.model import Model

@@ -132,7 +132,7 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
 
 def _with_sites(cohort: Cohort, sites: Sequence[str] | None) -> Cohort:
     """Cohort with the subjects of some sites; those of other sites are listed as excluded."""
-    from m2lgdg.cohort import Exclusion
+    from m2lgdg.findings import Exclusion
 
     if not sites:
         return cohort
@@ -155,30 +155,27 @@ def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without
 
 def list_motion_exclusions(cohort: Cohort) -> None:
     """Print each subject that --max-motion excluded, with its value."""
-    from m2lgdg.data.readers.motion import NO_VALUE, TOO_LARGE
+    from m2lgdg.findings import NO_MOTION, TOO_MUCH_MOTION
 
-    excluded = [one for one in cohort.excluded if one.reason.startswith((TOO_LARGE, NO_VALUE))]
-    lines = [f"Excluded {one.subject} ({one.site}): {one.reason.removeprefix(TOO_LARGE)}." for one in excluded]
+    excluded = [one for one in cohort.excluded if one.kind in (TOO_MUCH_MOTION, NO_MOTION)]
+    lines = [f"Excluded {one.subject} ({one.site}): {one.reason}." for one in excluded]
     for line in lines or ["Every subject is below --max-motion; nobody was excluded for head motion."]:
         terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_choices(cohort: Cohort) -> None:
     """Print which session was read and how many volumes each subject lost by scrubbing, where the reader noted it."""
-    from m2lgdg.data.readers.confounds import SCRUBBED
-    from m2lgdg.data.readers.runs import RUNS, SESSIONS
-
     for note in cohort.notes:
-        if note.startswith((SESSIONS, RUNS, SCRUBBED)):
-            terminal.out.print(f"{note[0].upper()}{note[1:]}.", markup=False, highlight=False, soft_wrap=True)
+        if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed"):
+            terminal.out.print(f"{note.text[0].upper()}{note.text[1:]}.", markup=False, highlight=False, soft_wrap=True)
 
 
 def without_empty_scans(cohort: Cohort) -> Cohort:
     """Cohort without numerically empty scans, which are listed as excluded."""
     import numpy as np
 
-    from m2lgdg.cohort import Exclusion
     from m2lgdg.data.check import empty_scans
+    from m2lgdg.findings import Exclusion
 
     empty = empty_scans(cohort)
     reasons = [Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), "numerically empty scan") for i in empty]
@@ -192,7 +189,7 @@ def merge_sites(cohort: Cohort) -> Cohort:
 
     groups = alike(cohort.sites.tolist() + [one.site for one in cohort.excluded])
     changed = merged(cohort, groups)
-    for sentence in changed.notes[len(cohort.notes) :] or ("No two site names are alike; nothing was merged.",):
+    for sentence in [*map(str, changed.notes[len(cohort.notes) :])] or ("No two site names are alike; nothing was merged.",):
         terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     return changed
 

@@ -63,7 +63,7 @@ def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> 
 
 def _check_command(study: Study, folder: Path) -> str:
     """Command that lists the findings about the cohort; a release folder was read with options, so its converted file."""
-    from m2lgdg.data.findings import check_command
+    from m2lgdg.findings import check_command
 
     return check_command(folder / "cohort.cohort" if Path(study.cohort).is_dir() else study.cohort)
 

@@ -21,7 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import SAME_SCAN, UNKNOWN, Cohort, Exclusion
+from m2lgdg.cohort import UNKNOWN, Cohort
+from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
 
 FC_ALIKE = 0.8  # FC of two people correlates less than this, FC of one scan cropped or filtered again more
 SERIES_ALIKE = 0.9
@@ -134,10 +135,10 @@ def _dropped(cohort: Cohort, group: list[int]) -> list[Exclusion]:
     dropped = []
     for i in by_id:
         others = [str(cohort.subjects[j]) for j in by_id if j != i] if first is None else [str(cohort.subjects[first])]
-        kind, rest = ("duplicate with different labels", "") if conflict else ("duplicate", ", which is kept")
         if i != first:
-            reason = f"{kind}{SAME_SCAN}{', '.join(others)}{rest})"
-            dropped.append(Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), reason))
+            detail = f"same scan as {', '.join(others)}{'' if conflict else ', which is kept'}"
+            kind = UNLIKE_COPY if conflict else COPY
+            dropped.append(Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), kind, detail=detail))
     return dropped
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, is_proxy
-from m2lgdg.data.check import TINY, _separates, counted
+from m2lgdg.data.check import TINY, _separates
 from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.site_names import alike, shown
+from m2lgdg.findings import counted
 from m2lgdg.metrics import auc
 from m2lgdg.splits import Fold, leave_one_site_out
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.findings import is_duplicate, problems, with_checks
+from m2lgdg.data.check import with_checks
+from m2lgdg.findings import is_duplicate, problems
 from m2lgdg.metrics import logit
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import (

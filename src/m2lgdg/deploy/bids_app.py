@@ -98,7 +98,7 @@ def no_study(cohort: Cohort, check: Check) -> str:
         return "the participants have no labels of both classes"
     if len(cohort.site_names) < 2:
         return "the participants are of one site, and leave-one-site-out needs at least two"
-    return next((finding.text for finding in check.findings if finding.level == "unusable"), "").rstrip(".")
+    return next((finding.text for finding in check.findings if finding.severity == "unusable"), "").rstrip(".")
 
 
 def write_study(cohort: Cohort, out: Path) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.findings import problems
+from m2lgdg.findings import problems
 from m2lgdg.metrics import logit, shrunken_platt, sigmoid, wilson
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import Finding, general_reason
 from m2lgdg.data.pseudonyms import Pseudonyms
+from m2lgdg.findings import Finding, note_on_label, text_finding
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.model.out_of_distribution import MEASURES, SourceDistribution
@@ -85,7 +85,7 @@ def shared_contents(contents: Contents) -> Contents:
     cohort = contents.cohort
     if cohort is not None:
         subjects = np.array([names(str(subject)) for subject in cohort.subjects])
-        notes = tuple(note for note in cohort.notes if filtered(note) != WITHHELD)
+        notes = tuple(note for note in cohort.notes if filtered(str(note)) != WITHHELD)
         cohort = cohort._changed(
             subjects=subjects,
             phenotypes=cohort.phenotypes.set_axis(subjects, axis=0),
@@ -99,7 +99,7 @@ def shared_contents(contents: Contents) -> Contents:
         adapted=None if contents.adapted is None else names.sorted_table(contents.adapted, CELL),
         study=study,
         inclusion=[
-            row | {"subject": names(row["subject"]), "reason": _exclusion(row["reason"], filtered)}
+            row | {"subject": names(row["subject"])} | dict.fromkeys(("reason", "kind"), _exclusion(row["kind"], filtered))
             for row in contents.inclusion
         ],
         checks=[row | {"detail": without_paths(str(row.get("detail", "")))} for row in contents.checks],
@@ -115,8 +115,8 @@ def _findings(findings: Sequence[Finding] | None, filtered: Callable[[str], str]
     """Findings without ids, file names and paths; None, for a cohort that was not checked, stays None."""
     if findings is None:
         return None
-    texts = [_unless_withheld(filtered(one.shared()["text"]), HIDDEN_FINDING) for one in findings]
-    return tuple(Finding(one.level, text, kind=one.kind) for one, text in zip(findings, texts, strict=True))
+    texts = [_unless_withheld(filtered(one.anonymous), HIDDEN_FINDING) for one in findings]
+    return tuple(text_finding(text, kind=one.kind) for one, text in zip(findings, texts, strict=True))
 
 
 def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def shared_facts(known: Mapping[str, str], contents: Contents) -> dict[str, str]
     }
     if contents.cohort is not None:
         replaced["cohort_name"] = contents.cohort.name
-        replaced["outcome"] = next((note for note in contents.cohort.notes if "label" in note), "")
+        replaced["outcome"] = note_on_label(contents.cohort.notes)
         replaced["characteristics"] = "; ".join(
             _banded(part, contents.cohort.phenotypes) for part in facts["characteristics"].split("; ")
         )
@@ -255,10 +255,9 @@ def _unless_withheld(text: str, replacement: str) -> str:
     return replacement if text == WITHHELD else text
 
 
-def _exclusion(reason: str, filtered: Callable[[str], str]) -> str:
-    """Reason without names of subjects and files."""
-    general = general_reason(reason)
-    return _unless_withheld(filtered(general), "other reason") if general else "unusable file"
+def _exclusion(general: str, filtered: Callable[[str], str]) -> str:
+    """Reason of an exclusion, unless a name occurs in it."""
+    return _unless_withheld(filtered(general), "other reason")
 
 
 def _failure(reason: str) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from m2lgdg.cohort import general_reason
-from m2lgdg.data.findings import anonymous_sentences, is_duplicate, problems, summary
 from m2lgdg.data.leakage import failure_sentences
+from m2lgdg.findings import anonymous_sentences, is_duplicate, problems, summary
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.contents import Contents, Key
@@ -68,7 +67,7 @@ def data_box(contents: Contents) -> Data | None:
         return None
     first = [one for one in findings if is_duplicate(one)]
     listed = [
-        anonymous_sentences(one._replace(anonymous="").shared() for one in part) for part in (first, findings[len(first) :])
+        anonymous_sentences({"kind": one.kind, "text": one.text} for one in part) for part in (first, findings[len(first) :])
     ]
     cut = MOST_FINDINGS if len(listed[0]) + len(listed[1]) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
     sentences = [*listed[0], *listed[1]]
@@ -134,7 +133,7 @@ def _mean_area(predictions: pd.DataFrame, areas: pd.DataFrame, key: Key) -> str:
 
 def _cohort(contents: Contents) -> str:
     """Included subjects, and excluded ones with the reasons."""
-    inclusion = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "reason"])
+    inclusion = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "kind"])
     included, excluded = (inclusion[inclusion["status"] == status] for status in ("included", "excluded"))
     if not len(included):
         return f"{contents.predictions['subject'].nunique()} subjects were tested."
@@ -144,8 +143,8 @@ def _cohort(contents: Contents) -> str:
         sentence += f" ({labels[1]} patients, {labels[0]} controls)"
     if not len(excluded):
         return f"{sentence}; no subject was excluded."
-    reasons = Counter(general_reason(reason) or reason for reason in excluded["reason"])
-    listed = "; ".join(f"{reason.rstrip('.')} ({count})" for reason, count in reasons.most_common(5))
+    reasons = Counter(excluded["kind"])
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(5))
     more = "; other reasons in inclusion.csv" if len(reasons) > 5 else ""
     return f"{sentence}; {len(excluded)} excluded: {listed}{more}."
 

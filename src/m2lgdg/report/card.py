@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.data.atlases import about, included, same_rois
-from m2lgdg.data.findings import anonymous_sentences
+from m2lgdg.findings import anonymous_sentences
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.model.folder import FORMER, NEW_SITE_CALIBRATION, WEIGHTS
 from m2lgdg.model.model import Model

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, general_reason
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.data.spreadsheets import unquoted_table
+from m2lgdg.findings import note_on_label, with_kind
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import METHODS, SIMPLE
 from m2lgdg.report.subgroups import EYES
@@ -178,8 +179,8 @@ def _outcome(checks: list[dict[str, Any]]) -> str:
 
 def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
     included = table[table["status"] == "included"]
-    given = table[table["status"] == "excluded"]["reason"]
-    reasons = Counter(general_reason(reason) or "unusable file" for reason in given)  # a shared page names no subject
+    excluded = table[table["status"] == "excluded"]
+    reasons = Counter(with_kind(row)["kind"] for row in excluded.to_dict("records"))
     return {
         "included": str(len(included)),
         "excluded": str(len(table) - len(included)),
@@ -268,7 +269,7 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None) -> dict[str, str]:
         "fold_sizes": f"Labelled subjects (patients): source {sides[0]}, target {sides[1]}",
         "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR {seconds}",
         "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
-        "outcome": next((note for note in cohort.notes if "label" in note), ""),
+        "outcome": note_on_label(cohort.notes),
         "subgroups": ", ".join([*groups, "site size"]),
         "characteristics": "; ".join(_characteristics(cohort.phenotypes)),
     }

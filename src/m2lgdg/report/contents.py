@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, Finding
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation, mean_over
+from m2lgdg.findings import Finding, with_kind
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.published import Published, read_published, with_published
 from m2lgdg.report.tables import Table
@@ -233,7 +234,7 @@ def read_contents(folder: str | Path, centroids: str | Path | None = None, publi
         study=study,
         environment=read_json(folder / "environment.json", {}),
         checks=read_json(folder / "checks.json", []),
-        inclusion=_rows(folder / "inclusion.csv"),
+        inclusion=[with_kind(row) for row in _rows(folder / "inclusion.csv")],
         failures=_rows(folder / "failures.csv"),
         records=_records(folder, predictions, track),
         cohort=cohort,

@@ -9,7 +9,6 @@ import textwrap
 from collections import Counter
 from html import escape
 
-from m2lgdg.cohort import general_reason
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.drawing import CARD, FAINT, INK, Figure, on_page
 
@@ -59,8 +58,8 @@ def flow_steps(contents: Contents) -> list[Step]:
 def _reasons(excluded: list[dict[str, str]]) -> list[str]:
     if not excluded:
         return []
-    reasons = Counter(general_reason(row["reason"]) or row["reason"] for row in excluded).most_common()
-    lines = [f"{reason.rstrip('.')}: {count:,}" for reason, count in reasons[:MOST_REASONS]]
+    reasons = Counter(row["kind"] for row in excluded).most_common()
+    lines = [f"{reason}: {count:,}" for reason, count in reasons[:MOST_REASONS]]
     rest = sum(count for _, count in reasons[MOST_REASONS:])
     return [f"{len(excluded):,} left out", *lines, *([f"other reasons: {rest:,}"] if rest else [])]
 

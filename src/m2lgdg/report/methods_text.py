@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from m2lgdg.cohort import general_reason
 from m2lgdg.metrics import THRESHOLD
 from m2lgdg.registry import load_methods
 from m2lgdg.report.contents import Contents
@@ -55,7 +54,7 @@ def methods_text(contents: Contents, *, motion: bool) -> MethodsText:
 
 
 def _data(contents: Contents) -> str:
-    rows = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "reason"])
+    rows = pd.DataFrame(contents.inclusion, columns=["subject", "site", "status", "kind"])
     included, excluded = rows[rows["status"] == "included"], rows[rows["status"] == "excluded"]
     if not len(included):
         return ""
@@ -63,7 +62,7 @@ def _data(contents: Contents) -> str:
     classes = f" ({everybody['patients']} patients, {everybody['controls']} controls)" if everybody else ""
     sentence = f"We included {len(included)} subjects{classes} of {included['site'].nunique()} sites."
     if len(excluded):
-        reasons = Counter((general_reason(reason) or "unusable file").rstrip(".") for reason in excluded["reason"])
+        reasons = Counter(excluded["kind"])
         sentence += f" {len(excluded)} further subject{'s were' if len(excluded) > 1 else ' was'} left out: "
         sentence += "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()) + "."
     if contents.known_rois is not None:

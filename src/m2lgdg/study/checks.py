@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from m2lgdg.cohort import Finding, read_findings
-from m2lgdg.data.findings import data_line
 from m2lgdg.data.leakage import failure_sentences
+from m2lgdg.findings import Finding, data_line, read_finding
 from m2lgdg.storage import InputError
 
 COHORT = "cohort.json"
@@ -60,7 +59,7 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         description = {name: dict(facts[name]) for name in ("groups", "sites", "planted") if name in facts}
         for name in ("groups", "sites"):
             _check_groups(description.get(name, {}))
-        return CohortFacts(texts[0], tuple(texts[1:]), read_findings(facts["findings"]), description)
+        return CohortFacts(texts[0], tuple(texts[1:]), tuple(map(read_finding, facts["findings"])), description)
     except DAMAGED:
         raise _damaged(path, "facts about a cohort") from None
 

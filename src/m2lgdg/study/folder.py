@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.findings import with_checks
+from m2lgdg.data.check import with_checks
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.registry import create
@@ -161,15 +161,16 @@ def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) ->
         write_text(out / "study.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     write_declarations(out, study.methods)
     if not (out / "inclusion.csv").is_file():
-        rows = [(subject, site, "included", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
-        rows += [(subject.subject, subject.site, "excluded", subject.reason) for subject in cohort.excluded]
-        inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason"])
+        rows = [(subject, site, "included", "", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
+        rows += [(one.subject, one.site, "excluded", one.reason, one.general) for one in cohort.excluded]
+        inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason", "kind"])
         write_text(out / "inclusion.csv", csv_text(inclusion))
     if not (out / "checks.json").is_file():
         checks = leakage_checks(cohort, study.targets)
         write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
     if not (out / COHORT).is_file():
-        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": with_checks(cohort).findings, **describe(cohort)}
+        findings = [one._asdict() for one in with_checks(cohort).findings or ()]
+        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": findings, **describe(cohort)}
         write_text(out / COHORT, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     if not (out / CONNECTOMES).is_file():
         write_connectomes(cohort, out)

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.gather import OnBad, Progress
 from m2lgdg.data.readers.motion import limit_motion
-from m2lgdg.data.readers.several import NO_SERIES
+from m2lgdg.findings import NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
 from m2lgdg.storage import InputError
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
@@ -114,10 +114,8 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
 def stops_reading(path: Path, kind: str | None, excluded: Iterable[Exclusion]) -> bool:
     """Whether some of the subjects excluded from a folder would end its reading with `on_bad="stop"`."""
     # An own folder must be complete. A release or BIDS derivatives may have been downloaded in part.
-    reasons = ["series file but not listed"]
-    if (kind or guess(path)) == "folder":
-        reasons.append(NO_SERIES)
-    return any(each.reason.endswith(".") or each.reason.startswith(tuple(reasons)) for each in excluded)
+    defects = {UNUSABLE_FILE, NOT_LISTED} | ({NO_SERIES} if (kind or guess(path)) == "folder" else set())
+    return any(each.kind in defects for each in excluded)
 
 
 def guess(path: Path) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, need_listed, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.text import read_table
+from m2lgdg.findings import NOT_LISTED, Exclusion, Finding
 from m2lgdg.storage import InputError
 
 SERIES = re.compile(r"(?P<id>.+)_rois_(?P<atlas>[A-Za-z0-9]+)\.1D$")
@@ -71,13 +72,13 @@ def read(
     excluded = [
         Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
     ]
-    excluded += [Exclusion(one, table.at[one, "SITE_ID"], no_series(atlases)) for one in table.index if one not in files]
+    excluded += [no_series(one, table.at[one, "SITE_ID"], atlases) for one in table.index if one not in files]
     every = {one: file for each in reversed(by_atlas.values()) for one, file in each.items()}
     need_listed(every, table.index, table_path)
     unlisted = sorted(set(every) - set(table.index))
     if unlisted and on_bad == "stop":
         raise InputError(f"{every[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
-    excluded += [Exclusion(one, "", "series file but not listed") for one in unlisted]
+    excluded += [Exclusion(one, "", NOT_LISTED) for one in unlisted]
     table = table.loc[[one for one in table.index if one in files]]
     if quality_checked:
         tables.need_columns(table, RATINGS, table_path)
@@ -184,7 +185,7 @@ def load_1d(file: Path, atlas: str) -> tuple[Rois, Series]:
     return roi_names(tuple(header), atlas), series
 
 
-def phenotypes_of(table: pd.DataFrame, path: Path, skip: Iterable[str]) -> tuple[pd.DataFrame, list[str]]:
+def phenotypes_of(table: pd.DataFrame, path: Path, skip: Iterable[str]) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes without some columns, and notes on implausible values."""
     age, notes = tables.ages(table, INPUTS["age"], path)
     columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path), "age": age}

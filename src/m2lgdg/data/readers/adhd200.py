@@ -19,9 +19,10 @@ from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.assemble import FolderRuns, read_runs
 from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, numbered_rois
 from m2lgdg.data.readers.participants import Participants
-from m2lgdg.data.readers.runs import FIRST, RUNS, Runs, by_subject, session_note
+from m2lgdg.data.readers.runs import FIRST, Runs, by_subject, session_note
 from m2lgdg.data.readers.several import Atlases, requested
 from m2lgdg.data.readers.text import LARGEST, parse_table
+from m2lgdg.findings import Finding, Note
 from m2lgdg.storage import InputError, read_bytes
 
 SERIES = re.compile(r"(?P<form>[a-z]+?)(?P<sub>\d+)_session_(?P<ses>\d+)_rest_(?P<run>\d+)_(?P<atlas>[A-Za-z0-9]+)_TCs\.1D$")
@@ -68,9 +69,10 @@ def read(
     files = next(iter(groups.values()))
     several = sum(count > 1 for count in pd.Series([_subject(file) for file in files]).value_counts())
     note = session_note(files, session, join_runs)
-    choices = [f"strategy {form}", *([note] if note else [])]
+    choices: list[Note] = [f"strategy {form}", *([note] if note else [])]
     if several and not join_runs:
-        choices.append(f"{RUNS}the first of the session ({several} subjects have several runs); --join-runs joins them")
+        text = f"the first of the session ({several} subjects have several runs); --join-runs joins them"
+        choices.append(Finding("run", numbers={"text": text}))
     runs = FolderRuns(by_atlas, _load, join_runs, choices=tuple(choices))
     return read_runs(runs, people, table_path, name="adhd-200", on_bad=on_bad, progress=progress)
 

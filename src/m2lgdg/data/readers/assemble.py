@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import cifti
 from m2lgdg.data.readers.confounds import add_motion, mean_displacement
 from m2lgdg.data.readers.gather import JOINED, Load, OnBad, Progress, Rois, Series, SeriesFile, joined, need_listed
@@ -23,6 +23,7 @@ from m2lgdg.data.readers.participants import Participants
 from m2lgdg.data.readers.runs import Runs, need_same_runs
 from m2lgdg.data.readers.several import AtlasFiles, gather_atlases, no_series
 from m2lgdg.data.readers.tables import need_seconds
+from m2lgdg.findings import NOT_LISTED, Exclusion, Note
 from m2lgdg.storage import InputError, read_bytes
 
 TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
@@ -42,7 +43,7 @@ class FolderRuns:
     load: Load
     join_runs: bool = False
     strategy: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[Note, ...] = ()
     volumes: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -55,7 +56,7 @@ class FolderRuns:
         """Runs of the main atlas."""
         return self.by_atlas[self.atlases[0]]
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Which runs were read, and what was done with them."""
         cleaned = (CLEANED.format(self.strategy or "simple"),) if self.volumes else ()
         return (*self.choices, *cleaned, *((JOINED,) if self.join_runs else ()))
@@ -81,14 +82,14 @@ def read_runs(
     every = {one: files[0] for each in reversed(runs.by_atlas.values()) for one, files in each.items()}
     need_listed(every, order, table)
     excluded = [
-        Exclusion(one, str(people.sites[i]), no_series(runs.atlases))
+        no_series(one, str(people.sites[i]), runs.atlases)
         for i, one in enumerate(people.subjects)
         if label(one) not in runs.first
     ]
     for one in sorted(set(every) - set(order)):
         if on_bad == "stop":
             raise InputError(f"{every[one]}: subject {prefix}{one} is not in {table}.")
-        excluded.append(Exclusion(f"{prefix}{one}", "", "series file but not listed"))
+        excluded.append(Exclusion(f"{prefix}{one}", "", NOT_LISTED))
     files = {each[0]: each for each in runs.first.values()}  # all runs of a subject by its first one
     trs: dict[Path, float] = {}
     motion: dict[Path, float] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import pandas as pd
 
 from m2lgdg.data.readers.tables import MOTION, read_text_table
 from m2lgdg.data.readers.text import MISSING
+from m2lgdg.findings import Finding
 from m2lgdg.storage import InputError, one_line
 
 STRATEGIES = ("simple", "scrubbing", "compcor")  # by their names in nilearn
@@ -24,7 +25,6 @@ FMRIPREP = "_desc-confounds_timeseries.tsv"
 XCPD = ("_motion.tsv", "_desc-filtered_motion.tsv")
 DISPLACEMENT = "framewise_displacement"
 MEAN_FD, REMOVED = "mean_fd", "scrubbed_volumes"  # phenotype columns
-SCRUBBED = "scrubbed volumes: "  # starts the note on the number of volumes that each subject lost
 AFTER_SCAN = re.compile(r"_(?:space|desc|atlas|seg|res|den)-|_bold[_.]|_timeseries[_.]")  # what follows the entities of a scan
 
 
@@ -79,25 +79,22 @@ def mean_displacement(runs: Sequence[Path]) -> float:
 
 def add_motion(
     phenotypes: pd.DataFrame, displacement: Sequence[float], volumes: Sequence[tuple[int, int] | None], strategy: str | None
-) -> tuple[pd.DataFrame, list[str]]:
+) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes with the head motion and the number of scrubbed volumes, and a note on the latter for each subject.
 
     `volumes` holds the removed and all volumes of each subject. A column of motion in participants.tsv is left as it is.
     """
     added: dict[str, object] = {}
-    notes: list[str] = []
+    notes: list[Finding] = []
     if not np.isnan(displacement).all() and not {str(name).lower() for name in phenotypes.columns} & set(MOTION):
         added[MEAN_FD] = np.asarray(displacement, dtype=np.float64)
     counts = {subject: each for subject, each in zip(phenotypes.index, volumes, strict=True) if each is not None}
     removed = {subject: each for subject, each in counts.items() if each[0]}
     if removed or (strategy == "scrubbing" and counts):
         added[REMOVED] = np.array([np.nan if each is None else each[0] for each in volumes], dtype=np.float64)
-        notes = [f"{SCRUBBED}{_listed(removed) or 'none'}"]
+        listed = {subject: f"{lost} of {every}" for subject, (lost, every) in removed.items()}
+        notes = [Finding("scrubbed", "", tuple(removed), {"listed": listed or "none"})]
     return phenotypes.assign(**added), notes
-
-
-def _listed(removed: Mapping[Any, tuple[int, int]]) -> str:
-    return ", ".join(f"{subject} {lost} of {every}" for subject, (lost, every) in removed.items())
 
 
 def _scan(run: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.cohort import Cohort, Exclusion, is_proxy, natural_key
+from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
 from m2lgdg.data.readers.gather import (
     JOINED,
@@ -36,6 +36,7 @@ from m2lgdg.data.readers.gather import (
 from m2lgdg.data.readers.participants import Participants, read_participants
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
 from m2lgdg.data.readers.tables import ALIASES, LARGEST_TABLE, need_columns, need_distinct, need_seconds, read_text_table
+from m2lgdg.findings import NOT_LISTED, Exclusion
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 RUN = "[A-Za-z0-9]+"  # the name of a run
@@ -131,14 +132,14 @@ def read(
     sources = [every[name] for name in names]
     if sources[0].absent and not sources[0].listed:
         raise InputError(_none_present(path, table, sources[0]))
-    excluded = [Exclusion(subject, site, no_series(names)) for subject, site in sources[0].absent]
+    excluded = [no_series(subject, site, names) for subject, site in sources[0].absent]
     if excluded and on_bad == "stop":
-        subject, site, _ = excluded[0]
+        subject, site = excluded[0][:2]
         raise InputError(f"{table}: subject {subject} has no series file{_expected(path, sources[0].dataset, subject, site)}.")
     for subject, file in _all_unlisted(path, sources, [each for name, each in every.items() if name not in names]):
         if on_bad == "stop":
             raise InputError(f"{file}: subject {subject} is not in {table}.")
-        excluded.append(Exclusion(subject, "", "series file but not listed"))
+        excluded.append(Exclusion(subject, "", NOT_LISTED))
     gathered, parcellations, notes = gather_atlases(
         sources[0].files(), lambda: [each.files() for each in sources[1:]], table, on_bad=on_bad, progress=progress
     )

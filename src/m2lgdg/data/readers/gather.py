@@ -20,8 +20,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Exclusion, series_defect
+from m2lgdg.cohort import series_defect
 from m2lgdg.data.readers.text import LARGEST, need_no_index, parse_table
+from m2lgdg.findings import UNUSABLE_FILE, Exclusion
 from m2lgdg.storage import InputError, read_bytes
 
 Rois = tuple[str, ...]
@@ -128,7 +129,7 @@ def _one_order(files: Sequence[SeriesFile], loaded: Sequence[tuple[Rois, Series]
             if on_bad == "stop":
                 raise ordered
             reason = str(ordered).replace(f"{each.path.parent}{os.sep}", "")  # cohorts are shared, folder names must not be
-            result.excluded.append(Exclusion(each.subject, each.site, reason))
+            result.excluded.append(Exclusion(each.subject, each.site, UNUSABLE_FILE, detail=reason))
         else:
             ordered.flags.writeable = False  # so that the cohort takes it without a copy
             result.files.append(each)

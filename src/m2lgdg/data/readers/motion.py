@@ -9,12 +9,10 @@ import math
 
 import numpy as np
 
-from m2lgdg.cohort import DETAIL, Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import MOTION, present_columns
+from m2lgdg.findings import NO_MOTION, TOO_MUCH_MOTION, Exclusion
 from m2lgdg.storage import InputError
-
-TOO_LARGE = "head motion: "  # starts the reason of an exclusion by the limit
-NO_VALUE = "no motion value"
 
 
 def limit_motion(cohort: Cohort, max_motion: float, column: str | None = None) -> Cohort:
@@ -31,17 +29,17 @@ def limit_motion(cohort: Cohort, max_motion: float, column: str | None = None) -
     if not keep.any():
         raise InputError(f"cohort {cohort.name} has no subject with {column} below {max_motion:g}; raise --max-motion.")
     excluded = [
-        Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), _reason(float(values[i]), column, max_motion))
+        Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), *_reason(float(values[i]), column, max_motion))
         for i in np.flatnonzero(~keep)
     ]
     note = f"only subjects with {column} below {max_motion:g} (head motion)"
     return cohort.select(keep)._changed(excluded=tuple(sorted([*cohort.excluded, *excluded])), notes=(*cohort.notes, note))
 
 
-def _reason(value: float, column: str, limit: float) -> str:
-    if not value >= 0:  # NaN, too
-        return f"{NO_VALUE} in column {column}" + ("" if math.isnan(value) else f"{DETAIL}{value:g})")
-    return f"{TOO_LARGE}{column} is not below {limit:g}{DETAIL}{value:.6g})"
+def _reason(value: float, column: str, limit: float) -> tuple[str, str, str]:
+    if value >= 0:
+        return TOO_MUCH_MOTION, f"{column} is not below {limit:g}", f"value {value:.6g}"
+    return NO_MOTION, f"column {column}", "" if math.isnan(value) else f"value {value:g}"
 
 
 def usual_column(cohort: Cohort) -> str | None:

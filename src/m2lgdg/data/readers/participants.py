@@ -15,6 +15,7 @@ import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN
 from m2lgdg.data.readers import tables
+from m2lgdg.findings import Finding, Note
 from m2lgdg.storage import InputError
 
 INPUTS = ("sex", "age", "education")
@@ -31,7 +32,7 @@ class Participants(NamedTuple):
     tr: npt.NDArray[np.float64]
     phenotypes: pd.DataFrame
     inputs: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 def read_participants(
@@ -68,10 +69,11 @@ def read_participants(
     )  # integers in a column with gaps are often written as floats
     notes = [f"{role} from column {name}" for role, name in roles.items() if name and role != "label"]
     labels = np.full(len(table), UNKNOWN, dtype=np.int8)
-    notes_on_labels = ["no label column: all subjects are unlabelled", f"{tables.present_columns(table)}; {where['label']}"]
+    note = Finding("label", numbers={"text": "no label column: all subjects are unlabelled"})
+    present = [f"{tables.present_columns(table)}; {where['label']}"]
     if roles["label"]:
         labels, note = tables.labels(table, roles["label"], path, patient, control, codes, advice)
-        notes_on_labels = [note]
+        present = []
     named = {role: name for role, name in roles.items() if name}
     phenotypes, implausible = _phenotypes(table, named, path, codes)
     chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
@@ -87,7 +89,7 @@ def read_participants(
         tr=_repetition_times(table, roles["tr"], path, codes),
         phenotypes=phenotypes,
         inputs=tuple(chosen),
-        notes=(*notes, *notes_on_labels, *implausible),
+        notes=(*notes, note, *present, *implausible),
     )
 
 
@@ -122,10 +124,10 @@ def _sites(
 
 def _phenotypes(
     table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]
-) -> tuple[pd.DataFrame, list[str]]:
+) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes, and notes on implausible values."""
     columns: dict[str, object] = {}
-    notes: list[str] = []
+    notes: list[Finding] = []
     if "sex" in roles:
         columns["sex"] = tables.sex(table, roles["sex"], path, codes)
     if "age" in roles:

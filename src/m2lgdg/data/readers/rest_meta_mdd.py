@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, Exclusion
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, need_listed, numbered_rois
 from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, is_all, no_series, requested
+from m2lgdg.findings import NOT_LISTED, Exclusion, Finding
 from m2lgdg.storage import InputError
 
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
@@ -37,9 +38,9 @@ COLUMNS = {  # first and last column of each atlas, from 1
 HALVES = ("harvard-oxford-cortical", "harvard-oxford-subcortical")  # of harvard-oxford, so not read with all atlases
 PAPER_STRATEGY = "FunImgARCWF"
 LEFT_OUT = {
-    "S4": "site left out: its subjects duplicate those of S14",
-    "S5": "site left out: no time courses",
-    "S19": "site left out: no time courses",
+    "S4": "its subjects duplicate those of S14",
+    "S5": "no time courses",
+    "S19": "no time courses",
 }
 
 
@@ -78,17 +79,17 @@ def read(
     excluded = []
     for subject, row in table.iterrows():
         if row["site"] in left_out:
-            excluded.append(Exclusion(subject, row["site"], LEFT_OUT.get(row["site"], "site left out by the user")))
+            excluded.append(Exclusion(subject, row["site"], "site left out", LEFT_OUT.get(row["site"], "by the user")))
         elif subject not in files:
-            excluded.append(Exclusion(subject, row["site"], no_series(())))  # a file holds every atlas
+            excluded.append(no_series(subject, row["site"], ()))  # a file holds every atlas
     for subject in sorted(set(files) - set(table.index)):
         site = subject.split("-")[0]
         if site in left_out:
-            excluded.append(Exclusion(subject, site, LEFT_OUT.get(site, "site left out by the user")))
+            excluded.append(Exclusion(subject, site, "site left out", LEFT_OUT.get(site, "by the user")))
         elif on_bad == "stop":
             raise InputError(f"{files[subject]}: subject {subject} is not in column ID of {book}.")
         else:
-            excluded.append(Exclusion(subject, site, "series file but not listed"))
+            excluded.append(Exclusion(subject, site, NOT_LISTED))
     excluded_subjects = {each.subject for each in excluded}
     included = [SeriesFile(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
     columns = _Columns(atlases)
@@ -114,7 +115,7 @@ def read(
         excluded=tuple(sorted(excluded + gathered.excluded)),
         notes=(
             *(f"atlas {name}, folder {folder}" for name in (atlases[0], *parcellations)),
-            "site and label from the id: group 1 = patient, 2 = control",
+            Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}),
             *implausible,
             *notes,
         ),
@@ -141,7 +142,7 @@ def _workbook(path: Path) -> Path:
     return books[0]
 
 
-def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[str]]:
+def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[Finding]]:
     """Both sheets as one table by subject (site, label, the three inputs and all other columns), and notes on odd values."""
     sheets, notes = [], []
     for sheet, label in SHEETS.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from m2lgdg.cohort import natural_key
+from m2lgdg.findings import Finding
 from m2lgdg.storage import InputError
 
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
@@ -20,7 +21,6 @@ ATHENA = re.compile(r"/[a-z]+(?P<sub>\d+)_session_(?P<ses>\d+)_rest_(?P<run>\d+)
 SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of the scan from which a series was extracted
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 FIRST = "first"  # value of the option session
-SESSIONS, RUNS = "session: ", "run: "  # start the notes on which session and run was read
 Runs = dict[str, list[Path]]  # by subject, without sub-
 
 
@@ -75,7 +75,7 @@ def by_subject(
     return chosen
 
 
-def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> str | None:
+def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> Finding | None:
     """Note on which session was read; None if no subject has several."""
     sessions: dict[str, set[str]] = {}
     for file in files:
@@ -86,10 +86,11 @@ def session_note(files: Iterable[Path], session: str | None, join_runs: bool) ->
         return None
     subjects = f"{several} of {len(sessions)} subjects have several"
     if session is not None and session != FIRST:
-        return f"{SESSIONS}{_label(session)} ({subjects})"
+        return Finding("session", numbers={"text": f"{_label(session)} ({subjects})"})
     if session is None and join_runs:
-        return f"{SESSIONS}all, joined ({subjects})"
-    return f"{SESSIONS}the first of each subject ({subjects}); --session NAME selects another one, --join-runs joins them"
+        return Finding("session", numbers={"text": f"all, joined ({subjects})"})
+    first = f"the first of each subject ({subjects}); --session NAME selects another one, --join-runs joins them"
+    return Finding("session", numbers={"text": first})
 
 
 def _label(session: str) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from m2lgdg.cohort import Exclusion, Parcellation
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data.readers.gather import Gathered, Load, OnBad, Progress, Rename, Rois, Series, SeriesFile, gather
+from m2lgdg.findings import NO_SERIES, UNUSABLE_FILE, Exclusion, Finding
 from m2lgdg.storage import InputError
 
 Atlases = str | Sequence[str] | None  # the option atlas of a reader
 ALL = "all"
-NO_SERIES = "listed but no series file"
-UNUSABLE = "unusable series: "  # starts a note that `check` reports as a finding
 
 
 class AtlasFiles(NamedTuple):
@@ -34,7 +33,7 @@ class GatheredAtlases(NamedTuple):
 
     first: Gathered
     parcellations: dict[str, Parcellation]
-    notes: tuple[str, ...]
+    notes: tuple[Finding, ...]
 
 
 def requested(atlas: Atlases, available: Iterable[str]) -> tuple[str, ...]:
@@ -56,9 +55,9 @@ def is_all(atlas: Atlases) -> bool:
     return atlas == ALL or tuple(atlas or ()) == (ALL,)
 
 
-def no_series(atlases: Sequence[str]) -> str:
-    """Reason of the exclusion of a subject without a series of the first atlas."""
-    return f"{NO_SERIES} of atlas {atlases[0]}" if len(atlases) > 1 else NO_SERIES
+def no_series(subject: str, site: str, atlases: Sequence[str]) -> Exclusion:
+    """Exclusion of a subject without a series of the first atlas."""
+    return Exclusion(subject, site, NO_SERIES, f"atlas {atlases[0]}" if len(atlases) > 1 else "")
 
 
 def gather_atlases(
@@ -78,7 +77,7 @@ def gather_atlases(
     gathered = gather(first.files, first.load, table, on_bad=on_bad, progress=progress, rename=first.rename)
     position = {each.subject: i for i, each in enumerate(gathered.files)}
     further: dict[str, tuple[Rois, list[Series | None]]] = {}
-    notes: list[str] = []
+    notes: list[Finding] = []
     unequal: dict[str, Exclusion] = {}
     for each in others():
         files = [file for file in each.files if file.subject in position]
@@ -93,7 +92,9 @@ def gather_atlases(
                 problem = f"{len(one)} volumes, but {len(gathered.series[i])} in atlas {first.atlas}"
                 unequal[file.subject] = _excluded(file, problem, on_bad)
         further[each.atlas] = other.rois, series
-        notes += [f"{UNUSABLE}subject {one.subject}, atlas {each.atlas}: {one.reason.rstrip('.')}" for one in other.excluded]
+        for bad in other.excluded:
+            numbers = {"lacking": each.atlas, "reason": bad.reason.rstrip(".")}
+            notes.append(Finding("unusable series", bad.site, (bad.subject,), numbers))
     return _without(gathered, further, notes, unequal)
 
 
@@ -102,13 +103,13 @@ def _excluded(file: SeriesFile, problem: str, on_bad: OnBad) -> Exclusion:
     if on_bad == "stop":
         raise error
     reason = str(error).replace(f"{file.path.parent}{os.sep}", "")  # cohorts are shared, folder names must not be
-    return Exclusion(file.subject, file.site, reason)
+    return Exclusion(file.subject, file.site, UNUSABLE_FILE, detail=reason)
 
 
 def _without(
     gathered: Gathered,
     further: dict[str, tuple[Rois, list[Series | None]]],
-    notes: list[str],
+    notes: list[Finding],
     unequal: dict[str, Exclusion],
 ) -> GatheredAtlases:
     """The subjects whose series have as many volumes in every atlas; the others are excluded."""

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import UNKNOWN, Cohort, Exclusion
+from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.data.spreadsheets import unquoted_table
+from m2lgdg.findings import BY_LIST, Exclusion, Finding
 from m2lgdg.storage import InputError, one_line, read_bytes
 
 MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
@@ -33,7 +34,6 @@ LARGEST_TABLE = 256 << 20  # bytes, also of a workbook without compression
 MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and last cell
 SLOWEST = 20.0  # seconds; a longer TR is in milliseconds
 OLDEST = 120.0  # years
-IMPLAUSIBLE = "implausible value: "  # starts a note that `check` reports as a finding
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 
 ALIASES = {
@@ -190,13 +190,12 @@ def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str]
 
 def ages(
     table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES
-) -> tuple[npt.NDArray[np.float64], list[str]]:
+) -> tuple[npt.NDArray[np.float64], list[Finding]]:
     """Age in years, NaN where missing or 0, and a note on each age below 0 or above 120, which is set to missing."""
     values = numeric(table, column, path, missing)
     wrong = np.flatnonzero((values < 0) | (values > OLDEST))
     notes = [
-        f"{IMPLAUSIBLE}subject {table.index[i]}, column {column}: age {values[i]:g} is not between 0 and {OLDEST:g} years; "
-        "it was set to missing"
+        Finding("age", "", (str(table.index[i]),), {"column": column, "value": float(values[i]), "oldest": OLDEST})
         for i in wrong
     ]
     return np.where((values > 0) & (values <= OLDEST), values, np.nan), notes
@@ -240,7 +239,7 @@ def labels(
     control: Sequence[str] = (),
     missing: Sequence[str] = MISSING_CODES,
     advice: str = "",
-) -> tuple[npt.NDArray[np.int8], str]:
+) -> tuple[npt.NDArray[np.int8], Finding]:
     """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones.
 
     `advice` ends the message about an unknown word: how to give the words of each class to this reader.
@@ -259,7 +258,8 @@ def labels(
             raise InputError(f"{path}: subject {subject}, column {column}: label {word[:40]!r} is not known{advice}.")
     coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
     used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
-    return coded, f"label from column {column}: " + ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
+    coding = ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
+    return coded, Finding("label", numbers={"text": f"label from column {column}: {coding}"})
 
 
 def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) -> None:
@@ -307,5 +307,5 @@ def keep_included(cohort: Cohort, path: Path) -> Cohort:
     if not keep.any():
         raise InputError(f"{path} includes no subject.")
     pairs = zip(cohort.subjects[~keep].tolist(), cohort.sites[~keep].tolist(), strict=True)
-    dropped = tuple(Exclusion(subject, site, f"left out by {path.name}") for subject, site in pairs)
+    dropped = tuple(Exclusion(subject, site, BY_LIST, detail=path.name) for subject, site in pairs)
     return replace(cohort.select(keep), excluded=cohort.excluded + dropped)

@@ -1,0 +1,394 @@
+"""`Finding` and `Exclusion`: what is known about the data of a cohort and who was left out, as values, not as sentences.
+
+Readers and `m2lgdg check` make them, a cohort carries them, and studies, models and reports repeat them. KINDS has the severity
+and the sentence of each kind; code decides by the kind and never reads a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Severity = Literal["unusable", "finding", "note"]
+SEVERITIES: tuple[Severity, ...] = ("unusable", "finding", "note")
+DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
+TRAINING = (  # kinds that do not matter where subjects are only predicted
+    *("one site", "no labels", "one class", "no label", "no controls at a site", "no patients at a site"),
+    *("small site", "small sites"),
+)
+NAMED = 6  # subjects or sites that a sentence names at most
+METRICS = "too few for reliable metrics as a target"
+LOST = "its missingness reveals the"
+SAME = "appear to be the same scan ([atlas {atlases}: ]"
+HOW = {  # two scans are recognised as one
+    "identical": "have identical series[ (atlas {atlases})]",
+    "aligned": SAME + "their series correlate at {correlation:.3f})",
+    "reversed": SAME + "their series correlate at {correlation:.3f} if one is reversed in time)",
+    "resampled": SAME + "their series correlate at {correlation:.3f} if one is resampled in time)",
+    "fc": SAME + "their FC correlates at {correlation:.3f}, more than that of two people does)",
+}
+# Severity, sentence, and the sentence without ids and file names if it has any. A section in [] is left out if a value in it is
+# not given; {size:subject} is a number with its noun.
+KINDS: dict[str, tuple[Any, ...]] = {
+    "one site": ("unusable", "All subjects are from one site, {site}; leave-one-site-out needs at least two."),
+    "no labels": ("unusable", "No subject has a label, so no method can be fitted or evaluated."),
+    "one class": ("unusable", "All labelled subjects are {present}; both patients and controls are needed."),
+    "no label": ("finding", "{count:subject} {have} no label."),
+    "no controls at a site": (
+        "finding",
+        "{site} has {size:patient} and no controls; as a target, only its sensitivity is defined.",
+    ),
+    "no patients at a site": (
+        "finding",
+        "{site} has {size:control} and no patients; as a target, only its specificity is defined.",
+    ),
+    "small site": ("finding", f"{{site}} has only {{size:subject}}, {METRICS}."),
+    "small sites": ("finding", f"Several sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}})."),
+    "exclusion": (
+        "finding",
+        "{count:subject}[ ({only})] excluded: {reason}[, for example {example}; inclusion.csv names all] ({sites}).",
+        "{count:subject} excluded: {reason} ({sites}).",
+    ),
+    "expected exclusion": (
+        "note",
+        "{count:subject}[ ({only})] excluded: {reason} ({sites}).",
+        "{count:subject} excluded: {reason} ({sites}).",
+    ),
+    "empty scan": (
+        "finding",
+        "{subject} ({site}) is an unusable subject: its scan is numerically empty (standard deviation {sd:.1g}, in the cohort "
+        "{median:.1g}); leave it out with `m2lgdg convert --drop-bad`.",
+        "The scan of a subject ({site}) is numerically empty.",
+    ),
+    DUPLICATE: (
+        "finding",
+        "{subject} ({site}) and {other} ({there}) {how}: the scan {leak}.",
+        "A subject ({site}) and another subject ({there}) {how}: the scan {leak}.",
+    ),
+    CONFLICT: (
+        "finding",
+        "{subject} ({site}) and {other} ({there}) {how}, with different labels: the scan {leak}.",
+        "A subject ({site}) and another subject ({there}) {how}, with different labels: the scan {leak}.",
+    ),
+    "no series of an atlas": (
+        "finding",
+        "{count:subject} {have} no series of atlas {lacking} ({names}).",
+        "{count:subject} {have} no series of atlas {lacking}.",
+    ),
+    "unusable series": (
+        "finding",
+        "Subject {subject} has no series of atlas {lacking}: {reason}.",
+        "A subject has no series of atlas {lacking}, because its file is unusable.",
+    ),
+    "flat ROI": ("finding", "{count:subject} {have} at least one flat ROI (most often {rois})."),
+    "many flat ROIs": (
+        "finding",
+        "{subject} ({site}) has {flat:flat ROI} out of {rois}.",
+        "A subject ({site}) has more than {percent} % flat ROIs.",
+    ),
+    "short scan": ("finding", "{site}: {count} of {size} scans have fewer than {fewest} volumes ({volumes})."),
+    "axes": (
+        "finding",
+        "Every scan has fewer volumes ({volumes}) than ROIs ({rois}), the same number in all, and no ROI has a name. If the "
+        'time and ROI axes are swapped, write orientation = "roi,time" into dataset.toml; else name the atlas.',
+    ),
+    "few volumes": (
+        "note",
+        "Every scan has fewer volumes ({volumes}) than ROIs ({rois}). Are the time and ROI axes swapped?",
+    ),
+    "unknown TR": (
+        "finding",
+        "The TR of {count} of {size:subject} is not known[ ({sites})]; give it in a column tr, in dataset.toml (tr = 2.0), in "
+        "a JSON sidecar, or (REST-meta-MDD) with --tr.",
+    ),
+    "long TR": (
+        "finding",
+        "{count:subject} {have} a TR above {longest:g} s ({subject}: {tr:g} s), which looks like milliseconds.",
+        "{count:subject} {have} a TR above {longest:g} s (for example {tr:g} s), which looks like milliseconds.",
+    ),
+    "several TRs": ("finding", "{site} has scans with {trs} TRs ({counts}); they may be two protocols or an error."),
+    "motion": (
+        "finding",
+        "{site}: high head motion (median FD {median:.2f} mm[, other sites {elsewhere:.2f}]); exclude with --max-motion.",
+    ),
+    "motion and label": (
+        "note",
+        "Head motion alone separates patients from controls with a mean AUC of {percent:.0f} % inside sites.",
+    ),
+    "units": (
+        "finding",
+        "{site}: the standard deviation of the signal is [{times:.0f} times that][1/{fraction:.0f} of that] of a typical site; "
+        "its units may differ.",
+    ),
+    "value": (
+        "finding",
+        "Subject {subject}, column {column}: {value:g} is not plausible.",
+        "A subject, column {column}: {value:g} is not plausible.",
+    ),
+    "age": (
+        "finding",
+        "Subject {subject}, column {column}: age {value:g} is not between 0 and {oldest:g} years; it was set to missing.",
+        "A subject, column {column}: age {value:g} is not between 0 and {oldest:g} years; it was set to missing.",
+    ),
+    "missing at sites": (
+        "finding",
+        f"{{column}} is missing at {{listed}}, but for only {{elsewhere:.0f}} % of subjects elsewhere; {LOST} site.",
+    ),
+    "missing": ("finding", "{column} is missing for {percent:.0f} % of subjects."),
+    "missing by label": (
+        "finding",
+        f"{{column}} is missing for {{controls:.0f}} % of controls and {{patients:.0f}} % of patients; {LOST} label.",
+    ),
+    "proxy input": ("finding", "Input {column} reveals the diagnosis; a model can read the label from it."),
+    "separating input": ("finding", "Input {column} separates patients from controls almost perfectly. Is it a label proxy?"),
+    "separating column": ("note", "Column {column} separates patients from controls almost perfectly. Is it a label proxy?"),
+    "proxy columns": ("note", "Not inputs, because they reveal the diagnosis: {listed}."),
+    "ROI names": (
+        "note",
+        "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
+        "name them by a header, or in dataset.toml by rois or atlas, before a model is applied to other data.",
+    ),
+    "atlas codes": (
+        "note",
+        "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
+        'they are the codes of the included atlas {known}: name it in dataset.toml (atlas = "{known}").',
+    ),
+    "inputs": ("note", "Inputs of the methods: {listed}."),
+    "scrubbed": ("note", "scrubbed volumes: {listed}", "scrubbed volumes: of {count:subject}"),
+    "session": ("note", "session: {text}"),
+    "run": ("note", "run: {text}"),
+    "label": ("note", "{text}"),
+    "text": ("finding", "{text}", "{anonymous}"),
+    "note": ("note", "{text}", "{anonymous}"),
+}
+
+
+class Finding(NamedTuple):
+    """One statement about a cohort: its kind, the site and the subjects it concerns, and what else its sentence says.
+
+    `atlas` is given if the statement is about one of several atlases.
+    """
+
+    kind: str
+    site: str = ""
+    subjects: tuple[str, ...] = ()
+    numbers: Mapping[str, Any] = {}
+    atlas: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def severity(self) -> Severity:
+        """Whether the cohort is unusable, or needs attention, or neither."""
+        severity: Severity = KINDS[self.kind][0]
+        return severity
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self._sentence("text", KINDS[self.kind][1])
+
+    @property
+    def anonymous(self) -> str:
+        """The sentence without ids and file names, for model cards and shared reports."""
+        return self._sentence("anonymous", KINDS[self.kind][-1])
+
+    def shared(self) -> dict[str, str]:
+        """Severity, kind and anonymous sentence, as a model folder stores them."""
+        return {"level": self.severity, "kind": self.kind, "text": self.anonymous}
+
+    def _sentence(self, stored: str, template: str) -> str:
+        if "text" in self.numbers and "anonymous" in self.numbers:  # of 0.1.0
+            return str(self.numbers[stored])
+        subject, other = (*self.subjects[:2], "", "")[:2]
+        values: dict[str, Any] = {"count": len(self.subjects), "have": "has" if len(self.subjects) == 1 else "have"}
+        values |= {"names": list(self.subjects), "site": self.site, "subject": subject, "other": other, **self.numbers}
+        if "how" in values:
+            values["how"] = _filled(HOW[values["how"]], values)
+            apart = self.site != values["there"]
+            values["leak"] = "would be in both source and target" if apart else "could be in both training and validation data"
+        return (f"Atlas {self.atlas}: " if self.atlas else "") + _filled(template, values)
+
+
+Note = str | Finding  # of a reader
+
+
+def text_finding(text: str, anonymous: str = "", *, kind: str = "note", subjects: Iterable[str] = ()) -> Finding:
+    """A finding of which only the sentence is known."""
+    return Finding(kind, "", tuple(subjects), {"text": text, "anonymous": anonymous or text})
+
+
+def read_finding(stored: Any) -> Finding:
+    """A finding from its JSON form; raises ValueError, TypeError or LookupError if that is damaged.
+
+    It is an object with the fields; in 0.1.0 a list of level, sentence, subjects, kind and sentence without ids.
+    """
+    if isinstance(stored, dict):
+        finding = Finding(**stored)._replace(subjects=tuple(stored["subjects"]))
+    else:
+        level, text, subjects, kind, anonymous = stored
+        if kind in TRAINING or kind == "leave-one-site-out":
+            kind = "one site" if level == "unusable" else "small site"
+        elif kind not in (DUPLICATE, CONFLICT):
+            kind = {"unusable": "one site", "finding": "text", "note": "note"}[level]
+        if not isinstance(subjects, list) or not isinstance(text, str) or not isinstance(anonymous, str):
+            raise ValueError("a finding is not made of texts")
+        finding = text_finding(text, anonymous, kind=kind, subjects=subjects)
+    if not all(isinstance(one, str) for one in (*finding.subjects, finding.site, finding.atlas)):
+        raise ValueError("a finding is not made of texts")
+    if not (finding.text and finding.anonymous):
+        raise ValueError("a finding has no sentence")
+    return finding
+
+
+def read_note(stored: Any) -> Note:
+    """A note from its JSON form; in 0.1.0, all were texts."""
+    if isinstance(stored, str):
+        return Finding("label", numbers={"text": stored}) if stored.startswith(("label from ", "no label ")) else stored
+    return read_finding(stored)
+
+
+UNUSABLE_FILE = "unusable file"
+NO_SERIES, NOT_LISTED = "listed but no series file", "series file but not listed"
+TOO_MUCH_MOTION, NO_MOTION = "head motion", "no motion value"
+BY_LIST = "left out by an inclusion list"
+COPY, UNLIKE_COPY = "duplicate", "duplicate with different labels"
+# Exclusions that the user requested or the release documents
+EXPECTED = (
+    *(
+        "site left out",
+        "site left out by the user",
+        "site not selected",
+        "failed by the quality raters",
+        "no scan in the release",
+    ),
+    *(BY_LIST, COPY, UNLIKE_COPY, TOO_MUCH_MOTION),
+)
+
+
+class Exclusion(NamedTuple):
+    """A subject of the release that is not in the cohort, and why.
+
+    `kind` and `about` may be shared; `detail` (a value, another subject, what is wrong with a file) may not.
+    """
+
+    subject: str
+    site: str
+    kind: str
+    about: str = ""
+    detail: str = ""
+
+    @property
+    def general(self) -> str:
+        """The reason without ids, values and file names."""
+        return f"{self.kind}: {self.about}" if self.about else self.kind
+
+    @property
+    def reason(self) -> str:
+        """The reason."""
+        if self.kind == UNUSABLE_FILE and self.detail:
+            return self.detail
+        return f"{self.general} ({self.detail})" if self.detail else self.general
+
+    @property
+    def expected(self) -> bool:
+        """Whether the user requested it, or the release documents it."""
+        return self.kind in EXPECTED
+
+    @classmethod
+    def from_reason(cls, subject: str, site: str, reason: str) -> Exclusion:
+        """An exclusion of 0.1.0, which stored the reason as one text."""
+        if reason.endswith("."):
+            return cls(subject, site, UNUSABLE_FILE, detail=reason)
+        if reason.startswith("left out by "):
+            return cls(subject, site, BY_LIST, detail=reason.removeprefix("left out by "))
+        match = re.fullmatch(r"(?P<general>.+?)(?: \((?P<detail>(?:same scan as|value) .+)\))?", reason, re.DOTALL)
+        general, detail = (match["general"], match["detail"] or "") if match else (reason, "")
+        kind, _, about = general.partition(": ")
+        return cls(subject, site, kind, about, detail) if kind in EXPECTED else cls(subject, site, general, detail=detail)
+
+
+def with_kind(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the inclusion.csv of a study with its `kind`, the reason without ids and file names (absent in 0.1.0)."""
+    reason = str(row.get("reason", ""))
+    return {"kind": Exclusion.from_reason("", "", reason).general if reason else "", **row}
+
+
+def note_on_label(notes: Iterable[Note]) -> str:
+    """What a reader noted on where the labels are from; empty if nothing."""
+    return next((one.text for one in notes if not isinstance(one, str) and one.kind == "label"), "")
+
+
+def problems(findings: Iterable[Finding], *, new_site: bool = False) -> list[Finding]:
+    """Findings that are more than notes, duplicate scans first; with `new_site`, without those that concern training only."""
+    chosen = [one for one in findings if one.severity != "note" and not (new_site and one.kind in TRAINING)]
+    return sorted(chosen, key=lambda one: not is_duplicate(one))
+
+
+def is_duplicate(finding: Finding) -> bool:
+    """Whether a finding is about two subjects with the same scan."""
+    return finding.kind in (DUPLICATE, CONFLICT)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Number of duplicate scans and of other findings, in words; empty if there are none."""
+    pairs = [one for one in findings if is_duplicate(one)]
+    conflicts = sum(one.kind == CONFLICT for one in pairs)
+    others = len(findings) - len(pairs)
+    words = []
+    if pairs:
+        labels = f" ({conflicts} of them with different labels)" if conflicts else ""
+        labels = " but different labels" if conflicts == len(pairs) else labels
+        words.append(f"{counted(len(pairs), 'pair')} of subjects with the same scan{labels}")
+    if others:
+        words.append(counted(others, "other finding" if pairs else "finding"))
+    return " and ".join(words)
+
+
+def data_line(findings: Iterable[Finding], command: str, *, new_site: bool = False) -> str:
+    """One line on the problems of a cohort, with the command that lists them; empty if there are none."""
+    words = summary(problems(findings, new_site=new_site))
+    them = "it" if words == "1 finding" else "them"
+    return f"Data: {words}; {command} lists {them}." if words else ""
+
+
+def check_command(cohort: str | Path, *, new_site: bool = False) -> str:
+    """The command that lists the findings about a cohort file or folder."""
+    return shlex.join(["m2lgdg", "check", str(cohort), *(["--new-site"] if new_site else [])])
+
+
+def anonymous_sentences(stored: Iterable[Mapping[str, str]]) -> list[str]:
+    """Sentences of `Finding.shared`, duplicate scans first; one that holds for several subjects occurs once, with a count."""
+    ordered = sorted(stored, key=lambda one: one["kind"] not in (DUPLICATE, CONFLICT))
+    counts = Counter(one["text"] for one in ordered)
+    return [text if count == 1 else f"{text.removesuffix('.')} ({count} times)." for text, count in counts.items()]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: 1 subject, 2 subjects."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+class _Words(string.Formatter):
+    """Writes a number with its noun, {size:subject}, and lists; lists of names end after NAMED."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {number}" for name, number in value.items())
+        if isinstance(value, list):
+            return ", ".join(value[:NAMED]) + (f" and {len(value) - NAMED} more" if len(value) > NAMED else "")
+        return counted(value, format_spec) if len(format_spec) > 3 else str(super().format_field(value, format_spec))
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    def section(match: re.Match[str]) -> str:
+        names = [name for _, name, _, _ in string.Formatter().parse(match[1]) if name]
+        return match[1] if all(values.get(name) not in (None, "", []) for name in names) else ""
+
+    return _Words().vformat(re.sub(r"\[([^\]]*)\]", section, template), (), values)
