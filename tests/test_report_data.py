@@ -72,7 +72,7 @@ def test_the_flow_counts_everybody_once(study):
 
 def test_reasons_with_markup_stay_text(study):
     contents = read_contents(study)
-    row = {"subject": "s", "site": "<b>", "status": "excluded", "reason": "<script>x</script> & more"}
+    row = {"subject": "s", "site": "<b>", "status": "excluded", "kind": "<script>x</script> & more"}
     figure = flow_diagram(replace(contents, inclusion=[*contents.inclusion, row]))
     assert "<script>" not in figure.page and "&lt;script&gt;" in figure.page
 
