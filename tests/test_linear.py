@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import _balance, _site_averages, _standardised
+from m2lgdg.methods.linear import balance, site_averages, standardised_block
 from m2lgdg.methods.solvers import LEARNERS, LEAST_SCALE, Problem, Rows, adaptive_ridge, association, ridge_coefficients
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
@@ -56,10 +56,10 @@ def test_rotating_into_the_row_space_changes_nothing(cohort):
 
 def test_association_is_the_correlation_inside_sites_above_chance(cohort):
     """Against numpy's correlations of subjects repeated until the classes of each site are balanced."""
-    weights = _balance(cohort)
+    weights = balance(cohort)
     features = fc_features(cohort.series).astype(np.float64)
     site = np.unique(cohort.sites, return_inverse=True)[1]
-    x = features - (_site_averages(site, weights) @ features)[site]
+    x = features - (site_averages(site, weights) @ features)[site]
     y = 2.0 * cohort.labels - 1
     scale = association(x, y, weights)
     expected = []
@@ -109,18 +109,18 @@ def test_an_adaptive_block_scales_by_its_own_training_subjects(cohort):
 
 
 def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
-    weights = _balance(cohort)
+    weights = balance(cohort)
     for site in cohort.site_names:
         here = cohort.sites == site
         assert weights[here & (cohort.labels == 1)].sum() == pytest.approx(here.sum() / 2)
         assert weights[here & (cohort.labels == 0)].sum() == pytest.approx(here.sum() / 2)
     one_class = cohort.select((cohort.sites != "east") | (cohort.labels == 0))
-    assert (_balance(one_class)[one_class.sites == "east"] == 0).all()
+    assert (balance(one_class)[one_class.sites == "east"] == 0).all()
 
 
 def test_site_means_are_means_of_class_means(cohort):
     features = fc_features(cohort.series).astype(np.float64)
-    means = _site_averages(np.unique(cohort.sites, return_inverse=True)[1], _balance(cohort)) @ features
+    means = site_averages(np.unique(cohort.sites, return_inverse=True)[1], balance(cohort)) @ features
     for site in cohort.site_names:
         here = cohort.sites == site
         expected = sum(features[here & (cohort.labels == label)].mean(axis=0) for label in (0, 1)) / 2
@@ -189,16 +189,16 @@ def test_ensemble_removes_site_offsets_in_training():
 
 def test_slopes_are_those_inside_sites(cohort):
     """Against a weighted regression on the confounds and one column a site."""
-    weights, rng = _balance(cohort), np.random.default_rng(0)
+    weights, rng = balance(cohort), np.random.default_rng(0)
     confounds = rng.normal(size=(len(cohort), 2)) + (cohort.sites == cohort.site_names[0])[:, None]
     features = 3.0 * (cohort.sites == cohort.site_names[0])[:, None] + confounds @ rng.normal(size=(2, 5))
     features += 0.1 * rng.normal(size=features.shape)
     columns = np.concatenate([confounds, cohort.sites[:, None] == np.array(cohort.site_names)], axis=1).astype(float)
     inverse = np.linalg.inv(columns.T @ (weights[:, None] * columns))
     expected = (inverse @ (columns.T @ (weights[:, None] * features)))[:2]
-    standardised = _standardised(features, cohort, weights, True, confounds)
+    standardised = standardised_block(features, cohort, weights, True, confounds)
     np.testing.assert_allclose(standardised.slopes, expected, rtol=1e-9)
-    without = _standardised(features - confounds @ expected, cohort, weights, True)
+    without = standardised_block(features - confounds @ expected, cohort, weights, True)
     np.testing.assert_allclose(standardised.rows.trained, without.rows.trained, atol=1e-9)
     np.testing.assert_allclose(standardised.rows.shift, without.rows.shift, atol=1e-9)
     np.testing.assert_allclose(standardised.centre, without.centre, atol=1e-9)
@@ -227,14 +227,14 @@ def test_age_is_taken_out_of_connectivity(monkeypatch):
 def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
     """The decision, rebuilt from features without their confounds and each block's weights."""
     fitted = make("connectome-adaptive", phenotypes=True).fit(cohort)
-    inputs, weights = list(cohort.inputs), _balance(cohort)
+    inputs, weights = list(cohort.inputs), balance(cohort)
     taken = [inputs.index(name) for name in ("age", "sex")]
     z = fitted._features("phenotypes", cohort)
     folds = site_folds(cohort.sites, cohort.labels, fitted.site_folds)
     rebuilt, outside = np.zeros(len(cohort)), np.zeros(2)
     for name, share in (("steady", 1.0), ("swings", 0.3), ("amplitude", 0.2)):
         features, own = fitted._features(name, cohort), fitted.state_[f"{name}.weights"]
-        without = _standardised(features, cohort, weights, True, z[:, taken])
+        without = standardised_block(features, cohort, weights, True, z[:, taken])
         slopes = without.slopes
         block = fitted._solve(name, without, cohort, folds)
         np.testing.assert_allclose(own, share / block.held_out.std() * block.weights, rtol=1e-4, atol=1e-6)

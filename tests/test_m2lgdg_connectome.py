@@ -15,7 +15,7 @@ from m2lgdg.fast import m2lgdg_connectome as fast
 from m2lgdg.graph import group_graph
 from m2lgdg.methods import m2lgdg
 from m2lgdg.methods import m2lgdg_connectome as plain
-from m2lgdg.methods.linear import _balance
+from m2lgdg.methods.linear import balance
 from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 from m2lgdg.metrics import logit
 from m2lgdg.preprocess import PhenotypeScaler
@@ -61,7 +61,7 @@ def test_training_is_centred_by_site_and_a_target_by_source(fold, monkeypatch):
     method, seen = fits(fold.source, monkeypatch, members=1, batch_size=1000, validation_share=0.0)
     given, centred = seen[-1]
     mean = method.state_["fitted.mean"]
-    weights, sites, labels = _balance(fold.source), given.site.numpy(), given.label.numpy()
+    weights, sites, labels = balance(fold.source), given.site.numpy(), given.label.numpy()
     assert weights.max() != weights.min()
     for site in range(3):
         rows = centred["fc"].numpy()[sites == site]
@@ -77,7 +77,7 @@ def test_edges_are_scaled_by_their_association_with_the_label(fold):
     fields = SMALL | {"validation_share": 0.0, "epochs": 1, "warmup": 0}
     scalings = [{"scaling": "association", "scaling_power": power} for power in (1.0, 3.0)] + [{"scaling": "sd"}]
     method, cubed, plainly = (make(NAME, **fields, **scaling).fit(fold.source, seed=0) for scaling in scalings)
-    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    edges, weights = fc_features(fold.source.series).astype(np.float64), balance(fold.source)
     signs = 2.0 * fold.source.labels - 1
     centred = edges.copy()
     for site in "abc":
@@ -99,7 +99,7 @@ def test_confounds_are_regressed_out_within_sites(fold):
     method = make(NAME, **fields).fit(fold.source, seed=0)
     age = fold.source.phenotypes["age"].to_numpy(dtype=np.float64)
     age = (age - age.mean()) / age.std()
-    edges, weights = fc_features(fold.source.series).astype(np.float64), _balance(fold.source)
+    edges, weights = fc_features(fold.source.series).astype(np.float64), balance(fold.source)
     for site in "abc":
         here = fold.source.sites == site
         age[here] -= np.average(age[here], weights=weights[here])
@@ -299,7 +299,7 @@ def test_plus_decides_by_the_mean_of_both_logits(fold):
     exact = np.maximum(abs(network), abs(head)) < 12  # beyond, `logit` is bounded
     np.testing.assert_allclose(both[exact], (network + head)[exact] / 2, atol=1e-3)
     assert min(network.std(), head.std()) > 0.1 and exact.sum() > 20
-    assert models[2]._source is None and models[2]._head is None
+    assert models[2]._source is None and models[2]._linear is None
 
 
 def test_connectivity_without_unusual_time_points(fold):

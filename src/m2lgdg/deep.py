@@ -30,7 +30,7 @@ from m2lgdg.devices import (
 )
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
-from m2lgdg.metrics import auc, platt
+from m2lgdg.metrics import auc, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.splits import Indices, validation_split
 from m2lgdg.storage import InputError
@@ -382,7 +382,7 @@ class DeepMethod(Method):
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) calibrated probability from the logits of the fitted network."""
         slope, offset = self.state_["calibration"]
-        return np.asarray(0.5 * (1 + np.tanh(0.5 * (slope * self.decision(target) + offset))))
+        return sigmoid(slope * self.decision(target) + offset)
 
     def decision(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) difference between the logits of patient and control, before Platt scaling."""

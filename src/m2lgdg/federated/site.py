@@ -29,8 +29,9 @@ from m2lgdg.federated.plan import (
     Study,
 )
 from m2lgdg.methods.amplitude import _measures, standardised_scans
-from m2lgdg.methods.linear import VIEWS, _sigmoid, _site_averages
+from m2lgdg.methods.linear import VIEWS, site_averages
 from m2lgdg.methods.solvers import combine, times
+from m2lgdg.metrics import sigmoid
 from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
 
@@ -119,7 +120,7 @@ class Site:
     @cached_property
     def averages(self) -> Floats:
         """(1, subject) weights of the site's mean."""
-        return _site_averages(np.zeros(len(self.labels), dtype=np.intp), self.weights)  # all subjects are of one site
+        return site_averages(np.zeros(len(self.labels), dtype=np.intp), self.weights)  # all subjects are of one site
 
     def filled(self, column: str, *, by_site: bool = False) -> Floats:
         """(subject,) phenotype, missing values replaced by the median or mode of all sites, or by the median of this site.
@@ -260,7 +261,7 @@ def _calibration(site: Site, ask: Ask) -> Floats:
     x = (site.decisions @ ask.arguments["weights"] - mean) / spread
     y, raw = (site.labels == 1).astype(np.float64), slope * x + offset
     loss = np.maximum(raw, 0) - y * raw + np.log1p(np.exp(-np.abs(raw)))
-    residual = _sigmoid(raw) - y
+    residual = sigmoid(raw) - y
     return np.array([loss.sum(), (residual * x).sum(), residual.sum()])
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
-from m2lgdg.methods.linear import Block, Linear, _standardised
+from m2lgdg.methods.linear import Block, Linear, standardised_block
 from m2lgdg.methods.solvers import Features
 from m2lgdg.preprocess import PhenotypeScaler
 
@@ -105,5 +105,5 @@ class CombatLogistic(Linear):
         """As for all linear peers, but never shared with a method whose features were not harmonised."""
         if name != "fc":
             return super()._fit_block(name, features, confounds, source, folds)
-        rows = _standardised(features, source, self._subject_weights(source), self.within_sites)
+        rows = standardised_block(features, source, self._subject_weights(source), self.within_sites)
         return self._solve(name, rows, source, folds), None

@@ -19,7 +19,7 @@ from m2lgdg.connectivity import View, covariances, deviations, fc_features, fram
 from m2lgdg.method import Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
-from m2lgdg.metrics import auc, platt
+from m2lgdg.metrics import auc, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.splits import site_folds
 from m2lgdg.tangent import geometric_mean, tangent_features
@@ -131,7 +131,7 @@ class Linear(UsesAmplitude, Method):
     def score(self, target: Cohort) -> Floats:
         """Platt-scaled sum of the blocks' decisions."""
         slope, offset = self.state_["calibration"]
-        return _sigmoid(slope * self.decision(target) + offset)
+        return sigmoid(slope * self.decision(target) + offset)
 
     def decision(self, target: Cohort) -> Floats:
         """(subject,) sum of the blocks' decisions, before Platt scaling."""
@@ -170,7 +170,7 @@ class Linear(UsesAmplitude, Method):
         fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
 
         def standardise() -> Standardised:
-            return _standardised(features, source, self._subject_weights(source), self.within_sites, confounds)
+            return standardised_block(features, source, self._subject_weights(source), self.within_sites, confounds)
 
         def solve() -> tuple[Block, Floats | None]:
             standardised = _ROWS.get(shared, standardise)
@@ -179,7 +179,7 @@ class Linear(UsesAmplitude, Method):
         return _BLOCKS.get(fitted, solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
-        return _balance(source) if self.within_sites else np.ones(len(source))
+        return balance(source) if self.within_sites else np.ones(len(source))
 
     def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
         """Solve for all penalties, and take the one with the best mean AUC over held-out source sites."""
@@ -202,12 +202,12 @@ class Standardised(NamedTuple):
     slopes: Floats | None = None  # (confound, feature)
 
 
-def _standardised(
+def standardised_block(
     features: Features, source: Cohort, weights: Floats, within_sites: bool, confounds: Features | None = None
 ) -> Standardised:
     """Features without confounds, centred (by site, if asked) and divided by their sd in source."""
     names, site = np.unique(source.sites, return_inverse=True)
-    averages = np.concatenate([weights[None] / weights.sum(), _site_averages(site, weights)])  # (all and site, subject)
+    averages = np.concatenate([weights[None] / weights.sum(), site_averages(site, weights)])  # (all and site, subject)
     if confounds is None:
         confounds = np.zeros((len(features), 0))
     confound_means = averages @ confounds
@@ -243,7 +243,7 @@ def _mean_site_auc(decision: Floats, source: Cohort) -> float:
     return float(np.average(values, weights=sizes)) if values else auc(source.labels, decision)
 
 
-def _balance(source: Cohort) -> Floats:
+def balance(source: Cohort) -> Floats:
     """(subject,) weights that balance patients and controls within each site; 0 at sites with one class."""
     weights = np.zeros(len(source))
     for site in source.site_names:
@@ -254,16 +254,12 @@ def _balance(source: Cohort) -> Floats:
     return weights if weights.any() else np.ones(len(source))
 
 
-def _site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
+def site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
     """(site, subject) weights whose products with features are the class-balanced means of the sites."""
     member = (site == np.arange(site.max() + 1)[:, None]).astype(np.float64)
     weighted = member * weights
     counted = np.where(weighted.any(axis=1, keepdims=True), weighted, member)
     return np.asarray(counted / counted.sum(axis=1, keepdims=True))
-
-
-def _sigmoid(values: Floats) -> Floats:
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
 
 
 class _Recent(Generic[Value]):

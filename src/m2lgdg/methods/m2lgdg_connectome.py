@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,11 @@ from m2lgdg.deep import Batch, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import method
 from m2lgdg.methods import m2lgdg
-from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
-from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, _balance, _standardised
+from m2lgdg.methods.linear import VIEWS, balance, standardised_block
+from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
 from m2lgdg.methods.m2lgdg import M2LGDG, gelu
 from m2lgdg.methods.solvers import association
 from m2lgdg.preprocess import PhenotypeScaler
-
-BLOCKS = tuple(ConnectomeAdaptive.blocks)  # of the linear model, in variant `plus`
 
 # ---------------------------------------------------------------- dual-stream encoder of connectomes
 
@@ -141,21 +139,11 @@ class Network(m2lgdg.Network):
 
 
 class Members(nn.Module):
-    """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged.
-
-    In variant `plus`, the logit of a linear model of the connectome is added to `share` times theirs.
-    """
+    """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged."""
 
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__()
         self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
-        self.plus = config.plus
-        for name, value in shape.fitted.items() if config.plus else ():
-            if name.startswith("head."):
-                weights = torch.from_numpy(np.array(value, dtype=np.float32))
-                self.register_buffer(name.replace(".", "_"), weights, persistent=False)
-        if config.plus:
-            self.register_buffer("share", torch.ones(()))
 
     def forward(self, batch: Batch) -> Tensor:
         """(subject, 2) logits."""
@@ -168,34 +156,27 @@ class Members(nn.Module):
         for name in ("logits", "gate"):
             if name in each[0]:
                 parts[name] = torch.stack([one[name] for one in each]).mean(dim=0)
-        if self.plus and BLOCKS[-1] in batch.features:
-            half = self.head(batch) / 2
-            parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
         return parts
 
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start: the network sees deviations from them."""
         first: Any = self.networks[0]
-        means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS} if self.plus else {}
-        return means | ({first.config.connectivity: first.mean} if first.config.imaging else {})
-
-    def head(self, batch: Batch) -> Tensor:
-        """(subject,) logit of the linear model."""
-        total: Tensor = self.get_buffer("head_intercept")
-        for name in BLOCKS:
-            total = total + batch[name] @ self.get_buffer(f"head_{name}")
-        return total + batch.phenotypes @ self.get_buffer("head_phenotypes")
+        return {first.config.connectivity: first.mean} if first.config.imaging else {}
 
     def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
-        """(member,) results of a function of each network and its part of the batch, which has one part for each in order."""
+        """(member,) results of a function of each network and its rows of the batch: equally many rows each, in order."""
         size = len(batch) // len(self.networks)
         rows = torch.split(torch.arange(len(batch), device=batch.label.device), size)
         results = [function(network, batch.take(some)) for network, some in zip(self.networks, rows, strict=True)]
         return {name: torch.stack([one[name] for one in results]) for name in results[0]}
 
 
+class MembersAndLinearModel(LinearHead, Members):
+    """Variant `plus`."""
+
+
 @method("m2lgdg-connectome")
-class M2LGDGConnectome(UsesAmplitude, M2LGDG):
+class M2LGDGConnectome(WithLinearHead, M2LGDG):
     """M²LG-DG on rows of FC: site-centred edges, scaled by a power of their association with the label, several members.
 
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
@@ -273,48 +254,39 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         "scaling_power": (1.0, 1.5, 2.0, 3.0, 4.0),
     }
 
+    _source = cast(Cohort | None, None)  # in training only
+
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Train the network; in variant `plus`, fit the linear model first and join both afterwards."""
+        """Train the network; in variant `plus`, with a linear model beside it."""
         self._source = source
-        self._head = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
-            if self._head is not None:
-                self._join()
         finally:
-            vars(self).update(_source=None, _head=None, _offsets=None)
+            self._source = self._offsets = None
 
     # ------------------------------------------------------------ inputs
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher-z FC above the diagonal; in variant `plus`, also the features of the linear model."""
-        names = ((self.connectivity,) if self.imaging else ()) + (BLOCKS if self.plus else ())
-        blocks = {name: fc_features(cohort.series, VIEWS[name]) for name in names if name in VIEWS}
-        if self.plus:
-            blocks["amplitude"] = self.amplitude_block(cohort).astype(np.float32)
-        return {name: torch.from_numpy(value) for name, value in blocks.items()}
-
-    def make_batch(self, cohort: Cohort, scaler: PhenotypeScaler, device: torch.device) -> Batch:
-        """A batch; in training, without the features of the linear model."""
-        batch = super().make_batch(cohort, scaler, device)
-        if getattr(self, "_source", None) is not cohort or not self.imaging:
-            return batch
-        return replace(batch, features={self.connectivity: batch[self.connectivity]})
+        """(subject, edge) Fisher-z FC above the diagonal; in variant `plus`, after training, also those of the linear model."""
+        own = {self.connectivity: fc_features(cohort.series, VIEWS[self.connectivity])} if self.imaging else {}
+        linear = self.linear_features(cohort) if self.plus and self._source is None else {}
+        return {name: torch.from_numpy(value) for name, value in (own | linear).items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge in source-training subjects.
 
         The offset of each site from the mean is used in training only, and is not saved.
         """
-        head = {} if self._head is None else self._linear_weights(self._head, train)
+        linear = self.linear_weights(train) if self.plus else {}
         if not self.imaging:
-            return head
+            return linear
+        assert self._source is not None
         edges = features[self.connectivity].cpu().numpy()  # (subject, edge)
-        weights = _balance(train)  # of patients and controls, within each site
+        weights = balance(train)  # of patients and controls, within each site
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
         confounds = scaler.transform(train)[:, columns] if columns else None
-        rows, centre, spread, slopes = _standardised(edges, train, weights, self.centring == "site", confounds)
+        rows, centre, spread, slopes = standardised_block(edges, train, weights, self.centring == "site", confounds)
         signs = np.where(train.labels == 1, 1.0, -1.0)
         scale = np.ones_like(spread)
         if self.scaling == "association":
@@ -328,7 +300,7 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
         fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
         single = {name: value.astype(np.float32) for name, value in fitted.items()}
         correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
-        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **head}
+        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **linear}
 
     def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
@@ -344,14 +316,14 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
 
     def build(self, shape: Shape) -> nn.Module:
         """Networks of this configuration."""
-        return Members(shape, self)
+        return MembersAndLinearModel(shape, self) if self.plus else Members(shape, self)
 
     # ------------------------------------------------------------ training
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Batches with one part for each member, which goes through the subjects in its own order."""
+        """Batches with rows for each member in turn, which goes through the subjects in its own order."""
         orders = [super(M2LGDGConnectome, self).batches(site, label, order) for _ in range(self.members)]
-        return [torch.cat(parts) for parts in zip(*orders, strict=True)]
+        return [torch.cat(rows) for rows in zip(*orders, strict=True)]
 
     def candidate(self, epoch: int) -> bool:
         """Only the last epoch: with scaled edges, selecting one on validation subjects cost more than it gained."""
@@ -388,38 +360,3 @@ class M2LGDGConnectome(UsesAmplitude, M2LGDG):
             self.clip_gradients(member.parameters())
         optimizer.step()
         return {name: term.detach().mean() for name, term in terms.items()}
-
-    # ------------------------------------------------------------ variant `plus`
-
-    @property
-    def amplitude_state(self) -> Mapping[str, Any]:
-        """Fitted arrays of the linear model's amplitude block."""
-        fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items()}
-        return fitted | ({"amplitude.weights": fitted["head.amplitude"]} if "head.amplitude" in fitted else {})
-
-    def _linear_weights(self, head: ConnectomeAdaptive, train: Cohort) -> dict[str, npt.NDArray[Any]]:
-        """Weights of the linear model's logit; those of phenotypes in the units of the network's inputs."""
-        fitted, inputs = head.state_, tuple(self.facts_["inputs"])
-        slope, offset = fitted["calibration"]
-        weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
-        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in BLOCKS}
-        intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
-        weights["head.phenotypes"] = np.zeros(len(inputs))
-        if self.phenotypes:
-            head_scaler = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler")
-            network_scaler = PhenotypeScaler.fit(train)
-            in_head_units = slope * fitted["phenotypes.weights"] / head_scaler.scale
-            finite = np.where(np.isfinite(network_scaler.scale), network_scaler.scale, 0.0)
-            weights["head.phenotypes"] = in_head_units * finite
-            intercept = intercept + in_head_units @ (network_scaler.mean - head_scaler.mean)
-        amplitude = {name: fitted[name] for name in ARRAYS if name in fitted}
-        return weights | amplitude | {"head.intercept": np.array(intercept)}
-
-    def _join(self) -> None:
-        """Give the calibrated logits of the network and the linear model the same weight in the decision.
-
-        Weights chosen on source sites that neither model was fitted on were no better (docs/beyond.md).
-        """
-        slope, offset = self.state_["calibration"]
-        self.state_["network.share"] = np.array(slope, dtype=np.float32)
-        self.state_["calibration"] = np.array([0.5, 0.5 * offset])

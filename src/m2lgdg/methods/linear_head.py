@@ -1,0 +1,103 @@
+"""A network and `connectome-adaptive` as one network, which decides by the mean of their calibrated logits.
+
+Variant `plus` of `m2lgdg_connectome.py` mixes both classes in. It is what `average.py` does with two methods, in the single
+precision of a network, so that it is explained and exported as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.connectivity import fc_features
+from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
+from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive
+from m2lgdg.preprocess import PhenotypeScaler
+
+Arrays = dict[str, npt.NDArray[Any]]
+BLOCKS = tuple(ConnectomeAdaptive.blocks)
+
+
+class LinearHead(nn.Module):
+    """Mixed into a network: the logit of the linear model is added to `share` times that of the network."""
+
+    def __init__(self, shape: Shape, config: Any) -> None:
+        super().__init__(shape, config)  # type: ignore[call-arg]
+        for name, value in shape.fitted.items():
+            if name.startswith("head."):  # already saved with the fitted arrays
+                weights = torch.from_numpy(np.array(value, dtype=np.float32))
+                self.register_buffer(name.replace(".", "_"), weights, persistent=False)
+        self.register_buffer("share", torch.ones(()))
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """Parts of the network; its logits with those of the linear model where its features are given."""
+        parts: dict[str, Tensor] = super().parts(batch)  # type: ignore[misc]
+        if BLOCKS[-1] in batch.features:
+            half = self.head(batch) / 2
+            parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
+        return parts
+
+    def head(self, batch: Batch) -> Tensor:
+        """(subject,) logit of the linear model."""
+        total: Tensor = self.get_buffer("head_intercept")
+        for name in BLOCKS:
+            total = total + batch[name] @ self.get_buffer(f"head_{name}")
+        return total + batch.phenotypes @ self.get_buffer("head_phenotypes")
+
+    def baselines(self) -> dict[str, Tensor]:
+        """Means of source, from which integrated gradients start."""
+        means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS}
+        return means | super().baselines()  # type: ignore[misc, no-any-return]
+
+
+class WithLinearHead(UsesAmplitude, DeepMethod):
+    """Mixed into the method of the network: with `plus`, fits the linear model before the training and joins both after it."""
+
+    plus = False  # a field of the method
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Train the network, and give its calibrated logit and that of the linear model the same weight in the decision."""
+        self._linear = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
+        super().learn(source, seed=seed, device=device, progress=progress)
+        if self._linear is not None:
+            slope, offset = self.state_["calibration"]
+            self.state_["network.share"] = np.array(slope, dtype=np.float32)
+            self.state_["calibration"] = np.array([0.5, 0.5 * offset])
+        self._linear = None
+
+    def linear_features(self, cohort: Cohort) -> Arrays:
+        """Features of the linear model, (subject, feature) each."""
+        blocks: Arrays = {name: fc_features(cohort.series, VIEWS[name]) for name in BLOCKS if name in VIEWS}
+        return blocks | {"amplitude": self.amplitude_block(cohort).astype(np.float32)}
+
+    @property
+    def amplitude_state(self) -> Mapping[str, Any]:
+        """Fitted arrays of the linear model's amplitude block."""
+        fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items()}
+        return fitted | ({"amplitude.weights": fitted["head.amplitude"]} if "head.amplitude" in fitted else {})
+
+    def linear_weights(self, train: Cohort) -> Arrays:
+        """Weights of the linear model's logit; those of phenotypes in the units of the network's inputs."""
+        assert self._linear is not None
+        fitted, inputs = self._linear.state_, tuple(self.facts_["inputs"])
+        slope, offset = fitted["calibration"]
+        weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
+        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in BLOCKS}
+        intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
+        weights["head.phenotypes"] = np.zeros(len(inputs))
+        if self.phenotypes:
+            head_scaler = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler")
+            network_scaler = PhenotypeScaler.fit(train)
+            in_head_units = slope * fitted["phenotypes.weights"] / head_scaler.scale
+            finite = np.where(np.isfinite(network_scaler.scale), network_scaler.scale, 0.0)
+            weights["head.phenotypes"] = in_head_units * finite
+            intercept = intercept + in_head_units @ (network_scaler.mean - head_scaler.mean)
+        amplitude = {name: fitted[name] for name in ARRAYS if name in fitted}
+        return weights | amplitude | {"head.intercept": np.array(intercept)}
