@@ -101,7 +101,7 @@ def table() -> str:
         row("[`m2lgdg-connectome`](docs/beyond.md), on connectomes", network),
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
         row("[both](docs/beyond.md#at-20-sites), variant `plus`", network, default),
-        row("[`fc-logistic`](docs/methods.md#fc-logistic), a linear peer", logistic),
+        row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
         row("[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)", without_brain),
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]

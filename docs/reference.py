@@ -1,7 +1,7 @@
-"""The reference pages: commands from the command line, keys of a study file, the Python names from their docstrings.
+"""The generated parts of the pages: commands, keys of a study file, methods, and the Python names from their docstrings.
 
 A page of docs/ holds a line `<!-- generated: NAME -->`; the build of the site puts the text of `PARTS[NAME]` there, so the
-reference cannot differ from the package. Only docs/methods.md is committed with its text (`docs/methods_page.py`).
+reference cannot differ from the package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+ITEM = re.compile(r"^(?=Differs from|As published|As released|Interpretation|Variant |The publication's|`\w+`:)", re.M)
 PLACE = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.M)
 
 
@@ -83,6 +84,29 @@ def _values(schema: dict[str, Any]) -> str:
         return f"list of {_values(schema.get('items', {}))}"
     words = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "table"}
     return words.get(schema.get("type", ""), "values")
+
+
+def methods() -> Iterator[str]:
+    """Every method in the groups of `m2lgdg methods`: sentence, reference, variants, differences from its publication."""
+    from m2lgdg.registry import PAPER, SIMPLE, load_methods
+
+    known = load_methods()
+    peers = known.with_role(*SIMPLE)
+    groups = {
+        "The paper's method and the methods it is compared with": PAPER,
+        "Simple peers": peers,
+        "Other methods": [name for name in known.modules if name not in PAPER and name not in peers],
+    }
+    for title, names in groups.items():
+        yield from [f"### {title}", ""]
+        for name in names:
+            declared = known.declaration(name)
+            yield from [f"#### {name}", "", _text(declared.summary), ""]
+            facts = [f"Reference: {_text(declared.reference).rstrip('.')}."] if declared.reference else []
+            facts += [f"Variants: {', '.join(f'`{variant}`' for variant in declared.variants)}."] if declared.variants else []
+            yield from [" ".join(facts), ""]
+            for paragraph in (inspect.getdoc(known[name]) or "").split("\n", 1)[-1].split("\n\n"):
+                yield from [ITEM.sub("\n- ", _text(paragraph)).strip(), ""]
 
 
 def api() -> Iterator[str]:
@@ -181,4 +205,9 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-PARTS: dict[str, Callable[[], Iterator[str]]] = {"commands": commands, "study-file": study_file, "api": api}
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": commands,
+    "study-file": study_file,
+    "methods": methods,
+    "api": api,
+}

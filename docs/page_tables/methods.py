@@ -1,7 +1,4 @@
-"""Tables of the pages of single methods: docs/m2lgdg.md, networks.md, generalization.md, explain.md; regions of results.md."""
-
-from collections.abc import Iterable
-from functools import partial
+"""Tables of docs/m2lgdg.md, methods.md, speed.md and explain.md: single methods and what their trainings did."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +11,6 @@ from page_tables.committed import (
     RESULTS,
     SLOW,
     TARGETS,
-    as_in_paper,
     changes,
     of_paper,
     published,
@@ -24,33 +20,18 @@ from page_tables.committed import (
 from page_tables.results import ABLATED
 from page_tables.writing import block, bullets, interval, name, number, spread, table
 
-BRAIN_NETWORKS = ("brainnetcnn", "braingnn", "ibgnn-plus", "msstan", "mm-gtunets", "ufa-net", "brainnet-transformer")
-GENERALIZATION = ("erm", "cdann", "mixup", "mldg", "iib", "genm", "m2dc", "metaexplainer")
-FURTHER = ("erm", "brainnet-transformer")  # not in the paper
-
-
-def _all_metrics(methods: Iterable[str]) -> list[str]:
-    """Every metric at NYU and USM, in brackets the paper's."""
-    rows = []
-    for target in TARGETS:
-        for method in methods:
-            values = [spread(scores_at(as_in_paper(method), target, metric)) for metric in METRICS]
-            if method not in FURTHER:
-                reported = [published()[method, target, metric] + 1e-6 for metric in METRICS]  # halves up
-                values = [f"{text} ({value:.1f})" for text, value in zip(values, reported, strict=True)]
-            rows.append([target, name(method), *values])
-    return table(["target", "method", *METRICS], rows)
-
-
-block("networks-abide")(partial(_all_metrics, BRAIN_NETWORKS))
-block("generalization-abide")(partial(_all_metrics, GENERALIZATION))
+NETWORKS = (
+    *("brainnetcnn", "braingnn", "ibgnn-plus", "msstan", "mm-gtunets", "ufa-net", "brainnet-transformer"),
+    *("erm", "cdann", "mixup", "mldg", "iib", "genm", "m2dc", "metaexplainer"),
+)
+IDLE = (("metaexplainer", "sparsity"), ("iib", "invariance"), ("braingnn", "topk"), ("mm-gtunets", "degree"))
 
 
 @block("network-costs")
 def network_costs() -> list[str]:
     """Seconds and peak memory of a training, over those without and with phenotypes."""
     rows = []
-    for method in (*BRAIN_NETWORKS, *GENERALIZATION):
+    for method in NETWORKS:
         models = [model for phenotypes in (False, True) if (model := of_paper(method, phenotypes))]
         own = [one for model in models for one in records(*model)]
         seconds = [record["seconds"] for record in own]
@@ -61,27 +42,19 @@ def network_costs() -> list[str]:
 
 @block("m2dc-epochs")
 def m2dc_epochs() -> list[str]:
-    """AUC of `m2dc` at 16 other sites by the first epoch that can be kept; the best on source-validation subjects is kept."""
+    """AUC of `m2dc` at 16 other sites if any epoch can be kept, and if one of the second half."""
     watched = pd.read_csv(RESULTS / "searches" / "m2dc-epochs.csv")
-    rows, by_site = [], {}
-    for first in (1, 6, 11, 16, 21, 26, 31):
+    by_site = {}
+    for first in (1, 31):
         candidates = watched[watched["epoch"] >= first].sort_values(["val_auc", "val_loss"], ascending=[False, True])
-        best = candidates.drop_duplicates(["fold", "seed", "site"])
-        trainings = best.groupby(["fold", "seed"])[["auc", "epoch"]].mean()
-        ends = [f"{trainings['auc'].min():.0f} to {trainings['auc'].max():.0f}", f"{trainings['epoch'].mean():.0f}"]
-        rows.append([str(first), number(best["auc"].mean()), *ends])
-        by_site[first] = best.groupby("site")["auc"].mean()
-
-    def over_sites(difference: pd.Series) -> str:
-        half = half_interval(difference.std(), len(difference))
-        return interval(difference.mean(), difference.mean() - half, difference.mean() + half)
-
-    sentence = (
-        f"First epoch 31 minus 1: {over_sites(by_site[31] - by_site[1])}; 31 minus 26: {over_sites(by_site[31] - by_site[26])} "
-        f"(95 % over {len(by_site[1])} sites)."
+        by_site[first] = candidates.drop_duplicates(["fold", "seed", "site"]).groupby("site")["auc"].mean()
+    difference = by_site[31] - by_site[1]
+    half = half_interval(difference.std(), len(difference))
+    return bullets(
+        f"`m2dc` at {len(difference)} sites, two seeds: mean AUC {number(by_site[1].mean())} if any epoch can be kept, "
+        f"{number(by_site[31].mean())} if one of the second half; difference "
+        f"{interval(difference.mean(), difference.mean() - half, difference.mean() + half)} over sites."
     )
-    header = ["first epoch that can be kept", "mean AUC", "lowest to highest training", "mean epoch kept"]
-    return [*table(header, rows), "", *bullets(sentence)]
 
 
 @block("ufa-net-epochs")
@@ -98,6 +71,17 @@ def ufa_net_epochs() -> list[str]:
         f"The alignment is 0 in {sum(value == 0 for value in aligned):,} of {len(aligned):,} epochs. There the means of "
         "the sites differ no more than by chance.",
     )
+
+
+@block("idle-terms")
+def idle_terms() -> list[str]:
+    """Terms of published losses that hardly moved, at the kept epochs of ten trainings, beside the cross-entropy."""
+    rows = []
+    for method, term in IDLE:
+        own = [record["learned"]["losses"] for record in records(PAPER, method)]
+        ends = [sorted(losses[key]["kept"] for losses in own) for key in (term, "ce")]
+        rows.append([name(method), term, *(f"{values[0]:.5f} to {values[-1]:.5f}" for values in ends)])
+    return table(["method", "term", "weighted value", "cross-entropy"], rows)
 
 
 @block("margins")

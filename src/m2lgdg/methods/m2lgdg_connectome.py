@@ -214,7 +214,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
         *("patience", "select_after_warmup"),
     )
-    reference: ClassVar[str] = "beyond the paper: docs/beyond.md"
+    reference: ClassVar[str] = "beyond the paper: docs/choosing.md"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "M1": {"imaging": False, "contrastive_weight": 0.0},
         "M2": {"phenotypes": False, "contrastive_weight": 0.0},

@@ -1,0 +1,129 @@
+"""Tables of docs/choosing.md: linear models and forms of `m2lgdg-connectome` at 20 sites, and what was tried on the way."""
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.metrics import auc, logit, platt, sigmoid
+from m2lgdg.study.stats import holm
+from page_tables.atlases import ATLAS_STUDIES, UNSEEN
+from page_tables.committed import RESULTS, Model, by_site, cells, paired_trainings, sites, trainings
+from page_tables.writing import block, bullets, chance, interval, number, spread, table
+
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of `m2lgdg-connectome` next to the linear model, in sd of the latter
+TWENTY = "all-sites/linear"
+TWO_ATLASES = "atlases=aal+ho"
+ADAPTIVE: Model = (TWENTY, "connectome-adaptive", "phenotypes")
+ADAPTIVE_TWO: Model = (ATLAS_STUDIES[1], "connectome-adaptive", TWO_ATLASES)
+CONNECTOME: Model = ("all-sites/connectome", "m2lgdg-connectome", "")
+QUICK, QUICK_SCAN = (("all-sites/connectome-quick", "m2lgdg-connectome", variant) for variant in ("", "scan"))
+QUICK_TWO: Model = ("atlases/connectome", "m2lgdg-connectome", TWO_ATLASES)
+ORDINARY = ("fc-logistic", "fc-svm", "tangent-pearson-ridge", "connectome-ensemble", "fc-adaptive")
+STEP = "FC scaled, minus chance, age and sex out"
+MODELS: dict[str, tuple[Model, ...]] = {  # several models: their mean logit
+    "phenotypes alone (`phenotype-logistic`)": ((TWENTY, "phenotype-logistic", ""),),
+    **{f"`{method}`": ((TWENTY, method, "phenotypes"),) for method in ORDINARY},
+    "`connectome-adaptive`": (ADAPTIVE,),
+    "... in two atlases": (ADAPTIVE_TWO,),
+    "`m2lgdg-connectome`": (CONNECTOME,),
+    "... variant `plus`": (CONNECTOME, ADAPTIVE),
+    "... variant `quick`": (QUICK,),
+    "... variant `quick` without phenotypes": (QUICK_SCAN,),
+    "... variant `quick` in two atlases": (QUICK_TWO,),
+    "... variant `quick` and `connectome-adaptive`, both in two atlases": (QUICK_TWO, ADAPTIVE_TWO),
+}
+
+
+@block("twenty-sites")
+def twenty_sites() -> list[str]:
+    """AUC at all 20 sites, at the 16 that choices were made on, and at the four others; compared with the default."""
+    tests = {title: paired_trainings(joined, (ADAPTIVE,)) for title, joined in MODELS.items() if joined != (ADAPTIVE,)}
+    adjusted = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
+    rows = []
+    for title, joined in MODELS.items():
+        own, four = by_site(*joined), list(UNSEEN)
+        row = [title, *(number(value) for value in (own.mean(), own.drop(four).mean(), own[four].mean(), *own[four]))]
+        if title in tests:
+            test = tests[title]
+            better = "{} of {}".format(test["counts"][0], sum(test["counts"]))
+            row += [interval(test["difference"], *test["interval"]), better, chance(adjusted[title])]
+        rows.append(row + [""] * (11 - len(row)))
+    header = ["model", "20 sites", "16 sites", "the four", *UNSEEN, "minus `connectome-adaptive` (95 % over subjects)"]
+    return table([*header, "sites above it", "p over sites, Holm"], rows)
+
+
+@block("linear-features")
+def linear_features() -> list[str]:
+    """Features that led to `connectome-adaptive`, without and with head motion regressed out."""
+    areas = pd.read_csv(RESULTS / "searches" / "linear-features.csv").set_index("features")["auc"]
+    shown = [
+        *("Fisher-z correlations (FC)", "FC, age and sex out", "FC scaled, minus chance", STEP, f"frame-weighted {STEP}"),
+        "FC and deviation FC (weight 0.3) in one kernel, scaled, age and sex out",
+        *("sum of scores, age and sex out", "sum of scores, phenotypes 0.3, age and sex out"),
+    ]
+    rows = []
+    for name in shown:
+        motion = areas.get(name.replace("age and sex out", "age, sex and motion out")) if "age" in name else None
+        rows.append([name, number(areas[name]), "" if motion is None else number(motion)])
+    return table(["features", "mean AUC", "motion regressed out too"], rows)
+
+
+@block("connectome-settings")
+def connectome_settings() -> list[str]:
+    """Shorter trainings of `m2lgdg-connectome` at the 16 sites, and the weights of its variant `plus` at 20."""
+    areas = pd.read_csv(RESULTS / "searches" / "connectome-shorter.csv")
+    means = areas.groupby(["setting", "seed"])["auc"].mean().groupby("setting").agg(["mean", "std"])
+    default, quick = (spread(means.loc[name]) for name in ("default", "20 epochs, two members"))
+    equal, chosen = np.mean([_plus(network, linear) for network, linear in _pairs()], axis=0)
+    return bullets(
+        f"Defaults {default}, half of the epochs and members (variant `quick`) {quick}: mean AUC and sd over three seeds at "
+        "the 16 sites.",
+        f"Variant `plus` at 20 sites with equal weights: {number(equal)}; with a weight chosen for each target at the 19 other "
+        f"sites: {number(chosen)}.",
+    )
+
+
+def _pairs() -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Each training of the network with the linear model."""
+    return list(zip(trainings(CONNECTOME), trainings(ADAPTIVE) * 3, strict=True))
+
+
+def _plus(network: pd.DataFrame, linear: pd.DataFrame) -> tuple[float, float]:
+    """Mean AUC in percent of both logits with equal weights, and with a weight of the network chosen at the other sites."""
+    first, label = pd.Series(logit(linear["proba"]), linear.index), linear["label"]
+    second = pd.Series(logit(network["proba"]), network.index).loc[first.index]
+    areas = []
+    for site in first.index.unique("target"):
+        others = first.index.get_level_values("target") != site
+        unit = first[others].std() / second[others].std()
+        losses = {weight: _log_loss(first[others] + weight * unit * second[others], label[others]) for weight in WEIGHTS}
+        chosen = unit * min(losses, key=lambda weight: losses[weight])
+        joint = [first.loc[site] + weight * second.loc[site] for weight in (1.0, chosen)]
+        areas.append([100 * auc(label.loc[site].to_numpy(), one.to_numpy()) for one in joint])
+    equal, best = np.mean(areas, axis=0)
+    return float(equal), float(best)
+
+
+def _log_loss(decision: pd.Series, label: pd.Series) -> float:
+    """Mean log loss of a decision after Platt scaling on the same subjects."""
+    slope, offset = platt(decision.to_numpy(), label.to_numpy())
+    right = sigmoid((slope * decision.to_numpy() + offset) * (2 * label.to_numpy() - 1))
+    return float(-np.log(np.maximum(right, 1e-12)).mean())
+
+
+@block("connectome-sensitivity")
+def connectome_sensitivity() -> list[str]:
+    """Lowest and highest mean AUC of NYU and USM over the values of each field."""
+    areas = sites("sensitivity/connectome").xs("AUC", level="metric")["mean"].groupby("variant").mean()
+    swept = pd.DataFrame(
+        [(*title.split("="), area) for title, area in areas.items() if title], columns=["field", "value", "AUC"]
+    )
+    rows = []
+    for field, own in swept.groupby("field"):
+        values = [f"{value:g}" for value in sorted(map(float, own["value"]))]
+        lowest, highest = (own.loc[chosen] for chosen in (own["AUC"].idxmin(), own["AUC"].idxmax()))
+        ends = [f"{number(one['AUC'])} (at {float(one['value']):g})" for one in (lowest, highest)]
+        rows.append([f"`{field}`", f"{values[0]} to {values[-1]}", *ends])
+    seeds = cells("paper/connectome-quick").query("metric == 'AUC'").groupby("seed")["value"].mean() * 100
+    ends = f"{number(seeds.min())} to {number(seeds.max())}"
+    sentence = f"All fields at their values in `quick`: {number(areas[''])}; with {len(seeds)} seeds, {ends}."
+    return [*table(["field", "values", "lowest", "highest"], rows), "", sentence]
