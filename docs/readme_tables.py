@@ -72,7 +72,8 @@ def two_sites() -> tuple[list[str], str]:
             tests.append((f"`m2lgdg` is {'above' if difference > 0 else 'below'} `{name}` at {target}", p))
     remaining = [words for (words, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p < 0.05]
     sentence = (
-        f"Of {len(tests)} DeLong tests of `m2lgdg` against {len(rivals)} methods of the paper at NYU and USM, "
+        f"Of {len(tests)} DeLong tests of `m2lgdg` against {len(rivals)} methods of the paper, twelve of them without "
+        f"phenotypes, "
         f"{('none', 'one')[len(remaining)] if len(remaining) < 2 else len(remaining)} "
         f"{'remains' if len(remaining) < 2 else 'remain'} after Holm's correction"
         f"{': ' if remaining else ''}{', '.join(remaining)}."
@@ -97,16 +98,16 @@ def table() -> str:
     intervals, sentence = two_sites()
     rows = [
         [paper[0], *(f"{paper[i]} [{published(target)}]" for i, target in enumerate(TARGETS, start=1)), paper[3]],
-        ["its [95 % interval](docs/results.md): what two sites can decide", *intervals, ""],
-        row("[`m2lgdg-connectome`](docs/beyond.md), on connectomes", network),
+        ["... 95 % interval of its five trainings, averaged", *intervals, ""],
+        row("[`m2lgdg-connectome`](docs/choosing.md), on connectomes", network),
         row("[`connectome-adaptive`](docs/connectome-adaptive.md), the default", default),
-        row("[both](docs/beyond.md#at-20-sites), variant `plus`", network, default),
+        row("[both](docs/choosing.md#at-20-sites), variant `plus`", network, default),
         row("[`fc-logistic`](docs/methods.md), a linear peer", logistic),
-        row("[phenotypes alone](docs/trust.md#how-much-of-a-score-needs-no-brain)", without_brain),
+        row("[phenotypes alone](docs/trust.md#baselines-without-imaging)", without_brain),
     ]
     lines = [["AUC in percent", *TARGETS, "all sites"], ["---"] * 4, *rows]
     grid = "".join(re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in lines)
-    return grid + "\n" + textwrap.fill(sentence, 100) + "\n"
+    return grid + "\n" + textwrap.fill(sentence, 100, break_on_hyphens=False) + "\n"
 
 
 # The figure

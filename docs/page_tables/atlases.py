@@ -50,4 +50,3 @@ def atlases() -> list[str]:
         rows.append(cells_of_row)
     header = ["atlases", "scan", "minus AAL", "sites above AAL", "with phenotypes", "minus AAL", "sites above AAL"]
     return table(header, rows)
-
