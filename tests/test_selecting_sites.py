@@ -86,7 +86,8 @@ def test_an_option_means_the_same_everywhere():
     import typer
 
     options = {}
-    for name, command in typer.main.get_command(terminal.app).commands.items():
+    group = typer.main.get_command(terminal.app)
+    for name, command in ((name, group.get_command(None, name)) for name in terminal.COMMANDS):
         for parameter in command.params:
             for flag in getattr(parameter, "opts", []):
                 options.setdefault(flag, {})[name] = parameter.help

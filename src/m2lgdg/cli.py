@@ -19,7 +19,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from m2lgdg import __version__
 
-        terminal.out.print(f"m2lgdg {__version__}")
+        terminal.say(f"m2lgdg {__version__}")
         raise typer.Exit
 
 
@@ -67,7 +67,7 @@ def _guarded(run: Callable[[], object]) -> None:
 def _stop(sentence: str) -> NoReturn:
     """Print an error and exit with code 2; control characters are escaped, so that a hostile name cannot steer the terminal."""
     sentence = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in sentence)
-    terminal.err.print(f"m2lgdg: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+    terminal.warn(f"m2lgdg: {sentence}")
     sys.exit(2)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from m2lgdg.commands import options, suggestions, terminal
+from m2lgdg.commands.run import study_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,9 +39,8 @@ def audit(
 
     from m2lgdg.study.audit import LIMITS, no_brain_scores
     from m2lgdg.study.audit import audit as audit_study
-    from m2lgdg.study.config import read_study
 
-    resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
+    resolved = study_file(study, changes, plugin)
     with terminal.progress("fitting each method with the real and with altered targets") as progress:
         results = audit_study(resolved, methods=method, target=site, seed=seed, progress=progress)
     table = Table(title=f"Leakage audit of {escape(resolved.name)}, target {escape(results[0].target)}", title_justify="left")
@@ -51,14 +51,14 @@ def audit(
         passed = "yes" if result.passed else "no" if result.differs else "not run"
         table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
     terminal.out.print(table)
-    terminal.out.print(LIMITS, highlight=False, soft_wrap=True)
+    terminal.say(LIMITS)
     with terminal.progress("fitting baselines without brain data"):
         scores = no_brain_scores(resolved, target=results[0].target)
     terminal.out.print(_baseline_table(scores))
     leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)
-    terminal.out.print("Nothing was written.")
+    terminal.say("Nothing was written.")
     if leaks or failed:
-        terminal.out.print("Correct the methods that did not pass, then audit the study again.")
+        terminal.say("Correct the methods that did not pass, then audit the study again.")
     else:
         suggestions.print_next(context, "run", study, "--out", suggestions.free(f"{study.stem}-results"))
     raise typer.Exit(1 if leaks else 2 if failed else 0)

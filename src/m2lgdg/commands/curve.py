@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from m2lgdg.commands import options, terminal
-from m2lgdg.commands.run import watched
+from m2lgdg.commands.run import study_file, watched
 
 
 @terminal.command()
@@ -34,27 +34,21 @@ def curve(
     Each method is trained on nested parts of source, which keep its proportions of sites and classes. Exit code 0: all
     trainings are done, 1: some failed, 2: the curve cannot be computed, 130: stopped.
     """
-    from rich.markup import escape
-
     from m2lgdg.report.curve import sentences, write_curve
     from m2lgdg.storage import InputError
-    from m2lgdg.study.config import read_study
     from m2lgdg.study.curve import learning_curve, linear_part
 
     if goal is not None and not 0.5 < goal < 1:
         raise InputError(f"--goal {goal:g}: an AUC between 0.5 and 1 is expected, such as 0.8.")
-    resolved = linear_part(read_study(study, changes, [str(path.resolve()) for path in plugin or []]), method)
+    resolved = linear_part(study_file(study, changes, plugin), method)
     with watched(jobs) as watch:
         result, summary = learning_curve(resolved, to, sizes=_numbers(sizes), repeats=repeats, jobs=jobs, watch=watch)
     names = write_curve(result, to)
-    for cell, reason in summary.failed[:5]:
-        terminal.err.print(f"failed: {cell}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    terminal.warn(*(f"failed: {cell}: {reason}" for cell, reason in summary.failed[:5]))
     reused = f" ({summary.reused} from an earlier run)" if summary.reused else ""
     done = summary.reused + summary.done
-    terminal.out.print(f"{done} of {summary.total} trainings done{reused} in {summary.seconds:.0f} s.", soft_wrap=True)
-    for sentence in sentences(result, goal):
-        terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    terminal.out.print(f"Wrote {escape(', '.join(names))} to {escape(str(to))}.", soft_wrap=True)
+    terminal.say(f"{done} of {summary.total} trainings done{reused} in {summary.seconds:.0f} s.")
+    terminal.say(*sentences(result, goal), f"Wrote {', '.join(names)} to {to}.")
     raise typer.Exit(1 if summary.failed else 0)
 
 

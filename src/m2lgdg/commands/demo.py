@@ -64,7 +64,7 @@ def demo(
         cohort = make_cohort(preset, seed=seed)
         result = check_cohort(cohort)
     write_check(result, to / "check")
-    terminal.out.print(f"[bold]{cohort!r}[/]\n", soft_wrap=True)
+    terminal.say(f"{cohort!r}\n", style="bold")
     show_check(result)
     if any(map(is_duplicate, result.findings)):
         terminal.out.print()
@@ -72,15 +72,10 @@ def demo(
         result = check_cohort(cohort)
     path = cohort.with_findings(result.findings).save(to / f"{preset}.cohort")
     assert cohort.truth is not None
-    terminal.out.print(
-        f"\nEffect planted in patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n"
-    )
+    terminal.say(f"\nEffect planted in patients: {', '.join(cohort.truth['rois'])}, and {len(cohort.truth['edges'])} edges.\n")
     networks = not missing_libraries("networks")
     if not networks:
-        command = install_command("networks")
-        terminal.out.print(
-            f"PyTorch is not installed, so only linear methods run; for networks: {command}\n", markup=False, soft_wrap=True
-        )
+        terminal.say(f"PyTorch is not installed, so only linear methods run; for networks: {install_command('networks')}\n")
     study = write_text(to / "study.toml", demo_study(path.name, networks=networks))
     with watched(jobs) as watch:
         summary = run_study(study, to / "results", jobs=jobs, watch=watch)
@@ -90,10 +85,9 @@ def demo(
         typer.echo(f"\n{line}")
     with terminal.progress("writing the report"):
         page = write_report(to / "results")
-    terminal.out.print(
+    terminal.say(
         f"\n{summary.total} trainings in {summary.seconds:.0f} s. Wrote {path}, {to / 'check'}, {study} and {page}.",
-        soft_wrap=True,
+        f"Open {page} in a browser. To check your own data: m2lgdg check FOLDER",
     )
-    terminal.out.print(f"Open {page} in a browser. To check your own data: m2lgdg check FOLDER", soft_wrap=True)
     suggestions.print_next(context, "table", to / "results")
     raise typer.Exit(1 if summary.failed else 0)

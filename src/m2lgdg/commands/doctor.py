@@ -27,23 +27,19 @@ def doctor(as_json: options.Json = False) -> None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    def line(text: str) -> None:
-        terminal.out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    line(f"m2lgdg {result['m2lgdg']}, Python {result['python']}, {result['system']}")
-    line("Libraries: " + ", ".join(f"{name} {version}" for name, version in result["libraries"].items() if version))
+    terminal.say(f"m2lgdg {result['m2lgdg']}, Python {result['python']}, {result['system']}")
+    terminal.say("Libraries: " + ", ".join(f"{name} {version}" for name, version in result["libraries"].items() if version))
     pools = ", ".join(f"{name} {count}" for name, count in result["threads"].items())
     variables = ", ".join(f"{name}={value}" for name, value in result["variables"].items() if value is not None)
-    line(f"Cores: {result['cores']}; threads by library: {pools or 'none'}{f' ({variables})' if variables else ''}")
-    line("Devices: " + ", ".join(_device(device) for device in result["devices"]))
+    terminal.say(f"Cores: {result['cores']}; threads by library: {pools or 'none'}{f' ({variables})' if variables else ''}")
+    terminal.say("Devices: " + ", ".join(_device(device) for device in result["devices"]))
     if not result["file_locks"]:
-        line("This system has no file locks: do not start two runs of one study folder at a time.")
+        terminal.say("This system has no file locks: do not start two runs of one study folder at a time.")
     for name, extra in result["extras"].items():
         state = f"missing {', '.join(extra['missing'])}; install with: {extra['install']}" if extra["missing"] else "ready"
-        line(f"Extra {name} ({extra['for']}): {state}")
-    for sentence in result["problems"]:
-        terminal.err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
-    line("Linear methods: not usable" if result["problems"] else "Linear methods and all other commands: ready")
+        terminal.say(f"Extra {name} ({extra['for']}): {state}")
+    terminal.warn(*result["problems"])
+    terminal.say("Linear methods: not usable" if result["problems"] else "Linear methods and all other commands: ready")
 
 
 def _device(device: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import models, options, terminal
 
 
 @terminal.command()
@@ -27,33 +27,27 @@ def export(
     plugin: options.Plugin = None,
 ) -> None:
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
-    from rich.markup import escape
-
-    from m2lgdg.model.model import Model
-    from m2lgdg.registry import load_methods
     from m2lgdg.report.anonymised import shared_model
-    from m2lgdg.report.card import write_card
-    from m2lgdg.storage import need_unused, needing, new_folder
+    from m2lgdg.storage import need_unused, needing
 
-    load_methods(tuple(map(str, plugin or [])))
-    fitted = Model.load(model)
+    fitted = models.load_model(model, plugin)
     if share:
         fitted = shared_model(fitted)
     if share and to.suffix != ".onnx":
         need_unused(to)
-        with new_folder(to) as part:
-            write_card(fitted.save(part))
-        terminal.out.print(f"Wrote {escape(str(to))}: a model folder for sharing, with its card.", soft_wrap=True)
-        terminal.out.print(f"Read {escape(str(to / 'card.md'))} before you share the folder.", soft_wrap=True)
+        models.write_model(fitted, to)
+        terminal.say(f"Wrote {to}: a model folder for sharing, with its card.")
+        terminal.say(f"Read {to / 'card.md'} before you share the folder.")
         return
     with needing("onnx", "ONNX export"):
         from m2lgdg.deploy.onnx import export_onnx
     with terminal.progress(f"exporting {fitted.name}"):
         written = export_onnx(fitted, to)
     if fitted.site_level is not None:
-        terminal.out.print(fitted.site_level.sentence(), markup=False, highlight=False, soft_wrap=True)
+        terminal.say(fitted.site_level.sentence())
     preparation = written.with_suffix(".json").name
-    terminal.out.print(f"Wrote {escape(str(written))}, and {escape(preparation)} on how to prepare its inputs.", soft_wrap=True)
-    note = "onnxruntime reproduced the model's probabilities on synthetic subjects. Research use; not a diagnostic device."
-    terminal.out.print(note, soft_wrap=True)
-    terminal.out.print(f"Prepare the inputs of the graph as described in {escape(preparation)}.", soft_wrap=True)
+    terminal.say(
+        f"Wrote {written}, and {preparation} on how to prepare its inputs.",
+        f"onnxruntime reproduced the model's probabilities on synthetic subjects. {models.RESEARCH}",
+        f"Prepare the inputs of the graph as described in {preparation}.",
+    )

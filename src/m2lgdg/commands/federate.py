@@ -10,7 +10,6 @@ import typer
 from m2lgdg.commands import options, suggestions, terminal
 
 group = typer.Typer(
-    cls=terminal.Subcommands,
     name="federate",
     help="Train one model at sites that keep their subjects: each site sends sums, a coordinator combines them.",
     no_args_is_help=True,
@@ -24,7 +23,7 @@ SiteFolder = Annotated[
 ]
 
 
-@group.command(cls=terminal.Command)
+@group.command()
 def init(
     context: typer.Context,
     folder: StudyFolder,
@@ -61,7 +60,7 @@ def init(
     suggestions.print_next(context, "federate", *words, without=["--site"])
 
 
-@group.command(cls=terminal.Command)
+@group.command()
 def join(
     context: typer.Context,
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="study.json of the coordinator.", show_default=False)],
@@ -89,7 +88,7 @@ def join(
     suggestions.print_next(context, "federate", "show", message, without=["--site"])
 
 
-@group.command(cls=terminal.Command)
+@group.command()
 def step(
     context: typer.Context,
     folder: SiteFolder,
@@ -107,7 +106,7 @@ def step(
     suggestions.print_next(context, "federate", "show", answer)
 
 
-@group.command(cls=terminal.Command)
+@group.command()
 def combine(
     context: typer.Context,
     folder: StudyFolder,
@@ -133,7 +132,7 @@ def combine(
     suggestions.print_next(context, "predict", *words)
 
 
-@group.command(cls=terminal.Command)
+@group.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that is sent in a study.", show_default=False)],
 ) -> None:

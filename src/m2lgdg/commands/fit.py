@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from m2lgdg.commands import options, suggestions, terminal
+from m2lgdg.commands import models, options, suggestions, terminal
 from m2lgdg.registry import METHODS
 
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
     from m2lgdg.model.model import Model
-
-
-@contextmanager
-def _epochs() -> Iterator[Any]:
-    """Progress of training: epoch, losses by name and validation AUC, then the refits of new-site calibration."""
-    with terminal.progress("fitting") as show:
-
-        def show_epoch(epoch: int, epochs: int, **values: float) -> None:
-            text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-            show(epoch, epochs, text, "epochs" if values else "refits for new-site calibration")
-
-        yield show_epoch
-
 
 FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_calibration", promise_folds="calibration_folds")
 
@@ -36,7 +22,7 @@ FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_
 def fit(
     context: typer.Context,
     path: options.Cohort,
-    to: Annotated[Path, typer.Option("--out", help="Model folder to write.", show_default=False)],
+    to: options.NewModel,
     method_name: Annotated[
         str | None,
         typer.Option(
@@ -46,9 +32,7 @@ def fit(
         ),
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the method.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field of the method: field=value; may be repeated.")
-    ] = None,
+    changes: options.FieldChanges = None,
     atlas: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,25 +60,19 @@ def fit(
     ] = None,
 ) -> None:
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
-    from rich.markup import escape
-
     from m2lgdg.data.check import with_checks
-    from m2lgdg.data.readers import read
     from m2lgdg.model.model import make
-    from m2lgdg.registry import load_methods
-    from m2lgdg.report.card import write_card
-    from m2lgdg.storage import InputError, need_unused, new_folder
+    from m2lgdg.storage import InputError, need_unused
     from m2lgdg.study.config import method_fields
 
-    load_methods(tuple(map(str, plugin or [])))
+    models.load_plugins(plugin)
     name = method_name or METHODS.default
     fields = method_fields(name, variant, changes or [])
     if atlas:
         fields["atlases"] = atlas[0] if len(atlas) == 1 else atlas
     method = make(name, **fields)
     need_unused(to)
-    with terminal.progress(f"reading {path.name}") as progress:
-        cohort = read(path, progress=progress)
+    cohort = models.read_subjects(path)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
     left_out = options.of_sites(cohort, without or [])
@@ -105,47 +83,41 @@ def fit(
         method = make(name, **{"phenotypes": True} | fields)
     with terminal.progress("checking the cohort"):
         source = with_checks(source)
-    calibrated = _with_calibration(method, source, new_site_calibration, calibration_folds)
+    how: dict[str, Any] = {"seed": seed, "device": device, "source_distribution": True, "calibration_folds": calibration_folds}
+    how["new_site_calibration"] = _with_calibration(method, source, new_site_calibration, calibration_folds)
     with _epochs() as show:
-        method.fit(
-            source,
-            seed=seed,
-            device=device,
-            progress=show,
-            source_distribution=True,
-            new_site_calibration=calibrated,
-            calibration_folds=calibration_folds,
-        )
-    with new_folder(to) as part:
-        write_card(method.save(part))
+        method.fit(source, progress=show, **how)
+    models.write_model(method, to)
     facts = method.facts_
     if "history" in facts:
         best = facts["history"][facts["best_epoch"] - 1]
         on = "training" if facts["validation"] == "training subjects" else "validation"
-        terminal.out.print(
+        terminal.say(
             f"Trained for {len(facts['history'])} epochs; best epoch {facts['best_epoch']} with {on} AUC {best['val_auc']:.3f}."
         )
-    print_data_line(source, path)
-    for note in facts.get("notes", []):
-        terminal.out.print(f"Note: {escape(note)}", soft_wrap=True)
-    count = sum(sum(site.values()) for site in facts["source"]["sites"].values())
-    sites = len(facts["source"]["sites"])
-    subjects = f"{count} subjects from {sites} site{'' if sites == 1 else 's'}"
-    terminal.out.print(f"Wrote {escape(str(to))}: {name} trained on {subjects}, with its model card.", soft_wrap=True)
+    models.print_data_line(source, path)
+    sites = facts["source"]["sites"]
+    count = sum(sum(one.values()) for one in sites.values())
+    subjects = f"{count} subjects from {len(sites)} site{'' if len(sites) == 1 else 's'}"
+    terminal.say(
+        *(f"Note: {note}" for note in facts.get("notes", [])), f"Wrote {to}: {name} trained on {subjects}, with its model card."
+    )
     held_out = [word for name in dict.fromkeys(without or []) for word in ("--site", name)]
     subjects_to_predict = path if without else suggestions.Fill("NEW_SITE")
     words = (to, subjects_to_predict, *held_out, "--out", suggestions.free("predictions.csv"))
     suggestions.print_next(context, "predict", *words, without=["--site"])
 
 
-def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
-    """Print one line on the findings about the subjects that were used, if there are any."""
-    from m2lgdg.data.check import with_checks
-    from m2lgdg.findings import check_command, data_line
+@contextmanager
+def _epochs() -> Iterator[Any]:
+    """Progress of training: epoch, losses by name and validation AUC, then the refits of new-site calibration."""
+    with terminal.progress("fitting") as show:
 
-    command = check_command(path, new_site=new_site)
-    if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+        def show_epoch(epoch: int, epochs: int, **values: float) -> None:
+            text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
+            show(epoch, epochs, text, "epochs" if values else "refits for new-site calibration")
+
+        yield show_epoch
 
 
 def _with_calibration(method: Model, source: Cohort, requested: bool | None, folds: int | None) -> bool:
@@ -164,18 +136,16 @@ def _with_calibration(method: Model, source: Cohort, requested: bool | None, fol
     except InputError as error:
         if wanted:
             raise
-        terminal.out.print(f"Skipped: {error}", markup=False, soft_wrap=True)
+        terminal.say(f"Skipped: {error}")
         return False
     if is_network(method) and not wanted:
-        terminal.out.print(
+        terminal.say(
             f"Skipped new-site calibration ({refits} extra fits); enable it with --new-site-calibration, or with "
-            "--calibration-folds 5 for fewer fits.",
-            soft_wrap=True,
+            "--calibration-folds 5 for fewer fits."
         )
         return False
-    part = "site" if folds is None else "group of sites"
-    terminal.out.print(
-        f"New-site calibration: {refits} extra fits, each without one {part}; skip them with --no-new-site-calibration.",
-        soft_wrap=True,
+    left_out = "site" if folds is None else "group of sites"
+    terminal.say(
+        f"New-site calibration: {refits} extra fits, each without one {left_out}; skip them with --no-new-site-calibration."
     )
     return True

@@ -22,78 +22,69 @@ def methods(
     as_json: options.Json = False,
 ) -> None:
     """List all methods with their references, or show the fields and variants of one."""
-    from rich.markup import escape
-
     from m2lgdg.registry import PAPER, SIMPLE, find, load_methods
 
     known = load_methods(tuple(map(str, plugin or [])))
+    cls = None if name is None else find(name)  # refuses a name that is not known
     if as_json:
-        if name is not None and name not in known:
-            find(name)  # refuses it
-        listed = [name] if name is not None else list(known)
-        terminal.print_json([_values(known, each) for each in listed])
+        terminal.print_json([_values(known, one) for one in ([name] if name is not None else known)])
         return
-    if name is not None:
-        _describe(name, find(name))
+    if name is not None and cls is not None:
+        _describe(name, cls)
         cohort, model = suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
         suggestions.print_next(context, "fit", cohort, "--method", name, "--out", model)
         return
     peers = known.with_role(*SIMPLE)
-    others = [name for name in known if name not in PAPER and name not in peers]
     groups = {
         "The paper's method and the methods it is compared with": PAPER,
         "Simple peers": peers,
-        "Other methods": others,
+        "Other methods": [one for one in known if one not in PAPER and one not in peers],
     }
     for title, names in groups.items():
-        terminal.out.print(f"[bold]{title}[/]")
+        terminal.say(title, style="bold")
         for method in (method for method in names if method in known):
             declaration = known.declaration(method)
             mark = "[default of `m2lgdg fit`] " if method == known.default else ""
-            terminal.out.print(f"  [bold]{escape(method)}[/]  {escape(mark + declaration.summary)}", soft_wrap=True)
-            if declaration.reference:
-                terminal.out.print(f"    {escape(declaration.reference)}", style="dim", soft_wrap=True)
-    terminal.out.print("With the name of a method, the command prints its fields and variants.")
+            terminal.say(f"  {method}  {mark}{declaration.summary}")
+            terminal.say(*([f"    {declaration.reference}"] if declaration.reference else []), style="dim")
+    terminal.say("With the name of a method, the command prints its fields and variants.")
     suggestions.print_next(context, "methods", known.default)
 
 
 def _values(known: Registry, name: str) -> dict[str, Any]:
-    """A method as plain values, for --json; a network is not imported."""
+    """A method as plain values, for --json."""
     from m2lgdg.registry import PAPER
 
-    declaration = known.declaration(name)
-    values = dataclasses.asdict(declaration) | {"paper": name in PAPER, "default": name == known.default}
+    values = dataclasses.asdict(known.declaration(name)) | {"paper": name in PAPER, "default": name == known.default}
     return {"name": name} | {key: values[key] for key in sorted(values)}
 
 
 def _describe(name: str, cls: type[Method]) -> None:
     """Print description, fields, variants and sweeps of a method."""
-    from dataclasses import fields
     from inspect import getdoc
 
-    from rich.markup import escape
-
-    terminal.out.print(f"[bold]{escape(name)}[/]  {escape(getdoc(cls) or '')}", soft_wrap=True)
+    terminal.say(f"{name}  {getdoc(cls) or ''}")
     if cls.reference:
-        terminal.out.print(f"\n{escape(cls.reference)}", style="dim", soft_wrap=True)
+        terminal.say(f"\n{cls.reference}", style="dim")
+    fields = {field.name: repr(field.default) for field in dataclasses.fields(cls) if field.name not in cls.unused}
     variants = {
-        variant: ", ".join(f"{field} = {value!r}" for field, value in changed.items())
+        variant: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) or "none"
         for variant, changed in cls.variants.items()
     }
+    sweeps = {field: ", ".join(map(repr, values)) for field, values in cls.space.items()}
     tables = {
-        "fields and their defaults": {field.name: repr(field.default) for field in fields(cls) if field.name not in cls.unused},
-        "variants and the fields they change": {variant: changes or "none" for variant, changes in variants.items()},
-        "sensitivity sweeps": {field: ", ".join(map(repr, values)) for field, values in cls.space.items()},
+        "fields and their defaults": fields,
+        "variants and the fields they change": variants,
+        "sensitivity sweeps": sweeps,
     }
     for title, table in tables.items():
         if table:
-            terminal.out.print(f"\n[bold]{title}[/]")
-        for key, text in table.items():
-            terminal.out.print(f"  {escape(key)}: {escape(text)}", soft_wrap=True)
+            terminal.say(f"\n{title}", style="bold")
+            terminal.say(*(f"  {key}: {text}" for key, text in table.items()))
     if time := training_time(name):
-        terminal.out.print(f"\n{time}", soft_wrap=True)
+        terminal.say(f"\n{time}")
     if cls.unused:
-        terminal.out.print(f"\nfields without effect here: {escape(', '.join(cls.unused))}", soft_wrap=True)
+        terminal.say(f"\nfields without effect here: {', '.join(cls.unused)}")
 
 
 def training_time(name: str) -> str | None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m2lgdg.commands import options, suggestions, terminal
-from m2lgdg.commands.fit import print_data_line
+from m2lgdg.commands import models, options, suggestions, terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,23 +44,17 @@ def predict(
     from collections import Counter
 
     import pandas as pd
-    from rich.markup import escape
 
     from m2lgdg.data.check import duplicate_flags, with_checks
-    from m2lgdg.data.readers import read
     from m2lgdg.data.spreadsheets import csv_text
-    from m2lgdg.model.model import Model
-    from m2lgdg.registry import load_methods
     from m2lgdg.storage import write_text
 
     options.refuse_existing(to, overwrite)
-    load_methods(tuple(map(str, plugin or [])))
-    fitted = Model.load(model)
+    fitted = models.load_model(model, plugin)
     if abstain and coverage is None:
         coverage = 0.9
     new_site = None if coverage is None else _calibration_for(fitted, coverage)
-    with terminal.progress(f"reading {path.name}") as progress:
-        cohort = options.with_sites(read(path, progress=progress), site)
+    cohort = models.read_subjects(path, site)
     with terminal.progress("predicting"):
         proba = fitted.predict_proba(cohort)[:, 1]
         cohort = with_checks(cohort)
@@ -79,19 +72,18 @@ def predict(
     write_text(to, csv_text(table))
     patients = int((table["decision"].astype(str) == "1").sum())
     rule = "decided as patients" if abstain else f"at or above the threshold of {fitted.threshold:.3g}"
-    terminal.out.print(f"Wrote {escape(str(to))}: {len(table)} subjects, {patients} {rule}.", soft_wrap=True)
-    for line in [*_level_lines(fitted, cohort), *lines, *_compared(fitted, cohort)]:
-        terminal.out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    terminal.say(f"Wrote {to}: {len(table)} subjects, {patients} {rule}.")
+    terminal.say(*(f"  {line}" for line in [*_level_lines(fitted, cohort), *lines, *_compared(fitted, cohort)]))
     kinds = Counter(flag.split(":")[0] for raised in flags for flag in raised)
     if kinds:
         counts = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-        terminal.out.print(f"Flagged: {escape(counts)}; see the column flags.", soft_wrap=True)
-    print_data_line(cohort, path, new_site=True)
-    warn_of_training_sites(fitted, cohort)
-    terminal.out.print(
-        "Research use; not a diagnostic device. Calibration may be poor at a site the model has never seen.", soft_wrap=True
+        terminal.say(f"Flagged: {counts}; see the column flags.")
+    models.print_data_line(cohort, path, new_site=True)
+    models.warn_of_training_sites(fitted, cohort)
+    terminal.say(
+        f"{models.RESEARCH} Calibration may be poor at a site the model has never seen.",
+        "Read the column flags before you use the decisions.",
     )
-    terminal.out.print("Read the column flags before you use the decisions.")
     if _can_be_explained(fitted, cohort):
         suggestions.print_next(context, "explain", model, path, "--out", suggestions.free(f"{to.stem}-explained"))
 
@@ -166,13 +158,3 @@ def _add_sets(table: pd.DataFrame, flags: list[list[str]], fitted: Model, covera
         lines.append(f"Decided on {decided} subjects, abstained on {len(table) - decided}.")
         lines.append(f"At left-out source sites, {percent(expected.decided)} were decided{right}.")
     return lines
-
-
-def warn_of_training_sites(fitted: Model, cohort: Cohort) -> None:
-    """Warn if sites of the cohort have the names of training sites."""
-    trained = fitted.facts_["source"]["sites"]
-    seen = [site for site in cohort.site_names if site and site in trained]
-    if seen:
-        names = f"{'a site of this name' if len(seen) == 1 else 'sites of these names'}: {', '.join(seen)}"
-        text = f"Note: the model was trained on {names}. Predictions for training subjects are optimistic; do not report them."
-        terminal.out.print(text, markup=False, highlight=False, soft_wrap=True)

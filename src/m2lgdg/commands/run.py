@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,30 +35,30 @@ def watched(jobs: int) -> Iterator[Any]:
 
             yield watch
     except Stopped as stopped:
-        terminal.err.print(f"Stopped: {stopped}.", markup=False, highlight=False, soft_wrap=True)
+        terminal.warn(f"Stopped: {stopped}.", style=None)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> None:
-    from rich.markup import escape
+def study_file(path: Path, changes: Sequence[str] | None, plugin: Sequence[Path] | None) -> Study:
+    """The study of a file with the changes of --set; plugins of the command line are relative to the working folder."""
+    from m2lgdg.study.config import read_study
 
+    return read_study(path, list(changes or []), [str(one.resolve()) for one in plugin or []])
+
+
+def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> None:
     counts = [(summary.reused - summary.taken, "from an earlier run"), (summary.taken, "copied from --reuse")]
     text = ", ".join(f"{count} {origin}" for count, origin in counts if count)
     reused = f" ({text})" if text else ""
-    terminal.out.print(
-        f"{summary.reused + summary.done} of {summary.total} cells done{reused} in {summary.seconds:.0f} s.", soft_wrap=True
-    )
+    terminal.say(f"{summary.reused + summary.done} of {summary.total} cells done{reused} in {summary.seconds:.0f} s.")
     for reason in dict.fromkeys(reason for _, reason in summary.failed):
         cells = [cell for cell, other in summary.failed if other == reason]
         more = f" (and {len(cells) - 1} more)" if len(cells) > 1 else ""
-        terminal.err.print(f"failed: {cells[0]}{more}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    for sentence in leaks:
-        terminal.err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
-    if data:
-        terminal.out.print(data, markup=False, highlight=False, soft_wrap=True)
-    terminal.out.print(f"Wrote {escape(str(folder / 'predictions.csv'))}.", soft_wrap=True)
+        terminal.warn(f"failed: {cells[0]}{more}: {reason}")
+    terminal.warn(*leaks)
+    terminal.say(*([data] if data else []), f"Wrote {folder / 'predictions.csv'}.")
 
 
 def _check_command(study: Study, folder: Path) -> str:
@@ -96,12 +96,10 @@ def run(
     (Ctrl-C, SIGTERM).
     """
     from m2lgdg.study.checks import cohort_line, failed_checks
-    from m2lgdg.study.config import read_study, with_only
+    from m2lgdg.study.config import with_only
     from m2lgdg.study.runner import run_study
 
-    # Plugins on the command line are relative to the working folder, those in the study file to that file.
-    resolved = read_study(study, changes, [str(path.resolve()) for path in plugin or []])
-    resolved = with_only(resolved, method, site)
+    resolved = with_only(study_file(study, changes, plugin), method, site)
     with watched(jobs) as watch:
         summary = run_study(
             resolved,
@@ -115,7 +113,7 @@ def run(
         )
     if reuse and not summary.taken and summary.done + len(summary.failed):
         reason = "none has the same data, fields, seed, device, threads, explanations and code"
-        terminal.err.print(f"No cell was copied from --reuse: {reason}.", highlight=False, soft_wrap=True)
+        terminal.warn(f"No cell was copied from --reuse: {reason}.", style=None)
     leaks = failed_checks(to)
     _report_run(summary, to, leaks, cohort_line(to, _check_command(resolved, to)))
     if summary.reused + summary.done:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from m2lgdg.commands import options, terminal
+from m2lgdg.commands import models, options, terminal
 
 
 @terminal.command()
@@ -24,23 +24,15 @@ def serve(
     import sys
     import threading
 
-    from rich.markup import escape
-
     from m2lgdg.deploy.serve.run import bound, run
-    from m2lgdg.model.model import Model
-    from m2lgdg.registry import load_methods
 
     def opened(address: str) -> None:
-        terminal.out.print(
-            f"Serving {escape(str(model))} on this machine only; stop with Ctrl-C. Open {address} in a browser.",
-            soft_wrap=True,
-        )
-        terminal.out.print("Uploads are not stored. Research use; not a diagnostic device.")
+        terminal.say(f"Serving {model} on this machine only; stop with Ctrl-C. Open {address} in a browser.")
+        terminal.say(f"Uploads are not stored. {models.RESEARCH}")
 
     with contextlib.closing(bound(host, port)) as socket:  # before the model, which takes seconds to load
-        load_methods(tuple(map(str, plugin or [])))
-        run(Model.load(model), socket, opened)
-    terminal.out.print("Stopped; nothing was written.")
+        run(models.load_model(model, plugin), socket, opened)
+    terminal.say("Stopped; nothing was written.")
     if threading.active_count() > 1:  # a computation without a client, which Python would otherwise finish first
         sys.stdout.flush()
         os._exit(0)

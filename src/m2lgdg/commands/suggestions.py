@@ -46,13 +46,13 @@ def print_next(
     """
     line = next_line(context, command, *words, without=without)
     if line is not None:
-        console = terminal.err if error_stream else terminal.out
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        (terminal.warn if error_stream else terminal.say)(line, style=None)
 
 
 def next_line(context: typer.Context, command: str, *words: str | Path, without: Sequence[str] = ()) -> str | None:
     """The line that `print_next` prints, or None."""
-    takes = {name for option in _options(context.find_root().command.commands[command]) for name in option.opts}  # type: ignore[attr-defined]
+    root = context.find_root()
+    takes = {name for option in _options(root.command.get_command(root, command)) for name in option.opts}  # type: ignore[attr-defined]
     own = {name for name in words if isinstance(name, str)}
     carried: list[str] = []
     for option in _options(context.command):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 # In the order in which a user needs them, each in a module of its name.
 COMMANDS = (
@@ -28,89 +27,32 @@ _registered = typer.Typer()
 
 def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as the command of its name, with settings of `typer.Typer.command`."""
-    return _registered.command(cls=Command, **settings)
+    return _registered.command(**settings)
 
 
-class Plain:
-    """Converts texts and paths without pydantic, which recent versions of typer import for them (a tenth of a second)."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Options and arguments of a command, which convert themselves."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            if hasattr(parameter, "type_descriptor") and "process_value" not in vars(parameter):
-                parameter.process_value = _plainly(parameter)
-        return parameters
-
-
-def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
-    """Conversion of a parameter: here if it cannot fail, and otherwise by typer, with its messages."""
-    kind, by_typer = parameter.type_descriptor.annotation, parameter.process_value
-    many = parameter.multiple or parameter.nargs == -1
-
-    def process_value(ctx: Any, value: Any) -> Any:
-        if value is None and not parameter.required:
-            value = () if many else None
-        elif kind in (str, Path) and isinstance(value, str | Path) and not many:
-            value = kind(value)
-        else:
-            return by_typer(ctx, value)
-        return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
-
-    return process_value
-
-
-class Command(Plain, TyperCommand):
-    """One command."""
-
-
-class Subcommands(Plain, TyperGroup):
-    """A command that has commands of its own."""
-
-
-class Commands(MutableMapping[str, Any]):
-    """Commands by name; each is imported, and its options are built, when it is first needed."""
-
-    def __init__(self) -> None:
-        self._built: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._built:
-            if name not in COMMANDS:
-                raise KeyError(name)
-            module = importlib.import_module(f"m2lgdg.commands.{name}")
-            single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-            single.registered_commands = [one for one in _registered.registered_commands if _name(one) == name]
-            self._built[name] = typer.main.get_command(getattr(module, "group", single))  # a group has commands of its own
-        return self._built[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._built[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._built[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*COMMANDS, *self._built)))
-
-    def __len__(self) -> int:
-        return len(set(self))
-
-
-def _name(registered: typer.models.CommandInfo) -> str:
-    return registered.callback.__name__ if registered.callback else ""
-
-
-class Group(Plain, TyperGroup):
+class Group(TyperGroup):
     """The command `m2lgdg`, which imports the command that was typed and no other."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = Commands()
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # built by `get_command`
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, without importing them."""
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, with its options; None if there is none of this name."""
+        if cmd_name in COMMANDS and self.commands[cmd_name] is None:
+            module = importlib.import_module(f"m2lgdg.commands.{cmd_name}")
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            single.registered_commands = [one for one in _registered.registered_commands if _name(one) == cmd_name]
+            self.commands[cmd_name] = typer.main.get_command(getattr(module, "group", single))  # a group has its own commands
+        return self.commands.get(cmd_name)
+
+
+def _name(registered: typer.models.CommandInfo) -> str:
+    return registered.callback.__name__ if registered.callback else ""
 
 
 app = typer.Typer(
@@ -126,14 +68,23 @@ out = Console(emoji=False)  # a file may be named :dog:, and the table of emoji 
 err = Console(stderr=True, emoji=False)
 
 
+def say(*lines: str, style: str | None = None) -> None:
+    """Print lines of plain text, each whole whatever the width of the terminal."""
+    for line in lines:
+        out.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(*lines: str, style: str | None = "red") -> None:
+    """Print lines on standard error."""
+    for line in lines:
+        err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Print a result for scripts on standard output; the width of the terminal does not matter."""
     import json
 
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 
 class Show(Protocol):
@@ -144,20 +95,14 @@ class Show(Protocol):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """End with a message on Ctrl-C; no partial file exists, because files are written atomically."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print("Stopped: nothing was written.", highlight=False)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
 def progress(description: str) -> Iterator[Show]:
-    """Progress of long work on standard error, which Ctrl-C ends with a message."""
-    with stoppable(), shown(description) as show:
-        yield show
+    """Progress of long work on standard error, which Ctrl-C ends with a message; files are written whole or not at all."""
+    try:
+        with shown(description) as show:
+            yield show
+    except KeyboardInterrupt:
+        warn("Stopped: nothing was written.", style=None)
+        raise typer.Exit(130) from None
 
 
 def shown(description: str) -> AbstractContextManager[Show]:
@@ -181,24 +126,15 @@ def _bar(description: str) -> Iterator[Show]:
 
 
 class Lines:
-    """Progress where there is no terminal, such as in a log file: a plain line every minute, printed by a thread.
+    """Progress where there is no terminal, such as in a log file: a plain line every minute, printed by a thread."""
 
-    The interval, the clock and the function that waits can be replaced in tests; it returns True when the work has ended.
-    """
+    every = 60.0  # seconds
 
-    def __init__(
-        self,
-        description: str,
-        *,
-        every: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
+    def __init__(self, description: str) -> None:
         self.description, self.text, self.done = description, "", 0
         self.total: int | None = None
-        self.every, self.clock, self.start = EVERY if every is None else every, clock, clock()
+        self.start = time.monotonic()
         self.ended = threading.Event()
-        self.wait = wait or self.ended.wait
         self.thread = threading.Thread(target=self._print_lines, daemon=True)
 
     def __enter__(self) -> Show:
@@ -217,9 +153,9 @@ class Lines:
     def line(self) -> str:
         """What is done, of how many, and the time since the start."""
         counts = [] if self.total is None else [f"{self.done} of {self.total} done"]
-        minutes = f"{(self.clock() - self.start) / 60:.0f} min since the start"
+        minutes = f"{(time.monotonic() - self.start) / 60:.0f} min since the start"
         return f"{self.description}: {', '.join([*counts, *([self.text] if self.text else []), minutes])}"
 
     def _print_lines(self) -> None:
-        while not self.wait(self.every):
-            err.print(self.line(), markup=False, highlight=False, soft_wrap=True)
+        while not self.ended.wait(self.every):
+            warn(self.line(), style=None)

@@ -1,0 +1,68 @@
+"""What the commands about models share: reading a model and a cohort, writing a model, and what is said of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m2lgdg.commands import options, terminal
+
+if TYPE_CHECKING:
+    from m2lgdg.cohort import Cohort
+    from m2lgdg.model.model import Model
+
+RESEARCH = "Research use; not a diagnostic device."
+
+
+def load_plugins(plugin: Sequence[Path] | None) -> None:
+    """Load the files of --plugin."""
+    from m2lgdg.registry import load_methods
+
+    load_methods(tuple(map(str, plugin or [])))
+
+
+def load_model(folder: Path, plugin: Sequence[Path] | None) -> Model:
+    """The model of a folder, after the plugins that it may need."""
+    from m2lgdg.model.model import Model
+
+    load_plugins(plugin)
+    return Model.load(folder)
+
+
+def read_subjects(path: Path, site: Sequence[str] | None = None) -> Cohort:
+    """The cohort of a path, or its subjects of these sites, with a progress bar."""
+    from m2lgdg.data.readers import read
+
+    with terminal.progress(f"reading {path.name}") as progress:
+        return options.with_sites(read(path, progress=progress), site)
+
+
+def write_model(fitted: Model, to: Path) -> None:
+    """Write a model folder with its card, whole or not at all."""
+    from m2lgdg.report.card import write_card
+    from m2lgdg.storage import new_folder
+
+    with new_folder(to) as folder:
+        write_card(fitted.save(folder))
+
+
+def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> None:
+    """Print one line on the findings about the subjects that were used, if there are any."""
+    from m2lgdg.data.check import with_checks
+    from m2lgdg.findings import check_command, data_line
+
+    command = check_command(path, new_site=new_site)
+    if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
+        terminal.say(line)
+
+
+def warn_of_training_sites(fitted: Model, cohort: Cohort) -> None:
+    """Warn if sites of the cohort have the names of training sites."""
+    trained = fitted.facts_["source"]["sites"]
+    seen = [site for site in cohort.site_names if site and site in trained]
+    if seen:
+        names = f"{'a site of this name' if len(seen) == 1 else 'sites of these names'}: {', '.join(seen)}"
+        terminal.say(
+            f"Note: the model was trained on {names}. Predictions for training subjects are optimistic; do not report them."
+        )
