@@ -7,7 +7,6 @@ The same file is a plugin for studies: add `plugins = ["new_method.py"]` and the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,8 @@ class NearestNeighbours(Method):
 
     neighbours: int = 9  # a field is a hyper-parameter: sweep it with [sweep.nearest-neighbours]
 
-    stochastic: ClassVar[bool] = False  # the seed changes nothing
-    remembers: ClassVar[tuple[str, ...]] = ("features", "labels")  # features of subjects: such a model is never shared
+    stochastic = False  # the seed changes nothing
+    remembers = ("features", "labels")  # features of subjects: such a model is never shared
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Keep all source subjects; everything learned goes into `state_`."""

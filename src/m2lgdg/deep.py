@@ -132,14 +132,14 @@ class DeepMethod(Method):
     phenotypes: bool = True  # whether the network takes phenotypes; otherwise a fitted model does not need them
     calibration: Literal["platt", "none"] = "platt"  # Platt scaling on source-validation subjects, or the plain softmax
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+    bounds = {
         **{"length": (8, math.inf), "warmup": (0, math.inf), "batch_size": (2, math.inf), "weight_decay": (0, math.inf)},
         **{"learning_rate": (1e-12, math.inf), "clip": (0, math.inf)},
         **dict.fromkeys(("dropout", "label_smoothing", "validation_share"), (0, 1)),
     }
 
     loss_weights: ClassVar[Mapping[str, str]] = {}  # term of `loss` -> field with its weight, if that is not TERM_weight
-    recordable: ClassVar[bool] = False  # whether `step` runs without reading values back, so that CUDA can record it
+    recordable = False  # whether `step` runs without reading values back, so that CUDA can record it
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
     epoch = 0  # the current epoch, from 0

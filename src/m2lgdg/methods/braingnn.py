@@ -7,8 +7,7 @@ Each subject is a graph with Fisher-z FC rows at the nodes and absolute partial 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -168,16 +167,16 @@ class BrainGNN(DeepMethod):
     select_after_warmup: bool = True
     phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"ratio": (1e-6, math.inf)}
-    may_be_empty: ClassVar[tuple[str, ...]] = ("head",)
-    unused: ClassVar[tuple[str, ...]] = ("length",)
-    reference: ClassVar[str] = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bounds = {"ratio": (1e-6, math.inf)}
+    may_be_empty = ("head",)
+    unused = ("length",)
+    reference = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
+    variants = {
         "paper": {"form": "paper", "unit_weight": 1.0, "learning_rate": 1e-3},
         "phenotypes": {"phenotypes": True},
         "small": {"hidden": 16, "head": (16, 32)},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "consistency_weight": (0.0, 0.1, 0.3, 0.5, 1.0),
         "topk_weight": (0.0, 0.1, 0.5),
         "communities": (4, 8, 16),

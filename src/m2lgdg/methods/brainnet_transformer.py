@@ -6,10 +6,9 @@ One of the peers that reviewers ask for, written from the publication's equation
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -130,15 +129,15 @@ class BrainNetTransformer(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf), "last_rate": (0, math.inf)}
-    unused: ClassVar[tuple[str, ...]] = ("length",)
-    reference: ClassVar[str] = "Kan et al. 2022: Brain network transformer, NeurIPS 35"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bounds = {"mixup": (0, math.inf), "last_rate": (0, math.inf)}
+    unused = ("length",)
+    reference = "Kan et al. 2022: Brain network transformer, NeurIPS 35"
+    variants = {
         "no-mixup": {"mixup": 0.0},
         "phenotypes": {"phenotypes": True},
         "small": {"layers": 1, "feedforward": 32, "clusters": 8, "head": (32, 16), "learning_rate": 3e-3, "epochs": 40},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "clusters": (10, 25, 50, 100),
         "mixup": (0.0, 0.2, 1.0),
         "dropout": (0.0, 0.1, 0.3, 0.5),

@@ -5,9 +5,8 @@ One of the paper's baselines; the network takes Fisher-z FC, and the training lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +96,10 @@ class BrainNetCNN(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    may_be_empty: ClassVar[tuple[str, ...]] = ("edge_channels", "hidden")
-    unused: ClassVar[tuple[str, ...]] = ("length",)
-    reference: ClassVar[str] = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    may_be_empty = ("edge_channels", "hidden")
+    unused = ("length",)
+    reference = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
+    variants = {
         "lite": {"edge_channels": (32, 64), "node_channels": 1},
         "phenotypes": {"phenotypes": True},
         "small": {
@@ -115,7 +114,7 @@ class BrainNetCNN(DeepMethod):
             "patience": 15,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "dropout": (0.1, 0.3, 0.5, 0.7),
         "weight_decay": (1e-4, 5e-4, 1e-3, 1e-2),
         "learning_rate": (3e-5, 1e-4, 3e-4, 1e-3),

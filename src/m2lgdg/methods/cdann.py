@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -70,20 +70,20 @@ class CDANN(SiteMethod):
     beta1: float = 0.5
     update_rule: Literal["adamw", "adam"] = "adamw"
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"discriminator_dropout": (0, 1)}
-    may_be_empty: ClassVar[tuple[str, ...]] = ("discriminator_widths",)
-    reference: ClassVar[str] = (
+    bounds = {"discriminator_dropout": (0, 1)}
+    may_be_empty = ("discriminator_widths",)
+    reference = (
         "Li et al. 2018, Deep domain generalization via conditional invariant adversarial networks, ECCV; "
         "as in Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
     )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "phenotypes": {"phenotypes": True},
         "small": {
             **{"widths": (32, 16), "discriminator_widths": (16, 16)},
             **{"learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "adversary_weight": (0.01, 0.1, 1.0, 10.0, 100.0),
         "gradient_penalty": (0.01, 0.1, 1.0, 10.0),
         "discriminator_widths": ((64, 64), (128, 128), (256, 256), (128, 128, 128)),

@@ -6,8 +6,7 @@ subjects as the peers of `linear.py` are; target subjects keep their values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,8 +87,8 @@ class CombatLogistic(Linear):
     shown.
     """
 
-    reference: ClassVar[str] = "Johnson et al. 2007, Biostatistics 8: 118-127; Fortin et al. 2018, NeuroImage 167: 104-120"
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
+    reference = "Johnson et al. 2007, Biostatistics 8: 118-127; Fortin et al. 2018, NeuroImage 167: 104-120"
+    blocks = {"fc": 1.0}
 
     def _source_features(self, name: str, source: Cohort) -> Features:
         values = super()._source_features(name, source)

@@ -5,9 +5,6 @@ One of the generalization methods: network, batches and cross-entropy are in `er
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -52,9 +49,9 @@ class CORAL(SiteMethod):
     penalty_weight: float = 1.0
     least_per_class: int = 4
 
-    reference: ClassVar[str] = "Sun and Saenko 2016, Deep CORAL: correlation alignment for deep domain adaptation"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ERM.variants, "narrow": {"widths": (256, 32)}}
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"penalty_weight": (0.1, 0.3, 1.0, 3.0, 10.0), **ERM.space}
+    reference = "Sun and Saenko 2016, Deep CORAL: correlation alignment for deep domain adaptation"
+    variants = {**ERM.variants, "narrow": {"widths": (256, 32)}}
+    space = {"penalty_weight": (0.1, 0.3, 1.0, 3.0, 10.0), **ERM.space}
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """ERM's batches; also records which sites are large enough for the penalty, since site sizes are known only here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,8 @@ class SiteMethod(DeepMethod):
     select_after_warmup: bool = True
     phenotypes: bool = False
 
-    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
-    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True}
+    unused = ("length", "batch_size")
+    older = {"phenotypes": True}
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher-z FC above the diagonal."""
@@ -115,12 +115,12 @@ class ERM(SiteMethod):
     The reference for the generalization methods, with the same network, batches and training.
     """
 
-    reference: ClassVar[str] = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    reference = "Vapnik 1998; as a peer: Gulrajani and Lopez-Paz 2021, In search of lost domain generalization"
+    variants = {
         "phenotypes": {"phenotypes": True},
         "small": {"widths": (32, 16), "learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "site_power": (0.0, 0.5, 1.0),
         "learning_rate": (1e-4, 3e-4, 1e-3, 3e-3),
         "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -152,16 +152,16 @@ class GenM(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size", "dropout")
-    remembers: ClassVar[tuple[str, ...]] = ("fitted.support",)
-    reference: ClassVar[str] = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    unused = ("length", "batch_size", "dropout")
+    remembers = ("fitted.support",)
+    reference = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
+    variants = {
         "dot": {"modulation": "dot"},
         "long": {"steps_per_epoch": 200},
         "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 0.01, "steps_per_epoch": 8},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "modulation": ("bank", "dot"),
         "width": (4, 8, 16, 32),
         "learning_rate": (3e-5, 1e-4, 3e-4),

@@ -6,8 +6,6 @@ One of the generalization methods: network, batches and cross-entropy are in `er
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +53,10 @@ class GroupDRO(SiteMethod):
     memory: float = 0.9  # weight of the past in the running mean of a site's loss
     cap: float = 5.0
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"cap": (1, math.inf), "memory": (0, 1)}
-    reference: ClassVar[str] = "Sagawa et al. 2020, Distributionally robust neural networks for group shifts, ICLR"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = ERM.variants
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"eta": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), **ERM.space}
+    bounds = {"cap": (1, math.inf), "memory": (0, 1)}
+    reference = "Sagawa et al. 2020, Distributionally robust neural networks for group shifts, ICLR"
+    variants = ERM.variants
+    space = {"eta": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), **ERM.space}
 
     def build(self, shape: Shape) -> nn.Module:
         """The shared network, with uniform site weights at the start of each fit."""

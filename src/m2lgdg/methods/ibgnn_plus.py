@@ -6,8 +6,7 @@ each: the network, the mask, and the network again with the mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,17 +121,15 @@ class IBGNNPlus(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    unused: ClassVar[tuple[str, ...]] = ("length",)
-    recordable: ClassVar[bool] = True
-    reference: ClassVar[str] = (
-        "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
-    )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    unused = ("length",)
+    recordable = True
+    reference = "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
+    variants = {
         "mask-nodes": {"mask_nodes": True},
         "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 0.01, "dropout": 0.1},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "size_weight": (0.0, 5e-5, 5e-4, 5e-3),
         "agreement_weight": (0.0, 1.0, 10.0),
         "layers": (1, 2, 3),

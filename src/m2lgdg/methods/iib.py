@@ -6,8 +6,7 @@ The encoder, batches and cross-entropy are in `erm.py`; this file has the bottle
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,9 +76,9 @@ class IIB(SiteMethod):
     rise: float = 0.1  # fraction of the epochs over which the invariance weight ramps up
     aware_decay: float = 1e-2
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"head_width": (0, math.inf)}
-    reference: ClassVar[str] = "Li et al. 2022, Invariant information bottleneck for domain generalization, AAAI"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bounds = {"head_width": (0, math.inf)}
+    reference = "Li et al. 2022, Invariant information bottleneck for domain generalization, AAAI"
+    variants = {
         "phenotypes": {"phenotypes": True},
         "small": {
             "widths": (32, 16),
@@ -91,7 +90,7 @@ class IIB(SiteMethod):
             "patience": 15,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "bottleneck_weight": (1e-4, 1e-3, 6.4e-3, 3e-2, 1e-1),
         "invariance_weight": (1.0, 3.0, 10.0, 30.0, 100.0),
         "rise": (0.05, 0.1, 0.3),

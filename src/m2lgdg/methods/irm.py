@@ -5,9 +5,6 @@ One of the generalization methods: network, batches and cross-entropy are in `er
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -59,9 +56,9 @@ class IRM(SiteMethod):
     anneal: float = 0.2  # fraction of the epochs with a penalty of weight 1; little is learned after them
     least_per_class: int = 4
 
-    reference: ClassVar[str] = "Arjovsky et al. 2019, Invariant risk minimization, arXiv:1907.02893"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ERM.variants, "small": {**ERM.variants["small"], "anneal": 0.5}}
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    reference = "Arjovsky et al. 2019, Invariant risk minimization, arXiv:1907.02893"
+    variants = {**ERM.variants, "small": {**ERM.variants["small"], "anneal": 0.5}}
+    space = {
         "penalty_weight": (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5),
         "anneal": (0.05, 0.1, 0.2, 0.3),
         **ERM.space,

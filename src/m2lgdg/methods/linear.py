@@ -58,12 +58,12 @@ class Linear(UsesAmplitude, Method):
     phenotypes: bool = False
     phenotype_weight: float = 0.3
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
-    stochastic: ClassVar[bool] = False
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"phenotypes": {"phenotypes": True}}
-    blocks: ClassVar[Mapping[str, float]] = {}
-    learner: ClassVar[str] = "logistic"
-    within_sites: ClassVar[bool] = False  # centre features by site and balance classes within each site
+    bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
+    stochastic = False
+    variants = {"phenotypes": {"phenotypes": True}}
+    blocks: ClassVar[Mapping[str, float]] = {}  # name -> weight in the decision
+    learner = "logistic"
+    within_sites = False  # centre features by site and balance classes within each site
     adaptive: ClassVar[tuple[str, ...]] = ()  # blocks with features scaled by their association with the label
     confounds: ClassVar[tuple[str, ...]] = ()  # phenotypes regressed out of the other blocks, in variant `phenotypes`
 
@@ -303,7 +303,7 @@ def _reference(source: Cohort) -> Floats:
 class Prior(Method):
     """Proportion of patients in source as the probability of every subject (no features); the reference at chance level."""
 
-    stochastic: ClassVar[bool] = False
+    stochastic = False
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Store the proportion of patients in source."""
@@ -319,25 +319,25 @@ class Prior(Method):
 class PhenotypeLogistic(Linear):
     """l2-penalised logistic regression on phenotypes alone (no imaging), penalty chosen on held-out source sites."""
 
-    blocks: ClassVar[Mapping[str, float]] = {"phenotypes": 1.0}
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    blocks = {"phenotypes": 1.0}
+    variants = {}
 
 
 @method("fc-logistic", role="peer")
 class FCLogistic(Linear):
     """l2-penalised logistic regression on Fisher-z FC, penalty chosen on held-out source sites."""
 
-    reference: ClassVar[str] = "Abraham et al. 2017, NeuroImage 147: 736-745"
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
+    reference = "Abraham et al. 2017, NeuroImage 147: 736-745"
+    blocks = {"fc": 1.0}
 
 
 @method("fc-svm", role="peer")
 class FCSVM(Linear):
     """Linear support vector machine on Fisher-z FC, penalty chosen on held-out source sites."""
 
-    reference: ClassVar[str] = "Abraham et al. 2017, NeuroImage 147: 736-745"
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
-    learner: ClassVar[str] = "svm"
+    reference = "Abraham et al. 2017, NeuroImage 147: 736-745"
+    blocks = {"fc": 1.0}
+    learner = "svm"
 
 
 @method("fc-adaptive", role="peer")
@@ -349,30 +349,28 @@ class FCAdaptive(Linear):
     association. The penalty is chosen on held-out source sites.
     """
 
-    reference: ClassVar[str] = (
-        "after the adaptive lasso: Zou 2006, Journal of the American Statistical Association 101: 1418-1429"
-    )
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
-    learner: ClassVar[str] = "ridge"
-    within_sites: ClassVar[bool] = True
-    adaptive: ClassVar[tuple[str, ...]] = ("fc",)
+    reference = "after the adaptive lasso: Zou 2006, Journal of the American Statistical Association 101: 1418-1429"
+    blocks = {"fc": 1.0}
+    learner = "ridge"
+    within_sites = True
+    adaptive = ("fc",)
 
 
 @method("tangent-logistic", role="peer")
 class TangentLogistic(Linear):
     """l2-penalised logistic regression on tangent-space covariances (Ledoit-Wolf), penalty chosen on held-out source sites."""
 
-    reference: ClassVar[str] = "Varoquaux et al. 2010, MICCAI: 200-208; Dadi et al. 2019, NeuroImage 192: 115-134"
-    blocks: ClassVar[Mapping[str, float]] = {"tangent": 1.0}
+    reference = "Varoquaux et al. 2010, MICCAI: 200-208; Dadi et al. 2019, NeuroImage 192: 115-134"
+    blocks = {"tangent": 1.0}
 
 
 @method("tangent-ridge", role="peer")
 class TangentRidge(Linear):
     """Ridge classifier on tangent-space covariances (Ledoit-Wolf), penalty chosen on held-out source sites."""
 
-    reference: ClassVar[str] = "Varoquaux et al. 2010, MICCAI: 200-208; Dadi et al. 2019, NeuroImage 192: 115-134"
-    blocks: ClassVar[Mapping[str, float]] = {"tangent": 1.0}
-    learner: ClassVar[str] = "ridge"
+    reference = "Varoquaux et al. 2010, MICCAI: 200-208; Dadi et al. 2019, NeuroImage 192: 115-134"
+    blocks = {"tangent": 1.0}
+    learner = "ridge"
 
 
 @method("connectome-ensemble", role="peer")
@@ -383,9 +381,9 @@ class ConnectomeEnsemble(Linear):
     held-out source sites.
     """
 
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
-    learner: ClassVar[str] = "ridge"
-    within_sites: ClassVar[bool] = True
+    blocks = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
+    learner = "ridge"
+    within_sites = True
 
 
 @method("connectome-adaptive", role="default")
@@ -408,8 +406,8 @@ class ConnectomeAdaptive(Linear):
     atlases: str | tuple[str, ...] = "all"  # every further atlas adds to the AUC at unseen sites: docs/atlases.md
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
-    blocks: ClassVar[Mapping[str, float]] = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
-    learner: ClassVar[str] = "ridge"
-    within_sites: ClassVar[bool] = True
-    adaptive: ClassVar[tuple[str, ...]] = ("steady", "swings", "amplitude")
-    confounds: ClassVar[tuple[str, ...]] = ("age", "sex")
+    blocks = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
+    learner = "ridge"
+    within_sites = True
+    adaptive = ("steady", "swings", "amplitude")
+    confounds = ("age", "sex")

@@ -29,7 +29,7 @@ class LinearHead(nn.Module):
     """Mixed into a network: the logit of the linear model is added to `share` times that of the network."""
 
     def __init__(self, shape: Shape, config: Any) -> None:
-        super().__init__(shape, config)  # type: ignore[call-arg]
+        super().__init__(shape, config)
         for name, value in shape.fitted.items():
             if name.startswith("head."):  # already saved with the fitted arrays
                 weights = torch.from_numpy(np.array(value, dtype=np.float32))

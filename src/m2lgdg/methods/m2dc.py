@@ -7,8 +7,7 @@ and the method with its episodes. The training loop is in `deep.py`; `sampler.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -311,21 +310,21 @@ class M2DC(DeepMethod):
     select_from: float = 0.5  # no epoch before this fraction of the training is kept; 0: any epoch, as released
     phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+    bounds = {
         "head_dropout": (0, 1),
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
         "crop": (1e-6, math.inf),
         "select_from": (0, 1),
     }
-    older: ClassVar[Mapping[str, Any]] = {"clock": True, "crop": 1.0, "select_from": 0.0}
-    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
-    recordable: ClassVar[bool] = True
-    reference: ClassVar[str] = (
+    older = {"clock": True, "crop": 1.0, "select_from": 0.0}
+    unused = ("batch_size",)
+    recordable = True
+    reference = (
         "Su et al. (2024): M2DC, a meta-learning framework for generalizable diagnostic classification of major depressive "
         "disorder, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3461312"
     )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "clock": {"clock": True},
         "no-sampling": {"sampling": False},
         "phenotypes": {"phenotypes": True},
@@ -333,7 +332,7 @@ class M2DC(DeepMethod):
         "released": {"spread": "variance", "support_weight": 0.0},
         "small": {"hidden": 16, "layers": 1, "episodes": 4, "learning_rate": 0.01, "head_dropout": 0.1},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "constraint_weight": (0.0, 0.001, 0.01, 0.1),
         "temperature": (0.25, 0.5, 1.0),
         "percentile": (60.0, 70.0, 80.0, 90.0),

@@ -281,20 +281,20 @@ class M2LGDG(DeepMethod):
     decomposition: bool = True
     cross_attention: bool = True
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+    bounds = {
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
         "margin": (0, math.inf),
         "identity_sd": (0, math.inf),
     }
-    loss_weights: ClassVar[Mapping[str, str]] = {
+    loss_weights = {
         **dict.fromkeys(("similarity", "orthogonality", "difference"), "decomposition_weight"),
         "contrast": "contrastive_weight",
     }
-    recordable: ClassVar[bool] = True
+    recordable = True
     may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden",)
-    reference: ClassVar[str] = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    reference = "Hasan, Zhu, Yin and Liew: M²LG-DG, a multi-modal local-global domain generalization framework"
+    variants = {
         "M1": {"imaging": False, "contrastive_weight": 0.0},
         "M2": {"phenotypes": False, "contrastive_weight": 0.0},
         "C1": {"decomposition": False},
@@ -324,7 +324,7 @@ class M2LGDG(DeepMethod):
             "warmup": 2,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "decomposition_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
         "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
         "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),

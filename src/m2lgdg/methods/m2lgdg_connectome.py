@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -205,17 +205,17 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     weight_decay: float = 1.0
     validation_share: float = 0.05
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+    bounds = {
         "scaling_power": (0, math.inf),
         **dict.fromkeys(("readout_dropout", "edge_dropout"), (0, 1)),
     }
-    may_be_empty: ClassVar[tuple[str, ...]] = ("phenotype_hidden", "local_channels", "confounds")
-    unused: ClassVar[tuple[str, ...]] = (
+    may_be_empty = ("phenotype_hidden", "local_channels", "confounds")
+    unused = (
         *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
         *("patience", "select_after_warmup"),
     )
-    reference: ClassVar[str] = "beyond the paper: docs/choosing.md"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    reference = "beyond the paper: docs/choosing.md"
+    variants = {
         "M1": {"imaging": False, "contrastive_weight": 0.0},
         "M2": {"phenotypes": False, "contrastive_weight": 0.0},
         "C1": {"decomposition": False},
@@ -246,7 +246,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
             "validation_share": 0.15,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "decomposition_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
         "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
         "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),
@@ -254,7 +254,8 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         "scaling_power": (1.0, 1.5, 2.0, 3.0, 4.0),
     }
 
-    _source = cast(Cohort | None, None)  # in training only
+    _source = cast(Cohort | None, None)  # in training only, as are the offsets of its sites
+    _offsets = cast(Tensor | None, None)
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Train the network; in variant `plus`, with a linear model beside it."""
@@ -333,6 +334,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         """Training subjects, moved by the offset of their site from the mean of source."""
         if not self.imaging:
             return batch
+        assert self._offsets is not None
         return replace(batch, features={self.connectivity: batch[self.connectivity] - self._offsets[batch.site]})
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -244,13 +244,13 @@ class MetaExplainer(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"mixup": (0, math.inf)}
-    unused: ClassVar[tuple[str, ...]] = ("batch_size",)
-    older: ClassVar[Mapping[str, Any]] = {"phenotypes": True, "attention": True}
-    reference: ClassVar[str] = (
+    bounds = {"mixup": (0, math.inf)}
+    unused = ("batch_size",)
+    older = {"phenotypes": True, "attention": True}
+    reference = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "no-explanation": {"sparsity_weight": 0.0, "stability_weight": 0.0},
         "attention": {"attention": True},
         "phenotypes": {"phenotypes": True},
@@ -265,7 +265,7 @@ class MetaExplainer(DeepMethod):
             "warmup": 4,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "sparsity_weight": (0.0, 0.01, 0.1, 1.0),
         "stability_weight": (0.0, 0.01, 0.03, 0.1, 1.0),
         "normalisation": ("size", "row", "symmetric", "none", "release"),

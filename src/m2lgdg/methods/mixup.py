@@ -6,9 +6,7 @@ One of the generalization methods: network, batches and cross-entropy are in `er
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +52,10 @@ class Mixup(SiteMethod):
     alpha: float = 0.2
     share_per_subject: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (0, math.inf)}
-    reference: ClassVar[str] = "Zhang et al. 2018, mixup, ICLR; between sites: Xu et al. 2020, AAAI, and Yan et al. 2020"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ERM.variants, "per-subject": {"share_per_subject": True}}
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {"alpha": (0.1, 0.2, 0.4, 1.0, 3.0, 10.0), **ERM.space}
+    bounds = {"alpha": (0, math.inf)}
+    reference = "Zhang et al. 2018, mixup, ICLR; between sites: Xu et al. 2020, AAAI, and Yan et al. 2020"
+    variants = {**ERM.variants, "per-subject": {"share_per_subject": True}}
+    space = {"alpha": (0.1, 0.2, 0.4, 1.0, 3.0, 10.0), **ERM.space}
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy with mixed labels, which equals the mixture of both cross-entropies."""

@@ -5,8 +5,7 @@ The network, batches and cross-entropy are in `erm.py`; this file has the split 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +33,13 @@ class MLDG(SiteMethod):
     inner_rate: float = 0.02
     meta_weight: float = 1.0
 
-    reference: ClassVar[str] = "Li et al. 2018, Learning to generalize: meta-learning for domain generalization, AAAI"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    reference = "Li et al. 2018, Learning to generalize: meta-learning for domain generalization, AAAI"
+    variants = {
         "first-order": {"order": 1},
         "phenotypes": {"phenotypes": True},
         "small": {"widths": (32, 16), "learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "order": (1, 2),
         "meta_test_sites": (1, 2),
         "inner_rate": (0.001, 0.005, 0.02, 0.1, 0.5),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -446,14 +446,14 @@ class MMGTUNets(DeepMethod):
     phenotypes: bool = True
     used_phenotypes: tuple[str, ...] = ("sex", "age")  # of the cohort's inputs; empty: all
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"edge_dropout": (0, 1)}
-    may_be_empty: ClassVar[tuple[str, ...]] = ("used_phenotypes",)
-    older: ClassVar[Mapping[str, Any]] = {"used_phenotypes": ()}
-    unused: ClassVar[tuple[str, ...]] = ("length", "batch_size")
-    recordable: ClassVar[bool] = True
-    remembers: ClassVar[tuple[str, ...]] = ("fitted.fc", "fitted.phenotypes", "fitted.label")
-    reference: ClassVar[str] = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bounds = {"edge_dropout": (0, 1)}
+    may_be_empty = ("used_phenotypes",)
+    older = {"used_phenotypes": ()}
+    unused = ("length", "batch_size")
+    recordable = True
+    remembers = ("fitted.fc", "fitted.phenotypes", "fitted.label")
+    reference = "Cai et al. 2025, IEEE Transactions on Medical Imaging 44(9): 3705-3716"
+    variants = {
         "all-phenotypes": {"used_phenotypes": ()},
         "imaging": {"phenotypes": False},
         "small": {
@@ -461,7 +461,7 @@ class MMGTUNets(DeepMethod):
             **{"head_width": 32, "learning_rate": 4e-3, "draws": 3},
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "selected": (100, 250, 500, 1000),
         "target_share": (0.1, 0.2, 0.3, 0.5),
         "edge_dropout": (0.0, 0.3, 0.5),

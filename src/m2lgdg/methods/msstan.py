@@ -7,8 +7,7 @@ in `deep.py`; window graphs are recomputed in each pass, since all of them toget
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -194,15 +193,15 @@ class MSSTAN(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    reference: ClassVar[str] = (
+    reference = (
         "Kong, Zhang, Wang, Zhou, Li and Yuan (2024): Multi-scale spatial-temporal attention networks for functional "
         "connectome classification, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3448214"
     )
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "phenotypes": {"phenotypes": True},
         "small": {"learning_rate": 3e-3, "stride": 4},
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "window": (0.3, 0.4, 0.5, 0.6, 0.7),
         "density": (0.1, 0.15, 0.2, 0.25, 0.3),
     }

@@ -119,7 +119,7 @@ class Problem(NamedTuple):
 
     def held_out(self, decisions: Floats) -> Floats:
         """(penalty, subject) decisions of the fit without a subject's fold, from (fit, penalty, subject) decisions."""
-        result = decisions[-1].copy()
+        result: Floats = decisions[-1].copy()
         for i, (_, test) in enumerate(self.folds):
             result[:, test] = decisions[i][:, test]
         return result

@@ -5,8 +5,7 @@ A linear peer, trained as those of `linear.py`; only its features are different.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import row_covariances
@@ -29,9 +28,9 @@ class TangentPearsonRidge(Linear):
     held-out source sites.
     """
 
-    reference: ClassVar[str] = "Kunda et al. 2022, IEEE Transactions on Medical Imaging 42(1): 55-65"
-    blocks: ClassVar[Mapping[str, float]] = {BLOCK: 1.0}
-    learner: ClassVar[str] = "ridge"
+    reference = "Kunda et al. 2022, IEEE Transactions on Medical Imaging 42(1): 55-65"
+    blocks = {BLOCK: 1.0}
+    learner = "ridge"
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """The reference of the tangent space, then as for all linear peers."""

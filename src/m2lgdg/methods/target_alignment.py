@@ -6,8 +6,7 @@ more than the level of a site (`model.site_level`) can be learned from unlabelle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +28,11 @@ class Aligned(Linear):
     Features of source stay in memory for this, and are not saved: a model from a folder predicts as in the strict track.
     """
 
-    blocks: ClassVar[Mapping[str, float]] = {"fc": 1.0}
-    learner: ClassVar[str] = "ridge"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    unused: ClassVar[tuple[str, ...]] = ("atlases", "phenotypes", "phenotype_weight")
-    sees_batch: ClassVar[bool] = True
+    blocks = {"fc": 1.0}
+    learner = "ridge"
+    variants = {}
+    unused = ("atlases", "phenotypes", "phenotype_weight")
+    sees_batch = True
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """As for all linear peers; source is kept for the alignment."""
@@ -86,11 +85,11 @@ class Mida(Aligned):
     components: int = 100
     mu: float = 1.0
 
-    reference: ClassVar[str] = (
+    reference = (
         "Kunda et al. 2022, IEEE Transactions on Medical Imaging 42(1): 55-65; Yan et al. 2018, IEEE Transactions on "
         "Cybernetics 48(1): 288-299"
     )
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"components": (1, np.inf), "mu": (0, np.inf)}
+    bounds = {"components": (1, np.inf), "mu": (0, np.inf)}
 
     def prepared(self, source: Floats) -> Floats:
         """(subject, subject) kernel of source."""
@@ -125,8 +124,8 @@ class CoralTarget(Aligned):
     components: int = 100
     ridge: float = 1.0
 
-    reference: ClassVar[str] = "Sun et al. 2016, Return of frustratingly easy domain adaptation, AAAI"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"components": (1, np.inf), "ridge": (1e-6, np.inf)}
+    reference = "Sun et al. 2016, Return of frustratingly easy domain adaptation, AAAI"
+    bounds = {"components": (1, np.inf), "ridge": (1e-6, np.inf)}
 
     def prepared(self, source: Floats) -> Floats:
         """(feature, component) leading axes of source."""

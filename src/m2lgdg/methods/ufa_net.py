@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -195,10 +195,10 @@ class UFANet(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"alignment_start": (0, math.inf), "density": (1e-6, math.inf)}
-    older: ClassVar[Mapping[str, Any]] = {"scaling": "roi", "mmd": "biased"}
-    reference: ClassVar[str] = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    bounds = {"alignment_start": (0, math.inf), "density": (1e-6, math.inf)}
+    older = {"scaling": "roi", "mmd": "biased"}
+    reference = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
+    variants = {
         "unaligned": {"alignment_weight": 0.0},
         "sparse": {"density": 0.1},
         "two-sites": {"sites_per_batch": 2},
@@ -220,7 +220,7 @@ class UFANet(DeepMethod):
             "patience": 15,
         },
     }
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    space = {
         "alignment_weight": (0.01, 0.1, 0.5, 1.0, 2.0, 10.0),
         "alignment_start": (0, 10, 20, 40),
         "sites_per_batch": (2, 4, 8),
