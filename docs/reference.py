@@ -6,11 +6,13 @@ reference cannot differ from the package.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 ITEM = re.compile(r"^(?=Differs from|As published|As released|Interpretation|Variant |The publication's|`\w+`:)", re.M)
@@ -105,8 +107,27 @@ def methods() -> Iterator[str]:
             facts = [f"Reference: {_text(declared.reference).rstrip('.')}."] if declared.reference else []
             facts += [f"Variants: {', '.join(f'`{variant}`' for variant in declared.variants)}."] if declared.variants else []
             yield from [" ".join(facts), ""]
-            for paragraph in (inspect.getdoc(known[name]) or "").split("\n", 1)[-1].split("\n\n"):
+            for paragraph in (inspect.getdoc(known[name]) or "").partition("\n")[2].split("\n\n"):
                 yield from [ITEM.sub("\n- ", _text(paragraph)).strip(), ""]
+
+
+def layout() -> Iterator[str]:
+    """Every module of the root, then every folder with its modules, each with the first sentence of its docstring."""
+    root = Path(__file__).resolve().parents[1] / "src" / "m2lgdg"
+    folders = [root, *sorted(path.parent for path in root.glob("*/__init__.py"))]
+    for folder in folders:
+        own = "" if folder == root else f"{folder.name}/"
+        yield from [f"**`m2lgdg/{own}`** {_text(_first(folder / '__init__.py'))}", "", "| module | |", "|---|---|"]
+        modules = [*folder.glob("*.py"), *(path / "__init__.py" for path in folder.iterdir() if own and path.is_dir())]
+        for path in sorted(path for path in modules if path.is_file() and path != folder / "__init__.py"):
+            name = path.stem if path.stem != "__init__" else f"{path.parent.name}/"
+            yield f"| `{name}` | {_cell(_first(path))} |"
+        yield ""
+
+
+def _first(path: Path) -> str:
+    """First paragraph of the docstring of a file."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
 
 
 def api() -> Iterator[str]:
@@ -209,5 +230,6 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "study-file": study_file,
     "methods": methods,
+    "layout": layout,
     "api": api,
 }

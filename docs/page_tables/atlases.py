@@ -25,15 +25,6 @@ def included_atlases() -> list[str]:
     return table(["name", "atlas", "ROIs", "codes", "networks", "licence of the atlas"], rows)
 
 
-@block("atlas-sources")
-def atlas_sources() -> list[str]:
-    """Where the tables of the included atlases come from."""
-    rows = [
-        [f"`{atlas}`", facts["reference"], facts["source"], facts["made"], facts["lobe"]] for atlas, facts in about().items()
-    ]
-    return table(["name", "reference", "source", "centroids and names", "lobe"], rows)
-
-
 @block("atlases-averaged")
 def atlases() -> list[str]:
     """Mean AUC over 20 sites in single atlases, in two and in all, with differences from AAL."""
