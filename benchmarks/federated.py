@@ -31,7 +31,7 @@ import numpy as np
 import m2lgdg
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import exchange
-from m2lgdg.federated.plan import Study
+from m2lgdg.federated.plan import Settings
 from m2lgdg.federated.simulation import simulate
 from m2lgdg.method import Method
 from m2lgdg.metrics import auc
@@ -159,7 +159,7 @@ def traffic(root: Path, sites: list[str]) -> str:
 
 def simulated(cohort: Cohort, **settings: Any) -> Method:
     """Federated fit in one process, each site of the cohort a client."""
-    study = Study("0" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs} | settings)
+    study = Settings("0" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs} | settings)
     return simulate(study, {site: cohort.select(sites=[site]) for site in cohort.site_names})
 
 

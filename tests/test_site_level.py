@@ -408,12 +408,12 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
 
 def test_explanations_and_onnx_are_at_the_level(fitted, new, tmp_path):
     from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
-    from m2lgdg.deploy.serve.answer import answer
+    from m2lgdg.deploy.serve.result import result_of
 
     adapt(fitted, new)
     path = export_onnx(fitted, tmp_path / "model.onnx")
     assert json.loads((tmp_path / "model.json").read_text())["site_level"]["subjects"] == 40
     np.testing.assert_allclose(run_onnx(path, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
-    shown = answer(fitted, new.select([0]), explained=False)
+    shown = result_of(fitted, new.select([0]), explained=False)
     assert shown.level == fitted.site_level.sentence()
     assert shown.proba == pytest.approx(fitted.predict_proba(new.select([0]))[0, 1])

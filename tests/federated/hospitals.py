@@ -8,7 +8,7 @@ from safetensors.numpy import load, save
 
 import m2lgdg
 from m2lgdg.federated import exchange
-from m2lgdg.federated.plan import Study
+from m2lgdg.federated.plan import Settings
 
 
 def by_site(cohort):
@@ -16,7 +16,7 @@ def by_site(cohort):
 
 
 def study_of(cohort, **settings):
-    return Study("a" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs, "masks": False} | settings)
+    return Settings("a" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs, "masks": False} | settings)
 
 
 def pooled(cohort, **fields):

@@ -8,7 +8,7 @@ import pytest
 from hospitals import answer_all, by_site, changed, study_of
 
 from m2lgdg.federated import exchange, messages
-from m2lgdg.federated.plan import MOST_ROUNDS, Ask, Plan, Study
+from m2lgdg.federated.plan import MOST_ROUNDS, Ask, Plan, Settings
 from m2lgdg.federated.site import prepared
 from m2lgdg.storage import InputError
 
@@ -26,11 +26,11 @@ SITES = ("a", "b", "c")
 )
 def test_settings_that_are_refused(sites, settings, message):
     with pytest.raises(InputError, match=message):
-        Study("x", sites, **settings)
+        Settings("x", sites, **settings)
 
 
 def test_settings_are_read_as_they_were_written():
-    for study in (Study("x", SITES), Study("x", (*SITES, "d"), leave_out="d", inputs=("age",), fields={"site_folds": 2})):
+    for study in (Settings("x", SITES), Settings("x", (*SITES, "d"), leave_out="d", inputs=("age",), fields={"site_folds": 2})):
         given = json.loads(messages.study_json(study))
         assert messages.read_study(json.dumps(given).encode(), "") == study
         del given["leave_out"]  # as a study without one was written before
@@ -48,7 +48,7 @@ def test_settings_are_read_as_they_were_written():
     ],
 )
 def test_settings_of_a_file_that_are_refused(change, message):
-    given = json.loads(messages.study_json(Study("x", SITES))) | change
+    given = json.loads(messages.study_json(Settings("x", SITES))) | change
     with pytest.raises(InputError, match=message):
         messages.read_study(json.dumps(given).encode(), "study.json")
 

@@ -13,7 +13,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,45 +36,44 @@ from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
 from m2lgdg.storage import InputError, needing, one_line, write_texts
 
+Arrays = dict[str, npt.NDArray[Any]]
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
 TOLERANCE = 1e-5  # largest difference allowed between probabilities of the graph and of the method
 MOST = float(logit(np.array(1.0)))  # logits beyond it are clipped before another calibration, as in Python
 TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
 
-CORRELATION = (
-    "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; clipped to "
-    f"-{CLIP} ... {CLIP}; then Fisher z, arctanh"
+RESAMPLED = (
+    "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last kept; "
+    "then minus its mean"
+)
+FISHER = f"0 with a ROI that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
+CORRELATION = f"Pearson correlations of the (time, roi) series in double precision; {FISHER}"
+TANGENT = (
+    "at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of `reference`; its matrix "
+    "logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
 )
 SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
 EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
 PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, row, column)
-    ("series", 3): (
-        "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
-        f"kept; then minus its mean, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)"
-    ),
+    ("series", 3): f"{RESAMPLED}, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)",
     ("scaled_series", 3): (
-        "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last "
-        "kept; then minus its mean; the whole scan divided by (the root mean square over all its ROIs and time points + "
+        f"{RESAMPLED}; the whole scan divided by (the root mean square over all its ROIs and time points + "
         f"{SERIES_EPSILON:g}); transposed to (roi, time)"
     ),
     ("fc", 2): f"{CORRELATION}; {EDGES}",
     ("steady", 2): (
         "of the series after each ROI was set to mean 0 and sd 1: e, the mean square over ROIs at each time point; weights "
-        "1 / (1 + (e / median of e)^2) of the time points; weighted Pearson correlations in double precision; 0 with a ROI "
-        f"that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh; {EDGES}"
+        "1 / (1 + (e / median of e)^2) of the time points; weighted Pearson correlations in double precision; "
+        f"{FISHER}; {EDGES}"
     ),
     ("swings", 2): f"of the absolute values of the series after each ROI was set to mean 0 and sd 1: {CORRELATION}; {EDGES}",
     ("fc", 3): f"{CORRELATION}; the whole symmetric matrix, with 0 on the diagonal",
     ("partial", 3): f"absolute partial correlations from the inverse of the {SHRUNK}; 0 on the diagonal",
-    ("tangent", 2): (
-        f"{SHRUNK}, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of "
-        "`reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
-    ),
+    ("tangent", 2): f"{SHRUNK}, {TANGENT}",
     ("tangent_pearson", 2): (
         "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their "
-        "mean, as observations, at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root "
-        "of `reference`; its matrix logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
+        f"mean, as observations, {TANGENT}"
     ),
     ("correlation", 3): (
         "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
@@ -143,11 +142,11 @@ class _LinearGraph(_Graph):
 class _AverageGraph(_Graph):
     """Graphs of the members of a model of several atlases, the mean of their logits, and its calibration."""
 
-    def __init__(self, fitted: Model, names: list[str]) -> None:
+    def __init__(self, fitted: Model, inputs: Arrays) -> None:
         super().__init__(fitted)
-        owned = [_of_member(names, i) for i in range(len(fitted.members))]
-        self.counts = [len(some) for some in owned]
-        self.members = nn.ModuleList(_member_graph(one, some) for one, some in zip(fitted.members.values(), owned, strict=True))
+        owned = list(_by_member(fitted, inputs))
+        self.counts = [len(own) for _, _, own in owned]
+        self.members = nn.ModuleList(_member_graph(member, list(own)) for _, member, own in owned)
 
     def logit(self, *values: Tensor) -> Tensor:
         """(subject,) calibrated mean of the members' logits."""
@@ -159,10 +158,12 @@ class _AverageGraph(_Graph):
         return self.calibration[0] * torch.stack(logits).mean(0) + self.calibration[1]
 
 
-def _of_member(names: Iterable[str], i: int) -> list[str]:
-    """Inputs of one member of a model of several atlases, by their names in that member."""
-    prefix = PREFIX.format(i)
-    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+def _by_member(fitted: Model, inputs: Arrays) -> Iterator[tuple[str, Method, Arrays]]:
+    """Each member with its inputs, and the prefix that their names have in a model of several atlases."""
+    for i, member in enumerate(fitted.members.values()):
+        prefix = PREFIX.format(i) if len(fitted.members) > 1 else ""
+        own = {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+        yield prefix, member, own
 
 
 def export_onnx(fitted: Model, path: str | Path) -> Path:
@@ -170,7 +171,12 @@ def export_onnx(fitted: Model, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".onnx":
         raise InputError(f"{path}: the name of an ONNX file must end in .onnx.")
-    check_exportable(fitted)
+    if isinstance(fitted.method, Prior):
+        raise InputError("method prior uses no inputs, so there is no graph to export.")
+    if not isinstance(fitted.method, DeepMethod | Linear):
+        raise InputError(f"method {fitted.name} cannot be exported: it is neither a network nor a linear method.")
+    if not fitted.members:
+        raise InputError(f"method {fitted.name} is not fitted; fit it before exporting.")
     for needed in ("onnx", "onnxscript", "onnxruntime"):
         _need(needed)
     with fitted.checking_weights():
@@ -187,30 +193,11 @@ def export_onnx(fitted: Model, path: str | Path) -> Path:
     return path
 
 
-def check_exportable(fitted: Model) -> None:
-    """Refuse methods without a graph."""
-    if isinstance(fitted.method, Prior):
-        raise InputError("method prior uses no inputs, so there is no graph to export.")
-    if not isinstance(fitted.method, DeepMethod | Linear):
-        raise InputError(f"method {fitted.name} cannot be exported: it is neither a network nor a linear method.")
-    if not fitted.members:
-        raise InputError(f"method {fitted.name} is not fitted; fit it before exporting.")
+def _member_graph(fitted: Method, names: list[str]) -> _Graph:
+    return _NetworkGraph(fitted, names) if isinstance(fitted, DeepMethod) else _LinearGraph(fitted, names)  # type: ignore[arg-type]
 
 
-def graph_of(fitted: Model, inputs: list[str]) -> _Graph:
-    """Graph of a fitted model with these inputs."""
-    check_exportable(fitted)
-    graph = _AverageGraph(fitted, inputs) if len(fitted.members) > 1 else _member_graph(fitted.method, inputs)
-    if fitted.recalibration is not None:
-        graph.after = nn.Parameter(torch.tensor(fitted.recalibration, dtype=torch.float64))
-    return graph
-
-
-def _member_graph(fitted: Method, inputs: list[str]) -> _Graph:
-    return _NetworkGraph(fitted, inputs) if isinstance(fitted, DeepMethod) else _LinearGraph(fitted, inputs)  # type: ignore[arg-type]
-
-
-def prepared(fitted: Model, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
+def prepared(fitted: Model, cohort: Cohort) -> Arrays:
     """Inputs of the graph by name, (subject, ...): float32 for networks, float64 for linear methods.
 
     The inputs of a model of several atlases are those of its members, with the number of the atlas before their names.
@@ -224,27 +211,27 @@ def prepared(fitted: Model, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
     return {f"{PREFIX.format(i)}{name}": value for i, given in enumerate(of_members) for name, value in given.items()}
 
 
-def _member_inputs(fitted: Method, cohort: Cohort) -> dict[str, npt.NDArray[Any]]:
+def _member_inputs(fitted: Method, cohort: Cohort) -> Arrays:
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
         return {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
     assert isinstance(fitted, DeepMethod)
-    device = torch.device("cpu")
-    batch = fitted.make_batch(cohort, _scaler(fitted), device)
+    batch = fitted.make_batch(cohort, _scaler(fitted), torch.device("cpu"))
     features = {name: value.numpy() for name, value in batch.features.items()}
     return features | ({"phenotypes": batch.phenotypes.numpy()} if cohort.inputs else {})
 
 
-def described(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
     """Description of the graph's inputs and output, for other programs."""
     from m2lgdg import __version__
 
     several = len(fitted.members) > 1
-    rows = [] if several else _rows(fitted.method, inputs)
-    for i, member in enumerate(fitted.members.values() if several else ()):
-        names = _of_member(inputs, i)
-        for row in _rows(member, {name: inputs[f"{PREFIX.format(i)}{name}"] for name in names}):
-            rows.append(row | {"name": f"{PREFIX.format(i)}{row['name']}", "atlas": member.facts_["atlas"]})
+    rows = [
+        _described_input(member, name, value)
+        | ({"name": f"{prefix}{name}", "atlas": member.facts_["atlas"]} if several else {})
+        for prefix, member, own in _by_member(fitted, inputs)
+        for name, value in own.items()
+    ]
     return {
         "format": FORMAT,
         "method": fitted.name,
@@ -259,22 +246,19 @@ def described(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, A
     }
 
 
-def _rows(fitted: Method, inputs: dict[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
-    """Descriptions of the inputs of a model of one atlas."""
-    rows = []
-    for name, value in inputs.items():
-        how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
-        row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
-        if name in ("series", "scaled_series"):
-            row["length"] = value.shape[2]
-        if name in ("tangent", "tangent_pearson"):
-            row["reference"] = fitted.state_[f"{name}.reference"].tolist()
-        if name == "amplitude" and isinstance(fitted, UsesAmplitude):
-            row |= _amplitude_range(fitted)
-        if name == "phenotypes":
-            row["columns"] = _columns(_scaler(fitted))
-        rows.append(row)
-    return rows
+def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict[str, Any]:
+    """Description of an input of one member."""
+    how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
+    row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
+    if name in ("series", "scaled_series"):
+        row["length"] = value.shape[2]
+    if name in ("tangent", "tangent_pearson"):
+        row["reference"] = fitted.state_[f"{name}.reference"].tolist()
+    if name == "amplitude" and isinstance(fitted, UsesAmplitude):
+        row |= _amplitude_range(fitted)
+    if name == "phenotypes":
+        row["columns"] = _columns(_scaler(fitted))
+    return row
 
 
 def _amplitude_range(fitted: UsesAmplitude) -> dict[str, Any]:
@@ -285,7 +269,7 @@ def _amplitude_range(fitted: UsesAmplitude) -> dict[str, Any]:
     return {"profile": bounds.profile.tolist(), **shown, "mean": state["amplitude.mean"].tolist()}
 
 
-def run_onnx(graph: bytes | str | Path, inputs: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+def run_onnx(graph: bytes | str | Path, inputs: Arrays) -> npt.NDArray[np.float64]:
     """(subject,) probabilities computed by onnxruntime on the CPU."""
     runtime = _need("onnxruntime")
     options = runtime.SessionOptions()
@@ -296,12 +280,15 @@ def run_onnx(graph: bytes | str | Path, inputs: dict[str, npt.NDArray[Any]]) -> 
     return np.asarray(session.run(["proba"], {name: inputs[name] for name in names})[0], dtype=np.float64)
 
 
-def _converted(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> tuple[bytes, list[str]]:
+def _converted(fitted: Model, inputs: Arrays) -> tuple[bytes, list[str]]:
     """Bytes of the ONNX file, and the names of its inputs (some networks use no phenotypes).
 
     Source locations that the exporter stores with each operation are removed, because they contain local paths.
     """
-    graph = graph_of(fitted, list(inputs)).eval()
+    graph = _AverageGraph(fitted, inputs) if len(fitted.members) > 1 else _member_graph(fitted.method, list(inputs))
+    if fitted.recalibration is not None:
+        graph.after = nn.Parameter(torch.tensor(fitted.recalibration, dtype=torch.float64))
+    graph.eval()
     subject = torch.export.Dim("subject")
     try:
         with _quiet():
@@ -320,12 +307,10 @@ def _converted(fitted: Model, inputs: dict[str, npt.NDArray[Any]]) -> tuple[byte
     except torch.onnx.OnnxExporterError as error:
         reason = one_line(error.__cause__ or error)[-300:]
         raise InputError(f"method {fitted.name} has an operation that ONNX does not support ({reason}).") from None
-    for part in (proto, proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    for function in proto.functions:
-        for node in function.node:
-            node.ClearField("metadata_props")
+    described = (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output)
+    for one in (proto, proto.graph, *described, *(node for function in proto.functions for node in function.node)):
+        one.ClearField("metadata_props")
+        one.ClearField("doc_string")
     used = {name for node in proto.graph.node for name in node.input}
     for unused in [value for value in proto.graph.input if value.name not in used]:
         proto.graph.input.remove(unused)

@@ -17,7 +17,7 @@ import numpy as np
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import messages
 from m2lgdg.federated.coordinator import Totals, coordinate, total
-from m2lgdg.federated.plan import Arrays, Member, Plan, Request, Study
+from m2lgdg.federated.plan import Arrays, Member, Plan, Request, Settings
 from m2lgdg.federated.site import Site, prepared
 from m2lgdg.federated.sums import new_key
 from m2lgdg.model.model import Model
@@ -45,9 +45,9 @@ class Progress(NamedTuple):
         return self.asked.round
 
 
-def init(folder: str | Path, sites: Sequence[str], **settings: Any) -> Study:
+def init(folder: str | Path, sites: Sequence[str], **settings: Any) -> Settings:
     """Write the folder of a new study; its study.json goes to every site."""
-    study = Study(secrets.token_hex(16), tuple(sites), **settings)
+    study = Settings(secrets.token_hex(16), tuple(sites), **settings)
     with new_folder(folder) as new:
         write_text(new / STUDY, messages.study_json(study))
         for name in (JOINS, REQUESTS, ANSWERS, SUMMED):
@@ -55,7 +55,7 @@ def init(folder: str | Path, sites: Sequence[str], **settings: Any) -> Study:
     return study
 
 
-def open_study(folder: str | Path) -> Study:
+def open_study(folder: str | Path) -> Settings:
     """Settings of a study, from its folder or its study.json."""
     path = Path(folder)
     path = path / STUDY if path.is_dir() else path
@@ -126,7 +126,7 @@ def join_message(folder: str | Path) -> bytes:
     return _read(Path(folder) / OUTBOX / f"{_open_site(Path(folder))[1]}.json")
 
 
-def _open_site(folder: Path) -> tuple[Study, str, str]:
+def _open_site(folder: Path) -> tuple[Settings, str, str]:
     """Settings of the study, name of the site, and its private key."""
     path = folder / PRIVATE / SITE
     if not path.is_file():
@@ -239,7 +239,7 @@ def left_out(folder: Path) -> list[str]:
         raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
 
-def _members(folder: Path, study: Study, absent: Sequence[str]) -> Iterator[Member]:
+def _members(folder: Path, study: Settings, absent: Sequence[str]) -> Iterator[Member]:
     paths = {site: folder / JOINS / f"{site}.json" for site in study.sites if site not in absent}
     missing = [site for site, path in paths.items() if not path.exists()]
     if missing:

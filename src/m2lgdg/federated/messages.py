@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.federated import sums
-from m2lgdg.federated.plan import MOST_ROUNDS, SUMS, Arrays, Ask, Member, Plan, Request, Study
+from m2lgdg.federated.plan import MOST_ROUNDS, SUMS, Arrays, Ask, Member, Plan, Request, Settings
 from m2lgdg.federated.site import Site
 from m2lgdg.storage import InputError, one_line, read_bytes
 
@@ -36,30 +36,30 @@ ABOUT = {  # in the order in which a file is recognised: a request holds the joi
 T = TypeVar("T")
 
 
-def study_json(study: Study) -> str:
+def study_json(study: Settings) -> str:
     """Settings of a study, for every site to read."""
     return json.dumps({"format": STUDY} | dataclasses.asdict(study), indent=1) + "\n"
 
 
-def read_study(content: bytes, where: str) -> Study:
+def read_study(content: bytes, where: str) -> Settings:
     """Settings of a study; anything else is refused."""
     given = {"leave_out": ""} | _json(content, STUDY, where)
     if "noise" in given:
         raise InputError(f"{where} asks for noise on the sums, which this version does not have; begin a study without it.")
-    return _checked(Study, given, where)
+    return _checked(Settings, given, where)
 
 
-def settings_hash(study: Study) -> str:
+def settings_hash(study: Settings) -> str:
     """SHA-256 of the settings, so that a site notices if the coordinator changes them."""
     return hashlib.sha256(json.dumps(json.loads(study_json(study)), sort_keys=True).encode()).hexdigest()
 
 
-def member_json(study: Study, member: Member) -> str:
+def member_json(study: Settings, member: Member) -> str:
     """What a site tells the others when it joins."""
     return json.dumps({"format": JOIN, "study": study.id} | dataclasses.asdict(member), indent=1) + "\n"
 
 
-def read_member(content: bytes, where: str, study: Study | None = None) -> Member:
+def read_member(content: bytes, where: str, study: Settings | None = None) -> Member:
     """The member that a join message is about; that of another study than the given one is refused."""
     given = _json(content, JOIN, where)
     identity = given.pop("study", None)
@@ -87,10 +87,10 @@ def _checked(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     if set(given) != set(types):
         raise InputError(f"{where} is damaged (its keys are not {', '.join(sorted(types))}).")
     for name, kind in types.items():
-        value = given[name]
+        value: Any = given[name]
         if type(value) is not kind or (kind is list and not all(isinstance(one, str) for one in value)):
             raise InputError(f"{where} is damaged ({name} is not of type {kind.__name__}, or not of texts).")
-    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    return cls(**{name: tuple(value) if types[name] is list else value for name, value in given.items()})
 
 
 def write_request(plan: Plan, request: Request) -> bytes:
@@ -105,7 +105,7 @@ def write_request(plan: Plan, request: Request) -> bytes:
     return _write(REQUEST, plan, request.round, head, arrays)
 
 
-def read_request(content: bytes, study: Study, where: str) -> tuple[Plan, Request]:
+def read_request(content: bytes, study: Settings, where: str) -> tuple[Plan, Request]:
     """Plan and request from bytes; everything that the protocol does not have is refused."""
     head, arrays = read_message(content, REQUEST, where, study)
     try:
@@ -175,7 +175,7 @@ def _write(form: str, plan: Plan, number: int, head: Mapping[str, str], arrays: 
     return struct.pack("<Q", len(header)) + header + content[8 + size :]
 
 
-def read_message(content: bytes, form: str, where: str, study: Study | None = None) -> tuple[dict[str, str], Arrays]:
+def read_message(content: bytes, form: str, where: str, study: Settings | None = None) -> tuple[dict[str, str], Arrays]:
     """Metadata and arrays of a message of a certain format; one of another study than the given one is refused."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -220,7 +220,7 @@ def in_words(path: str | Path) -> Iterator[str]:
             yield "With masks (see study.json), these numbers look random, and only totals over sites can be read."
 
 
-def _study_in_words(study: Study) -> Iterator[str]:
+def _study_in_words(study: Settings) -> Iterator[str]:
     yield f"Study {study.id}; sites: {', '.join(study.sites)}; phenotypes: {', '.join(study.inputs) or 'none'}."
     seen = "on, the coordinator sees totals over sites" if study.masks else "off, the coordinator sees the sums of each site"
     yield f"Masks: {seen}."

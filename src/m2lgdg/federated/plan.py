@@ -39,7 +39,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Study:
+class Settings:
     """Settings of a federated study, chosen by the coordinator and read by every site before it joins."""
 
     id: str  # random; every message names it
@@ -155,7 +155,7 @@ class Plan:
     The model is fitted once without each fold of sites, for its calibration, and last on all sites.
     """
 
-    study: Study
+    study: Settings
     members: tuple[Member, ...]
     attempt: int = 1
 

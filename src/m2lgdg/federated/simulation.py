@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from m2lgdg.cohort import Cohort
 from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import coordinate, total
-from m2lgdg.federated.plan import Plan, Study
+from m2lgdg.federated.plan import Plan, Settings
 from m2lgdg.federated.site import Site, prepared
 from m2lgdg.model.model import Model
 
 
-def simulate(study: Study, cohorts: Mapping[str, Cohort]) -> Model:
+def simulate(study: Settings, cohorts: Mapping[str, Cohort]) -> Model:
     """Fit a study on the cohorts of its sites."""
     joined = {name: prepared(study, cohort, name) for name, cohort in cohorts.items()}
     plan = Plan(study, tuple(member for member, _ in joined.values()))

@@ -26,7 +26,7 @@ from m2lgdg.federated.plan import (
     Member,
     Plan,
     Request,
-    Study,
+    Settings,
 )
 from m2lgdg.methods.amplitude import _measures, standardised_scans
 from m2lgdg.methods.linear import VIEWS, site_averages
@@ -36,7 +36,7 @@ from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
 
 
-def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Member, Arrays]:
+def prepared(study: Settings, cohort: Cohort, site: str, key: str = "") -> tuple[Member, Arrays]:
     """Facts that a site joins with, and the arrays of its subjects that stay at the site; an unsuitable cohort is refused."""
     if site not in study.sites:
         raise InputError(f"{site} is not a site of this study (sites: {', '.join(study.sites)}).")
@@ -60,7 +60,7 @@ def prepared(study: Study, cohort: Cohort, site: str, key: str = "") -> tuple[Me
     return Member(site, *counts, cohort.rois, cohort.atlas, cohort.name, cohort.hash, incomplete, empty, key), arrays
 
 
-def _check_phenotypes(values: Floats, study: Study, cohort: Cohort) -> None:
+def _check_phenotypes(values: Floats, study: Settings, cohort: Cohort) -> None:
     for column, numbers in zip(study.inputs, values.T, strict=True):
         present = ~np.isnan(numbers)
         wrong = present & ~(np.abs(numbers) <= LARGEST_PHENOTYPE)

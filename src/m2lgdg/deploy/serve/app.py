@@ -22,8 +22,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from m2lgdg.deploy.serve.answer import Answer, answer
-from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, subject_in_atlases
+from m2lgdg.deploy.serve.result import Result, result_of
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject
 from m2lgdg.method import is_network
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, one_line
@@ -55,14 +55,13 @@ class _InMemory(MultiPartParser):
 
 
 class Desk:
-    """Form and answers of one fitted method."""
+    """Form and results of one model."""
 
     def __init__(self, fitted: Model, patience: float = PATIENCE) -> None:
         self.fitted, self.patience = fitted, patience
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
-        members = list(fitted.members.values())
-        self.files = {f"series-{i}" if i else "series": member for i, member in enumerate(members)}  # field -> its method
-        self.most = len(members) * LARGEST + ENVELOPE  # bytes of a form
+        self.files = {f"series-{i}" if i else "series": atlas for i, atlas in enumerate(fitted.members)}  # field -> atlas
+        self.most = len(self.files) * LARGEST + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
         self.reading: dict[anyio.CancelScope, None] = {}  # forms that are arriving, the one that is idle for longest first
         self.page, self.policy = _page()
@@ -72,26 +71,15 @@ class Desk:
         return self._respond({}, status=200)
 
     async def reply(self, request: Request) -> Response:
-        """The form with an answer, or with the reason why there is none."""
-        if self.inside >= AT_ONCE and not self._give_up_slowest():
-            return self._respond({}, "The server is busy; try again in a moment.", status=503)
-        self.inside += 1
-        try:
-            return await self._reply(request)
-        finally:
-            self.inside -= 1
-
-    def _give_up_slowest(self) -> bool:
-        """Give up the form that has been idle for longest, in favour of a new one; False if none is arriving."""
-        if not self.reading:
-            return False
-        slowest = next(iter(self.reading))
-        del self.reading[slowest]
-        slowest.cancel()
-        return True
-
-    async def _reply(self, request: Request) -> Response:
+        """The form with a result, or with the reason why there is none."""
+        if self.inside >= AT_ONCE:
+            if not self.reading:
+                return self._respond({}, "The server is busy; try again in a moment.", status=503)
+            slowest = next(iter(self.reading))  # it gives way to the new one
+            del self.reading[slowest]
+            slowest.cancel()
         words: dict[str, str] = {}
+        self.inside += 1
         try:
             files, words = await self._form(request)
             async with self.turn:
@@ -105,14 +93,16 @@ class Desk:
             return Response(status_code=400)  # the client has gone
         except Exception as error:  # the message may contain uploaded data, so only the type is shown
             return self._respond(words, f"The prediction failed ({type(error).__name__}).", status=500)
+        finally:
+            self.inside -= 1
 
-    def _compute(self, files: Mapping[int, tuple[str, bytes]], words: Mapping[str, str]) -> Answer:
+    def _compute(self, files: Mapping[str, tuple[str, bytes]], words: Mapping[str, str]) -> Result:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
-        subject = subject_in_atlases(self.fitted, files, phenotypes, words.get("tr", ""))
-        return answer(self.fitted, subject, explained="explain" in words)
+        subject = one_subject(self.fitted, files, phenotypes, words.get("tr", ""))
+        return result_of(self.fitted, subject, explained="explain" in words)
 
-    async def _form(self, request: Request) -> tuple[dict[int, tuple[str, bytes]], dict[str, str]]:
-        """Name and content of the file of each atlas, by the number of the atlas, and the other fields."""
+    async def _form(self, request: Request) -> tuple[dict[str, tuple[str, bytes]], dict[str, str]]:
+        """Name and content of the file of each atlas, and the other fields."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise Refused("The form must be sent as multipart/form-data.", 415)
         declared = request.headers.get("content-length", "0")
@@ -129,8 +119,8 @@ class Desk:
         self.reading[scope] = None
         try:
             with scope:
-                files, words = self._parts(await parser.parse())
-                return {i: (file.filename or "", await file.read()) for i, file in files.items()}, words
+                files, words = self._checked(await parser.parse())
+                return {atlas: (file.filename or "", await file.read()) for atlas, file in files.items()}, words
             raise Refused("The upload took too long.", 408)
         except MultiPartException as error:
             raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
@@ -149,25 +139,25 @@ class Desk:
                 raise Refused(TOO_LARGE, 413)
             yield chunk
 
-    def _parts(self, form: FormData) -> tuple[dict[int, UploadFile], dict[str, str]]:
+    def _checked(self, form: FormData) -> tuple[dict[str, UploadFile], dict[str, str]]:
+        """File of each atlas and the other fields; a field that the page does not have, or has twice, is refused."""
         words: dict[str, str] = {}
-        files: dict[int, UploadFile] = {}
-        fields = list(self.files)
+        given: dict[str, UploadFile] = {}
         for key, value in form.multi_items():
-            if key in fields and isinstance(value, UploadFile) and fields.index(key) not in files:
-                files[fields.index(key)] = value
-            elif (key in ("tr", "explain") or key in self.names) and isinstance(value, str) and key not in words:
+            if key in self.files and isinstance(value, UploadFile) and key not in given:
+                given[key] = value
+            elif key in ("tr", "explain", *self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             else:
                 raise Refused(f"The form has an unexpected part {key[:40]!r}.")
-        files = {i: files[i] for i in sorted(files) if files[i].filename or files[i].size}  # a browser sends empty fields, too
-        if not files:
+        filled = {key: file for key, file in given.items() if file.filename or file.size}  # a browser sends empty fields, too
+        if not filled:
             raise Refused("Choose a file with ROI series first.", 422)
-        if any((file.size or 0) > LARGEST for file in files.values()):
+        if any((file.size or 0) > LARGEST for file in filled.values()):
             raise Refused(TOO_LARGE, 413)
-        return files, words
+        return {atlas: filled[key] for key, atlas in self.files.items() if key in filled}, words
 
-    def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, result: Answer | None = None) -> Response:
+    def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, result: Result | None = None) -> Response:
         facts = self.fitted.facts_
         sites = facts.get("source", {}).get("sites", {})
         phenotypes = [(field, field_of(name), words.get(field, "")) for field, name in self.names.items()]
@@ -175,7 +165,7 @@ class Desk:
             method=self.fitted.name,
             subjects=sum(sum(site.values()) for site in sites.values()),
             sites=len(sites),
-            files=[(field, len(model.facts_["rois"]), model.facts_["atlas"]) for field, model in self.files.items()],
+            files=[(field, len(self.fitted.members[atlas].facts_["rois"]), atlas) for field, atlas in self.files.items()],
             fields=[*phenotypes, ("tr", TR, words.get("tr", ""))],
             suffixes=SUFFIXES,
             explain=not words or "explain" in words,

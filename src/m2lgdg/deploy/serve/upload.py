@@ -85,44 +85,33 @@ def plain_name(given: str) -> str:
     return shown if len(shown) <= 60 else f"{shown[:40]}…{shown[-18:]}"
 
 
-def one_subject(fitted: Model, file_name: str, content: bytes, phenotypes: Mapping[str, str], tr: str) -> Cohort:
-    """Cohort of one subject from one file, in the first atlas of the model; it is named after the file."""
-    return subject_in_atlases(fitted, {0: (file_name, content)}, phenotypes, tr)
-
-
-def subject_in_atlases(fitted: Model, files: Mapping[int, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str) -> Cohort:
-    """Cohort of one subject from one file for each atlas, by the number of the atlas; it is named after the first file."""
-    members = list(fitted.members.values())
+def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str) -> Cohort:
+    """Cohort of one subject from the name and content of one file for each atlas; it is named after the first file."""
     name = plain_name(next(iter(files.values()))[0])
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
-    scans = {
-        members[i].facts_["atlas"]: Parcellation(rois, [series])
-        for i, (file_name, content) in files.items()
-        for rois, series in [_series(members[i], plain_name(file_name), content)]
-    }
-    (atlas, first), *others = scans.items()
-    series = first.series[0]
-    assert series is not None  # _series returned it
+    scans = {atlas: _scan(fitted.members[atlas], plain_name(given), content) for atlas, (given, content) in files.items()}
+    (atlas, (rois, series)), *others = scans.items()
     return Cohort(
         series=[series],
         subjects=np.array([name]),
         sites=np.array([""]),
         labels=np.array([UNKNOWN]),
-        rois=first.rois,
+        rois=rois,
         phenotypes=pd.DataFrame({key: [value] for key, value in values.items()}, index=[name]),
         inputs=tuple(values),
         tr=np.array(seconds),
         atlas=atlas,
         name="of one",
-        parcellations=dict(others),
+        parcellations={other: Parcellation(names, [one]) for other, (names, one) in others},
         allow_proxies=True,  # the model's owner chose its inputs
     )
 
 
-def _series(
+def _scan(
     fitted: Method, name: str, content: bytes
 ) -> tuple[tuple[str, ...], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+    """ROIs and (time, roi) series of a file."""
     path = _known_kind(name)
     if not content:
         raise InputError(f"{name} is empty.")

@@ -1,4 +1,4 @@
-"""Answer of the page for one subject: probability, decision, quality flags, out-of-distribution scores and important ROIs.
+"""Result of the page for one subject: probability, decision, quality flags, out-of-distribution scores and important ROIs.
 
 Computed from the upload and rendered by the page; the values are those of `m2lgdg predict`.
 """
@@ -27,8 +27,6 @@ MEANINGS = {
     "atlas missing": "the prediction is the mean over the other atlases of the model",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
-
-
 COVERAGE = 0.9
 SETS = {
     "patient": "patient only",
@@ -59,7 +57,7 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """All that the page shows for a subject."""
 
     name: str
@@ -79,21 +77,18 @@ class Answer:
         return self.proba >= self.threshold
 
 
-def answer(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Answer:
-    """Answer of a fitted method for a cohort of one subject; explaining a large network takes long."""
+def result_of(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Result:
+    """Result of a model for a cohort of one subject; explaining a large network takes long."""
     proba = float(fitted.predict_proba(cohort)[0, 1])
-    scores = fitted.ood_scores(cohort)
-    ood_scores = [
-        (name, "not known" if math.isnan(score[0]) else f"{score[0]:.2f}", bool(score[0] > 1)) for name, score in scores.items()
-    ]
-    return Answer(
+    scores = {name: float(score[0]) for name, score in fitted.ood_scores(cohort).items()}
+    return Result(
         name=str(cohort.subjects[0]),
         volumes=int(cohort.lengths[0]),
         proba=proba,
         threshold=fitted.threshold,
         new_site=_new_site(fitted, proba),
         flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
-        ood_scores=ood_scores,
+        ood_scores=[(name, "not known" if math.isnan(one) else f"{one:.2f}", one > 1) for name, one in scores.items()],
         compared=fitted.compare(cohort),
         level="" if fitted.site_level is None else fitted.site_level.sentence(),
         explained=_explained(fitted, cohort) if explained else Explained(sentences=["Not requested."]),
@@ -104,8 +99,7 @@ def _new_site(fitted: Model, proba: float) -> NewSiteInterval | None:
     calibration = fitted.new_site_
     if calibration is None:
         return None
-    ends = calibration.interval([proba], COVERAGE)
-    low, high = (float(end[0]) for end in ends)
+    low, high = (float(end[0]) for end in calibration.interval([proba], COVERAGE))
     conformal_set, expected = str(fitted.conformal_sets(np.array([proba]), COVERAGE)[0]), calibration.expected(COVERAGE)
     sentences = [
         f"Interval: among subjects with this score, the proportion of patients is {low:.2f} to {high:.2f} at nine in ten sites "
@@ -126,19 +120,18 @@ def _explained(fitted: Model, cohort: Cohort) -> Explained:
     missed = (explanation.error() or {}).get("median_relative", 0.0)
     if missed > LOOSE_COMPLETENESS:
         sentences.append(f"The attributions miss {percent(missed)} of the change in the decision: they are a rough guide only.")
-    parts = explanation.by_atlas()
-    top = {atlas: part.rois[part.rois["score"] > 0].head(TOP) for atlas, part in parts.items()}
+    top = {atlas: one.rois[one.rois["score"] > 0].head(TOP) for atlas, one in explanation.by_atlas().items()}
     brains = {atlas: glass_brain(fitted.name, table) for atlas, table in top.items() if len(table)}
     if not brains:
         sentences.append("No ROI contributes to this decision.")
     for atlas, brain in brains.items():
         if brain is None:
-            which = f"atlas {atlas}" if len(parts) > 1 else "this atlas"
+            which = f"atlas {atlas}" if len(top) > 1 else "this atlas"
             sentences.append(f"The centroids of {which} are not known, so no brain is shown.")
     absent = missing_phenotypes(cohort, fitted.facts_["inputs"])[0]
     return Explained(
         rois=[
-            (int(row["rank"]), f"{row['roi']} ({atlas})" if len(parts) > 1 else str(row["roi"]), f"{row['score']:.3g}")
+            (int(row["rank"]), f"{row['roi']} ({atlas})" if len(top) > 1 else str(row["roi"]), f"{row['score']:.3g}")
             for atlas, table in top.items()
             for row in table.head(HALF).to_dict("records")
         ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from uploads import npy
 
-from m2lgdg import Method
+from m2lgdg import Model
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -43,7 +43,7 @@ def port(served_model, monkeypatch):
 
     monkeypatch.setattr(uvicorn.Server, "startup", startup)
     on = bound("127.0.0.1", 0)
-    thread = threading.Thread(target=run, args=(Method.load(served_model), on, lambda address: listening.set()))
+    thread = threading.Thread(target=run, args=(Model.load(served_model), on, lambda address: listening.set()))
     thread.start()
     listening.wait()
     yield on.getsockname()[1]

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 
-from m2lgdg import METHODS, Method, make
+from m2lgdg import METHODS, Model, make
 from m2lgdg.registry import load_methods
 
 pytest.importorskip("uvicorn")
@@ -83,7 +83,7 @@ def scan(cohort, tmp_path):
 
 
 def expected(folder, cohort, **phenotypes):
-    fitted, one = Method.load(folder), cohort.select([5])
+    fitted, one = Model.load(folder), cohort.select([5])
     table = one.phenotypes.assign(**{name: phenotypes.get(name, np.nan) for name in one.inputs})
     return fitted.predict_proba(one._changed(phenotypes=table))[0, 1]
 

@@ -16,14 +16,15 @@ import pytest
 from test_contract import small
 from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
 
-from m2lgdg import Cohort, Method, make, make_cohort
+from m2lgdg import Cohort, Model, make, make_cohort
 from m2lgdg.cli import main
+import m2lgdg.explain.gradients  # noqa: F401  (its bytecode is written before anything is watched)
 from m2lgdg.explain.attribution import explain_subject
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 from m2lgdg.deploy.serve import app as web  # noqa: E402
-from m2lgdg.deploy.serve.answer import answer  # noqa: E402
+from m2lgdg.deploy.serve.result import result_of  # noqa: E402
 from m2lgdg.deploy.serve.upload import LARGEST, one_subject  # noqa: E402
 
 HOST = "127.0.0.1:8765"
@@ -51,8 +52,8 @@ def folder(served_model):
 
 @pytest.fixture(scope="module")
 def fitted(folder):
-    loaded = Method.load(folder)
-    answer(loaded, one_subject(loaded, "x.npy", npy(np.random.default_rng(0).normal(size=(60, 116))), {}, ""))  # warm caches
+    loaded = Model.load(folder)
+    result_of(loaded, subject_of(loaded, "x.npy", npy(np.random.default_rng(0).normal(size=(60, 116))), {}, ""))  # warm caches
     return loaded
 
 
@@ -84,6 +85,12 @@ def ask(fitted, content, data=None, name="scan.npy", headers=None):
     return send(fitted, files={"series": (name, content)}, data={"explain": "1"} | (data or {}), headers=headers or {})
 
 
+def subject_of(fitted, name, content, phenotypes, tr):
+    """Cohort of one uploaded file, in the only atlas of the model."""
+    (atlas,) = fitted.members
+    return one_subject(fitted, {atlas: (name, content)}, phenotypes, tr)
+
+
 def alert(response):
     found = re.search(r'role="alert"><p>(.*?)</p>', response.text, flags=re.DOTALL)
     return html.unescape(found[1]) if found else response.text.strip()
@@ -113,9 +120,9 @@ class TestAnswer:
             said = words(response)
             assert f"Prediction {proba:.2f} probability of being a patient, interval {low:.2f} to {high:.2f}" in said
             assert f"Decision: {'patient' if proba >= fitted.threshold else 'control'} ," in said
-            for kind, score in fitted.source_distribution_.scores(one).items():
+            for kind, score in fitted.ood_scores(one).items():
                 assert f"{kind} {score[0]:.2f}" in said
-            for line in [*fitted.source_distribution_.compare(one), *fitted.flags(one)[0]]:
+            for line in [*fitted.compare(one), *fitted.flags(one)[0]]:
                 assert line in said
             for roi in explain_subject(fitted, one).rois["roi"].head(10):
                 assert roi in said
@@ -127,7 +134,7 @@ class TestAnswer:
         series = cohort.series[5]
         separator = {"c": ",", "t": "\t"}.get(name.lower().split(".")[1][0], " ") if "txt" not in name else " "
         content = npy(series) if name.lower().endswith("npy") else text(series, separator)
-        one = one_subject(fitted, name, content, {"age": "30"}, "2.5")
+        one = subject_of(fitted, name, content, {"age": "30"}, "2.5")
         np.testing.assert_array_equal(one.series[0], series)
         assert one.tr[0] == 2.5
         assert one.phenotypes["age"].tolist() == [30.0]
@@ -137,7 +144,7 @@ class TestAnswer:
         from m2lgdg.data.atlases import regions
 
         header = "\t".join(f"#{code}" for code in regions("aal")["code"]) + "\n"
-        one = one_subject(fitted, "a.1D", header.encode() + text(cohort.series[0], "\t"), {}, "")
+        one = subject_of(fitted, "a.1D", header.encode() + text(cohort.series[0], "\t"), {}, "")
         assert one.rois == cohort.rois
 
     def test_missing_phenotypes_are_accepted_and_flagged(self, fitted, cohort):
@@ -146,7 +153,7 @@ class TestAnswer:
         assert f"Prediction {fitted.predict_proba(bare(cohort))[0, 1]:.2f} prob" in said
 
     def test_an_explanation_can_be_left_out(self, fitted, cohort, monkeypatch):
-        monkeypatch.setattr("m2lgdg.deploy.serve.answer.explain_subject", lambda *_: 1 / 0)
+        monkeypatch.setattr("m2lgdg.deploy.serve.result.explain_subject", lambda *_: 1 / 0)
         response = send(fitted, files={"series": ("a.npy", npy(cohort.series[0]))}, data={"p1": "20"})
         assert response.status_code == 200
         assert "Most important ROIs Not requested." in words(response)
@@ -298,8 +305,8 @@ def test_a_body_that_never_comes_is_given_up(fitted):
 )
 def test_only_our_own_page_is_answered(fitted, headers, status, monkeypatch):
     asked = []
-    real = web.answer
-    monkeypatch.setattr(web, "answer", lambda *given, **options: asked.append(1) or real(*given, **options))
+    real = web.result_of
+    monkeypatch.setattr(web, "result_of", lambda *given, **options: asked.append(1) or real(*given, **options))
     response = ask(fitted, content=npy(good()), headers=headers)
     assert response.status_code == status
     assert len(asked) == (status == 200)
@@ -325,7 +332,7 @@ def test_every_response_is_sealed(fitted, method, path, status):
 
 def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
     hold, running, most, statuses = threading.Event(), [], [], []
-    ready = answer(fitted, one_subject(fitted, "a.npy", npy(good()), {}, ""))
+    ready = result_of(fitted, subject_of(fitted, "a.npy", npy(good()), {}, ""))
 
     def slow(*_, **__):
         running.append(1)
@@ -334,7 +341,7 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
         running.pop()
         return ready
 
-    monkeypatch.setattr(web, "answer", slow)
+    monkeypatch.setattr(web, "result_of", slow)
 
     async def all_of_them():
         transport = httpx.ASGITransport(web.make_app(fitted))
@@ -359,7 +366,7 @@ def test_an_error_of_ours_tells_its_kind_and_no_content(fitted, monkeypatch, cap
     def broken(*_, **__):
         raise ZeroDivisionError("secret of the subject")
 
-    monkeypatch.setattr(web, "answer", broken)
+    monkeypatch.setattr(web, "result_of", broken)
     response = ask(fitted, content=npy(good()))
     assert response.status_code == 500
     assert alert(response) == "The prediction failed (ZeroDivisionError)."
@@ -402,7 +409,7 @@ def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, c
 
 
 def test_the_subject_has_no_site_label_or_other_column(fitted):
-    one = one_subject(fitted, "a.npy", npy(good()), {"age": "9", "label": "1"}, "")
+    one = subject_of(fitted, "a.npy", npy(good()), {"age": "9", "label": "1"}, "")
     assert one.labels.tolist() == [-1]
     assert one.sites.tolist() == [""]
     pd.testing.assert_frame_equal(
