@@ -11,8 +11,9 @@ import pytest
 from scipy.interpolate import CubicSpline
 from test_contract import NAMES, small
 
-from m2lgdg import InputError, leave_one_site_out, make, make_cohort
+from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+from m2lgdg.methods.linear import Linear
 
 NO_GRAPH = {"prior"}  # gives everybody the same
 # Layers of the same kind become the same nodes again, and the time to export grows with the number of nodes.
@@ -51,7 +52,15 @@ def exported(fitted, folder):
     return path, json.loads(path.with_suffix(".json").read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_GRAPH])
+def graphs():
+    """Methods with a graph; those of most networks are left to `make test-more`, since a network takes seconds to trace."""
+    for name in NAMES:
+        if name not in NO_GRAPH:
+            quick = name in ("m2lgdg", "erm") or issubclass(METHODS[name], Linear)
+            yield pytest.param(name, marks=() if quick else pytest.mark.onnx)
+
+
+@pytest.mark.parametrize("name", graphs())
 def test_onnxruntime_gives_the_same_probabilities(name, fold, tmp_path):
     fitted = make(name, **small(name) | FEW_LAYERS.get(name, {})).fit(fold.source, seed=0)
     path, reported = exported(fitted, tmp_path)

@@ -16,9 +16,9 @@ import pytest
 from test_contract import small
 from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
 
+import m2lgdg.explain.gradients  # noqa: F401  (its bytecode is written before anything is watched)
 from m2lgdg import Cohort, Model, make, make_cohort
 from m2lgdg.cli import main
-import m2lgdg.explain.gradients  # noqa: F401  (its bytecode is written before anything is watched)
 from m2lgdg.explain.attribution import explain_subject
 
 httpx = pytest.importorskip("httpx")
