@@ -70,7 +70,9 @@ def test_what_is_read(release, encoding):
     np.testing.assert_array_equal(cohort.tr, [nan, 3.0, 3.0, 2.0])
     for subject, series in zip(cohort.subjects, cohort.series, strict=True):
         np.testing.assert_array_equal(series, numbers(int(subject), 9, 3))
-    assert [tuple(each) for each in cohort.excluded] == [("30002", "ABIDEII-U_MIA_1", "listed but no series file")]
+    assert [(each.subject, each.site, each.reason) for each in cohort.excluded] == [
+        ("30002", "ABIDEII-U_MIA_1", "listed but no series file")
+    ]
 
 
 def test_series_of_the_dcan_pipeline(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from m2lgdg.data.atlases import regions, roi_names
-from m2lgdg.data.readers.text import read_table
+from m2lgdg.data.readers.arrays import read_table
 
 SCANS = 40
 # Highest rank correlation of FC and distance, and lowest proportion of regions with their partner among the five strongest.

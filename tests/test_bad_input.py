@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from m2lgdg import Cohort, InputError, cli
 from m2lgdg.commands import terminal
 from m2lgdg.data.readers import read
-from m2lgdg.data.readers.gather import load_array, load_mat
+from m2lgdg.data.readers.arrays import load_array, load_mat
 from m2lgdg.data.readers.tables import read_sheet
 
 LISTS = {"inclusion.csv", "sites.csv", "findings.csv"}

@@ -350,7 +350,7 @@ def test_a_truncated_file(xcpd):
 
 
 def test_a_file_that_declares_too_much(xcpd, monkeypatch):
-    monkeypatch.setattr("m2lgdg.data.readers.cifti.LARGEST_VOXELS", 100)
+    monkeypatch.setattr("m2lgdg.data.readers.images.LARGEST_VOXELS", 100)
     with pytest.raises(InputError, match=r"its header declares 260 bytes of numbers, more than the limit of 100\."):
         read(xcpd)
 

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.cohort import Parcellation
-from m2lgdg.data.readers import read, text
-from m2lgdg.data.readers.gather import load_array
+from m2lgdg.data.readers import arrays as text
+from m2lgdg.data.readers import read
+from m2lgdg.data.readers.arrays import load_array
 from m2lgdg.method import Method
 from m2lgdg.model.folder import LARGEST, digest
 from m2lgdg.registry import METHODS, load_methods

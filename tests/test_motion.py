@@ -10,7 +10,7 @@ import pytest
 
 from m2lgdg import Cohort, InputError, make_cohort, read, run_study
 from m2lgdg.data.check import check_cohort
-from m2lgdg.data.readers.motion import limit_motion
+from m2lgdg.data.readers.selection import limit_motion
 
 HIGH = "head motion: func_mean_fd is not below 0.2 (value {})"
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError, read
 from m2lgdg.data.readers import guess
-from m2lgdg.data.readers.gather import load_array
-from m2lgdg.data.readers.tables import keep_included
+from m2lgdg.data.readers.arrays import load_array
+from m2lgdg.data.readers.selection import keep_included
 
 SEEDS = st.integers(0, 2**32 - 1)
 # Each example writes a whole release, so a few must do.
@@ -162,9 +162,9 @@ def test_an_inclusion_list_is_followed(tmp_path):
     kept = keep_included(cohort, tmp_path / "inclusion.csv")
     assert isinstance(kept, Cohort)
     assert kept.subjects.tolist() == ["0007", "013"]
-    assert [tuple(each) for each in kept.excluded] == [
-        ("0010", "Aarhus", "left out by inclusion.csv"),
-        ("12", "Bergen", "left out by inclusion.csv"),
+    assert [(each.subject, each.site, each.detail) for each in kept.excluded] == [
+        ("0010", "Aarhus", "inclusion.csv"),
+        ("12", "Bergen", "inclusion.csv"),
     ]
     rows += [("", "excluded"), ("", "excluded")]  # `check` lists scans of nobody too
     miniature.write_rows(tmp_path / "inclusion.csv", ("subject", "status"), rows, ",")

@@ -165,7 +165,7 @@ def test_all_sites_on_request_show_the_copies(release):
 def test_sites_of_the_users_choice(release):
     cohort = read(release.folder, exclude_sites=["S4", "S1"])
     assert cohort.site_names == ["S2", "S5", "S14", "S19"]
-    assert excluded(cohort)["S1-2-0001"] == ("S1", "site left out by the user")
+    assert excluded(cohort)["S1-2-0001"] == ("S1", "site left out: by the user")
     # One name is that site, not its letters, and what names no site cannot silently leave nobody out.
     assert "S14" not in read(release.folder, exclude_sites="S14").site_names
     with pytest.raises(InputError, match="exclude_sites: '4' is not a site"):

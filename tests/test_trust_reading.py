@@ -14,8 +14,7 @@ from m2lgdg import InputError, check_cohort, make_cohort, read
 from m2lgdg.data.atlases import regions
 from m2lgdg.data.check import empty_scans
 from m2lgdg.data.duplicates import find_duplicates
-from m2lgdg.data.readers.gather import load_array
-from m2lgdg.data.readers.text import read_table
+from m2lgdg.data.readers.arrays import load_array, read_table
 
 ATLAS = "4S156Parcels"
 

@@ -40,7 +40,7 @@ def convert(
     """Read a release or folder once and write it as one compact cohort file."""
     from rich.markup import escape
 
-    from m2lgdg.data.check import atlas_line, with_checks
+    from m2lgdg.data.check import atlas_line, with_checks, without_empty_scans
     from m2lgdg.findings import check_command, data_line
 
     options.refuse_existing(to, overwrite)
@@ -49,9 +49,9 @@ def convert(
     if context.params["max_motion"] is not None:
         reading.list_motion_exclusions(cohort)
     if drop_bad:
-        cohort = reading.without_empty_scans(cohort)
+        cohort = without_empty_scans(cohort)
     if keep is not None:
-        from m2lgdg.data.readers.tables import keep_included
+        from m2lgdg.data.readers.selection import keep_included
 
         cohort = keep_included(cohort, keep)
     if merge_sites:

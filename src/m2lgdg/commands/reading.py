@@ -15,7 +15,7 @@ from m2lgdg.commands import options, suggestions, terminal
 
 if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
-    from m2lgdg.data.readers.gather import OnBad
+    from m2lgdg.data.readers.series import OnBad
 
 Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
@@ -114,6 +114,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
     """Read a cohort with the options that were given, and keep the sites of --site."""
     from m2lgdg.data.readers import read
+    from m2lgdg.data.readers.selection import keep
     from m2lgdg.storage import InputError
 
     given = {name: context.params[name] for name in OPTIONS if name not in ("kind", "site")}
@@ -127,19 +128,8 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
         for name in given:  # name the option as on the command line
             text = text.replace(f" no option {READER_NAMES.get(name, name)};", f" no option --{name.replace('_', '-')};")
         raise InputError(text) from None
-    return _with_sites(cohort, context.params["site"])
-
-
-def _with_sites(cohort: Cohort, sites: Sequence[str] | None) -> Cohort:
-    """Cohort with the subjects of some sites; those of other sites are listed as excluded."""
-    from m2lgdg.findings import Exclusion
-
-    if not sites:
-        return cohort
-    kept = options.of_sites(cohort, sites)
-    pairs = zip(cohort.subjects[~kept].tolist(), cohort.sites[~kept].tolist(), strict=True)
-    others = [Exclusion(subject, site, "site not selected") for subject, site in pairs]
-    return cohort.select(kept)._changed(excluded=tuple(sorted([*cohort.excluded, *others])))
+    sites = context.params["site"]
+    return keep(cohort, options.of_sites(cohort, sites), lambda i: ("site not selected",)) if sites else cohort
 
 
 def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without: Sequence[str] = ()) -> None:
@@ -168,19 +158,6 @@ def print_choices(cohort: Cohort) -> None:
     for note in cohort.notes:
         if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed"):
             terminal.out.print(f"{note.text[0].upper()}{note.text[1:]}.", markup=False, highlight=False, soft_wrap=True)
-
-
-def without_empty_scans(cohort: Cohort) -> Cohort:
-    """Cohort without numerically empty scans, which are listed as excluded."""
-    import numpy as np
-
-    from m2lgdg.data.check import empty_scans
-    from m2lgdg.findings import Exclusion
-
-    empty = empty_scans(cohort)
-    reasons = [Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), "numerically empty scan") for i in empty]
-    kept = cohort.select(np.setdiff1d(np.arange(len(cohort)), empty))
-    return kept._changed(excluded=(*cohort.excluded, *reasons))
 
 
 def merge_sites(cohort: Cohort) -> Cohort:

@@ -18,7 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
-from m2lgdg.data.readers.motion import usual_column
+from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST, SLOWEST
 from m2lgdg.findings import (
     CONFLICT,
@@ -148,12 +148,17 @@ def empty_scans(cohort: Cohort) -> list[int]:
     If the cohort has several atlases, it is enough that the scan is empty in one of them.
 
     Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
-    a site are so small, its units differ instead, which is another finding. To leave such subjects out:
-    `cohort.select(np.setdiff1d(np.arange(len(cohort)), empty_scans(cohort)))`.
+    a site are so small, its units differ instead, which is another finding. `without_empty_scans` leaves such subjects out.
     """
     parts = [cohort.parcellation(atlas) for atlas in cohort.atlases]
     subjects = {str(part.subjects[i]) for part in parts for i in _empty_positions(part, _spreads(part))}
     return [i for i, subject in enumerate(cohort.subjects.tolist()) if subject in subjects]
+
+
+def without_empty_scans(cohort: Cohort) -> Cohort:
+    """The cohort without numerically empty scans, which are listed as excluded."""
+    full = ~np.isin(np.arange(len(cohort)), empty_scans(cohort))
+    return keep(cohort, full, lambda i: ("numerically empty scan",))
 
 
 def _spreads(cohort: Cohort, flat: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:

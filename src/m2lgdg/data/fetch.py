@@ -18,7 +18,7 @@ import pandas as pd
 
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.abide import PIPELINES, STRATEGIES
-from m2lgdg.data.readers.text import LARGEST, read_table
+from m2lgdg.data.readers.arrays import LARGEST, read_table
 from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, write_text
 
 ATLASES = ("aal", "cc200", "cc400", "dosenbach160", "ez", "ho", "tt")
@@ -96,7 +96,7 @@ def _fetch_table(to: Path, url: str | None, sums: dict[str, str]) -> pd.DataFram
     path = to / FOLDER / TABLE
     with _fetching("The phenotype table", path, sums):
         _nilearn(to, n_subjects=1, derivatives=[], url=url)
-        table = tables.read_text_table(path, ",")
+        table = tables.read_text_table(path)
         tables.need_columns(table, ("FILE_ID", "SITE_ID"), path)
     return table
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.check import Check, check_cohort
 from m2lgdg.data.readers import read
-from m2lgdg.data.readers.confounds import MEAN_FD, REMOVED
+from m2lgdg.data.readers.runs import MEAN_FD, REMOVED
 from m2lgdg.data.readers.tables import find_column, read_text_table
 from m2lgdg.fields import nearest
 from m2lgdg.storage import InputError, read_bytes, write_text, write_texts
@@ -131,7 +131,7 @@ def _wanted(table: Path, labels: Sequence[str]) -> list[str]:
 
 
 def _subjects(table: Path) -> list[str]:
-    rows = read_text_table(table, "," if table.suffix == ".csv" else "\t")
+    rows = read_text_table(table)
     column = find_column(rows, "subject")
     if column is None:
         raise InputError(f"{table} has no column participant_id.")
@@ -141,7 +141,7 @@ def _subjects(table: Path) -> list[str]:
 def _rows(table: Path, wanted: Sequence[str], folder: Path) -> Path:
     """A copy of the table with the wanted participants only, so that nothing else is read."""
     separator = "," if table.suffix == ".csv" else "\t"
-    rows = read_text_table(table, separator)
+    rows = read_text_table(table)
     column = find_column(rows, "subject")
     assert column is not None  # because there are wanted participants
     kept = rows[[str(value).strip() in set(wanted) for value in rows[column]]]

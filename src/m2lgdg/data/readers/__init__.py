@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers.gather import OnBad, Progress
-from m2lgdg.data.readers.motion import limit_motion
+from m2lgdg.data.readers.selection import limit_motion
+from m2lgdg.data.readers.series import OnBad, Progress
 from m2lgdg.findings import NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
 from m2lgdg.storage import InputError
 
@@ -76,10 +76,12 @@ def read(
     `on_bad="exclude"` it is left out and recorded in `Cohort.excluded`. The options are those of the `read` of the kind;
     `atlas` takes one name, several (`atlas=("aal", "ho")`) or `"all"`.
 
-    `max_motion` keeps only subjects whose mean head motion is below it, for any kind of cohort (`motion.limit_motion`);
+    `max_motion` keeps only subjects whose mean head motion is below it, for any kind of cohort (`selection.limit_motion`);
     `motion_column` names the phenotype with the motion if it has none of the usual names.
     """
     path = Path(path)
+    if on_bad not in ("stop", "exclude"):
+        raise InputError(f"on_bad must be 'stop' or 'exclude', not {on_bad!r}.")
     if motion_column is not None and max_motion is None:
         raise InputError("--motion-column needs --max-motion.")
     cohort = _read(path, kind, on_bad, progress, options)

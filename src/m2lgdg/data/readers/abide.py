@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort
-from m2lgdg.data.atlases import roi_names
+from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, SeriesFile, need_listed, numbered_rois
-from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, no_series, requested
-from m2lgdg.data.readers.text import read_table
-from m2lgdg.findings import NOT_LISTED, Exclusion, Finding
+from m2lgdg.data.readers.arrays import Rois, Series, named_columns, read_table
+from m2lgdg.data.readers.series import Atlases, AtlasFiles, OnBad, Progress, read_series, requested
+from m2lgdg.findings import Exclusion, Finding
 from m2lgdg.storage import InputError
 
 SERIES = re.compile(r"(?P<id>.+)_rois_(?P<atlas>[A-Za-z0-9]+)\.1D$")
@@ -28,7 +25,7 @@ STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal"
 # Ratings that pass for each rater. They keep 871 of the release's 1,035 subjects, the subset that most papers use.
 RATINGS = {"qc_rater_1": ("OK",), "qc_anat_rater_2": ("OK", "maybe"), "qc_func_rater_2": ("OK", "maybe")}
 RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
-Files = dict[str, Path]  # series files by FILE_ID
+Files = dict[str, list[Path]]  # series file by FILE_ID, alone in a list
 INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
 
 # Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band
@@ -54,70 +51,55 @@ def read(
     """Read the subjects that have both a phenotype row and a series file.
 
     `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed if the folder has several. Several atlases can
-    be read at once (`several.gather_atlases`), `"all"` for all of them. `quality_checked` keeps only subjects that passed all
+    be read at once (`series.read_series`), `"all"` for all of them. `quality_checked` keeps only subjects that passed all
     quality raters of the release.
     """
     table_path = _table_path(path)
     if table_path is None:
         raise InputError(f"{path} has no phenotype table (Phenotypic_V1_0b_preprocessed1.csv).")
-    table = tables.read_text_table(table_path, ",")
+    table = tables.read_text_table(table_path)
     tables.need_columns(table, ("FILE_ID", "SITE_ID", "DX_GROUP", *INPUTS.values()), table_path)
     without_file = table[table["FILE_ID"].isin(("", "no_filename"))]
     table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
-
-    tables.sites(table, "SITE_ID", table_path)  # raises for a subject without a site
-    strategy, by_atlas = choose_files(path, atlas, strategy)
-    atlases = tuple(by_atlas)
-    files = by_atlas[atlases[0]]
     excluded = [
         Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
     ]
-    excluded += [no_series(one, table.at[one, "SITE_ID"], atlases) for one in table.index if one not in files]
-    every = {one: file for each in reversed(by_atlas.values()) for one, file in each.items()}
-    need_listed(every, table.index, table_path)
-    unlisted = sorted(set(every) - set(table.index))
-    if unlisted and on_bad == "stop":
-        raise InputError(f"{every[unlisted[0]]}: subject {unlisted[0]} is not in column FILE_ID of {table_path}.")
-    excluded += [Exclusion(one, "", NOT_LISTED) for one in unlisted]
-    table = table.loc[[one for one in table.index if one in files]]
+    strategy, by_atlas = choose_files(path, atlas, strategy)
     if quality_checked:
         tables.need_columns(table, RATINGS, table_path)
-        failed = table[~table[list(RATINGS)].isin(RATINGS).all(axis=1)]
+        present = table[table.index.isin(list(next(iter(by_atlas.values()))))]
+        failed = present[~present[list(RATINGS)].isin(RATINGS).all(axis=1)]
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
         table = table.drop(failed.index)
-
-    sources = [AtlasFiles(name, _series_files(table, each), partial(load_1d, atlas=name)) for name, each in by_atlas.items()]
-    gathered, parcellations, notes = gather_atlases(
-        sources[0], lambda: sources[1:], table_path, on_bad=on_bad, progress=progress
-    )
-    table = table.loc[[each.subject for each in gathered.files]]
-    labels, note = tables.labels(table, "DX_GROUP", table_path, patient=("1",), control=("2",))
-    phenotypes, implausible = phenotypes_of(table, table_path, ("X", "subject", "FILE_ID", "SITE_ID"))
-    return Cohort(
-        series=gathered.series,
-        subjects=table.index.to_numpy(),
-        sites=table["SITE_ID"].to_numpy(),
-        labels=labels,
-        rois=gathered.rois,
-        phenotypes=phenotypes,
+        by_atlas = {
+            name: {one: file for one, file in files.items() if one not in failed.index} for name, files in by_atlas.items()
+        }
+    subjects, sites = [str(one) for one in table.index], tables.sites(table, "SITE_ID", table_path)
+    people = tables.Participants(
+        table=table_path,
+        subjects=subjects,
+        sites=sites,
+        labels=np.full(len(table), UNKNOWN, dtype=np.int8),
+        tr=np.array([_repetition_time(*each) for each in zip(subjects, sites.tolist(), strict=True)]),
+        phenotypes=table,
         inputs=tuple(INPUTS),
-        tr=np.array([_repetition_time(one, site) for one, site in table["SITE_ID"].items()]),
-        atlas=atlases[0],
-        name="abide",
-        excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(
-            *(f"atlas {name}, strategy {strategy}" for name in atlases),
-            note,
-            "TR from the sites' scan protocols",
-            *implausible,
-            *notes,
-        ),
-        parcellations=parcellations,
+        notes=(),
+        column="FILE_ID",
+        excluded=excluded,
     )
+    atlases = [
+        AtlasFiles(name, files, lambda scan: load_1d(scan.runs[0]), note=f"atlas {name}, strategy {strategy}")
+        for name, files in by_atlas.items()
+    ]
+    return read_series(people, atlases, name="abide", on_bad=on_bad, progress=progress, complete=_complete)
 
 
-def _series_files(table: pd.DataFrame, files: Files) -> list[SeriesFile]:
-    return [SeriesFile(one, table.at[one, "SITE_ID"], files[one]) for one in table.index if one in files]
+def _complete(people: tables.Participants) -> tables.Participants:
+    """The people who have a series with their labels and phenotypes; other rows of the table are not interpreted."""
+    labels, note = tables.labels(people.phenotypes, "DX_GROUP", people.table, patient=("1",), control=("2",))
+    phenotypes, implausible = phenotypes_of(people.phenotypes, people.table, ("X", "subject", "FILE_ID", "SITE_ID"))
+    notes = (note, "TR from the sites' scan protocols", *implausible)
+    return people._replace(labels=labels, phenotypes=phenotypes, notes=notes)
 
 
 def _repetition_time(subject: str, site: str) -> float:
@@ -131,7 +113,7 @@ def _table_path(path: Path) -> Path | None:
 def choose_files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, Files]]:
     """Strategy, and the series files of the requested atlases or the only one, by atlas."""
     groups = _groups(path)
-    available = [key[0] for key in groups if _is_strategy(key[1], strategy)] or [key[0] for key in groups]
+    available = [name for name, each in groups if _is_strategy(each, strategy)] or [name for name, _ in groups]
     keys = [_one_group(path, groups, name, strategy) for name in requested(atlas, available) or (None,)]
     for name, other in keys[1:]:
         if other != keys[0][1]:
@@ -146,10 +128,11 @@ def _groups(path: Path) -> dict[tuple[str, str], Files]:
     for file in sorted(path.glob("**/*_rois_*.1D")):
         match = SERIES.match(file.name)
         if match:
-            group = groups.setdefault((match["atlas"], _strategy_of(file.parent.relative_to(path))), {})
+            strategy = "/".join(name for name in file.parent.relative_to(path).parts if name in PIPELINES + STRATEGIES)
+            group = groups.setdefault((match["atlas"], strategy), {})
             if match["id"] in group:
-                raise InputError(f"{file}: subject {match['id']} has a second series file, {group[match['id']]}.")
-            group[match["id"]] = file
+                raise InputError(f"{file}: subject {match['id']} has a second series file, {group[match['id']][0]}.")
+            group[match["id"]] = [file]
     if not groups:
         raise InputError(f"{path} has no series files (<FILE_ID>_rois_<atlas>.1D).")
     return groups
@@ -171,28 +154,19 @@ def _is_strategy(present: str, wanted: str | None) -> bool:
     return wanted is None or f"/{present}".endswith(f"/{wanted}")
 
 
-def _strategy_of(folder: Path) -> str:
-    return "/".join(part for part in folder.parts if part in PIPELINES + STRATEGIES)
-
-
-def load_1d(file: Path, atlas: str) -> tuple[Rois, Series]:
-    """ROI names and series of a .1D file."""
-    header, series = read_table(file)
-    if header is None:
-        return numbered_rois(series.shape[1]), series
-    if len(header) != series.shape[1]:
-        raise InputError(f"{file}: the header names {len(header)} ROIs but the lines have {series.shape[1]} columns.")
-    return roi_names(tuple(header), atlas), series
+def load_1d(file: Path) -> tuple[Rois, Series]:
+    """ROI names and series of a .1D file, whose name has the atlas."""
+    match = SERIES.match(file.name)
+    return named_columns(file, *read_table(file), match["atlas"] if match else "")
 
 
 def phenotypes_of(table: pd.DataFrame, path: Path, skip: Iterable[str]) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes without some columns, and notes on implausible values."""
     age, notes = tables.ages(table, INPUTS["age"], path)
     columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path), "age": age}
-    for name, column in INPUTS.items():
-        if name not in columns:
-            values = tables.numeric(table, column, path)
-            columns[name] = np.where(values > 0, values, np.nan)
+    for name in ("viq", "piq", "fiq"):
+        values = tables.numeric(table, INPUTS[name], path)
+        columns[name] = np.where(values > 0, values, np.nan)
     unnamed = [name for name in table.columns if name.startswith("Unnamed")]
     columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, *skip})
     return pd.DataFrame(columns, index=table.index), notes

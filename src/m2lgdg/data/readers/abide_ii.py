@@ -11,24 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers import abide, tables
-from m2lgdg.data.readers.assemble import FolderRuns, read_runs
-from m2lgdg.data.readers.bids import find_runs
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series
-from m2lgdg.data.readers.participants import Participants
-from m2lgdg.data.readers.runs import Runs
-from m2lgdg.data.readers.several import Atlases
+from m2lgdg.data.readers import abide, bids, tables
+from m2lgdg.data.readers.runs import FolderRuns, Runs, read_runs
+from m2lgdg.data.readers.series import Atlases, OnBad, Progress
 from m2lgdg.storage import InputError
 
 TABLE = "ABIDEII_Composite_Phenotypic.csv"
 ENCODING = "latin-1"  # of copies of the table that are not UTF-8
 SUBJECT = re.compile(r"(?:^|[_-])0*(\d{5})$")  # at the end of a name before _rois_
 SITE = re.compile(r"ABIDEII-([A-Za-z]+(?:_[A-Za-z]+)*_\d)")
-FOLDER_NAMES = {
-    "ETHZ_1": "ETH_1",
-    "ONRC_2": "OILH_2",
-    "UMIA_1": "U_MIA_1",
-}  # sites whose files have another name than the table
+FOLDER_NAMES = {"ETHZ_1": "ETH_1", "ONRC_2": "OILH_2", "UMIA_1": "U_MIA_1"}  # files of these sites have another name
 PREFIX = "ABIDEII-"
 # Repetition times from the scan protocols, in seconds, for series without one. Those of OILH_2 and SU_2 are not included.
 TR = {"BNI_1": 3.0, "IP_1": 2.7, "IU_1": 0.813, "KKI_1": 2.5, "KUL_3": 2.5, "OHSU_1": 2.5, "UCLA_1": 3.0}
@@ -66,26 +58,19 @@ def read(
     people = _people(table_path)
     if any(path.glob("**/*_rois_*.1D")):
         given = {"atlas_image": atlas_image, "atlas_labels": atlas_labels, "only": only, "session": session}
-        wrong = next((name for name, value in (given | {"confounds": confounds}).items() if value), None)
-        if wrong is not None or join_runs:
-            raise InputError(f"{path} has .1D files, for which there is no option {wrong or 'join_runs'}.")
+        given |= {"confounds": confounds, "join_runs": join_runs or None}
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong is not None:
+            raise InputError(f"{path} has .1D files, for which there is no option {wrong}.")
         runs = _files_1d(path, atlas, strategy)
     else:
         if strategy is not None:
             raise InputError(f"{path} has no .1D files, for which option strategy is.")
-        runs = find_runs(
-            path,
-            atlas=atlas,
-            atlas_image=atlas_image,
-            atlas_labels=atlas_labels,
-            only=only,
-            session=session,
-            confounds=confounds,
-            join_runs=join_runs,
-            same=lambda subject: subject.lstrip("0"),
+        runs = bids.find_runs(
+            path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs, lambda subject: subject.lstrip("0")
         )
-    _need_same_sites(path, runs, people, table_path)
-    return read_runs(runs, people, table_path, name="abide-ii", on_bad=on_bad, progress=progress)
+    _need_same_sites(path, runs.first, people)
+    return read_runs(runs, people, name="abide-ii", on_bad=on_bad, progress=progress)
 
 
 def _table_path(path: Path) -> Path | None:
@@ -93,14 +78,15 @@ def _table_path(path: Path) -> Path | None:
     return min(tables_of_release, default=None)
 
 
-def _people(path: Path) -> Participants:
-    table = tables.read_text_table(path, ",", otherwise=ENCODING)
+def _people(path: Path) -> tables.Participants:
+    table = tables.read_text_table(path, otherwise=ENCODING)
     tables.need_columns(table, ("SUB_ID", "SITE_ID", "DX_GROUP", *abide.INPUTS.values()), path)
     table = tables.index_by_subject(table, "SUB_ID", path)
     sites = tables.sites(table, "SITE_ID", path)
     labels, note = tables.labels(table, "DX_GROUP", path, patient=("1",), control=("2",))
     phenotypes, implausible = abide.phenotypes_of(table, path, ("SUB_ID", "SITE_ID", "NDAR_GUID"))
-    return Participants(
+    return tables.Participants(
+        table=path,
         subjects=[str(one) for one in table.index],
         sites=sites,
         labels=labels,
@@ -114,23 +100,16 @@ def _people(path: Path) -> Participants:
 def _files_1d(path: Path, atlas: Atlases, strategy: str | None) -> FolderRuns:
     """Series files of kind abide-pcp, whose names end in a SUB_ID."""
     strategy, by_atlas = abide.choose_files(path, atlas, strategy)
-    runs: dict[str, Runs] = {}
+    runs: dict[str, Runs] = {name: {} for name in by_atlas}
     for name, files in by_atlas.items():
-        subjects = runs.setdefault(name, {})
-        for one, file in files.items():
+        for one, (file,) in files.items():
             match = SUBJECT.search(one)
             if match is None:
                 raise InputError(f"{file}: {one} does not end in a SUB_ID of five digits, such as {PREFIX}NYU_1_29177.")
-            if match[1] in subjects:
-                raise InputError(f"{file}: subject {match[1]} has a second series file, {subjects[match[1]][0]}.")
-            subjects[match[1]] = [file]
-
-    def load(file: Path) -> tuple[Rois, Series]:
-        match = abide.SERIES.match(file.name)
-        assert match is not None
-        return abide.load_1d(file, match["atlas"])
-
-    return FolderRuns(runs, load, choices=(f"strategy {strategy}",))
+            if match[1] in runs[name]:
+                raise InputError(f"{file}: subject {match[1]} has a second series file, {runs[name][match[1]][0]}.")
+            runs[name][match[1]] = [file]
+    return FolderRuns(runs, abide.load_1d, choices=(f"strategy {strategy}",))
 
 
 def _site(name: str) -> str:
@@ -139,10 +118,10 @@ def _site(name: str) -> str:
     return FOLDER_NAMES.get(bare, bare)
 
 
-def _need_same_sites(path: Path, runs: FolderRuns, people: Participants, table: Path) -> None:
+def _need_same_sites(path: Path, runs: Runs, people: tables.Participants) -> None:
     """Refuse a file whose name or folder has another site than the table."""
     listed = dict(zip(people.subjects, people.sites.tolist(), strict=True))
-    for subject, files in runs.first.items():
-        for site in SITE.findall(files[0].relative_to(path).as_posix()):
+    for subject, (file, *_) in runs.items():
+        for site in SITE.findall(file.relative_to(path).as_posix()):
             if subject in listed and _site(site) != _site(listed[subject]):
-                raise InputError(f"{files[0]}: site {PREFIX}{site}, but {table} has subject {subject} at {listed[subject]}.")
+                raise InputError(f"{file}: site {PREFIX}{site}, but {people.table} has subject {subject} at {listed[subject]}.")

@@ -6,22 +6,18 @@ Called by `m2lgdg.read`. The tables may also be the one for all sites, `adhd200_
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
-from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.assemble import FolderRuns, read_runs
-from m2lgdg.data.readers.gather import OnBad, Progress, Rois, Series, numbered_rois
-from m2lgdg.data.readers.participants import Participants
-from m2lgdg.data.readers.runs import FIRST, Runs, by_subject, session_note
-from m2lgdg.data.readers.several import Atlases, requested
-from m2lgdg.data.readers.text import LARGEST, parse_table
+from m2lgdg.data.readers.arrays import LARGEST, Rois, Series, named_columns, parse_table
+from m2lgdg.data.readers.runs import FIRST, FolderRuns, Runs, by_subject, read_runs, session_note
+from m2lgdg.data.readers.series import Atlases, OnBad, Progress, chosen
 from m2lgdg.findings import Finding, Note
 from m2lgdg.storage import InputError, read_bytes
 
@@ -63,23 +59,23 @@ def read(
     `join_runs` joins all runs, each z-scored per ROI. DX 1 to 3 are patients, 0 is a control; subjects of the test set,
     whose DX is pending, have no label.
     """
-    table_path, people = _people(path, Path(participants) if participants else None)
+    people = _people(path, Path(participants) if participants else None)
     form, groups = _files(path, atlas, strategy)
     by_atlas = {name: _runs(files, path, session, join_runs) for name, files in groups.items()}
     files = next(iter(groups.values()))
-    several = sum(count > 1 for count in pd.Series([_subject(file) for file in files]).value_counts())
-    note = session_note(files, session, join_runs)
-    choices: list[Note] = [f"strategy {form}", *([note] if note else [])]
+    choices: list[Note] = [f"strategy {form}", *session_note(files, session, join_runs)]
+    several = sum(count > 1 for count in Counter(_match(file)["sub"].zfill(DIGITS) for file in files).values())
     if several and not join_runs:
         text = f"the first of the session ({several} subjects have several runs); --join-runs joins them"
         choices.append(Finding("run", numbers={"text": text}))
     runs = FolderRuns(by_atlas, _load, join_runs, choices=tuple(choices))
-    return read_runs(runs, people, table_path, name="adhd-200", on_bad=on_bad, progress=progress)
+    return read_runs(runs, people, name="adhd-200", on_bad=on_bad, progress=progress)
 
 
-def _subject(file: Path) -> str:
+def _match(file: Path) -> re.Match[str]:
     match = SERIES.match(file.name)
-    return match["sub"].zfill(DIGITS) if match else ""
+    assert match is not None  # only such files are listed
+    return match
 
 
 def _runs(files: Sequence[Path], path: Path, session: str | None, join_runs: bool) -> Runs:
@@ -101,55 +97,46 @@ def _files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[
             group.append(file)
     if strategy not in (None, *FORMS):
         raise InputError(f"option strategy: {strategy!r} is not one of {', '.join(FORMS)}.")
-    present = [name for name, form in FORMS.items() if any(key[0] == form for key in groups)]
-    chosen = strategy or next(iter(present), "filtered")
-    available = sorted(key[1] for key in groups if key[0] == FORMS[chosen])
-    if not available:
-        raise InputError(f"{path} has no {chosen} series files ({FORMS[chosen]}<id>_session_1_rest_1_<atlas>_TCs.1D).")
-    names = requested(atlas, available)
-    unknown = next((name for name in names if name not in available), None)
-    if unknown is not None or (not names and len(available) > 1):
-        problem = "several atlases; choose one of" if unknown is None else f"no atlas {unknown}; it has"
-        raise InputError(f"{path} has {problem} {', '.join(available)}.")
-    return chosen, {name: groups[FORMS[chosen], name] for name in names or available}
+    present = {form for form, _ in groups}
+    name = strategy or next((name for name, form in FORMS.items() if form in present), "filtered")
+    form = FORMS[name]
+    if form not in present:
+        raise InputError(f"{path} has no {name} series files ({form}<id>_session_1_rest_1_<atlas>_TCs.1D).")
+    available = [each for one, each in groups if one == form]
+    return name, {each: groups[form, each] for each in chosen(path, atlas, available)}
 
 
 def _load(file: Path) -> tuple[Rois, Series]:
     """ROI names and series of a table of 3dROIstats, whose first two columns name the scan and the volume."""
     text = read_bytes(file, LARGEST)
     names, series = parse_table(file, NOT_ROIS.sub(b"", text) if text.startswith(b"File\t") else text)
-    if names is None:
-        return numbered_rois(series.shape[1]), series
-    if len(names) != series.shape[1]:
-        raise InputError(f"{file}: the header names {len(names)} ROIs but the lines have {series.shape[1]} columns.")
-    match = SERIES.match(file.name)
-    assert match is not None
-    return roi_names(tuple(name.removeprefix("Mean_") for name in names), match["atlas"]), series
+    names = None if names is None else [name.removeprefix("Mean_") for name in names]
+    return named_columns(file, names, series, _match(file)["atlas"])
 
 
-def _people(path: Path, given: Path | None) -> tuple[Path, Participants]:
-    """Place of the tables, for messages, and the subjects of all of them."""
+def _people(path: Path, given: Path | None) -> tables.Participants:
     found = [given] if given else sorted(path.glob(ALL_SITES))[:1] or sorted(path.glob(ONE_SITE))
     if not found:
         raise InputError(f"{path} has no phenotype table (KKI_phenotypic.csv ..., or adhd200_preprocessed_phenotypics.tsv).")
     where = found[0] if len(found) == 1 else path / "*_phenotypic.csv"
-    parts = []
+    every = []
     for file in found:
-        part = tables.read_text_table(file, "\t" if file.suffix == ".tsv" else ",", otherwise="latin-1")
-        tables.need_columns(part, COLUMNS, file)
-        parts.append(part)
-    table = pd.concat(parts, ignore_index=True).fillna("")
+        every.append(tables.read_text_table(file, otherwise="latin-1"))
+        tables.need_columns(every[-1], COLUMNS, file)
+    table = pd.concat(every, ignore_index=True).fillna("")
     table["ScanDir ID"] = [cell.removesuffix(".0").zfill(DIGITS) if cell else "" for cell in table["ScanDir ID"]]
     table = tables.index_by_subject(table, "ScanDir ID", where)
     labels, note = tables.labels(table, "DX", where, patient=("1", "2", "3"), control=("0",), missing=PENDING)
     age, implausible = tables.ages(table, "Age", where, MISSING)
-    sites = _sites(table, where)
-    columns: dict[str, object] = {"sex": _sexes(table, where), "age": age}
+    sex = tables.sex(table, "Gender", where, MISSING, SEXES, "0 nor 1")  # the tables have 1 for male and 0 for female
+    columns: dict[str, object] = {"sex": sex, "age": age}
     columns |= {name: _first_score(table, each, where) for name, each in IQ.items() if set(each) & set(table.columns)}
     inputs = tuple(columns)
     scores = {name for each in IQ.values() for name in each}
     columns |= tables.other_columns(table, {"ScanDir ID", "Site", "Gender", "Age", *scores}, PENDING)
-    return where, Participants(
+    sites = _sites(table, where)
+    return tables.Participants(
+        table=where,
         subjects=[str(one) for one in table.index],
         sites=np.array(sites),
         labels=labels,
@@ -171,16 +158,7 @@ def _sites(table: pd.DataFrame, path: Path) -> list[str]:
     return [SITES.get(cell, cell) for cell in numbers]
 
 
-def _sexes(table: pd.DataFrame, path: Path) -> npt.NDArray[np.float64]:
-    """Sex as 1 male, 2 female, NaN unknown; the tables have 1 for male and 0 for female."""
-    cells = [cell.lower().removesuffix(".0") for cell in table["Gender"]]
-    wrong = next((i for i, cell in enumerate(cells) if cell not in SEXES and cell not in MISSING), None)
-    if wrong is not None:
-        raise InputError(f"{path}: subject {table.index[wrong]}, column Gender: {cells[wrong][:40]!r} is neither 0 nor 1.")
-    return np.array([SEXES.get(cell, np.nan) for cell in cells])
-
-
-def _first_score(table: pd.DataFrame, columns: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
+def _first_score(table: pd.DataFrame, columns: Sequence[str], path: Path) -> tables.Floats:
     """A score from the first of several columns that has it."""
     result = np.full(len(table), np.nan)
     for column in columns:

@@ -1,6 +1,7 @@
-"""Opening of NIfTI and other images with bounded memory: a small compressed file can hold any number of bytes.
+"""NIfTI images and CIFTI-2 series, opened with bounded memory: a small file can declare, or unpack to, any number of bytes.
 
-Used by the BIDS reader before nibabel and nilearn, which allocate what a header declares and read what a file contains.
+Used by the BIDS reader. Parcellated CIFTI-2 series are taken as they are, dense ones as means over a parcellation, with the
+names of its label table.
 """
 
 from __future__ import annotations
@@ -8,33 +9,43 @@ from __future__ import annotations
 import contextlib
 import gzip
 import math
+import stat
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from m2lgdg.data.readers.gather import need_regular
+from m2lgdg.data.readers.arrays import Rois, Series
+from m2lgdg.data.readers.tables import need_seconds
 from m2lgdg.storage import InputError, one_line
 
+PARCELLATED, DENSE, LABELS = ".ptseries.nii", ".dtseries.nii", ".dlabel.nii"
+AXES = {  # of each kind of CIFTI-2 file, by their classes in nibabel
+    PARCELLATED: (("SeriesAxis", "ParcelsAxis"), "a parcellated series (time, parcel)"),
+    DENSE: (("SeriesAxis", "BrainModelAxis"), "a dense series (time, grayordinate)"),
+    LABELS: (("LabelAxis", "BrainModelAxis"), "a parcellation (label, grayordinate)"),
+}
 LARGEST_FILE = 32 << 30  # bytes of an image file
 LARGEST_VOXELS = 8 << 30  # bytes of voxels: 1,200 volumes of 2 mm take 4.3 GB
 LARGEST_HEADER = 64 << 20  # bytes before the voxels, with extensions
+LARGEST_GRID = 1 << 27  # vertices of a surface, or voxels of the grid in which those of a parcellation lie
 HEADER_BYTES = 540  # of NIfTI-2, the longer one
 CHUNK = 1 << 20
 DAMAGED = (ValueError, OSError, EOFError, zlib.error)  # raised for a truncated or altered .nii.gz
+TIME_UNITS = {"sec": 1.0, "unknown": 1.0, "msec": 1e-3, "usec": 1e-6}  # of a NIfTI header, in seconds
 
 
 def load_image(path: Path) -> Any:
     """Image whose voxels are not yet read; one that declares more than the limits is refused before anything is allocated."""
     import nibabel
 
-    need_regular(path, LARGEST_FILE)
     try:
-        check_offset(path)
+        _check_file(path)
         image: Any = nibabel.load(path)
         affine = np.asarray(image.affine, dtype=np.float64)
-        size = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+        size = _size(image)
     except (*DAMAGED, AttributeError, OverflowError, nibabel.filebasedimages.ImageFileError) as error:
         raise InputError(f"{path} is not a readable image ({one_line(error)}).") from None
     if size > LARGEST_VOXELS:
@@ -49,7 +60,7 @@ def need_whole(path: Path, image: Any) -> None:
     """Refuse a .nii.gz with more bytes than its header declares, which are counted without keeping them."""
     if not path.name.endswith(".nii.gz"):
         return
-    declared = int(image.dataobj.offset) + math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+    declared = int(image.dataobj.offset) + _size(image)
     count = 0
     with contextlib.suppress(*DAMAGED), gzip.open(path) as file:  # reading the voxels tells what is wrong with a damaged file
         while count <= declared and (chunk := file.read(CHUNK)):
@@ -58,10 +69,20 @@ def need_whole(path: Path, image: Any) -> None:
         raise InputError(f"{path} has more than the {declared} bytes that its header declares; it is damaged.")
 
 
-def check_offset(path: Path) -> None:
-    """Refuse a NIfTI file whose voxels start so late that its header extensions would fill the memory."""
+def _size(image: Any) -> int:
+    return int(math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize)
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a device, a pipe, a huge file, or one whose voxels start so late that header extensions would fill the memory."""
     import nibabel
 
+    with contextlib.suppress(OSError):  # nibabel tells why it cannot open the file
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise InputError(f"cannot read {path}: it is not a regular file.")
+        if status.st_size > LARGEST_FILE:
+            raise InputError(f"{path} has {status.st_size} bytes, more than the limit of {LARGEST_FILE}.")
     if not path.name.endswith((".nii", ".nii.gz")):
         return
     with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
@@ -73,3 +94,142 @@ def check_offset(path: Path) -> None:
             offset = float(header(start[:length], check=False)["vox_offset"])
             if not offset <= LARGEST_HEADER:
                 raise ValueError(f"its voxels start at byte {offset:g}, beyond the limit of {LARGEST_HEADER}")
+
+
+def is_cifti(path: Path) -> bool:
+    """Whether a file is a CIFTI-2 series, by its name."""
+    return path.name.endswith((PARCELLATED, DENSE))
+
+
+def header_seconds(path: Path) -> float:
+    """Repetition time in the header of a NIfTI image or the time axis of a CIFTI-2 series; NaN if it has none.
+
+    A NIfTI header states its unit of time; one without a unit is taken as seconds.
+    """
+    if is_cifti(path):
+        _, (series, _) = _open(path)
+        # The file stores a step and a power of ten, so that milliseconds and microseconds are in seconds here.
+        seconds = float(series.step) if series.unit == "SECOND" else math.nan
+        return need_seconds(seconds, f"{path}, time axis") if 0 < seconds < math.inf else math.nan
+    if not path.name.endswith(".nii.gz"):
+        return math.nan
+    header = load_image(path).header
+    zooms: tuple[float, ...] = header.get_zooms()
+    try:
+        unit = TIME_UNITS.get(header.get_xyzt_units()[1], math.nan)  # NaN for hertz and other units that are no time
+    except KeyError:
+        raise InputError(f"{path}, header: its unit of time has an unknown code; write the TR into a JSON sidecar.") from None
+    return need_seconds(float(zooms[3]) * unit if len(zooms) == 4 and zooms[3] > 0 else math.nan, f"{path}, header")
+
+
+def load_parcellated(path: Path) -> tuple[Rois, Series]:
+    """Names of the parcels and (time, roi) series of a .ptseries.nii file."""
+    image, (_, parcels) = _open(path)
+    return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
+
+
+class Parcels:
+    """Parcels of a .dlabel.nii file, by vertex of each surface and by voxel; its first map counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        image, (maps, models) = _open(path)
+        if len(maps) == 0:
+            raise InputError(f"{path} has no map of labels.")
+        keys = _numbers(path, image)[0]
+        table = maps.label[0]
+        present = [int(key) for key in np.unique(keys[np.isfinite(keys)]) if key != 0]  # 0 is what belongs to no parcel
+        unnamed = next((key for key in present if key not in table), None)
+        if unnamed is not None or not present:
+            problem = "labels no grayordinate" if unnamed is None else f"has no name for label {unnamed}"
+            raise InputError(f"{path} {problem}.")
+        self.names = {key: str(table[key][0]).strip() for key in present}
+        self.surfaces: dict[str, npt.NDArray[np.int64]] = {}
+        self.grid, self.affine = np.zeros((0, 0, 0), dtype=np.int64), models.affine
+        if models.volume_shape is not None:
+            self.grid = _empty(path, models.volume_shape)
+        for name, chosen, model in models.iter_structures():
+            if name in models.nvertices:
+                surface = self.surfaces[name] = _empty(path, (models.nvertices[name],))
+                surface[_inside(path, model.vertex[:, None], surface.shape)] = keys[chosen]
+            else:
+                self.grid[_inside(path, model.voxel, self.grid.shape)] = keys[chosen]
+
+    def means(self, path: Path) -> tuple[Rois, Series]:
+        """(time, roi) means over the grayordinates of each parcel.
+
+        A grayordinate without coverage (NaN or 0 at every volume) is left out. A parcel without any becomes a flat column.
+        """
+        image, (_, models) = _open(path)
+        keys = self._keys(path, models)
+        signals = _numbers(path, image).T  # (grayordinate, time), as they are stored
+        covered = ~(np.isnan(signals).all(axis=1) | (signals == 0).all(axis=1))
+        series = np.zeros((signals.shape[1], len(self.names)), dtype=np.float32)
+        for column, key in enumerate(self.names):
+            members = np.flatnonzero(covered & (keys == key))
+            if len(members):
+                series[:, column] = signals[members].mean(axis=0, dtype=np.float64)
+        return tuple(self.names.values()), series
+
+    def _keys(self, path: Path, models: Any) -> npt.NDArray[np.int64]:
+        """Parcel of each grayordinate of a series, 0 for those that belong to none."""
+        keys = np.zeros(len(models), dtype=np.int64)
+        for name, chosen, model in models.iter_structures():
+            if name in models.nvertices and name in self.surfaces:
+                surface = self.surfaces[name]
+                if models.nvertices[name] != len(surface):
+                    vertices = f"{models.nvertices[name]} vertices in {name}, but {self.path.name} has {len(surface)}"
+                    raise InputError(f"{path}: {vertices}; give a parcellation of the same surfaces.")
+                keys[chosen] = surface[_inside(path, model.vertex[:, None], surface.shape)]
+            elif name not in models.nvertices and self.grid.size:
+                if models.volume_shape != self.grid.shape or not np.allclose(models.affine, self.affine):
+                    raise InputError(f"{path}: its voxels are not on the grid of {self.path.name}.")
+                keys[chosen] = self.grid[_inside(path, model.voxel, self.grid.shape)]
+        if not keys.any():
+            raise InputError(f"{path} has no grayordinate of a parcel of {self.path.name}.")
+        return keys
+
+
+def _open(path: Path) -> tuple[Any, tuple[Any, Any]]:
+    """CIFTI-2 image and its two axes; the numbers are not yet read. A file of another kind than its name says is refused."""
+    import nibabel
+
+    expected, meaning = next(AXES[suffix] for suffix in AXES if path.name.endswith(suffix))
+    if not path.exists():
+        raise InputError(f"{path} does not exist.")
+    try:
+        _check_file(path)
+        image: Any = nibabel.Cifti2Image.from_filename(path)
+        axes = tuple(image.header.get_axis(i) for i in range(image.ndim))
+        size = _size(image)
+    except InputError:
+        raise
+    except Exception as error:  # a damaged header raises errors of any type in nibabel and the parser of XML
+        raise InputError(f"{path} is not a readable CIFTI-2 file ({one_line(error) or type(error).__name__}).") from None
+    if tuple(type(axis).__name__ for axis in axes) != expected or tuple(image.shape) != tuple(map(len, axes)):
+        raise InputError(f"{path} is not {meaning}.")
+    if size > LARGEST_VOXELS:
+        raise InputError(f"{path}: its header declares {size} bytes of numbers, more than the limit of {LARGEST_VOXELS}.")
+    return image, (axes[0], axes[1])
+
+
+def _numbers(path: Path, image: Any) -> Series:
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(image.dataobj, dtype=np.float32)
+    except Exception as error:  # as above
+        raise InputError(f"{path} is damaged or incomplete: its numbers cannot be read ({one_line(error)}).") from None
+
+
+def _empty(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """A surface or grid of which nothing belongs to a parcel."""
+    if math.prod(shape) > LARGEST_GRID:
+        raise InputError(f"{path} declares {' x '.join(map(str, shape))} places, more than the limit of {LARGEST_GRID}.")
+    return np.zeros(shape, dtype=np.int64)
+
+
+def _inside(path: Path, places: npt.NDArray[np.int_], shape: tuple[int, ...]) -> tuple[npt.NDArray[np.int_], ...]:
+    """Index of the vertices or voxels of a structure, which must lie on its surface or grid."""
+    if len(places) and ((places < 0).any() or (places >= shape).any()):
+        raise InputError(f"{path} is damaged: some of its vertices or voxels are outside of their surface or grid.")
+    return tuple(places.T)

@@ -6,7 +6,7 @@ Called by `m2lgdg.read`. A file holds the columns of several atlases side by sid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,9 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.gather import Load, OnBad, Progress, Rois, Series, SeriesFile, load_mat, need_listed, numbered_rois
-from m2lgdg.data.readers.several import Atlases, AtlasFiles, gather_atlases, is_all, no_series, requested
-from m2lgdg.findings import NOT_LISTED, Exclusion, Finding
+from m2lgdg.data.readers.arrays import Rois, Series, load_mat, numbered_rois
+from m2lgdg.data.readers.series import ALL, Atlases, AtlasFiles, OnBad, Progress, Scan, read_series, requested
+from m2lgdg.findings import Exclusion, Finding
 from m2lgdg.storage import InputError
 
 SUBJECT = re.compile(r"(?P<site>S\d+)-(?P<group>[12])-\d+$")
@@ -37,11 +37,7 @@ COLUMNS = {  # first and last column of each atlas, from 1
 }
 HALVES = ("harvard-oxford-cortical", "harvard-oxford-subcortical")  # of harvard-oxford, so not read with all atlases
 PAPER_STRATEGY = "FunImgARCWF"
-LEFT_OUT = {
-    "S4": "its subjects duplicate those of S14",
-    "S5": "no time courses",
-    "S19": "no time courses",
-}
+LEFT_OUT = {"S4": "its subjects duplicate those of S14", "S5": "no time courses", "S19": "no time courses"}
 
 
 def matches(path: Path) -> bool:
@@ -63,64 +59,48 @@ def read(
 
     `strategy` selects the folder if there are several: FunImgARCWF (used by the paper, and the default), or FunImgARglobalCWF
     with global signal regression. Several atlases can be read at once; `"all"` stands for those that some file holds, without
-    the two halves of harvard-oxford. A file of an older DPARSF lacks some of them (`several.gather_atlases`).
+    the two halves of harvard-oxford. A file of an older DPARSF lacks some of them (`series.read_series`).
     """
     atlases = requested(atlas, set(COLUMNS) - set(HALVES)) or ("aal",)
     for name in atlases:
         if name not in COLUMNS:
             raise InputError(f"atlas {name} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
-    book = _workbook(path)
     if tr is not None:
         tables.need_seconds(tr, "option tr")
+    book = _workbook(path)
     table, implausible = _phenotypes(book)
     folder, files = _files(path, strategy)
-    need_listed(files, table.index, book)
     left_out = _sites(exclude_sites)
-    excluded = []
-    for subject, row in table.iterrows():
-        if row["site"] in left_out:
-            excluded.append(Exclusion(subject, row["site"], "site left out", LEFT_OUT.get(row["site"], "by the user")))
-        elif subject not in files:
-            excluded.append(no_series(subject, row["site"], ()))  # a file holds every atlas
-    for subject in sorted(set(files) - set(table.index)):
-        site = subject.split("-")[0]
-        if site in left_out:
-            excluded.append(Exclusion(subject, site, "site left out", LEFT_OUT.get(site, "by the user")))
-        elif on_bad == "stop":
-            raise InputError(f"{files[subject]}: subject {subject} is not in column ID of {book}.")
-        else:
-            excluded.append(Exclusion(subject, site, NOT_LISTED))
-    excluded_subjects = {each.subject for each in excluded}
-    included = [SeriesFile(one, table.at[one, "site"], files[one]) for one in table.index if one not in excluded_subjects]
-    columns = _Columns(atlases)
-    gathered, parcellations, notes = gather_atlases(
-        AtlasFiles(atlases[0], included, columns.load),
-        lambda: columns.others(included, skip_absent=is_all(atlas)),
-        book,
-        on_bad=on_bad,
-        progress=progress,
-    )
-    table = table.loc[[each.subject for each in gathered.files]]
-    return Cohort(
-        series=gathered.series,
-        subjects=table.index.to_numpy(),
-        sites=table["site"].to_numpy(),
-        labels=table["label"].to_numpy(),
-        rois=gathered.rois,
+    excluded = [
+        Exclusion(one, site_of(one), "site left out", LEFT_OUT.get(site_of(one), "by the user"))
+        for one in sorted({*table.index, *files})
+        if site_of(one) in left_out
+    ]
+    table = table[~table["site"].isin(list(left_out))]
+    files = {one: runs for one, runs in files.items() if site_of(one) not in left_out}
+    people = tables.Participants(
+        table=book,
+        subjects=[str(one) for one in table.index],
+        sites=table["site"].to_numpy(dtype=np.str_),
+        labels=table["label"].to_numpy(dtype=np.int8),
+        tr=np.full(len(table), np.nan if tr is None else tr),
         phenotypes=table.drop(columns=["site", "label"]),
         inputs=tuple(INPUTS),
-        tr=np.array(np.nan if tr is None else tr),
-        atlas=atlases[0],
-        name="rest-meta-mdd",
-        excluded=tuple(sorted(excluded + gathered.excluded)),
-        notes=(
-            *(f"atlas {name}, folder {folder}" for name in (atlases[0], *parcellations)),
-            Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}),
-            *implausible,
-            *notes,
-        ),
-        parcellations=parcellations,
+        notes=(Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}), *implausible),
+        column="ID",
+        excluded=excluded,
     )
+    columns = _Columns(atlases)
+    sources = [
+        AtlasFiles(name, files, columns.loader(name), optional=ALL in (atlas or ()), note=f"atlas {name}, folder {folder}")
+        for name in atlases
+    ]
+    return read_series(people, sources, name="rest-meta-mdd", on_bad=on_bad, progress=progress, site_of=site_of)
+
+
+def site_of(subject: str) -> str:
+    """Site in the id of a subject."""
+    return subject.split("-")[0]
 
 
 def _sites(names: Iterable[str]) -> set[str]:
@@ -149,19 +129,20 @@ def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[Finding]]:
         table = tables.read_sheet(book, sheet)
         tables.need_columns(table, ("ID", *INPUTS.values()), book)
         table = tables.index_by_subject(table[table["ID"] != ""], "ID", book)
-        parts = [_site_and_label(subject, book) for subject in table.index]
-        wrong = next((one for one, part in zip(table.index, parts, strict=True) if part[1] != label), None)
-        if wrong is not None:
-            raise InputError(f"{book}, sheet {sheet}: the id of subject {wrong} has the group of the other sheet.")
+        for subject in table.index:
+            match = SUBJECT.match(subject)
+            if match is None:
+                raise InputError(f"{book}: id {subject!r} is not of the form S<site>-<1 or 2>-<number>.")
+            if (match["group"] == "1") != label:
+                raise InputError(f"{book}, sheet {sheet}: the id of subject {subject} has the group of the other sheet.")
         age, implausible = tables.ages(table, INPUTS["age"], book)
-        education = tables.numeric(table, INPUTS["education"], book)
         notes += implausible
         columns: dict[str, object] = {
-            "site": [site for site, _ in parts],
+            "site": [site_of(subject) for subject in table.index],
             "label": label,
             "sex": tables.sex(table, INPUTS["sex"], book),
             "age": age,
-            "education": np.where(education >= 0, education, np.nan),  # zero years of education are valid
+            "education": tables.years_of_education(table, INPUTS["education"], book),
         }
         sheets.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
     both = pd.concat(sheets)
@@ -170,17 +151,10 @@ def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[Finding]]:
     return both, notes
 
 
-def _site_and_label(subject: str, where: Path) -> tuple[str, int]:
-    match = SUBJECT.match(subject)
-    if match is None:
-        raise InputError(f"{where}: id {subject!r} is not of the form S<site>-<1 or 2>-<number>.")
-    return match["site"], 1 if match["group"] == "1" else 0
-
-
-def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, Path]]:
-    folders: dict[Path, dict[str, Path]] = {}
+def _files(path: Path, strategy: str | None) -> tuple[str, dict[str, list[Path]]]:
+    folders: dict[Path, dict[str, list[Path]]] = {}
     for file in sorted(path.glob("**/ROISignals_S*.mat")):
-        folders.setdefault(file.parent, {})[file.stem.removeprefix("ROISignals_")] = file
+        folders.setdefault(file.parent, {})[file.stem.removeprefix("ROISignals_")] = [file]
     if not folders:
         raise InputError(f"{path} has no series files (ROISignals_S<site>-<group>-<number>.mat).")
     ending = strategy or (PAPER_STRATEGY if len(folders) > 1 else "")
@@ -196,10 +170,17 @@ class _Columns:
 
     def __init__(self, atlases: Sequence[str]) -> None:
         self.first = atlases[0]
-        self.held: dict[str, dict[Path, Series]] = {name: {} for name in atlases[1:]}
+        self.held: dict[str, dict[str, Series]] = {name: {} for name in atlases[1:]}  # by subject
 
-    def load(self, file: Path) -> tuple[Rois, Series]:
-        """ROI names and series of the first atlas."""
+    def loader(self, atlas: str) -> Callable[[Scan], tuple[Rois, Series] | None]:
+        """Reads the first atlas from a file, and takes a further one, which is None if the file did not hold it."""
+        if atlas == self.first:
+            return self._read
+        series = self.held[atlas]
+        return lambda scan: (_rois(atlas), series.pop(scan.subject)) if scan.subject in series else None
+
+    def _read(self, scan: Scan) -> tuple[Rois, Series]:
+        (file,) = scan.runs
         signals = load_mat(file, "ROISignals")
         first, last = COLUMNS[self.first]
         width = signals.shape[1]
@@ -209,17 +190,8 @@ class _Columns:
             raise InputError(f"{file}: {width} columns, but atlas {self.first} needs columns {first} to {last}.")
         for name, series in self.held.items():
             if COLUMNS[name][1] <= width:
-                series[file] = _columns(signals, name)
+                series[scan.subject] = _columns(signals, name)
         return _rois(self.first), _columns(signals, self.first)
-
-    def others(self, files: Sequence[SeriesFile], *, skip_absent: bool) -> Iterator[AtlasFiles]:
-        """The further atlases with the files that hold them; with `skip_absent`, without those that no file holds."""
-        for name, series in self.held.items():
-            if series or not skip_absent:
-                yield AtlasFiles(name, [each for each in files if each.path in series], self._take(name))
-
-    def _take(self, atlas: str) -> Load:
-        return lambda file: (_rois(atlas), self.held[atlas].pop(file))
 
 
 def _rois(atlas: str) -> Rois:

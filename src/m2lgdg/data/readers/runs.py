@@ -1,18 +1,30 @@
-"""Runs of a subject: the entities in their file names, which session and run is read, and which runs can be joined.
+"""Runs of a subject: entities of their file names, which are read or joined, their TR, head motion and confounds.
 
-Used by readers before they load anything. Names of the Human Connectome Project and of ADHD-200, which are no BIDS names, have
-the same entities.
+Used by the readers of BIDS derivatives, ABIDE II and ADHD-200: each finds the runs of its folder (`FolderRuns`) and reads them
+by `read_runs`. Names of the Human Connectome Project and of ADHD-200, which are no BIDS names, have the same entities.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from m2lgdg.cohort import natural_key
-from m2lgdg.findings import Finding
-from m2lgdg.storage import InputError
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.cohort import Cohort, natural_key
+from m2lgdg.data.readers.arrays import MISSING, Rois, Series
+from m2lgdg.data.readers.images import header_seconds, is_cifti
+from m2lgdg.data.readers.series import JOINED, AtlasFiles, OnBad, Progress, Scan, joined, read_series
+from m2lgdg.data.readers.tables import MOTION, Participants, need_seconds, read_text_table
+from m2lgdg.findings import Finding, Note
+from m2lgdg.storage import InputError, one_line, read_bytes
 
 ENTITY = re.compile(r"(?:^|_)([a-z]+)-([A-Za-z0-9]+)")
 # SUBJECT/MNINonLinear/Results/rfMRI_REST1_LR/rfMRI_REST1_LR_Atlas_MSMAll.ptseries.nii: REST1 and REST2 are two sessions.
@@ -20,8 +32,78 @@ HCP = re.compile(r"/(?P<sub>\w+)/MNINonLinear/Results/[^/]+/(?P<task>[rt]fMRI)_(
 ATHENA = re.compile(r"/[a-z]+(?P<sub>\d+)_session_(?P<ses>\d+)_rest_(?P<run>\d+)_[^/]*_TCs\.1D$")  # of ADHD-200
 SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of the scan from which a series was extracted
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
+AFTER_SCAN = re.compile(r"_(?:space|desc|atlas|seg|res|den)-|_bold[_.]|_timeseries[_.]")  # what follows the entities of a scan
 FIRST = "first"  # value of the option session
+STRATEGIES = ("simple", "scrubbing", "compcor")  # for confounds, by their names in nilearn
+CLEANED = "runs detrended and filtered to 0.01-0.1 Hz, confounds of fMRIPrep regressed out by nilearn's strategy {}"
+FMRIPREP = "_desc-confounds_timeseries.tsv"
+XCPD = ("_motion.tsv", "_desc-filtered_motion.tsv")
+DISPLACEMENT = "framewise_displacement"
+MEAN_FD, REMOVED = "mean_fd", "scrubbed_volumes"  # phenotype columns
+LARGEST_SIDECAR = 16 << 20  # bytes
 Runs = dict[str, list[Path]]  # by subject, without sub-
+
+
+@dataclass
+class FolderRuns:
+    """The runs of a folder by atlas and subject, how to load one, and notes on which were chosen.
+
+    `strategy` is that of the confounds, if one was given. While the runs are loaded, `volumes` takes the number of scrubbed
+    and of all volumes of each run with confounds.
+    """
+
+    by_atlas: dict[str, Runs]
+    load: Callable[[Path], tuple[Rois, Series]]
+    join_runs: bool = False
+    strategy: str | None = None
+    choices: tuple[Note, ...] = ()
+    volumes: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Runs:
+        """Runs of the main atlas."""
+        return next(iter(self.by_atlas.values()))
+
+
+def read_runs(
+    runs: FolderRuns, people: Participants, *, name: str, on_bad: OnBad, progress: Progress | None, prefix: str = ""
+) -> Cohort:
+    """Cohort of the listed people who have runs, with their TR and head motion; `prefix` as in `read_series`."""
+    trs: dict[str, float] = {}
+    motion: dict[str, float] = {}
+    main = next(iter(runs.by_atlas))
+
+    def load(scan: Scan) -> tuple[Rois, Series]:
+        return joined(scan.runs, runs.load) if runs.join_runs else runs.load(scan.runs[0])
+
+    def load_first(scan: Scan) -> tuple[Rois, Series]:
+        trs[scan.subject] = _one_repetition_time(scan.runs)  # here, so that a bad sidecar file concerns its subject only
+        motion[scan.subject] = _mean_displacement(scan.runs)
+        return load(scan)
+
+    def load_other(scan: Scan) -> tuple[Rois, Series]:
+        first = runs.first[label(scan.subject)]
+        if [scan_of(run) for run in scan.runs] != [scan_of(run) for run in first]:
+            raise InputError(f"{scan.runs[0]}: it is not of the same run as {first[0].name} of atlas {main}.")
+        return load(scan)
+
+    def complete(present: Participants) -> Participants:
+        measured = np.array([trs[one] for one in present.subjects])
+        present = _with_motion(present, [motion[one] for one in present.subjects], runs)
+        return present._replace(tr=np.where(np.isnan(measured), present.tr, measured))
+
+    atlases = [
+        AtlasFiles(atlas, files, load_first if atlas == main else load_other, note=f"atlas {atlas}")
+        for atlas, files in runs.by_atlas.items()
+    ]
+    return read_series(
+        people, atlases, name=name, on_bad=on_bad, progress=progress, complete=complete, same=label, prefix=prefix
+    )
+
+
+def label(subject: str) -> str:
+    """Subject without the prefix sub-."""
+    return subject.removeprefix("sub-")
 
 
 def entities(file: Path) -> dict[str, str]:
@@ -33,20 +115,10 @@ def entities(file: Path) -> dict[str, str]:
     return names if match is None else match.groupdict()
 
 
-def subject_of(file: Path) -> str:
-    """Subject of a file, without sub-."""
-    return entities(file).get("sub", "")
-
-
 def scan_of(file: Path) -> tuple[str | None, ...]:
     """Subject and entities of the scan from which a series was extracted."""
     names = entities(file)
     return tuple(names.get(name) for name in ("sub", *SCAN_ENTITIES))
-
-
-def has_entities(file: Path, only: str) -> bool:
-    """Whether a file name has all the entities of the option only, such as "task-rest run-01"."""
-    return all(f"_{part}_" in f"_{file.name}" for part in only.split())
 
 
 def by_subject(
@@ -59,7 +131,7 @@ def by_subject(
     """
     chosen: Runs = {}
     for file in sorted(files, key=lambda one: natural_key(one.name)):
-        chosen.setdefault(same(subject_of(file)), []).append(file)
+        chosen.setdefault(same(entities(file).get("sub", "")), []).append(file)
     if not chosen:
         raise InputError(f"{path} has no run with the requested entities.")
     if session is not None or not join_runs:
@@ -75,46 +147,47 @@ def by_subject(
     return chosen
 
 
-def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> Finding | None:
-    """Note on which session was read; None if no subject has several."""
+def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> tuple[Note, ...]:
+    """A note on which session was read, if some subject has several."""
     sessions: dict[str, set[str]] = {}
     for file in files:
         names = entities(file)
         sessions.setdefault(names.get("sub", ""), set()).add(names.get("ses", ""))
     several = sum(len(each) > 1 for each in sessions.values())
     if not several:
-        return None
-    subjects = f"{several} of {len(sessions)} subjects have several"
+        return ()
+    subjects = f"({several} of {len(sessions)} subjects have several)"
     if session is not None and session != FIRST:
-        return Finding("session", numbers={"text": f"{_label(session)} ({subjects})"})
-    if session is None and join_runs:
-        return Finding("session", numbers={"text": f"all, joined ({subjects})"})
-    first = f"the first of each subject ({subjects}); --session NAME selects another one, --join-runs joins them"
-    return Finding("session", numbers={"text": first})
+        text = f"{_session_label(session)} {subjects}"
+    elif session is None and join_runs:
+        text = f"all, joined {subjects}"
+    else:
+        text = f"the first of each subject {subjects}; --session NAME selects another one, --join-runs joins them"
+    return (Finding("session", numbers={"text": text}),)
 
 
-def _label(session: str) -> str:
+def _session_label(session: str) -> str:
     return session.removeprefix("ses-")
 
 
 def _of_session(runs: Runs, path: Path, session: str) -> Runs:
     """The runs of one session: the first of each subject, or the named one, which some subjects may lack."""
-    available = {subject: [entities(file).get("ses", "") for file in files] for subject, files in runs.items()}
-    if session == FIRST:  # files without a session next to others are left to the check for a second run
-        wanted = {subject: names[0] for subject, names in available.items() if all(names)}
-        return {
-            subject: [file for file, name in zip(files, available[subject], strict=True) if name == wanted.get(subject, name)]
-            for subject, files in runs.items()
-        }
-    chosen = {
-        subject: [file for file, name in zip(files, available[subject], strict=True) if name == _label(session)]
-        for subject, files in runs.items()
-    }
-    if not any(chosen.values()):
-        names = sorted({name for each in available.values() for name in each if name}, key=natural_key)
-        sessions = f"its sessions are {', '.join(names)}" if names else "its file names have no sessions"
-        raise InputError(f"{path} has no run of session {_label(session)}; {sessions}.")
-    return {subject: files for subject, files in chosen.items() if files}
+    chosen: Runs = {}
+    available: set[str] = set()
+    for subject, files in runs.items():
+        names = [entities(file).get("ses", "") for file in files]
+        available.update(names)
+        wanted = _session_label(session) if session != FIRST else names[0]
+        # Files without a session next to others are left to the check for a second run.
+        some = [
+            file for file, name in zip(files, names, strict=True) if name == wanted or (session == FIRST and not all(names))
+        ]
+        chosen |= {subject: some} if some else {}
+    if not chosen:
+        known = sorted(available - {""}, key=natural_key)
+        sessions = f"its sessions are {', '.join(known)}" if known else "its file names have no sessions"
+        raise InputError(f"{path} has no run of session {_session_label(session)}; {sessions}.")
+    return chosen
 
 
 def _need_same_kind(file: Path, other: Path) -> None:
@@ -130,7 +203,120 @@ def _need_same_kind(file: Path, other: Path) -> None:
         )
 
 
-def need_same_runs(runs: Sequence[Path], first: Sequence[Path], atlas: str) -> None:
-    """Refuse a series that was not extracted from the runs of the first atlas."""
-    if [scan_of(run) for run in runs] != [scan_of(run) for run in first]:
-        raise InputError(f"{runs[0]}: it is not of the same run as {first[0].name} of atlas {atlas}.")
+def repetition_time(file: Path) -> float:
+    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN; in seconds.
+
+    A CIFTI-2 file has the time in its axis, which comes first.
+    """
+    seconds = header_seconds(file) if is_cifti(file) else math.nan
+    if not math.isnan(seconds):
+        return seconds
+    for sidecar in (file.with_suffix(".json"), Path(re.sub(r"(\.[dp]tseries)?\.nii(\.gz)?$", ".json", str(file)))):
+        if sidecar.suffix == ".json" and sidecar.is_file():
+            try:
+                seconds = float(json.loads(read_bytes(sidecar, LARGEST_SIDECAR)).get("RepetitionTime", math.nan))
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+                raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
+            if seconds <= 0 or math.isinf(seconds):
+                raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
+            return need_seconds(seconds, f"{sidecar}, RepetitionTime")
+    return math.nan if is_cifti(file) else header_seconds(file)
+
+
+def _one_repetition_time(runs: list[Path]) -> float:
+    """Repetition time that all runs of a subject have."""
+    first, *others = (repetition_time(run) for run in runs)
+    for run, other in zip(runs[1:], others, strict=True):
+        if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
+            raise InputError(
+                f"{run}: a TR of {other:g} s, but {runs[0].name} has {first:g} s, so the runs cannot be joined; "
+                "select one with only, for example 'run-01'."
+            )
+    return first
+
+
+class Confounds(NamedTuple):
+    """Regressors of a run, and the volumes to keep; None where there are none, and where all are kept."""
+
+    regressors: Any
+    sample_mask: npt.NDArray[np.int_] | None
+
+
+def confounds_table(run: Path) -> Path | None:
+    """fMRIPrep's table of confounds in the folder of a run."""
+    return _next_to(run, (FMRIPREP,))
+
+
+def load_confounds(run: Path, strategy: str | None) -> Confounds:
+    """Confounds of a run by a strategy of nilearn, `simple` by default (motion, white matter, CSF).
+
+    A run without a table has none, unless a strategy was given.
+    """
+    table = confounds_table(run)
+    if table is None:
+        if strategy is not None:
+            raise InputError(f"{run}: no {_scan_name(run)}{FMRIPREP} in its folder, which option confounds ({strategy}) needs.")
+        return Confounds(None, None)
+    from nilearn.interfaces.fmriprep import load_confounds_strategy
+
+    strategy = strategy or STRATEGIES[0]
+    try:
+        confounds = Confounds(*load_confounds_strategy(str(run), denoise_strategy=strategy))
+    except Exception as error:  # nilearn raises errors of its own for missing columns and sidecar files
+        raise InputError(f"{table}: confounds of strategy {strategy} cannot be loaded ({one_line(error)}).") from None
+    if confounds.sample_mask is not None and not len(confounds.sample_mask):
+        raise InputError(f"{table}: confounds of strategy {strategy} leave no volume.")
+    return confounds
+
+
+def _with_motion(people: Participants, displacement: Sequence[float], runs: FolderRuns) -> Participants:
+    """The people with the head motion and the number of scrubbed volumes, and notes on what was done with their runs.
+
+    A column of motion in participants.tsv is left as it is.
+    """
+    added: dict[str, object] = {}
+    notes: list[Note] = list(runs.choices)
+    if runs.volumes:
+        notes.append(CLEANED.format(runs.strategy or STRATEGIES[0]))
+    if runs.join_runs:
+        notes.append(JOINED)
+    if not np.isnan(displacement).all() and not {str(name).lower() for name in people.phenotypes.columns} & set(MOTION):
+        added[MEAN_FD] = np.asarray(displacement, dtype=np.float64)
+    counts = {one: [runs.volumes[run] for run in runs.first[label(one)] if run in runs.volumes] for one in people.subjects}
+    lost = {one: sum(each[0] for each in count) for one, count in counts.items() if count}
+    if any(lost.values()) or (runs.strategy == "scrubbing" and lost):
+        added[REMOVED] = np.array([lost.get(one, np.nan) for one in people.subjects], dtype=np.float64)
+        listed = {one: f"{count} of {sum(each[1] for each in counts[one])}" for one, count in lost.items() if count}
+        notes.append(Finding("scrubbed", "", tuple(listed), {"listed": listed or "none"}))
+    return people._replace(phenotypes=people.phenotypes.assign(**added), notes=(*people.notes, *notes))
+
+
+def _mean_displacement(runs: Sequence[Path]) -> float:
+    """Mean framewise displacement over all volumes of all runs, also of those that are scrubbed; NaN if a run has none."""
+    tables = [_next_to(run, (FMRIPREP, *XCPD)) for run in runs]
+    values = [_displacement(table) for table in tables if table is not None]
+    if len(values) < len(runs) or not any(map(len, values)):
+        return math.nan
+    return float(np.concatenate(values).mean())
+
+
+def _displacement(path: Path) -> npt.NDArray[np.float64]:
+    """Framewise displacement of the volumes that have one (the first volume has none)."""
+    table = read_text_table(path)
+    values = []
+    for line, cell in table.get(DISPLACEMENT, pd.Series(dtype=str)).items():
+        try:
+            values.append(math.nan if cell.lower() in MISSING else float(cell))
+        except ValueError:
+            raise InputError(f"{path}, line {line}, column {DISPLACEMENT}: {cell[:40]!r} is not a number.") from None
+    displacement = np.array(values, dtype=np.float64)
+    return displacement[np.isfinite(displacement)]
+
+
+def _scan_name(run: Path) -> str:
+    """Start of the name of a run, with the entities of the scan alone."""
+    return AFTER_SCAN.split(run.name)[0]
+
+
+def _next_to(run: Path, endings: Sequence[str]) -> Path | None:
+    return next((file for end in endings if (file := run.with_name(f"{_scan_name(run)}{end}")).is_file()), None)

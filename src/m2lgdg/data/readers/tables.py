@@ -1,6 +1,6 @@
-"""Phenotype tables: ids as text, missing codes, numeric and text columns, codes of sex and label.
+"""Tables of subjects: ids as text, missing codes, numeric and text columns, codes of sex and label.
 
-Shared by the readers. No choice is silent: how a column was interpreted is returned as a note.
+Every reader makes `Participants` of its table. No choice is silent: how a column was interpreted is returned as a note.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import csv
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.data.spreadsheets import unquoted_table
-from m2lgdg.findings import BY_LIST, Exclusion, Finding
+from m2lgdg.cohort import UNKNOWN
+from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.storage import InputError, one_line, read_bytes
 
+Floats = npt.NDArray[np.float64]
 MALE, FEMALE = 1.0, 2.0  # the coding of both ABIDE and REST-meta-MDD
 SEX_WORDS = {"1": MALE, "m": MALE, "male": MALE, "2": FEMALE, "f": FEMALE, "female": FEMALE}
+SEX_WORDS |= dict.fromkeys(("0", "u", "unknown", "o", "other"), np.nan)
 PATIENT_WORDS = {"1", "patient", "patients", "case", "asd", "autism", "mdd", "depression", "adhd", "scz", "schizophrenia"}
 CONTROL_WORDS = {"0", "control", "controls", "hc", "nc", "tc", "td", "healthy", "typical", "healthy control"}
 # Columns with a subject's head motion, in lower case.
@@ -35,6 +35,7 @@ MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and 
 SLOWEST = 20.0  # seconds; a longer TR is in milliseconds
 OLDEST = 120.0  # years
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
+INPUTS = ("sex", "age", "education")  # of participants.tsv
 
 ALIASES = {
     "subject": ("participant_id", "subject", "subject_id", "sub_id", "id", "sub"),
@@ -45,17 +46,129 @@ ALIASES = {
     "education": ("education", "education_years", "years_of_education", "edu"),
     "tr": ("tr", "repetition_time", "repetitiontime"),
 }
+# How to name the column of a role that was not found, by role.
+NAMED = {role: f'name the right one in dataset.toml: [columns] {role} = "..."' for role in ("subject", "site", "label")}
 
 
-def read_text_table(path: Path, separator: str, otherwise: str | None = None) -> pd.DataFrame:
-    """Delimited table with every cell as stripped text, indexed by line number, without unnamed columns.
+class Participants(NamedTuple):
+    """The people of a table in its order. `column` has their ids; `excluded` are those who are left out by the table alone."""
+
+    table: Path
+    subjects: list[str]
+    sites: npt.NDArray[np.str_]
+    labels: npt.NDArray[np.int8]
+    tr: Floats
+    phenotypes: pd.DataFrame
+    inputs: tuple[str, ...]
+    notes: tuple[Note, ...]
+    column: str = ""
+    excluded: Sequence[Exclusion] = ()
+
+    def rows(self, chosen: list[int]) -> Participants:
+        """The people at these positions."""
+        return self._replace(
+            subjects=[self.subjects[i] for i in chosen],
+            sites=self.sites[chosen],
+            labels=self.labels[chosen],
+            tr=self.tr[chosen],
+            phenotypes=self.phenotypes.iloc[chosen],
+        )
+
+
+def read_participants(
+    path: Path,
+    *,
+    columns: Mapping[str, str] = {},
+    patient: Sequence[str] = (),
+    control: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    inputs: Sequence[str] | None = None,
+    site: str | None = None,
+    advice: str = "",
+    where: Mapping[str, str] = NAMED,
+    same: Callable[[str], str] = str,
+) -> Participants:
+    """Read participants.tsv; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
+
+    Columns are found by their usual names unless they are given. `advice` ends the message about an unknown label: how to give
+    the words of each class to this reader; `where` that about the column of a role that was not found. Names with the same text
+    by `same` are one subject.
+    """
+    table = read_text_table(path)
+    found = {role: columns.get(role) or find_column(table, role) for role in ALIASES}
+    roles = {role: name for role, name in found.items() if name}
+    need_columns(table, roles.values(), path)
+    for role in ("subject", "site"):
+        if role not in roles and (role == "subject" or site is None):
+            usual = ", ".join(ALIASES[role])
+            raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(table)}; {where[role]}.")
+    table = index_by_subject(table, roles["subject"], path, same)
+    if not len(table):
+        raise InputError(f"{path} lists no subject.")
+    bare = [code.lower().removesuffix(".0") for code in missing]
+    codes = (*MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # integers next to gaps are often written as floats
+    if "label" in roles:
+        coded, note = labels(table, roles["label"], path, patient, control, codes, advice)
+        notes: list[Note] = [note]
+    else:
+        coded = np.full(len(table), UNKNOWN, dtype=np.int8)
+        note = Finding("label", numbers={"text": "no label column: all subjects are unlabelled"})
+        notes = [note, f"{present_columns(table)}; {where['label']}"]
+    phenotypes, implausible = _phenotypes(table, roles, path, codes)
+    chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
+    for name in chosen:
+        if name not in phenotypes:
+            raise InputError(f"{path}: input {name} is neither a column nor one of {', '.join(INPUTS)}.")
+        if phenotypes[name].dtype != np.float64:
+            phenotypes[name] = numeric(table, name, path, codes)  # raises an error that names the subject
+    return Participants(
+        table=path,
+        subjects=[str(one) for one in table.index],
+        sites=sites(table, roles["site"], path) if "site" in roles else np.array([site] * len(table), dtype=np.str_),
+        labels=coded,
+        tr=_repetition_times(table, roles["tr"], path, codes) if "tr" in roles else np.full(len(table), np.nan),
+        phenotypes=phenotypes,
+        inputs=tuple(chosen),
+        notes=(*(f"{role} from column {name}" for role, name in roles.items() if role != "label"), *notes, *implausible),
+    )
+
+
+def _repetition_times(table: pd.DataFrame, column: str, path: Path, codes: Sequence[str]) -> Floats:
+    seconds = numeric(table, column, path, codes)
+    for i in np.flatnonzero(seconds <= 0):
+        raise InputError(f"{path}: subject {table.index[i]}, column {column}: a TR of {seconds[i]:g} s is not positive.")
+    for subject, one in zip(table.index, seconds, strict=True):
+        need_seconds(one, f"{path}: subject {subject}, column {column}")
+    return seconds
+
+
+def _phenotypes(
+    table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]
+) -> tuple[pd.DataFrame, list[Finding]]:
+    """Phenotypes, and notes on implausible values."""
+    columns: dict[str, object] = {}
+    notes: list[Finding] = []
+    if "sex" in roles:
+        columns["sex"] = sex(table, roles["sex"], path, codes)
+    if "age" in roles:
+        columns["age"], notes = ages(table, roles["age"], path, codes)
+    if "education" in roles:
+        columns["education"] = years_of_education(table, roles["education"], path, codes)
+    columns |= other_columns(table, {*roles.values(), *columns}, codes)
+    return pd.DataFrame(columns, index=table.index), notes
+
+
+def read_text_table(path: Path, otherwise: str | None = None) -> pd.DataFrame:
+    """Table of a .csv or .tsv file with every cell as stripped text, indexed by line number, without unnamed columns.
 
     Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of
     a table that is not UTF-8, for releases that have such tables.
     """
     content = read_bytes(path, LARGEST_TABLE)
     try:
-        reader = csv.reader(io.StringIO(_decoded(content, otherwise), newline=""), delimiter=separator, strict=True)
+        text = _decoded(content, otherwise)
+        separator = "," if path.suffix == ".csv" else "\t"
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({one_line(error)}).") from None
@@ -63,7 +176,14 @@ def read_text_table(path: Path, separator: str, otherwise: str | None = None) ->
     if not rows:
         raise InputError(f"{path} is empty and cannot be read as a table.")
     names = rows.pop(min(rows))
-    _check_rows(path, names, rows)
+    for line, cells in rows.items():
+        if len(cells) != len(names):
+            raise InputError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(names)} columns.")
+        if any("\0" in cell for cell in cells):  # pandas cannot look such a cell up
+            raise InputError(f"{path} cannot be read as a table (line {line} has a NUL byte).")
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise InputError(f"{path}: column {name} appears {'twice' if count == 2 else f'{count} times'}.")
     table = pd.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=str)
     return table.loc[:, [bool(name) for name in names]]
 
@@ -77,23 +197,12 @@ def _decoded(content: bytes, otherwise: str | None) -> str:
         return content.decode(otherwise)
 
 
-def _check_rows(path: Path, names: list[str], rows: dict[int, list[str]]) -> None:
-    for line, cells in rows.items():
-        if len(cells) != len(names):
-            raise InputError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(names)} columns.")
-        if any("\0" in cell for cell in cells):  # pandas cannot look such a cell up
-            raise InputError(f"{path} cannot be read as a table (line {line} has a NUL byte).")
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise InputError(f"{path}: column {name} appears {'twice' if count == 2 else f'{count} times'}.")
-
-
 def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
     """Sheet of a workbook with every cell as stripped text."""
     content = io.BytesIO(read_bytes(path, LARGEST_TABLE))
     try:
         with zipfile.ZipFile(content) as archive:
-            size = sum(part.file_size for part in archive.infolist())
+            size = sum(entry.file_size for entry in archive.infolist())
         if size > LARGEST_TABLE:
             raise InputError(f"{path} has {size} bytes without compression, more than the limit of {LARGEST_TABLE}.")
         with pd.ExcelFile(content, engine="openpyxl") as book:
@@ -105,7 +214,8 @@ def read_sheet(path: Path, sheet: str) -> pd.DataFrame:
         raise
     except Exception as error:  # damaged files raise errors of any type in zip, XML and openpyxl
         raise InputError(f"{path} cannot be read as a workbook ({one_line(error)}).") from None
-    return _tidy(table)
+    table.columns = [str(name).strip() for name in table.columns]
+    return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
 
 def _need_small(sheet: Any, path: Path) -> None:
@@ -118,11 +228,6 @@ def _need_small(sheet: Any, path: Path) -> None:
             height, width = number, max(width, filled[-1])
         if height * width > MOST_CELLS:
             raise InputError(f"{path}, sheet {sheet.title} has more than {MOST_CELLS} cells; delete what is outside the table.")
-
-
-def _tidy(table: pd.DataFrame) -> pd.DataFrame:
-    table.columns = [str(name).strip() for name in table.columns]
-    return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
 
 def need_columns(table: pd.DataFrame, columns: Iterable[str], path: Path) -> None:
@@ -151,19 +256,16 @@ def index_by_subject(table: pd.DataFrame, column: str, path: Path, same: Callabl
     Two names are the same subject if `same` gives the same text for both (sub-01 and 01 in BIDS).
     """
     names = table[column]
-    if (names == "").any():
-        raise InputError(f"{path}, line {names.index[names == ''][0]}: column {column} is empty.")
-    repeated = names[names.duplicated()]
-    if len(repeated):
-        raise InputError(f"{path}: subject {repeated.iloc[0]} is listed twice in column {column}.")
     lines: dict[str, int] = {}
     for line, name in names.items():
+        if not name:
+            raise InputError(f"{path}, line {line}: column {column} is empty.")
         first = lines.setdefault(same(name), line)
+        if first != line and names[first] == name:
+            raise InputError(f"{path}: subject {name} is listed twice in column {column}.")
         if first != line:
-            raise InputError(
-                f"{path}, lines {first} and {line}, column {column}: {names[first]} and {name} are the same subject; "
-                "remove one of the two rows."
-            )
+            both = f"{names[first]} and {name} are the same subject; remove one of the two rows"
+            raise InputError(f"{path}, lines {first} and {line}, column {column}: {both}.")
     return table.set_index(names.to_numpy())
 
 
@@ -176,29 +278,39 @@ def sites(table: pd.DataFrame, column: str, path: Path) -> npt.NDArray[np.str_]:
     return named
 
 
-def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> npt.NDArray[np.float64]:
+def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> Floats:
     """Column as numbers with NaN where missing; text is an error that names the subject."""
     values = np.full(len(table), np.nan)
     for i, (subject, cell) in enumerate(table[column].items()):
         if cell.lower() not in missing:
             try:
-                values[i] = _number(cell)
+                values[i] = number(cell)
             except ValueError:
                 raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is not a number.") from None
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def ages(
-    table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES
-) -> tuple[npt.NDArray[np.float64], list[Finding]]:
+def number(cell: str) -> float:
+    """A cell as a number; ValueError if it is none."""
+    if "_" in cell:
+        raise ValueError("Python reads 17_1 as 171")
+    return float(cell)
+
+
+def ages(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> tuple[Floats, list[Finding]]:
     """Age in years, NaN where missing or 0, and a note on each age below 0 or above 120, which is set to missing."""
     values = numeric(table, column, path, missing)
-    wrong = np.flatnonzero((values < 0) | (values > OLDEST))
     notes = [
         Finding("age", "", (str(table.index[i]),), {"column": column, "value": float(values[i]), "oldest": OLDEST})
-        for i in wrong
+        for i in np.flatnonzero((values < 0) | (values > OLDEST))
     ]
     return np.where((values > 0) & (values <= OLDEST), values, np.nan), notes
+
+
+def years_of_education(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> Floats:
+    """Years of education, NaN where missing or negative; zero years are valid."""
+    values = numeric(table, column, path, missing)
+    return np.where(values >= 0, values, np.nan)
 
 
 def need_seconds(seconds: float, where: str) -> float:
@@ -211,24 +323,22 @@ def need_seconds(seconds: float, where: str) -> float:
     return seconds
 
 
-def _number(cell: str) -> float:
-    if "_" in cell:
-        raise ValueError("Python reads 17_1 as 171")
-    return float(cell)
-
-
-def sex(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> npt.NDArray[np.float64]:
+def sex(
+    table: pd.DataFrame,
+    column: str,
+    path: Path,
+    missing: Sequence[str] = MISSING_CODES,
+    words: Mapping[str, float] = SEX_WORDS,
+    expected: str = "male nor female",
+) -> Floats:
     """Sex as 1 male, 2 female, NaN unknown (0 and missing codes); any other word is an error."""
-
-    def code(subject: str, cell: str) -> float:
+    values = []
+    for subject, cell in table[column].items():
         word = cell.lower().removesuffix(".0")
-        if word in SEX_WORDS:
-            return SEX_WORDS[word]
-        if word in missing or word in ("0", "u", "unknown", "o", "other"):
-            return np.nan
-        raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is neither male nor female.")
-
-    return np.array([code(str(subject), cell) for subject, cell in table[column].items()], dtype=np.float64)
+        if word not in words and word not in missing:
+            raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is neither {expected}.")
+        values.append(words.get(word, np.nan))
+    return np.array(values, dtype=np.float64)
 
 
 def labels(
@@ -276,36 +386,10 @@ def _words(given: Iterable[str]) -> set[str]:
 def other_columns(table: pd.DataFrame, skip: Iterable[str], missing: Sequence[str] = MISSING_CODES) -> dict[str, object]:
     """The remaining columns without missing codes: numeric if every other cell is a number, else text."""
     columns: dict[str, object] = {}
-    for name in table.columns:
-        if name in set(skip):
-            continue
-        cells = [("" if cell.lower() in missing else cell) for cell in table[name]]
-        columns[str(name)] = _all_numbers(cells) if any(cells) else np.full(len(cells), np.nan)
+    for name in table.columns.difference(list(skip), sort=False):
+        cells = ["" if cell.lower() in missing else cell for cell in table[name]]
+        try:
+            columns[str(name)] = np.array([number(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        except ValueError:
+            columns[str(name)] = np.array(cells, dtype=object)
     return columns
-
-
-def _all_numbers(cells: list[str]) -> object:
-    try:
-        return np.array([_number(cell) if cell else np.nan for cell in cells], dtype=np.float64)
-    except ValueError:
-        return np.array(cells, dtype=object)
-
-
-def keep_included(cohort: Cohort, path: Path) -> Cohort:
-    """Keep the subjects that are included in an inclusion.csv of `check`; the others are recorded as excluded by it."""
-    table = unquoted_table(read_text_table(path, ","))
-    need_columns(table, ("subject", "status"), path)
-    table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # some releases list scans without a subject
-    table = index_by_subject(table, "subject", path)
-    for subject, status in table["status"].items():
-        if status not in ("included", "excluded"):
-            raise InputError(f"{path}: subject {subject}, column status: {status[:40]!r} is neither included nor excluded.")
-    unknown = sorted(set(table.loc[table["status"] == "included", "subject"]) - set(cohort.subjects.tolist()))
-    if unknown:
-        raise InputError(f"{path}: subject {unknown[0]} is listed as included but is not in the cohort.")
-    keep = np.isin(cohort.subjects, table.loc[table["status"] == "included", "subject"])
-    if not keep.any():
-        raise InputError(f"{path} includes no subject.")
-    pairs = zip(cohort.subjects[~keep].tolist(), cohort.sites[~keep].tolist(), strict=True)
-    dropped = tuple(Exclusion(subject, site, BY_LIST, detail=path.name) for subject, site in pairs)
-    return replace(cohort.select(keep), excluded=cohort.excluded + dropped)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort, Parcellation, series_defect
 from m2lgdg.data.atlases import roi_names
-from m2lgdg.data.readers.gather import numbered_rois, parse_array
+from m2lgdg.data.readers.arrays import numbered_rois, parse_array
 from m2lgdg.data.readers.tables import FEMALE, MALE
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model

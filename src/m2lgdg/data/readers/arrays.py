@@ -1,0 +1,281 @@
+"""Numbers in the file of one scan: text (.1D, .csv, .tsv, .txt), .npy and .mat, each as a table with one row a volume.
+
+Every reader loads its files through here. Nothing is unpickled, and an error names the first cell that is not a number.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m2lgdg.data.atlases import roi_names
+from m2lgdg.storage import InputError, read_bytes
+
+Rois = tuple[str, ...]
+Series = npt.NDArray[np.float32]  # (time, roi)
+BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
+PLAIN = b"\t\n\r" + bytes(range(32, 127))  # numpy treats some other bytes as white space
+MISSING = {"", "n/a", "na", "nan"}  # codes for a missing number in BIDS, pandas and spreadsheets
+UNNAMED = "unnamed: 0"  # written by pandas over a row index that it has read and saved again
+INDEX_NAMES = (UNNAMED, "index", "time", "volume", "frame")  # of a column that counts volumes, in lower case
+LARGEST = 512 << 20  # bytes of a file with the series of one subject, and of a variable of a .mat file
+MANY = 10  # values that row or column numbers take and a signal does not
+NUMERIC = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))  # of MATLAB
+ONE_AT_A_TIME = threading.Lock()  # numpy parses headers as Python code, which fails now and then in threads of Python 3.11
+
+
+def numbered_rois(count: int) -> Rois:
+    """Names for ROIs without names: 1, 2, 3 ..."""
+    return tuple(str(i + 1) for i in range(count))
+
+
+def named_columns(path: Path, header: list[str] | None, series: Series, atlas: str) -> tuple[Rois, Series]:
+    """ROI names and series of a file of a release: codes of an included atlas become the names of its regions."""
+    if header is None:
+        return numbered_rois(series.shape[1]), series
+    if len(header) != series.shape[1]:
+        raise InputError(f"{path}: the header names {len(header)} ROIs but the lines have {series.shape[1]} columns.")
+    return roi_names(tuple(header), atlas), series
+
+
+def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | None, Series]:
+    """Column names (None if the file has none) and numbers of a .npy, .mat or text file; pickled content is refused."""
+    if path.suffix == ".mat":
+        return None, load_mat(path, variable)
+    return parse_array(path, read_bytes(path, LARGEST))
+
+
+def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, Series]:
+    """Column names and numbers from the content of a .npy or text file; `path` serves for its suffix and messages only."""
+    return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
+
+
+def _parse_npy(path: Path, content: bytes) -> Series:
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with ONE_AT_A_TIME:
+            shape, by_columns, dtype = header(file)
+        if dtype.hasobject:
+            raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
+        if min(shape, default=0) < 0:  # numpy would read -1 as "as many as there are"
+            raise ValueError("a negative number of rows")
+        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is allocated for it
+            raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
+        array = np.frombuffer(content, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if by_columns else "C")
+    except InputError:
+        raise
+    except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
+        raise InputError(f"{path} is not a readable .npy file.") from None
+    return _as_series(array, path)
+
+
+def load_mat(path: Path, variable: str | None) -> Series:
+    """2-D variable of a MATLAB file, by name or the only one."""
+    from scipy.io import loadmat, whosmat
+
+    content = io.BytesIO(read_bytes(path, LARGEST))
+    try:
+        name = _variable(path, whosmat(content), variable)
+        content.seek(0)
+        array = np.asarray(loadmat(content, variable_names=[name])[name])
+    except InputError:
+        raise
+    except NotImplementedError:
+        raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
+    except Exception as error:  # damaged files raise errors of any type in scipy and zlib
+        raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
+    return _as_series(array, path)
+
+
+def _variable(path: Path, variables: Sequence[tuple[str, tuple[int, ...], str]], wanted: str | None) -> str:
+    """Name of the variable to read, checked before memory is allocated for it."""
+    known = {name: (shape, kind) for name, shape, kind in variables if not name.startswith("__")}
+    if wanted is not None and wanted not in known:
+        raise InputError(f"{path} has no variable {wanted}.")
+    if wanted is None and len(known) != 1:
+        raise InputError(f"{path} has {len(known)} variables ({', '.join(known)}); name one in dataset.toml: variable = ...")
+    name = wanted or next(iter(known))
+    shape, kind = known[name]
+    if kind == "unknown":
+        raise ValueError("no class of MATLAB has this number")
+    if kind not in NUMERIC:
+        raise InputError(f"{path}: variable {name} contains {kind} values, not real numbers.")
+    if 8 * math.prod(shape) > LARGEST:
+        raise InputError(f"{path}: variable {name} would take {8 * math.prod(shape)} bytes, more than the limit of {LARGEST}.")
+    return name
+
+
+def _as_series(array: npt.NDArray[Any], path: Path) -> Series:
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{path} contains {array.dtype} values, not real numbers.")
+    if array.ndim != 2:
+        raise InputError(f"{path} has shape {array.shape}, not (time, roi).")
+    with np.errstate(over="ignore"):
+        series = np.ascontiguousarray(array, dtype=np.float32)
+    _need_no_index(path, series)
+    return series
+
+
+def read_table(path: Path) -> tuple[list[str] | None, Series]:
+    """Column names (None without a header) and the (row, column) numbers of a text file."""
+    return parse_table(path, read_bytes(path, LARGEST))
+
+
+def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, Series]:
+    """Column names and numbers from the content of a text file; `path` serves for its suffix and for messages only.
+
+    The first line is a header if it starts with # or has a cell that is not a number; a line that mixes words and decimals is
+    an error. A first line of column numbers (0, 1, 2 ... as pandas writes them) or codes is a header too, see `_numbered`; if
+    its numbers are in order, the columns count as unnamed. A first column that is a row index is an error. Cells may be
+    missing, written as NaN, n/a or nothing (between tabs or commas only). Any other cell that is not a number, or a row of
+    another length, is an error that names its place.
+    """
+    if b"\0" in text:
+        raise InputError(f"{path} is not a text file.")
+    begin, end = _line(text, 0)
+    first = text[begin:end]
+    separator = _separator(path, first)
+    cells = _cells(first, separator)
+    words = [column for column, cell in enumerate(cells, start=1) if not _is_number(cell)]
+    names = None
+    if first.startswith(b"#") or words:
+        if not first.startswith(b"#") and any("." in cell and _is_number(cell) for cell in cells):
+            line = 1 + text.count(b"\n", 0, begin)
+            raise InputError(f"{path}, line {line}, column {words[0]}: {cells[words[0] - 1][:40]!r} is not a number.")
+        names = _names(path, cells, separator)
+    elif _numbered(cells, _cells(text[slice(*_line(text, end))], separator)):
+        names = _column_numbers(_names(path, cells, separator))
+    else:
+        end = begin
+    table = _plain_numbers(text[end:], separator)
+    if table is None:
+        table = _numbers_by_cell(path, text[end:], separator, first_line=1 + text.count(b"\n", 0, end))
+    if table.size == 0:
+        raise InputError(f"{path} contains no numbers.")
+    _need_no_index(path, table, names)
+    return names, table
+
+
+def _need_no_index(path: Path, table: Series, names: Sequence[str] | None = None) -> None:
+    """Refuse a table whose first column is a row index, which would be taken for an ROI."""
+    rows, columns = table.shape
+    title = names[0].lower() if names is not None else ""
+    if columns < 2 or rows < 2 or (rows < MANY and title not in INDEX_NAMES):
+        return
+    with np.errstate(invalid="ignore"):  # some damaged files hold signalling NaN
+        steps = np.diff(table[:, 0].astype(np.float64))
+    regular = np.allclose(steps, steps[0], rtol=1e-3) and steps[0] > 0
+    if (regular and (title in INDEX_NAMES or (steps[0] == 1 and table[0, 0] in (0, 1)))) or title == UNNAMED:
+        name = f" ({names[0]})" if names is not None else ""
+        raise InputError(
+            f"{path}, column 1{name} is a row index, not an ROI; remove it from the file (pandas: to_csv(..., index=False))."
+        )
+
+
+def _line(text: bytes, start: int) -> tuple[int, int]:
+    """Begin and end of the first line from byte `start` on that is not blank."""
+    blank = BLANK_LINES.match(text, start)
+    begin = blank.end() if blank else start
+    return begin, text.find(b"\n", begin) + 1 or len(text)
+
+
+def _numbered(cells: list[str], following: list[str]) -> bool:
+    """Whether a line of numbers is a header: whole numbers that differ, over decimals, or the numbers of many columns.
+
+    With fewer than ten columns they must be 0, 1, 2 ... or 1, 2, 3 ... in some order, over decimals.
+    """
+    unnamed = 1 if len(cells) > 1 and not cells[0] else 0  # pandas leaves the cell over its row index empty
+    numbers = [int(cell) for cell in cells[unnamed:] if cell.isascii() and cell.isdigit() and len(cell) < 10]
+    if len(numbers) < max(len(cells) - unnamed, 2) or len(set(numbers)) < len(numbers):
+        return False
+    decimals = sum(not cell.lstrip("+-").isdigit() and cell.lower() not in MISSING for cell in following)
+    every = sorted(numbers) in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
+    if len(numbers) < MANY:
+        return every and decimals > 0
+    return decimals > len(following) / 2 or (every and len(following) >= len(numbers))
+
+
+def _column_numbers(names: list[str]) -> list[str] | None:
+    """Column numbers from 1 on, or None if they are in order and so name nothing; codes are left as they are."""
+    numbers = [int(name) for name in names]
+    first = min(numbers)
+    if max(numbers) - first != len(numbers) - 1 or first > 1:
+        return names
+    return None if numbers == sorted(numbers) else [str(number - first + 1) for number in numbers]
+
+
+def _separator(path: Path, line: bytes) -> bytes:
+    if path.suffix == ".tsv":
+        return b"\t"
+    if path.suffix == ".csv":
+        return b"," if b"," in line or b";" not in line else b";"
+    return b" "  # any white space
+
+
+def _cells(line: bytes, separator: bytes) -> list[str]:
+    text = line.decode("utf-8-sig", errors="replace").strip("\r\n")
+    cells = text.split() if separator == b" " else text.split(separator.decode())
+    return [cell.strip().strip('"') for cell in cells]
+
+
+def _names(path: Path, cells: list[str], separator: bytes) -> list[str]:
+    """Column names of a header in the form "a b", "#a #b" or, as written by numpy.savetxt, "# a b"."""
+    if separator == b" " and cells[0] == "#":
+        cells = cells[1:]
+    names = [cell.lstrip("#").strip() for cell in cells]
+    if "" in names:
+        raise InputError(f"{path}, column {names.index('') + 1} has no name in the header; remove it if it is a row index.")
+    return names
+
+
+def _is_number(cell: str) -> bool:
+    if cell.lower() in MISSING:
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # Python reads 17_1 as 171
+
+
+def _plain_numbers(text: bytes, separator: bytes) -> Series | None:
+    """Numbers of a text without missing cells, by numpy's parser; None if it rejects the text."""
+    if text.translate(None, PLAIN):
+        return None
+    if not text.strip(b" \r\n" if separator == b"\t" else None):
+        return np.empty((0, 0), dtype=np.float32)
+    delimiter = None if separator == b" " else separator.decode()
+    try:
+        table = np.loadtxt(io.BytesIO(text), delimiter=delimiter, comments=None, ndmin=2)
+    except ValueError:
+        return None
+    with np.errstate(over="ignore"):
+        return table.astype(np.float32)
+
+
+def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> Series:
+    """Slow fallback for text that numpy rejects: missing cells become NaN, others raise an error that names them."""
+    rows: list[list[float]] = []
+    padding = b" \r" if separator == b"\t" else None  # a line of tabs is a row of missing cells, one of spaces is blank
+    for number, line in enumerate(text.split(b"\n"), start=first_line):
+        if not line.strip(padding):
+            continue
+        cells = _cells(line, separator)
+        for column, cell in enumerate(cells, start=1):
+            if not _is_number(cell):
+                raise InputError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a number.")
+        if rows and len(cells) != len(rows[0]):
+            raise InputError(f"{path}, line {number}: {len(cells)} columns, but earlier lines have {len(rows[0])}.")
+        rows.append([np.nan if cell.lower() in MISSING else float(cell) for cell in cells])
+    with np.errstate(over="ignore"):
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0).astype(np.float32)
