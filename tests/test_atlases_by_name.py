@@ -254,7 +254,7 @@ def test_names_of_files_stay_and_other_numbers_are_noted(tmp_path):
     folder = write_folder(tmp_path / "codes", 111, header=codes)
     cohort = read(folder)
     assert cohort.rois == tuple(codes)
-    (note,) = [each.text for each in check_cohort(cohort).findings if each.kind == "ROI names"]
+    (note,) = [each.text for each in check_cohort(cohort).findings if each.kind in ("ROI names", "atlas codes")]
     assert note.endswith('they are the codes of the included atlas ho: name it in dataset.toml (atlas = "ho").')
     assert read(folder, atlas="ho").rois == tuple(atlases.regions("ho")["name"])
     with pytest.raises(InputError, match=r"s00\.csv: 111 ROI columns, but aal names 116"):
