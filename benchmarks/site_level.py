@@ -15,7 +15,7 @@ import pandas as pd
 
 from m2lgdg.metrics import auc, calibration, logit, shrunken_platt, sigmoid
 from m2lgdg.model.new_site import conformal_quantile
-from m2lgdg.model.site_level import at_cross_levels, rounded_counts, shift_of_counts, shift_of_share
+from m2lgdg.model.site_level import corrected_by_batches, prevalence_shift, rounded_counts, shift_of_counts
 from m2lgdg.study.predictions import by_track, read_predictions
 
 SIZES = (0, 5, 10, 20, 50)
@@ -50,7 +50,7 @@ def levelled(sites, size, seed):
     if not size:
         return {site: x for site, (x, _, _) in sites.items()}
     return {
-        site: logit(at_cross_levels(sigmoid(x), ids, share_elsewhere(sites, site), seed, size))
+        site: logit(corrected_by_batches(sigmoid(x), ids, share_elsewhere(sites, site), seed, size))
         for site, (x, _, ids) in sites.items()
     }
 
@@ -114,7 +114,7 @@ def by_share(sites, draws):
                 usual = share_elsewhere(sites, site)
                 for name, stated in (("assumed", usual), ("given", share)):  # a given share moves the threshold, too
                     shift = shift_of_counts(rounded_counts(x[batch]), stated, usual)
-                    called = x[rest] + shift >= shift_of_share(stated, usual)
+                    called = x[rest] + shift >= prevalence_shift(stated, usual)
                     rates[name].append((called[y[rest] == 1].mean(), (~called[y[rest] == 0]).mean()))
             for name, values in rates.items():
                 results[name].append((*np.mean(values, axis=0), len(values)))

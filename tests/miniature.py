@@ -5,6 +5,7 @@ Each function fills a new folder and returns what a reader must find there; `ord
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.io import savemat
 
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data.atlases import regions
 
 Series = dict[str, np.ndarray]
@@ -293,3 +295,13 @@ def write_1d(path: Path, codes: Sequence[str], numbers: np.ndarray, end: str) ->
     lines = ["\t".join(f"#{code}" for code in codes)]
     lines += ["\t".join(np.format_float_positional(value, trim="0") for value in row) for row in numbers]
     path.write_bytes("".join(line + end for line in lines).encode())
+
+
+def with_two_atlases(cohort, lacking=0):
+    """The cohort with a second atlas of nine ROIs that are mixtures of those of the first; every so many subjects lack it."""
+    mixture = np.random.default_rng(0).normal(size=(len(cohort.rois), 9))
+    further = [
+        None if lacking and i % lacking == 0 else (one @ mixture).astype(np.float32) for i, one in enumerate(cohort.series)
+    ]
+    second = Parcellation([f"mixed-{i}" for i in range(9)], further)
+    return dataclasses.replace(cohort, atlas="first-one", parcellations={"mixed": second})

@@ -59,7 +59,6 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
     sees_batch: ClassVar[bool] = False  # whether the adapted track calls `score_adapted` instead of shifting the intercept
     remembers: ClassVar[tuple[str, ...]] = ()  # arrays of `state_` that hold data of single source subjects
-    older: ClassVar[Mapping[str, Any]] = {"atlases": "first"}  # fields that earlier versions lacked -> value of their models
 
     _folder = typing.cast(Path | None, None)  # model folder that the method was loaded from; a cast, as it is no field
 

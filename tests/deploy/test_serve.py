@@ -419,7 +419,7 @@ def test_the_subject_has_no_site_label_or_other_column(fitted):
 
 
 def test_a_model_of_two_atlases_takes_a_file_for_each():
-    from test_over_atlases import with_two_atlases
+    from miniature import with_two_atlases
 
     cohort = with_two_atlases(make_cohort("tiny", seed=1))
     model = make("connectome-adaptive").fit(cohort, source_distribution=True)

@@ -1,4 +1,4 @@
-"""The level of a site in a model: learned from unlabelled subjects of the site, and updated with further ones.
+"""Intercept correction of a model for a site, learned from unlabelled subjects of it, and updated with further ones.
 
 No weight of the model changes; `predict_proba` adds the shift to the logit. With labelled subjects, use `deploy.calibrate`.
 """
@@ -22,7 +22,7 @@ from m2lgdg.model.site_level import (
     read_counts,
     rounded_counts,
     shift_of_counts,
-    source_share,
+    source_prevalence,
     written_counts,
 )
 from m2lgdg.storage import InputError
@@ -31,7 +31,7 @@ TR_ALIKE = 0.1  # relative difference of repetition times from which scans may b
 
 
 class Adapted(NamedTuple):
-    """Level that was learned, decisions on the subjects it was learned from, and what is to be said about them."""
+    """Correction that was learned, decisions on the subjects it was learned from, and what is to be said about them."""
 
     level: SiteLevel
     added: int  # subjects that this call counted
@@ -41,14 +41,14 @@ class Adapted(NamedTuple):
 
 
 def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, update: bool = False) -> Adapted:
-    """Set a fitted method to the level of a site, from subjects of it; labels are not used.
+    """Correct the intercept of a fitted model for a site, from subjects of it; labels are not used.
 
-    `prevalence` is the share of patients at the site, by default that of the training sites. With `update`, the subjects are
-    added to those of the level that the model has; they must be others than those.
+    `prevalence` is that of patients at the site, by default that of the training sites. With `update`, the subjects are added
+    to those that the model was adapted with; they must be others than those.
     """
     stored = _stored(fitted, update)
     if prevalence is not None and not EXTREME <= prevalence <= 1 - EXTREME:
-        raise InputError(f"prevalence {prevalence:g} is not a share of patients from {EXTREME:g} to {1 - EXTREME:g}.")
+        raise InputError(f"prevalence {prevalence:g} is not between {EXTREME:g} and {1 - EXTREME:g}.")
     site = _site(cohort, stored)
     cohort = with_checks(cohort)
     batch, notes = _distinct(cohort)
@@ -56,65 +56,55 @@ def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, upd
     called = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
     number = sum(counts.values()) + len(batch)
     if number < LEAST:
-        raise InputError(f"the level of a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
+        raise InputError(f"the correction for a site needs at least {LEAST} subjects, and cohort {cohort.name} has {number}.")
     fitted.facts_.pop("site_level", None)
     recalibrated = bool(stored and stored["recalibrated"])
     if fitted.new_site_ and fitted.new_site_.adapted:
         recalibrated = True
-        fitted.new_site_ = fitted.new_site_.adapted  # calibration, sets and figures for a site whose level is known
+        fitted.new_site_ = fitted.new_site_.adapted  # calibration, sets and figures for a site with a corrected intercept
     counts = counts + rounded_counts(logit(fitted.predict_proba(batch)[:, 1]))
-    share, assumed = _share(fitted, prevalence, stored)
-    shift = shift_of_counts(counts, share, source_share(fitted.facts_))
-    level = SiteLevel(shift, number, share, assumed, site, recalibrated)
-    facts: dict[str, Any] = level._asdict() | {"logits": written_counts(counts)}
+    usual = source_prevalence(fitted.facts_)
+    if prevalence is not None:
+        assumed = False
+    else:  # an update goes on with that of the model
+        prevalence, assumed = (stored["prevalence"], stored["assumed"]) if stored else (usual, True)
+    shift = shift_of_counts(counts, prevalence, usual)
+    level = SiteLevel(shift, number, float(prevalence), assumed, site, recalibrated)
     findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
-    facts["findings"] = [*(stored or {}).get("findings", []), *findings]
-    fitted.facts_["site_level"] = facts
+    fitted.facts_["site_level"] = level._asdict() | {
+        "logits": written_counts(counts),
+        "findings": [*(stored or {}).get("findings", []), *findings],
+    }
     now = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
     return Adapted(level, len(batch), called, now, [*notes, *_two_scanners(batch)])
 
 
 def _stored(fitted: Model, update: bool) -> dict[str, Any] | None:
-    """Level that the model has and that is updated, or None; combinations without a meaning are refused."""
+    """Correction that the model has and that is updated, or None; combinations without a meaning are refused."""
     stored: dict[str, Any] | None = fitted.facts_.get("site_level")
     if "local" in fitted.facts_:
-        raise InputError(
-            "this model is calibrated to a site with labels, which gives its level, too; there is nothing to adapt."
-        )
+        raise InputError("this model is calibrated to a site with labels, which corrects its intercept, too.")
     if stored and not update:
         raise InputError(
-            "this model is at the level of a site already; add --update for further subjects of that site, or use the model "
-            "that `m2lgdg fit` wrote."
+            "this model is adapted to a site already; add --update for further subjects of that site, or use the model that "
+            "`m2lgdg fit` wrote."
         )
     if update and not stored:
-        raise InputError("--update: this model is not at the level of a site yet; run m2lgdg adapt without --update first.")
+        raise InputError("--update: this model is not adapted to a site yet; run m2lgdg adapt without --update first.")
     if stored and "logits" not in stored:
         raise InputError("--update: this model is a copy for sharing, which does not have the counts that an update needs.")
     return stored
 
 
 def _site(cohort: Cohort, stored: dict[str, Any] | None) -> str:
-    """Name of the one site of the cohort, which must be that of a stored level."""
+    """Name of the one site of the cohort, which must be that of a stored correction."""
     names = cohort.site_names
     if len(names) != 1:
-        have = (
-            "no subjects"
-            if not names
-            else f"subjects of {len(names)} sites ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-        )
-        raise InputError(f"cohort {cohort.name} has {have}; the level is that of one site: choose it with --site.")
+        listed = f" ({', '.join(names[:3])}{', ...' * (len(names) > 3)})" if names else ""
+        raise InputError(f"cohort {cohort.name} has subjects of {len(names)} sites{listed}; choose one with --site.")
     if stored and names[0] != stored["site"]:
-        raise InputError(
-            f"--update: the model is at the level of site {stored['site']}, and the subjects are of site {names[0]}."
-        )
+        raise InputError(f"--update: the model is adapted to site {stored['site']}, and the subjects are of site {names[0]}.")
     return names[0]
-
-
-def _share(fitted: Model, prevalence: float | None, stored: dict[str, Any] | None) -> tuple[float, bool]:
-    """Share of patients, and whether it is assumed; an update keeps that of the model unless it is given."""
-    if prevalence is not None:
-        return float(prevalence), False
-    return (stored["prevalence"], stored["assumed"]) if stored else (source_share(fitted.facts_), True)
 
 
 def _distinct(cohort: Cohort) -> tuple[Cohort, list[str]]:
@@ -123,9 +113,9 @@ def _distinct(cohort: Cohort) -> tuple[Cohort, list[str]]:
     for one in cohort.findings or ():
         if is_duplicate(one):
             copies |= set(sorted(one.subjects)[1:])
-    kept = cohort.select(~np.isin(cohort.subjects, sorted(copies)))
-    left = len(cohort) - len(kept)
-    return kept, [f"{left} subjects with the same scan as another were not counted."] if left else []
+    distinct = cohort.select(~np.isin(cohort.subjects, sorted(copies)))
+    left = len(cohort) - len(distinct)
+    return distinct, [f"{left} subjects with the same scan as another were not counted."] if left else []
 
 
 def _two_scanners(batch: Cohort) -> list[str]:
@@ -136,5 +126,5 @@ def _two_scanners(batch: Cohort) -> list[str]:
         return []
     return [
         f"The scans have repetition times from {known.min():g} to {known.max():g} s. If they are of two scanners, make a model "
-        "for each: their levels may differ."
+        "for each: their intercepts may differ."
     ]

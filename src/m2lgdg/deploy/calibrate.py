@@ -38,10 +38,7 @@ def calibrate(fitted: Model, cohort: Cohort) -> SiteCalibration:
     if "local" in fitted.facts_:
         raise InputError("this model is already calibrated to a site; use the model that `m2lgdg fit` wrote.")
     if fitted.site_level is not None:
-        raise InputError(
-            "this model is at the level of a site (m2lgdg adapt); labels give the level, too, so calibrate the model that "
-            "`m2lgdg fit` wrote."
-        )
+        raise InputError("this model is adapted to a site (m2lgdg adapt); calibrate the model that `m2lgdg fit` wrote.")
     known = cohort.select(cohort.labels >= 0)
     y = known.labels.astype(np.float64)
     patients, controls = int(y.sum()), int((1 - y).sum())
@@ -54,15 +51,15 @@ def calibrate(fitted: Model, cohort: Cohort) -> SiteCalibration:
     slope, offset = shrunken_platt(decision, y)
     rates = []
     for label, count in ((1, patients), (0, controls)):
-        part = int(correct[y == label].sum())
-        rates.append((part / count, *wilson(part, count)))
+        right = int(correct[y == label].sum())
+        rates.append((right / count, *wilson(right, count)))
     result = SiteCalibration(slope, offset, float(y.mean()), patients, controls, *rates)
     before, added = fitted.recalibration or (1.0, 0.0)
     facts: dict[str, Any] = result._asdict() | {"slope": slope * before, "offset": slope * added + offset}
     if known.findings is not None:
         facts["findings"] = [one.shared() for one in problems(known.findings, new_site=True)]
     fitted.facts_["local"] = facts | {"sensitivity": list(rates[0]), "specificity": list(rates[1])}
-    fitted.new_site_ = None  # it is for sites without labels; its temperature is now part of the slope and offset
+    fitted.new_site_ = None  # it is for sites without labels; its slope and offset are now in those of the site
     return result
 
 

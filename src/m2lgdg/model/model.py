@@ -15,25 +15,15 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import keeping_features
-from m2lgdg.fields import checked_fields
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
-from m2lgdg.model.folder import (
-    ABOUT,
-    NEW_SITE_CALIBRATION,
-    distribution_name,
-    read_about,
-    read_weights,
-    refusing_damage,
-    stored_name,
-    write_folder,
-)
+from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.out_of_distribution import SourceDistribution, flags
-from m2lgdg.model.site_level import SiteLevel, shift_of_share, source_share, stored_level
+from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
 from m2lgdg.notebook.html import method_html
-from m2lgdg.registry import METHODS, create, find
+from m2lgdg.registry import METHODS, create
 from m2lgdg.storage import InputError
 
 OF_SCAN = ("phenotypes missing", "short scan")  # quality flags that are the same in all atlases
@@ -214,7 +204,7 @@ class Model:
     @property
     def site_level(self) -> SiteLevel | None:
         """Intercept correction for the site that the model was adapted to with unlabelled subjects, or None."""
-        return stored_level(self.facts_)
+        return SiteLevel.stored(self.facts_)
 
     @property
     def threshold(self) -> float:
@@ -223,21 +213,21 @@ class Model:
         It moves with a prevalence that was given for the site of the model (`m2lgdg adapt --prevalence`).
         """
         default = self.new_site_.threshold if self.new_site_ else THRESHOLD
-        moved = self._shift_of_share()
+        moved = self._given_shift()
         if moved:  # with the probabilities, so that a given prevalence alone changes no decision
             return float(sigmoid(logit(np.array(default)) + moved))
         return float(self.facts_.get("local", {}).get("threshold", default))
 
-    def _shift_of_share(self) -> float:
+    def _given_shift(self) -> float:
         """Shift of the logit that is due to a prevalence given for the site; 0 without one."""
         level = self.site_level
-        return 0.0 if level is None or level.assumed else shift_of_share(level.prevalence, source_share(self.facts_))
+        return 0.0 if level is None or level.assumed else prevalence_shift(level.prevalence, source_prevalence(self.facts_))
 
     def conformal_sets(self, proba: Floats, coverage: float = 0.9) -> npt.NDArray[np.str_]:
         """Conformal sets (`NewSiteCalibration.sets`) of probabilities of this model, whatever prevalence they assume."""
         if self.new_site_ is None:
             raise InputError("the model has no new-site calibration, so it has no conformal sets.")
-        moved = self._shift_of_share()
+        moved = self._given_shift()
         return self.new_site_.sets(sigmoid(logit(proba) - moved) if moved else proba, coverage)
 
     def flags(self, target: Cohort) -> list[list[str]]:
@@ -326,7 +316,7 @@ class Model:
         for member in self.members.values():
             member.complete_state()
         folder, about = Path(folder), {"method": self.name, "fields": self.fields(), "facts": self.facts_}
-        numbers = {atlas: i for i, atlas in enumerate(self.members, start=0 if self._alone else 1)}
+        numbers = {atlas: i for i, atlas in enumerate(self.members, start=not self._alone)}
         files = [one.save(folder / distribution_name(numbers[atlas])) for atlas, one in self.source_distributions.items()]
         if self.new_site_:
             files.append(self.new_site_.save(folder / NEW_SITE_CALIBRATION))
@@ -345,19 +335,15 @@ class Model:
         Model
         """
         folder = Path(folder)
-        with refusing_damage(folder):
-            about, hashes = read_about(folder)
+        with reading_about(folder) as (about, hashes):
             METHODS.define_estimator(about["method"], about["fields"], run=False)
             if about["method"] not in METHODS:
                 name = about["method"][:100]
                 raise InputError(f"{folder / ABOUT}: method {name} is not known; pass the file that defines it with --plugin.")
-            known = find(about["method"])
-            older = {name: value for one in reversed(known.__mro__) for name, value in vars(one).get("older", {}).items()}
-            method = known(**checked_fields(known, older | about["fields"]))
-            method.check()
+            method = create(about["method"], **about["fields"])
         model, facts, state = cls(method), dict(about["facts"]), read_weights(folder)
         method._folder = folder
-        if "parts" in facts:
+        if facts.get("parts"):
             members = {name: new_member(method) for name in facts["parts"]}
             for i, (name, member) in enumerate(members.items()):
                 prefix = PREFIX.format(i)
@@ -368,11 +354,11 @@ class Model:
             method.state_, method.facts_ = state, facts
             members = {facts["atlas"]: method}
         model._hold(members, facts)
-        for i, (name, member) in enumerate(members.items(), start=1 if "parts" in facts else 0):
-            if file := stored_name(distribution_name(i), hashes):
+        for i, (name, member) in enumerate(members.items(), start=len(members) > 1):
+            if (file := distribution_name(i)) in hashes:
                 model.source_distributions[name] = SourceDistribution.load(folder / file, len(member.facts_["rois"]))
-        if file := stored_name(NEW_SITE_CALIBRATION, hashes):
-            model.new_site_ = NewSiteCalibration.load(folder / file)
+        if NEW_SITE_CALIBRATION in hashes:
+            model.new_site_ = NewSiteCalibration.load(folder / NEW_SITE_CALIBRATION)
         return model
 
 

@@ -1,7 +1,7 @@
-"""New-site calibration: temperature, threshold, conformal sets and between-site spread for a site not seen in training.
+"""New-site calibration: Platt recalibration, threshold, conformal sets and between-site spread for a site not seen in training.
 
-`Method.fit(..., new_site_calibration=True)` refits itself without each source site, and the predictions for the left-out
-subjects are summarised here. Only figures of sites are kept, none of subjects.
+`Model.fit(..., new_site_calibration=True)` refits its method without each source site, and the predictions for the left-out
+subjects are summarised here. Only figures of sites are stored, none of subjects.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from m2lgdg.metrics import (
     shrunken_platt,
     sigmoid,
 )
-from m2lgdg.model.site_level import ADAPT_SUBJECTS, EXTREME, at_cross_levels
+from m2lgdg.model.site_level import ADAPT_SUBJECTS, EXTREME, corrected_by_batches
 from m2lgdg.splits import Indices, site_folds
-from m2lgdg.storage import InputError, file_hash, one_line, write_text
+from m2lgdg.storage import InputError, one_line, read_bytes, write_text
 
 FORMAT = "m2lgdg-promise-1"
 LARGEST = 2**20  # most bytes read from a file
-LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # coverages; quantiles at all levels would be the scores themselves
+COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # quantiles at all coverages would be the scores themselves
 LEAST_SITES = 3  # to estimate how sites differ
 LEAST_SUBJECTS = 10  # per site: figures of fewer are close to the subjects themselves
 STEP = 1000  # quantiles are rounded up to a thousandth: they equal no subject's score, and sets can only grow
@@ -47,7 +47,7 @@ Unseen = Callable[[Cohort, Cohort], Floats]  # (source without some sites, these
 
 
 class Performance(NamedTuple):
-    """Performance at one left-out site, or over all; NaN means undefined. The last three fields have one value per level."""
+    """Performance at one left-out site, or over all; NaN means undefined. The last three have one value per coverage."""
 
     subjects: int
     patients: int
@@ -79,23 +79,22 @@ class Expected(NamedTuple):
 class NewSiteCalibration:
     """Calibration of a model at sites it has not seen, learned by leaving out each source site in turn.
 
-    `m2lgdg adapt` puts `adapted` in its place: sites whose level is known differ less, so their logits need less shrinking.
+    `m2lgdg adapt` puts `adapted` in its place: with corrected intercepts, sites differ less and logits need less shrinking.
 
     Probabilities are those of `predict_proba`, which already applies the slope and offset. The figures of a site use slope,
     offset, threshold and quantiles learned from the other sites, so that they are not optimistic for a new site.
     """
 
-    slope: float  # of the logit (inverse temperature)
-    offset: float
+    slope: float  # of the logit
+    offset: float  # intercept
     threshold: float
     slope_sd: float  # between sites
     offset_sd: float
     folds: int  # refits; fewer than sites if sites were left out in groups
-    quantiles: Floats  # (level, class): a class is in a subject's set if the subject is no further from it than this
+    quantiles: Floats  # (coverage, class): a class is in a subject's set if the subject is no further from it than this
     whole: Performance
     sites: Mapping[str, Performance]
-    # The same for a site whose level is known: each left-out site at the level of `ADAPT_SUBJECTS` of its subjects.
-    adapted: NewSiteCalibration | None = None
+    adapted: NewSiteCalibration | None = None  # the same, each left-out site with the intercept of `ADAPT_SUBJECTS` of it
 
     @classmethod
     def fit(
@@ -109,8 +108,12 @@ class NewSiteCalibration:
                 progress(i, len(cuts))
         predicted = ~np.isnan(proba)  # a site is not predicted if the other sites have one class only
         known, labels, sites = proba[predicted], source.labels[predicted], source.sites[predicted]
-        levelled = _at_levels(known, labels, sites, source.subjects[predicted])
-        adapted = cls.from_scores(levelled, labels, sites, len(cuts))
+        corrected = known.copy()
+        for site in sorted(set(sites.tolist())):  # with the prevalence of the other sites
+            here, subjects = sites == site, source.subjects[predicted][sites == site].tolist()
+            prevalence = float(np.clip(labels[~here].mean(), EXTREME, 1 - EXTREME))
+            corrected[here] = corrected_by_batches(known[here], subjects, prevalence, 0, ADAPT_SUBJECTS)
+        adapted = cls.from_scores(corrected, labels, sites, len(cuts))
         return dataclasses.replace(cls.from_scores(known, labels, sites, len(cuts)), adapted=adapted)
 
     @classmethod
@@ -120,7 +123,7 @@ class NewSiteCalibration:
         """Calibration from probabilities of subjects whose site was left out of training."""
         names = sorted(set(sites.tolist()))
         decision, labels = logit(proba), np.asarray(labels)
-        at_site, in_set = np.zeros(len(labels)), np.zeros((len(LEVELS), len(labels), 2), dtype=bool)
+        at_site, in_set = np.zeros(len(labels)), np.zeros((len(COVERAGES), len(labels), 2), dtype=bool)
         called = np.zeros(len(labels), dtype=bool)
         for site in names:
             here = sites == site
@@ -129,13 +132,12 @@ class NewSiteCalibration:
             called[here] = at_site[here] >= others.threshold
             in_set[:, here] = _inside(at_site[here], others.quantiles)
 
-        def figures(part: Bools) -> Performance:
-            return _figures(labels[part], at_site[part], called[part], in_set[:, part])
+        def figures(some: Bools) -> Performance:
+            return _figures(labels[some], at_site[some], called[some], in_set[:, some])
 
         rule = _Rule.fit(decision, labels)
         spread = between_sites(rule.slope * decision + rule.offset, labels, sites)
-        parts = {site: sites == site for site in names}
-        by_site = {site: figures(part) for site, part in parts.items() if part.sum() >= LEAST_SUBJECTS}
+        by_site = {site: figures(sites == site) for site in names if (sites == site).sum() >= LEAST_SUBJECTS}
         return cls(rule.slope, rule.offset, rule.threshold, *spread, folds, rule.quantiles, figures(labels >= 0), by_site)
 
     def sets(self, proba: npt.ArrayLike, coverage: float = 0.9) -> npt.NDArray[np.str_]:
@@ -143,7 +145,7 @@ class NewSiteCalibration:
 
         About `coverage` of left-out patients, and of left-out controls, had their true class in it; `sites` has each site.
         """
-        control, patient = _inside(np.asarray(proba, dtype=np.float64), self.quantiles[[self._level(coverage)]])[0].T
+        control, patient = _inside(np.asarray(proba, dtype=np.float64), self.quantiles[[self._row(coverage)]])[0].T
         return np.select([control & patient, control, patient], ["both", "control", "patient"], "none")
 
     def interval(self, proba: npt.ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
@@ -163,19 +165,18 @@ class NewSiteCalibration:
 
     def expected(self, coverage: float = 0.9) -> Expected:
         """Observed performance of sets of this coverage; lowest and median are over the sites in `sites`."""
-        level = self._level(coverage)
-        at_sites = [site.reached[level] for site in self.sites.values()] or [self.whole.reached[level]]
-        low, middle = min(at_sites), float(np.median(at_sites))
-        return Expected(self.whole.reached[level], low, middle, self.whole.decided[level], self.whole.right[level])
+        row, whole = self._row(coverage), self.whole
+        at_sites = [site.reached[row] for site in self.sites.values()] or [whole.reached[row]]
+        return Expected(whole.reached[row], min(at_sites), float(np.median(at_sites)), whole.decided[row], whole.right[row])
 
-    def _level(self, coverage: float) -> int:
-        if coverage not in LEVELS:
-            raise InputError(f"coverage {coverage:g} is not one of {', '.join(f'{level:g}' for level in LEVELS)}.")
-        return LEVELS.index(coverage)
+    def _row(self, coverage: float) -> int:
+        if coverage not in COVERAGES:
+            raise InputError(f"coverage {coverage:g} is not one of {', '.join(f'{one:g}' for one in COVERAGES)}.")
+        return COVERAGES.index(coverage)
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file; undefined values are null."""
-        content = {"format": FORMAT, "levels": LEVELS} | self._content()
+        content = {"format": FORMAT, "levels": COVERAGES} | self._content()
         return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     def _content(self) -> dict[str, Any]:
@@ -187,36 +188,35 @@ class NewSiteCalibration:
     @classmethod
     def load(cls, path: str | Path) -> NewSiteCalibration:
         """Read a file; anything but the expected numbers is refused."""
-        file_hash(path, LARGEST)
         try:
-            content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-            if content.pop("format") != FORMAT or tuple(content.pop("levels")) != LEVELS:
+            content = json.loads(read_bytes(path, LARGEST).decode())
+            if content["format"] != FORMAT or tuple(content["levels"]) != COVERAGES:
                 raise ValueError(f"the format is not {FORMAT}")
-            adapted = content.pop("adapted", None)  # older models lack it
-            calibration = cls._read(content)
-            return calibration if adapted is None else dataclasses.replace(calibration, adapted=cls._read(dict(adapted)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            return cls._read(content, None if content.get("adapted") is None else cls._read(content["adapted"], None))
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
     @classmethod
-    def _read(cls, content: dict[str, Any]) -> NewSiteCalibration:
-        least = {"slope": 1e-9, "offset": -1e9, "threshold": 0.0, "slope_sd": 0.0, "offset_sd": 0.0, "folds": 2}
-        most = {"slope": 1e9, "offset": 1e9, "threshold": 1.0, "slope_sd": 10.0, "offset_sd": 10.0, "folds": 1e6}
-        values = {name: _number(content.pop(name), least[name], most[name]) for name in least}
-        quantiles = [[_number(value, 0, 1) for value in row] for row in content.pop("quantiles")]
-        if [len(row) for row in quantiles] != [2] * len(LEVELS):
-            raise ValueError("quantiles are not two per level")
-        whole = _read_figures(content.pop("whole"))
-        sites = {str(site): _read_figures(figures) for site, figures in dict(content.pop("sites")).items()}
-        if content:
-            raise ValueError(f"key {next(iter(content))} is not known")
-        folds = int(values.pop("folds"))
-        given: dict[str, Any] = {**values, "quantiles": np.array(quantiles), "whole": whole, "sites": sites}
-        return cls(folds=folds, **given)
+    def _read(cls, content: Mapping[str, Any], adapted: NewSiteCalibration | None) -> NewSiteCalibration:
+        quantiles = [[_number(value, 0, 1) for value in row] for row in content["quantiles"]]
+        if [len(row) for row in quantiles] != [2] * len(COVERAGES):
+            raise ValueError("quantiles are not two per coverage")
+        return cls(
+            slope=_number(content["slope"], 1e-9, 1e9),
+            offset=_number(content["offset"], -1e9, 1e9),
+            threshold=_number(content["threshold"], 0, 1),
+            slope_sd=_number(content["slope_sd"], 0, 10),
+            offset_sd=_number(content["offset_sd"], 0, 10),
+            folds=int(_number(content["folds"], 2, 1e6)),
+            quantiles=np.array(quantiles),
+            whole=_read_figures(content["whole"]),
+            sites={site: _read_figures(figures) for site, figures in content["sites"].items()},
+            adapted=adapted,
+        )
 
 
 def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
-    """(train, test) indices: each source site is in one test part, with other sites if there are fewer folds than sites."""
+    """(train, test) indices: each source site is in one test set, with other sites if there are fewer folds than sites."""
     names = source.site_names
     if len(names) < LEAST_SITES:
         raise InputError(f"new-site calibration needs at least {LEAST_SITES} source sites, and there are {len(names)}.")
@@ -232,30 +232,20 @@ def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indic
     return cuts
 
 
-def _at_levels(proba: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str_], subjects: npt.NDArray[np.str_]) -> Floats:
-    """Probabilities at left-out sites, each subject at the level of others of its site; the share is that of other sites."""
-    levelled = proba.copy()
-    for site in sorted(set(sites.tolist())):
-        here = sites == site
-        share = float(np.clip(labels[~here].mean(), EXTREME, 1 - EXTREME))
-        levelled[here] = at_cross_levels(proba[here], subjects[here].tolist(), share, 0, ADAPT_SUBJECTS)
-    return levelled
-
-
 class _Rule(NamedTuple):
     """Calibration and quantiles learned from logits of some subjects."""
 
     slope: float
     offset: float
     threshold: float
-    quantiles: Floats  # (level, class)
+    quantiles: Floats  # (coverage, class)
 
     @classmethod
     def fit(cls, decision: Floats, labels: npt.NDArray[Any]) -> _Rule:
         slope, offset = shrunken_platt(decision, labels.astype(np.float64))  # shrunken: few subjects change little
         p = sigmoid(slope * decision + offset)
         far = (p[labels == 0], 1 - p[labels == 1])  # non-conformity: how unlike its own class each subject looks
-        quantiles = np.array([[conformal_quantile(part, level) for part in far] for level in LEVELS])
+        quantiles = np.array([[conformal_quantile(distances, one) for distances in far] for one in COVERAGES])
         # At the prevalence, sensitivity and specificity weigh the same; an optimum over a few hundred subjects is mostly noise.
         return cls(slope, offset, float(np.clip(labels.mean(), 0.01, 0.99)), quantiles)
 
@@ -272,7 +262,7 @@ def conformal_quantile(far: Floats, coverage: float) -> float:
 
 
 def _inside(proba: Floats, quantiles: Floats) -> Bools:
-    """(level, subject, class) mask of the classes in each set."""
+    """(coverage, subject, class) mask of the classes in each set."""
     far = np.stack([proba, 1 - proba], axis=-1)  # (subject, class)
     return np.asarray(far <= quantiles[:, None, :])
 
@@ -304,27 +294,17 @@ def _discrete_normal(values: Floats, sd: float) -> Floats:
 
 
 def _figures(labels: npt.NDArray[Any], proba: Floats, called: Bools, in_set: Bools) -> Performance:
-    single = in_set.sum(axis=2) == 1  # (level, subject)
-    covered = in_set[:, np.arange(len(labels)), labels]  # (level, subject)
+    single = in_set.sum(axis=2) == 1  # (coverage, subject)
+    covered = in_set[:, np.arange(len(labels)), labels]  # (coverage, subject)
     right = [_fraction((hit & alone).sum(), alone.sum()) for hit, alone in zip(covered, single, strict=True)]
     low, high = delong_interval(labels, proba)
     slope, intercept = calibration(labels, proba)
-    return Performance(
-        subjects=len(labels),
-        patients=int(labels.sum()),
-        auc=_rounded(auc(labels, proba)),
-        auc_low=_rounded(low),
-        auc_high=_rounded(high),
-        sensitivity=_rounded(_fraction(called[labels == 1].sum(), (labels == 1).sum())),
-        specificity=_rounded(_fraction((~called[labels == 0]).sum(), (labels == 0).sum())),
-        slope=_rounded(slope),
-        intercept=_rounded(intercept),
-        brier=_rounded(((proba - labels) ** 2).mean()),
-        ece=_rounded(calibration_error(labels, proba)),
-        reached=tuple(map(_rounded, covered.mean(axis=1))),
-        decided=tuple(map(_rounded, single.mean(axis=1))),
-        right=tuple(map(_rounded, right)),
-    )
+    sensitivity = _fraction(called[labels == 1].sum(), (labels == 1).sum())
+    specificity = _fraction((~called[labels == 0]).sum(), (labels == 0).sum())
+    brier, ece = ((proba - labels) ** 2).mean(), calibration_error(labels, proba)
+    figures = (auc(labels, proba), low, high, sensitivity, specificity, slope, intercept, brier, ece)
+    by_coverage = [tuple(map(_rounded, values)) for values in (covered.mean(axis=1), single.mean(axis=1), right)]
+    return Performance(len(labels), int(labels.sum()), *map(_rounded, figures), *by_coverage)  # type: ignore[arg-type]
 
 
 def percent(fraction: float) -> str:
@@ -332,8 +312,8 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def _fraction(part: Any, whole: Any) -> float:
-    return float(part / whole) if whole else math.nan
+def _fraction(some: Any, of: Any) -> float:
+    return float(some / of) if of else math.nan
 
 
 def _rounded(value: Any) -> float:
@@ -349,26 +329,23 @@ def _plain(figures: Performance) -> dict[str, Any]:
     return {name: plain(value) for name, value in figures._asdict().items()}
 
 
-def _read_figures(content: Any) -> Performance:
-    least = {"slope": -1e9, "intercept": -1e9}
-    most = {"subjects": 1e9, "patients": 1e9, "slope": 1e9, "intercept": 1e9}
-    if set(content) != set(Performance._fields):
-        raise ValueError(f"the figures of a site are not {', '.join(Performance._fields)}")
-    values: dict[str, Any] = {}
-    for name, value in content.items():
-        ends = least.get(name, 0.0), most.get(name, 1.0)
-        if name in ("reached", "decided", "right"):
-            values[name] = tuple(_number(item, *ends, or_none=name == "right") for item in value)
-            if len(values[name]) != len(LEVELS):
-                raise ValueError(f"{name} does not have one number per level")
-        else:
-            values[name] = _number(value, *ends, or_none=name not in most or name in least)
-    return Performance(**values | {name: int(values[name]) for name in ("subjects", "patients")})
+def _read_figures(content: Mapping[str, Any]) -> Performance:
+    """Figures of a site; only the card shows them, so that any finite number will do."""
+    values: dict[str, Any] = {name: int(_number(content[name], 0, 1e9)) for name in ("subjects", "patients")}
+    for name in set(Performance._fields) - set(values):
+        value = content[name]
+        several = name in ("reached", "decided", "right")
+        if several and len(value) != len(COVERAGES):
+            raise ValueError(f"{name} does not have one number per coverage")
+        values[name] = tuple(map(_number_or_nan, value)) if several else _number_or_nan(value)
+    return Performance(**values)
 
 
-def _number(value: Any, least: float, most: float, or_none: bool = False) -> float:
-    if value is None and or_none:
-        return math.nan
+def _number_or_nan(value: Any) -> float:
+    return math.nan if value is None else _number(value, -1e9, 1e9)
+
+
+def _number(value: Any, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a number from {least:g} to {most:g}")
     return float(value)

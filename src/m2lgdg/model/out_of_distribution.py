@@ -16,7 +16,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.data.check import SHORT
-from m2lgdg.storage import InputError, read_tensors, write_tensors
+from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-limits-1"
 LEAST_SUBJECTS = 20  # of source; with fewer, the distribution is not known
@@ -64,9 +64,9 @@ class SourceDistribution:
         everyone = np.ones(len(source), dtype=bool)
         reached = np.full((2, len(QUANTILES)), np.nan)
         if len(source) >= LEAST_SUBJECTS:
-            parts = [groups != group for group in range(groups.max() + 1)]
-            reached[0] = _quantiles([_Leading(gram, part, count).distance(gram, ~part) for part in parts], QUANTILES)
-            reached[1] = _quantiles([_relative(values[~part], *_moments(values[part])) for part in parts], QUANTILES)
+            others = [groups != group for group in range(groups.max() + 1)]
+            reached[0] = _quantiles([_Leading(gram, some, count).distance(gram, ~some) for some in others], QUANTILES)
+            reached[1] = _quantiles([_relative(values[~some], *_moments(values[some])) for some in others], QUANTILES)
         leading = _Leading(gram, everyone, count)
         statistics = {
             "mean": features.mean(axis=0),
@@ -108,30 +108,26 @@ class SourceDistribution:
         return write_tensors(path, tensors, {"format": FORMAT, "columns": json.dumps(self.columns)})
 
     @classmethod
-    def load(cls, path: str | Path, rois: int | None = None) -> SourceDistribution:
+    def load(cls, path: str | Path, rois: int) -> SourceDistribution:
         """Read a file; its arrays must match each other and the model's number of ROIs."""
         meta, tensors = read_tensors(path, FORMAT)
         try:
             columns = json.loads(meta["columns"])
             if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-                raise TypeError
-            edges, count = tensors["mean"].size, tensors["spread"].size
-            shapes = {"mean": (edges,), "axes": (count, edges), "spread": (count,), "beside": (2,), "centre": (len(columns),)}
+                raise ValueError("columns are not a list of strings")
+            edges, axes = rois * (rois - 1) // 2, tensors["spread"].size
+            shapes = {"mean": (edges,), "axes": (axes, edges), "spread": (axes,), "beside": (2,), "centre": (len(columns),)}
             shapes |= {"scale": (len(columns),), "reached": (2, len(QUANTILES)), "ranges": (len(MEASURES), len(RANGE))}
             arrays = {name: np.array(tensors[name], dtype=np.float32) for name in shapes}
+            for name, shape in shapes.items():
+                if arrays[name].shape != shape:
+                    raise ValueError(f"{name} has shape {arrays[name].shape}, not {shape}")
+                if name not in ("scale", "reached", "ranges") and not np.isfinite(arrays[name]).all():  # in these: not known
+                    raise ValueError(f"{name} is not finite")
+            if not all((arrays[name] > 0).all() for name in ("spread", "scale")) or not arrays["beside"][1] > 0:
+                raise ValueError("a spread is not positive")
         except (KeyError, ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"{path} is damaged ({type(error).__name__}).") from None
-        if rois is not None and edges != rois * (rois - 1) // 2:
-            raise InputError(f"{path} is damaged: {edges} edges do not match {rois} ROIs.")
-        for name, shape in shapes.items():
-            if arrays[name].shape != shape:
-                raise InputError(f"{path} is damaged: {name} has shape {arrays[name].shape}, not {shape}.")
-        for name in ("mean", "axes", "spread", "beside", "centre"):  # NaN and inf in the others mean "not known"
-            if not np.isfinite(arrays[name]).all():
-                raise InputError(f"{path} is damaged: {name} is not finite.")
-        for name, scale in (("spread", arrays["spread"]), ("beside", arrays["beside"][1:]), ("scale", arrays["scale"])):
-            if not (scale > 0).all():
-                raise InputError(f"{path} is damaged: {name} is not positive.")
+            raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
         return cls(columns=tuple(columns), **arrays)
 
 
@@ -165,7 +161,7 @@ class _Leading:
 
 
 def _combined(along: Floats, square: Floats, spread: npt.NDArray[np.floating], beside: npt.NDArray[np.floating]) -> Floats:
-    """Distances from scores along the axes and the squared residual off them; both parts have equal weight."""
+    """Distances from scores along the axes and the squared residual off them; both have equal weight."""
     inside = ((along / spread) ** 2).mean(axis=1) if len(spread) else np.zeros(len(along))
     off = (0.5 * np.log(np.maximum(square, 1e-12)) - beside[0]) / beside[1]
     return np.asarray(np.sqrt((inside + off**2) / 2), dtype=np.float64)
@@ -194,8 +190,8 @@ def _relative(values: Floats, centre: npt.NDArray[np.floating], scale: npt.NDArr
         return np.asarray(np.sqrt(square.sum(axis=1) / known.sum(axis=1)), dtype=np.float64)
 
 
-def _quantiles(parts: list[Floats], which: tuple[float, ...]) -> Floats:
-    values = np.concatenate(parts)
+def _quantiles(distances: list[Floats], which: tuple[float, ...]) -> Floats:
+    values = np.concatenate(distances)
     values = values[~np.isnan(values)]
     return np.quantile(values, which) if len(values) else np.full(len(which), np.nan)
 

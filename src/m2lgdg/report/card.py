@@ -17,7 +17,7 @@ import pandas as pd
 from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.findings import anonymous_sentences
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
-from m2lgdg.model.folder import FORMER, NEW_SITE_CALIBRATION, WEIGHTS
+from m2lgdg.model.folder import NEW_SITE_CALIBRATION, WEIGHTS
 from m2lgdg.model.model import Model
 from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.registry import create
@@ -39,7 +39,7 @@ from m2lgdg.report.tables import Table, changed_fields, label
 from m2lgdg.storage import InputError, write_texts
 from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_scores
 
-HASHED = (WEIGHTS, NEW_SITE_CALIBRATION, FORMER[NEW_SITE_CALIBRATION])  # files whose hashes the card lists
+HASHED = (WEIGHTS, NEW_SITE_CALIBRATION)  # files whose hashes the card lists
 WARNING = "Research use only. Not a diagnostic device: do not base a decision about a person on it."
 SMALL_SITE = 20  # subjects; smaller sites are listed among the limits
 LICENCES = {  # by the cohort name that a reader sets; no terms are quoted, because they change with the release

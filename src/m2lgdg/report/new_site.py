@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from m2lgdg.model.new_site import LEAST_SUBJECTS, LEVELS, NewSiteCalibration, Performance, percent
+from m2lgdg.model.new_site import COVERAGES, LEAST_SUBJECTS, NewSiteCalibration, Performance, percent
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.report.tables import Table
 
@@ -55,7 +55,7 @@ def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
 
 def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
     """A table by left-out site and a table by nominal coverage."""
-    level = LEVELS.index(SHOWN)
+    level = COVERAGES.index(SHOWN)
     header = ["Left-out site", "n", "patients", "AUC", "slope", "intercept", "Brier", "ECE", "in set", "one class", "correct"]
     rows = [_row(site, figures, level) for site, figures in new_site.sites.items()] + [_row("all", new_site.whole, level)]
     note = (
@@ -64,7 +64,7 @@ def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
         "subjects count only in the last row"
     )
     levels = []
-    for coverage in LEVELS:
+    for coverage in COVERAGES:
         sets = new_site.expected(coverage)
         rates = (sets.reached, sets.lowest, sets.median, sets.decided, sets.right)
         levels.append([percent(coverage), *map(_percent, rates)])

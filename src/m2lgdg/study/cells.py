@@ -24,7 +24,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
 from m2lgdg.model.model import Model, make
-from m2lgdg.model.site_level import LEAST, Floats, at_cross_levels, cross_batches, source_share
+from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, write_text, writing
@@ -116,7 +116,7 @@ def adapted_proba(fitted: Model, target: Cohort, proba: Floats, seed: int, size:
     """
     subjects = target.subjects.tolist()
     if not fitted.method.sees_batch:
-        return at_cross_levels(proba, subjects, source_share(fitted.facts_), seed, size)
+        return corrected_by_batches(proba, subjects, source_prevalence(fitted.facts_), seed, size)
     result = np.array(proba)
     for scored, batch in cross_batches(subjects, seed, size):
         if len(batch) >= LEAST:

@@ -1,8 +1,9 @@
-"""A corpus of model folders, broken or made to harm: `predict`, `card` and `export` refuse each in one sentence, write nothing.
+"""Model folders: written and read, and a corpus of folders that are broken or made to harm, each refused in one sentence.
 
 Hashes are true again after each change unless the case is about them: whoever alters a model can also compute a hash.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,10 +18,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from m2lgdg import InputError, make, make_cohort
-from m2lgdg.cli import main
-from m2lgdg.method import Method
+from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.model.folder import FORMAT, LARGEST, digest
+from m2lgdg.report.card import card
 from m2lgdg.storage import file_hash
 
 WEIGHTS, LIMITS, ABOUT = "weights.safetensors", "source_distribution.safetensors", "method.json"
@@ -281,7 +281,7 @@ ARRAYS = [
     Case(
         "limits of another atlas",
         distribution(lambda s: s | {"mean": s["mean"][:-1], "axes": s["axes"][:, :-1]}),
-        (LIMITS, "ROIs"),
+        (LIMITS, "mean has shape"),
     ),
     Case("axes that do not fit", distribution(lambda s: s | {"axes": s["axes"][:, :-1]}), (LIMITS, "axes has shape")),
     Case("limits lost", distribution(lambda s: {k: v for k, v in s.items() if k != "reached"}), (LIMITS, "damaged")),
@@ -306,7 +306,6 @@ JSON = [
     Case("null for method.json", text("null"), (ABOUT, "damaged")),
     Case("nesting", text(DEEP), (ABOUT, "damaged")),
     Case("nesting in a value", text('{"format": ' + DEEP + "}"), (ABOUT, "damaged")),
-    Case("a key twice", replaced('"method":', '"method": "prior", "method":'), (ABOUT, "method occurs twice")),
     Case("a number of 10,000 digits", replaced('"seed": 0', '"seed": ' + "9" * 10_000), (ABOUT, "damaged")),
     Case("NaN for a seed", fact(seed=float("nan")), ("seed is not a count",)),
     Case("infinity for a seed", fact(seed=-float("inf")), ("seed is not a count",)),
@@ -344,7 +343,7 @@ FACTS = [
     Case("no rois", without("facts", "rois"), (ABOUT, "damaged")),
     Case("rois that are a number", fact(rois=3), ("rois is not a list of strings",)),
     Case("rois that are numbers", fact(rois=[1, 2]), ("rois is not a list of strings",)),
-    Case("rois of another number", fact(rois=["a", "b"]), ("2 ROIs",)),
+    Case("rois of another number", fact(rois=["a", "b"]), (LIMITS, "mean has shape")),
     Case("an atlas that is a list", fact(atlas=[]), ("atlas is not a string",)),
     Case("inputs that are a word", fact(inputs="age"), ("inputs is not a list of strings",)),
     Case("inputs that are none of the model's", fact(inputs=[]), ("fit method fc-logistic",)),
@@ -414,69 +413,98 @@ def healthy(cohort, tmp_path_factory):
 def folder(healthy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(healthy / "model", tmp_path / "model")
-    return tmp_path / "model"
+    return Path("model")
 
 
-def ended(monkeypatch, capsys, *words):
-    monkeypatch.setattr("sys.argv", ["m2lgdg", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    reported = capsys.readouterr()
-    return stop.value.code, reported.err
-
-
-def sentence(code, err):
-    assert code == 2, err
-    assert err.startswith("m2lgdg: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?", err
-    assert "Traceback" not in err
-    assert len(err) < 1000
-    return err
-
-
-def test_the_healthy_model_is_healthy(folder, healthy, monkeypatch, capsys):
-    assert ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "table.csv") == (0, "")
+def test_a_folder_is_tensors_json_and_their_hashes(folder, cohort):
+    hashes = about(folder)["hashes"]
+    assert {path.name for path in folder.iterdir()} == set(hashes) == {ABOUT, LIMITS, WEIGHTS}
+    for name in (WEIGHTS, LIMITS):
+        assert hashes[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    loaded = Model.load(folder)
     rehash(folder)
-    assert ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "again.csv") == (0, "")
-    assert Path("table.csv").read_bytes() == Path("again.csv").read_bytes()
+    assert np.array_equal(Model.load(folder).predict_proba(cohort), loaded.predict_proba(cohort))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, LIMITS])
+def test_one_changed_bit_a_cut_and_a_lost_file_are_found(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    for changed in (content, content[:-7]):
+        (folder / name).write_bytes(changed)
+        with pytest.raises(InputError, match=f"{name} was altered after it was written"):
+            Model.load(folder)
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"{name} does not exist"):
+        Model.load(folder)
+
+
+def test_what_method_json_says_is_hashed_too(folder):
+    changed = about(folder)
+    changed["facts"]["inputs"] = ["age"]
+    (folder / ABOUT).write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="its own hash differs"):
+        Model.load(folder)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
-def test_a_bad_model_ends_in_a_sentence(case, folder, healthy, monkeypatch, capsys):
+def test_a_bad_model_is_refused(case, folder, cohort):
     case.spoil(folder)
+    with pytest.raises(InputError) as refused:
+        fitted = Model.load(folder)
+        fitted.predict_proba(cohort)
+    said = str(refused.value)
+    assert ("\n" not in said and len(said) < 1000) or "10,000" in case.name
+    for words in case.says:
+        assert words.replace("\\x1b", "\x1b") in said
+    try:
+        card("model")  # it needs less of a model than a prediction
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+COMMANDS = [
+    "an array cut",
+    "a calibration of NaN",
+    "a pickle for weights",
+    "a method that steers the terminal",
+    "no method.json",
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_ends_in_one_sentence_and_writes_nothing(name, folder, healthy, typed):
+    next(case for case in CASES if case.name == name).spoil(folder)
     before = sorted(Path().rglob("*"))
-    said = sentence(*ended(monkeypatch, capsys, "predict", "model", healthy / "new.cohort", "--out", "new/table.csv"))
-    for part in case.says:
-        assert part in said
-    code, err = ended(monkeypatch, capsys, "card", "model", "--out", "new")
-    if code:  # a card needs less of a model than a prediction
-        sentence(code, err)
-    else:
-        shutil.rmtree("new")
-    assert sorted(Path().rglob("*")) == before
+    for words in (
+        ["predict", "model", healthy / "new.cohort", "--out", "new/table.csv"],
+        ["export", "model", "--out", "new/m.onnx"],
+    ):
+        code, _, err = typed(*words)
+        assert code == 2 and err.startswith("m2lgdg: ") and err.count("\n") == 1 and "\x1b" not in err
+        assert sorted(Path().rglob("*")) == before
 
 
-def test_the_names_of_cases_differ():
-    assert len({case.name for case in CASES}) == len(CASES) >= 80
-
-
-@pytest.mark.parametrize("case", ARRAYS, ids=[case.name.replace(" ", "-") for case in ARRAYS])
-def test_export_of_a_bad_model_ends_in_a_sentence(case, folder, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime")
-    case.spoil(folder)
-    code, err = ended(monkeypatch, capsys, "export", "model", "--out", "new/model.onnx")
-    sentence(code, err)
-    assert not Path("new").exists()
+def test_fields_that_ask_for_a_huge_network_are_refused_before_it_is_made(cohort, tmp_path):
+    folder = make("m2lgdg", "small", length=32, epochs=1, warmup=0).fit(cohort).save(tmp_path / "deep")
+    content = about(folder)
+    content["fields"]["hidden"] = 2**22
+    content["hashes"] = {WEIGHTS: file_hash(folder / WEIGHTS, LARGEST)}
+    content["hashes"] |= {ABOUT: digest({key: value for key, value in content.items() if key != "hashes"})}
+    (folder / ABOUT).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"the weights do not fit method m2lgdg: \d+ numbers for a network of \d+"):
+        Model.load(folder).predict_proba(cohort)
 
 
 LITTLE = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
-from m2lgdg.method import Method
+from m2lgdg import Model
 for folder in sys.argv[2:]:
     if not os.fork():  # limits and what is imported are inherited, what loading takes is its own
         try:
-            Method.load(folder)
+            Model.load(folder)
             said = "loaded"
         except Exception as error:
             said = f"{type(error).__name__} {error}"
@@ -515,22 +543,15 @@ def test_a_bad_model_takes_no_memory(name, told_with_little):
     assert reported.startswith("InputError ") or "huge and an empty" in name, told_with_little
 
 
-@pytest.mark.parametrize("name", ["fc-svm", "tangent-ridge", "connectome-ensemble", "phenotype-logistic", "prior"])
+@pytest.mark.parametrize("name", ["connectome-ensemble", "phenotype-logistic"])
 def test_every_array_of_a_linear_method_is_looked_at(name, cohort, tmp_path):
     spoil_each_array(make(name).fit(cohort), cohort, tmp_path)
 
 
-# All kinds of arrays, but those of a second or third layer of the same kind: each array costs six models.
-ONE_LAYER = {"m2lgdg": {"global_channels": (4,), "global_kernels": (3,), "local_channels": (8,), "local_strides": (2,)}}
-ONE_LAYER["m2lgdg"] |= {"phenotype_hidden": (16,)}
-
-
-@pytest.mark.parametrize("name", ["m2lgdg", "erm", "genm"])
-def test_every_array_of_a_network_is_looked_at(name, cohort, tmp_path, monkeypatch):
-    from test_contract import small
+def test_every_array_of_a_network_is_looked_at(cohort, tmp_path, monkeypatch):
     from torch.nn import init
 
-    fitted = make(name, **small(name) | ONE_LAYER.get(name, {})).fit(cohort)
+    fitted = make("erm", widths=(8,), epochs=2, warmup=1).fit(cohort)
     for fill in ("uniform_", "kaiming_uniform_", "xavier_uniform_", "ones_", "zeros_"):  # stored weights replace random ones
         monkeypatch.setattr(init, fill, lambda tensor, *_, **__: tensor)
     spoil_each_array(fitted, cohort, tmp_path)
@@ -557,7 +578,7 @@ def spoil_each_array(fitted, cohort, tmp_path):
             folder = fitted.save(tmp_path / "model")
             tried += 1
             try:
-                proba = Method.load(folder).predict_proba(some)
+                proba = Model.load(folder).predict_proba(some)
             except InputError as error:
                 assert "\n" not in str(error)
                 refused += 1

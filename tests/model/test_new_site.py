@@ -1,4 +1,4 @@
-"""New-site calibration: quantiles, sets, temperature and intervals against slow oracles and planted truths."""
+"""New-site calibration: quantiles, sets, recalibration and intervals against slow oracles and planted truths."""
 
 import dataclasses
 import json
@@ -10,13 +10,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from m2lgdg import Cohort, InputError, make, make_cohort
+from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.deploy.calibrate import calibrate
-from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt
 from m2lgdg.model.folder import digest
-from m2lgdg.model.new_site import LARGEST, LEVELS, NewSiteCalibration, between_sites, conformal_quantile, percent
-from m2lgdg.registry import METHODS
+from m2lgdg.model.new_site import COVERAGES, LARGEST, NewSiteCalibration, between_sites, conformal_quantile, percent
 from m2lgdg.report.card import write_card
 from m2lgdg.storage import file_hash
 
@@ -64,7 +62,7 @@ def slow_quantile(far, coverage):
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 10, 19, 57])
-@pytest.mark.parametrize("coverage", LEVELS)
+@pytest.mark.parametrize("coverage", COVERAGES)
 def test_a_quantile_is_its_definition(count, coverage):
     far = np.random.default_rng(count).random(count)
     assert conformal_quantile(far, coverage) == pytest.approx(slow_quantile(far, coverage), abs=1e-9)
@@ -89,19 +87,19 @@ def test_sets_hold_the_truth_as_often_as_said_where_subjects_are_exchangeable(mo
 def test_sets_by_hand():
     proba, labels, sites = planted(0)
     new_site = NewSiteCalibration.from_scores(proba, labels, sites, 20)
-    row = LEVELS.index(0.8)
+    row = COVERAGES.index(0.8)
     control, patient = new_site.quantiles[row]
     assert control + patient > 1  # so that both can happen, and none cannot
     given = [0.01, control - 1e-6, control + 1e-6, 1 - patient - 1e-6, 1 - patient + 1e-6, 0.99]
     assert new_site.sets(given, 0.8).tolist() == ["control", "both", "patient", "control", "both", "patient"]
-    both_far = NewSiteCalibration(1, 0, 0.5, 0, 0, 3, np.full((len(LEVELS), 2), 0.3), new_site.whole, {})
+    both_far = NewSiteCalibration(1, 0, 0.5, 0, 0, 3, np.full((len(COVERAGES), 2), 0.3), new_site.whole, {})
     assert both_far.sets([0.2, 0.299, 0.301, 0.699, 0.701], 0.9).tolist() == ["control", "control", "none", "none", "patient"]
     with pytest.raises(InputError, match=r"coverage 0.91 is not one of 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95\."):
         new_site.sets(given, 0.91)
 
 
 @pytest.mark.parametrize(("slope", "offset"), [(0.4, 0.0), (2.0, -1.0), (1.0, 0.0)])
-def test_temperature_recovers_planted_miscalibration(slope, offset):
+def test_recalibration_recovers_planted_miscalibration(slope, offset):
     new_site = NewSiteCalibration.from_scores(*planted(1, sites=5, size=1000, slope=slope, offset=offset), 5)
     assert new_site.slope == pytest.approx(slope, abs=0.06)
     assert new_site.offset == pytest.approx(offset, abs=0.06)
@@ -112,7 +110,7 @@ def test_temperature_recovers_planted_miscalibration(slope, offset):
 def test_figures_of_a_site_are_had_without_it():
     proba, labels, sites = planted(3, sites=5, size=30, offset_sd=1.0)
     new_site = NewSiteCalibration.from_scores(proba, labels, sites, 5)
-    x, row = logit(proba), LEVELS.index(0.9)
+    x, row = logit(proba), COVERAGES.index(0.9)
     held = 0
     for site, one in new_site.sites.items():
         here = sites == site
@@ -251,11 +249,11 @@ def test_scores_are_those_of_a_fit_without_the_site(source, fitted):
 
 
 def test_a_saved_calibration_is_the_same_and_holds_no_subject(source, new, fitted, tmp_path):
-    loaded = Method.load(fitted.save(tmp_path / "model"))
-    kept, new_site = loaded.new_site_, fitted.new_site_
-    assert str(kept.whole) == str(new_site.whole)  # NaN is not equal to itself
-    assert str(kept.sites) == str(new_site.sites)
-    np.testing.assert_array_equal(kept.quantiles, new_site.quantiles)
+    loaded = Model.load(fitted.save(tmp_path / "model"))
+    stored, new_site = loaded.new_site_, fitted.new_site_
+    assert str(stored.whole) == str(new_site.whole)  # NaN is not equal to itself
+    assert str(stored.sites) == str(new_site.sites)
+    np.testing.assert_array_equal(stored.quantiles, new_site.quantiles)
     np.testing.assert_array_equal(loaded.predict_proba(new), fitted.predict_proba(new))
     text = (tmp_path / "model" / "new_site_calibration.json").read_text()
     assert not [subject for subject in source.subjects if subject in text]
@@ -313,17 +311,14 @@ def put(*path, value):
         (put("threshold", value="0.5"), "'0.5' is not a number from 0 to 1"),
         (put("threshold", value=2), "'2' is not a number from 0 to 1"),
         (put("offset_sd", value=None), "'None' is not a number"),
-        (put("quantiles", value=[[0.5, 0.5]]), "quantiles are not two per level"),
-        (put("quantiles", value=[[0.5, 7]] * len(LEVELS)), "'7' is not a number from 0 to 1"),
+        (put("quantiles", value=[[0.5, 0.5]]), "quantiles are not two per coverage"),
+        (put("quantiles", value=[[0.5, 7]] * len(COVERAGES)), "'7' is not a number from 0 to 1"),
         (put("quantiles", value=3), "damaged"),
         (put("levels", value=[0.1]), "format"),
         (put("format", value="other"), "the format is not m2lgdg-promise-1"),
-        (put("whole", "brier", value=9), "'9' is not a number from 0 to 1"),
-        (put("whole", "reached", value=[1.0]), "reached does not have one number per level"),
-        (put("whole", "subject", value="x"), "the figures of a site are not"),
+        (put("whole", "reached", value=[1.0]), "reached does not have one number per coverage"),
         (put("sites", value=[1, 2]), "damaged"),
-        (put("sites", value={"a": {}}), "the figures of a site are not"),
-        (put("extra", value=1), "key extra is not known"),
+        (put("sites", value={"a": {}}), "subjects"),
         (lambda said: said.pop("folds"), "folds"),
     ],
 )
@@ -331,7 +326,7 @@ def test_a_hostile_calibration_is_refused(fitted, tmp_path, change, words):
     folder = fitted.save(tmp_path / "model")
     rewrite(folder, change)
     with pytest.raises(InputError, match=r"new_site_calibration\.json is damaged") as refused:
-        Method.load(folder)
+        Model.load(folder)
     assert words in str(refused.value)
 
 
@@ -341,26 +336,26 @@ def test_a_calibration_that_is_no_json_too_large_or_altered_is_refused(fitted, t
     whole = file.read_text()
     file.write_text(whole.replace('"slope": ', '"slope": 1', 1))
     with pytest.raises(InputError, match=r"new_site_calibration\.json was altered after it was written"):
-        Method.load(folder)
+        Model.load(folder)
     for text in ("{", "[]", "[" * 10**5, "3"):
         file.write_text(text)
         rehash(folder)
         with pytest.raises(InputError, match=r"new_site_calibration\.json is damaged"):
-            Method.load(folder)
+            Model.load(folder)
     file.write_text(whole + " " * LARGEST)
     rehash(folder)
     with pytest.raises(InputError, match=f"more than the limit of {LARGEST}"):
-        Method.load(folder)
+        Model.load(folder)
     file.unlink()
     with pytest.raises(InputError, match=r"new_site_calibration\.json does not exist"):
-        Method.load(folder)
+        Model.load(folder)
 
 
 def test_local_calibration_goes_on_from_the_temperature_and_ends_the_new_site_calibration(source, new, tmp_path):
     fitted = make("fc-logistic").fit(source, new_site_calibration=True)
     before = fitted.predict_proba(new)[:, 1]
     found = calibrate(fitted, new)
-    loaded = Method.load(fitted.save(tmp_path / "own"))
+    loaded = Model.load(fitted.save(tmp_path / "own"))
     expected = sigmoid(found.slope * logit(before) + found.offset)
     np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], expected, rtol=1e-9)
     assert loaded.new_site_ is None
@@ -440,7 +435,7 @@ def test_options_without_a_calibration_are_refused_in_one_sentence(command):
         assert "this model has no new-site calibration; fit it with --new-site-calibration." in errors
         assert not Path("p.csv").exists()
     command("fit", "known.cohort", "--method", "fc-logistic", "--calibration-folds", "2", "--out", "kept")
-    assert Method.load("kept").new_site_.folds == 2
+    assert Model.load("kept").new_site_.folds == 2
     code, _, errors = command("predict", "kept", "new.cohort", "--out", "p.csv", "--coverage", "0.92")
     assert (code, "coverage 0.92 is not one of" in errors) == (2, True)
     command("calibrate", "kept", "new.cohort", "--out", "own")
@@ -448,28 +443,6 @@ def test_options_without_a_calibration_are_refused_in_one_sentence(command):
     assert (code, "is calibrated to one site" in errors) == (2, True)
     code, _, errors = command("fit", "known.cohort", "--no-new-site-calibration", "--calibration-folds", "2", "--out", "m")
     assert (code, "contradict each other" in errors) == (2, True)
-
-
-def test_the_former_spellings_are_aliases(command):
-    fit = ("fit", "known.cohort", "--method", "fc-logistic")
-    pairs = {
-        "--promise": ["--new-site-calibration"],
-        "--no-promise": ["--no-new-site-calibration"],
-        "--promise-folds": ["--calibration-folds", "2"],
-    }
-    for former, (option, *value) in pairs.items():
-        results = []
-        for spelling in (former, option):
-            out = Path(f"model{spelling}")
-            code, text, errors = command(*fit, spelling, *value, "--out", str(out))
-            assert (code, errors) == (0, "")
-            file = out / "new_site_calibration.json"
-            assert file.exists() == (former != "--no-promise")
-            results.append((text.replace(str(out), "model"), file.read_bytes() if file.exists() else None))
-        assert results[0] == results[1]
-    code, _, errors = command(*fit, "--no-promise", "--promise-folds", "2", "--out", "m")
-    assert (code, "--calibration-folds and --no-new-site-calibration contradict each other" in errors) == (2, True)
-    assert "promise" not in command("fit", "--help")[1]
 
 
 def test_what_is_not_done_is_said(command, source):
@@ -481,7 +454,7 @@ def test_what_is_not_done_is_said(command, source):
     )
     assert skipped in text
     assert command("fit", "known.cohort", *small, "--calibration-folds", "2", "--out", "kept")[0] == 0
-    assert Method.load("kept").new_site_.folds == 2
+    assert Model.load("kept").new_site_.folds == 2
     source.select(source.sites != "east").save("two.cohort")
     code, text, _ = command("fit", "two.cohort", "--method", "fc-logistic", "--out", "two")
     assert code == 0
@@ -491,7 +464,7 @@ def test_what_is_not_done_is_said(command, source):
 
 
 def test_a_method_of_constant_scores_gives_sets_of_both(source, new):
-    fitted = METHODS["prior"]().fit(source, new_site_calibration=True)
+    fitted = make("prior").fit(source, new_site_calibration=True)
     proba = fitted.predict_proba(new)[:, 1]
     assert set(fitted.new_site_.sets(proba, 0.95)) == {"both"}
     assert np.ptp(proba) == 0
@@ -504,13 +477,3 @@ def test_the_onnx_graph_has_the_temperature(fitted, new, tmp_path):
     file = export_onnx(fitted, tmp_path / "model.onnx")
     np.testing.assert_allclose(run_onnx(file, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
     assert json.loads(file.with_suffix(".json").read_text())["output"]["threshold"] == fitted.new_site_.threshold
-
-
-def test_a_cohort_read_anew_gives_the_same_calibration(source, fitted, tmp_path):
-    source.save(tmp_path / "known.cohort")
-    again = make("fc-logistic").fit(Cohort.load(tmp_path / "known.cohort"), new_site_calibration=True).new_site_
-    assert (again.slope, again.offset, again.slope_sd) == (
-        fitted.new_site_.slope,
-        fitted.new_site_.offset,
-        fitted.new_site_.slope_sd,
-    )

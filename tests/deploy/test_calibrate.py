@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from m2lgdg import InputError, make, make_cohort
+from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.deploy.calibrate import calibrate
-from m2lgdg.method import Method
 from m2lgdg.metrics import logit, shrunken_platt
 
 
@@ -46,7 +45,7 @@ def test_probabilities_are_those_of_slope_and_offset_also_when_loaded(cohort, fi
     before = fitted.predict_proba(new)[:, 1]
     found = calibrate(fitted, new)
     expected = 1 / (1 + np.exp(-(found.slope * logit(before) + found.offset)))
-    loaded = Method.load(fitted.save(tmp_path / "model"))
+    loaded = Model.load(fitted.save(tmp_path / "model"))
     np.testing.assert_allclose(loaded.predict_proba(new)[:, 1], expected, rtol=1e-12)
     assert loaded.threshold == found.threshold == np.mean(new.labels)
     assert found.sensitivity[1] < found.sensitivity[0] <= found.sensitivity[2]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from m2lgdg import InputError, make, make_cohort
+from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.method import Method
 from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, spectral_edge
 
 
@@ -131,7 +130,7 @@ def test_a_model_keeps_its_limits_and_no_subject(source, target, tmp_path):
     plain, fitted = make("fc-logistic").fit(source), make("fc-logistic").fit(source, source_distribution=True)
     assert plain.source_distribution_ is None
     assert fitted.state_.keys() == plain.state_.keys()
-    loaded = Method.load(fitted.save(tmp_path / "model"))
+    loaded = Model.load(fitted.save(tmp_path / "model"))
     for kind, score in fitted.source_distribution_.scores(target).items():
         np.testing.assert_array_equal(loaded.source_distribution_.scores(target)[kind], score)
     assert loaded.flags(target) == fitted.flags(target)
@@ -139,15 +138,18 @@ def test_a_model_keeps_its_limits_and_no_subject(source, target, tmp_path):
     assert not [name for name, value in stored.items() if len(source) in value.shape]
     text = (tmp_path / "model" / "source_distribution.safetensors").read_bytes()
     assert not [subject for subject in source.subjects if subject.encode() in text]
-    assert Method.load(plain.save(tmp_path / "plain")).source_distribution_ is None
+    assert Model.load(plain.save(tmp_path / "plain")).source_distribution_ is None
 
 
 def test_statistics_that_do_not_fit_each_other_are_refused(distribution, tmp_path):
     file = distribution.save(tmp_path / "source_distribution.safetensors")
     stored, meta = load_file(file), {"format": FORMAT, "columns": "[]"}
     save_file(stored, file, meta)
-    with pytest.raises(InputError, match=r"damaged: centre has shape \(3,\), not \(0,\)"):
-        SourceDistribution.load(file)
+    with pytest.raises(InputError, match=r"damaged \(centre has shape \(3,\), not \(0,\)\)"):
+        SourceDistribution.load(file, 12)
+    save_file(stored, file, {"format": FORMAT, "columns": '["a", "b", "c"]'})
+    with pytest.raises(InputError, match="mean has shape"):
+        SourceDistribution.load(file, 13)
     save_file({name: value for name, value in stored.items() if name != "axes"}, file, meta)
     with pytest.raises(InputError, match="damaged"):
-        SourceDistribution.load(file)
+        SourceDistribution.load(file, 12)
