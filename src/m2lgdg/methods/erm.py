@@ -80,7 +80,6 @@ class SiteMethod(DeepMethod):
     phenotypes: bool = False
 
     unused = ("length", "batch_size")
-    older = {"phenotypes": True}
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher-z FC above the diagonal."""

@@ -317,7 +317,6 @@ class M2DC(DeepMethod):
         "crop": (1e-6, math.inf),
         "select_from": (0, 1),
     }
-    older = {"clock": True, "crop": 1.0, "select_from": 0.0}
     unused = ("batch_size",)
     recordable = True
     reference = (

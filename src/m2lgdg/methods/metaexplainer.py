@@ -246,7 +246,6 @@ class MetaExplainer(DeepMethod):
 
     bounds = {"mixup": (0, math.inf)}
     unused = ("batch_size",)
-    older = {"phenotypes": True, "attention": True}
     reference = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
     )

@@ -448,7 +448,6 @@ class MMGTUNets(DeepMethod):
 
     bounds = {"edge_dropout": (0, 1)}
     may_be_empty = ("used_phenotypes",)
-    older = {"used_phenotypes": ()}
     unused = ("length", "batch_size")
     recordable = True
     remembers = ("fitted.fc", "fitted.phenotypes", "fitted.label")

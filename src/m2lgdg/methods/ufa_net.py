@@ -196,7 +196,6 @@ class UFANet(DeepMethod):
     phenotypes: bool = False
 
     bounds = {"alignment_start": (0, math.inf), "density": (1e-6, math.inf)}
-    older = {"scaling": "roi", "mmd": "biased"}
     reference = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants = {
         "unaligned": {"alignment_weight": 0.0},
