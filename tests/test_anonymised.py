@@ -12,11 +12,13 @@ import pytest
 
 from m2lgdg import InputError, make, make_cohort
 from m2lgdg.cli import main
+from m2lgdg.data.pseudonyms import Pseudonyms
 from m2lgdg.findings import Exclusion
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.registry import create
-from m2lgdg.report.anonymised import Pseudonyms, age_band, identifying_words_withheld, shared_model
+from m2lgdg.report.checklists import age_band
+from m2lgdg.report.sharing import identifying_words_withheld, shared_model
 from m2lgdg.study.runner import run_study
 
 USER, HOST, WARD = "janedoe77", "scanner-host-9", "secretward"

@@ -69,10 +69,10 @@ def test_what_the_model_knows_of_itself(model, cohort):
     assert about["reference"] == "Abraham et al. 2017, NeuroImage 147: 736-745"
     assert about["fields changed from their defaults"] == "fc-logistic (site_folds = 3, phenotypes = true)"
     (table,) = part(parts, "Training data").tables
-    for site, patients, controls, n in table.rows[:-1]:
+    for site, patients, controls, n in table.shown[:-1]:
         labels = cohort.labels[cohort.sites == site]
         assert (int(patients), int(controls), int(n)) == ((labels == 1).sum(), (labels == 0).sum(), len(labels))
-    assert table.rows[-1] == ["all", str((cohort.labels == 1).sum()), str((cohort.labels == 0).sum()), str(len(cohort))]
+    assert table.shown[-1] == ["all", str((cohort.labels == 1).sum()), str((cohort.labels == 0).sum()), str(len(cohort))]
     inputs = dict(part(parts, "Inputs").facts)
     assert inputs["series"].startswith("(time, roi) with 12 ROIs")
     assert inputs["phenotypes"] == "sex, age, education"
@@ -93,7 +93,7 @@ def test_what_the_model_knows_of_itself(model, cohort):
 def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, predictions, tmp_path):
     settings = {"method": {"fc-logistic": {"site_folds": 3}}, "cohort_hash": cohort.hash}
     found = part(parts := card(model, study_of(tmp_path / "study", predictions, **settings)), LEFT_OUT)
-    nyu, _ = found.tables[0].rows
+    nyu, _ = found.tables[0].shown
     own = predictions[(predictions.target == "NYU") & (predictions.variant == "phenotypes")]
     low, high = delong_interval(own.label, own.proba)
     assert nyu[:3] == ["NYU", "60", "30"]
@@ -111,8 +111,8 @@ def test_sites_left_out_are_of_the_variant_that_the_model_is(model, cohort, pred
 
 def test_a_study_of_other_fields_or_another_cohort_is_told(model, predictions, tmp_path):
     found = part(card(model, study_of(tmp_path / "study", predictions, cohort_hash="another")), LEFT_OUT)
-    assert "The study ran fc-logistic with other field values, so the performance of this model may differ." in found.sentences
-    assert any("cohort of the study, or its inputs, differ" in one for one in found.sentences)
+    assert "The study ran fc-logistic with other field values, so the performance of this model may differ." in found.remarks
+    assert any("cohort of the study, or its inputs, differ" in one for one in found.remarks)
     other = study_of(tmp_path / "other", predictions.assign(method="fc-svm"))
     with pytest.raises(InputError, match=r"no method fc-logistic; it has fc-svm, fc-svm \+ phenotypes"):
         card(model, other)

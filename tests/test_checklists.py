@@ -15,6 +15,7 @@ from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.findings import Exclusion
 from m2lgdg.metrics import auc
 from m2lgdg.report.checklists import TO_COMPLETE, checklists, known_facts
+from m2lgdg.report.contents import read_contents
 from m2lgdg.study.predictions import read_predictions
 
 EXCLUDED = (
@@ -39,33 +40,35 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def known(study):
-    return known_facts(study)
+    return known_facts(read_contents(study))
+
+
+def copied(study, folder):
+    """Facts of a folder with the predictions of the study and no other file of it."""
+    (folder / "predictions.csv").write_bytes((study / "predictions.csv").read_bytes())
+    return known_facts(read_contents(folder))
 
 
 def rows(known):
-    return {(checklist.title.split(",")[0], row.item): row for checklist in checklists(known) for row in checklist.rows}
+    return {(name, row.item): row for name, items in checklists(known).items() for row in items}
 
 
 def test_all_items_are_there_and_nothing_is_known_of_nothing():
-    tripod, reforms, probast, claim = checklists({})
-    assert [row.item for row in claim.rows] == [str(number) for number in range(1, 45)]
+    tripod, reforms, probast, claim = checklists({}).values()
+    assert [row.item for row in claim] == [str(number) for number in range(1, 45)]
     domains = ("Participants and data", "Predictors", "Outcome", "Analysis, fitting", "Analysis, testing")
-    assert list(dict.fromkeys(row.section for row in probast.rows)) == list(domains)
-    assert len(probast.rows) == 24
-    numbers = [int(re.match(r"\d+", row.item)[0]) for row in tripod.rows]
+    assert list(dict.fromkeys(row.section for row in probast)) == list(domains)
+    assert len(probast) == 24
+    numbers = [int(re.match(r"\d+", row.item)[0]) for row in tripod]
     assert sorted(set(numbers)) == list(range(1, 28))
     assert numbers == sorted(numbers)
     parts = {number: count for number, count in Counter(numbers).items() if count > 1}
     assert parts == {3: 3, 5: 2, 6: 3, 8: 3, 9: 3, 12: 7, 18: 6, 20: 3, 23: 2, 27: 3}
-    assert Counter(row.item[0] for row in reforms.rows) == dict(zip("12345678", (3, 5, 7, 3, 6, 3, 3, 2), strict=True))
-    assert len({row.section for row in reforms.rows}) == 8
+    assert Counter(row.item[0] for row in reforms) == dict(zip("12345678", (3, 5, 7, 3, 6, 3, 3, 2), strict=True))
+    assert len({row.section for row in reforms}) == 8
     for checklist in (tripod, reforms, probast, claim):
-        assert len({row.item for row in checklist.rows}) == len(checklist.rows)
-        assert all(row.answer == TO_COMPLETE and row.filled is False and row.topic for row in checklist.rows)
-        assert checklist.title.endswith("pre-filled")
-        assert "not a statement that the study meets the checklist" in checklist.note
-    assert "BMJ 385" in tripod.citation
-    assert "eadk3452" in reforms.citation
+        assert len({row.item for row in checklist}) == len(checklist)
+        assert all(row.answer == TO_COMPLETE and row.filled is False and row.topic for row in checklist)
 
 
 def templates():
@@ -172,7 +175,7 @@ def test_two_sites_have_no_interval_and_one_method_no_comparison(tmp_path):
     rows = [("mine", "", 0, site, f"{site}{i}", i % 2, 0.3 + 0.1 * (i % 3)) for site in "AB" for i in range(8)]
     table = pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
     table.to_csv(tmp_path / "predictions.csv", index=False)
-    facts = known_facts(tmp_path)
+    facts = known_facts(read_contents(tmp_path))
     assert "(2 sites, no interval)" in facts["performance"]
     assert "comparison" not in facts
     assert facts["baselines"] == ""
@@ -187,7 +190,7 @@ def test_checks_are_told_as_they_ended(study, known, tmp_path):
         {"check": "source labels known", "passed": True, "detail": "Fine."},
     ]
     (tmp_path / "checks.json").write_text(json.dumps(failed))
-    facts = known_facts(tmp_path)
+    facts = copied(study, tmp_path)
     assert facts["checks"] == (
         "Checked: no subject on both sides; source labels known; NOT passed: no subject on both sides: Target NYU: 1 subject id"
     )
@@ -197,17 +200,17 @@ def test_checks_are_told_as_they_ended(study, known, tmp_path):
     assert "NOT passed" in row.answer
 
 
-def test_a_package_that_runs_from_its_folder_has_no_version(tmp_path):
+def test_a_package_that_runs_from_its_folder_has_no_version(study, tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "not installed"}))
-    assert known_facts(tmp_path)["code"] == "m2lgdg, hash of the prediction code abc"
+    assert copied(study, tmp_path)["code"] == "m2lgdg, hash of the prediction code abc"
     (tmp_path / "environment.json").write_text(json.dumps({"code": "abc", "m2lgdg": "9.9"}))
-    assert known_facts(tmp_path)["code"] == "m2lgdg 9.9, hash of the prediction code abc"
+    assert copied(study, tmp_path)["code"] == "m2lgdg 9.9, hash of the prediction code abc"
 
 
 def changed(study, tmp_path, **changes):
     content = json.loads((study / "study.json").read_text()) | {"cohort": str(study.parent / "tiny.cohort")} | changes
     (tmp_path / "study.json").write_text(json.dumps(content))
-    return known_facts(tmp_path)
+    return copied(study, tmp_path)
 
 
 def test_another_cohort_or_none_is_not_told_about(study, tmp_path):
@@ -224,8 +227,8 @@ def test_of_a_plugin_nothing_is_claimed(study, tmp_path):
     assert not rows(facts)["REFORMS", "5d"].filled
 
 
-def test_an_empty_folder_knows_nothing_and_a_damaged_one_says_so(tmp_path):
-    assert {key: value for key, value in known_facts(tmp_path).items() if value} == {}
+def test_a_damaged_file_is_refused(study, tmp_path):
+    assert "checks" not in copied(study, tmp_path)
     (tmp_path / "checks.json").write_text("{")
     with pytest.raises(InputError, match=r"checks\.json cannot be read"):
-        known_facts(tmp_path)
+        copied(study, tmp_path)

@@ -12,7 +12,7 @@ import m2lgdg
 CALLED = [name for name in m2lgdg._HOMES if name not in ("InputError", "METHODS", "Method")]
 MODULES = [
     *("cohort", "method", "metrics", "splits", "data.check", "data.synthetic", "data.readers", "notebook.arrays"),
-    *("report.page", "report.text", "sklearn_bridge.estimator", "sklearn_bridge.from_sklearn", "study.runner"),
+    *("report.page", "report.paper_tables", "sklearn_bridge.estimator", "sklearn_bridge.from_sklearn", "study.runner"),
 ]
 METHODS = [
     *(getattr(m2lgdg.Method, name) for name in ("fit", "save")),

@@ -28,11 +28,11 @@ from m2lgdg.findings import (
     text_finding,
 )
 from m2lgdg.method import Method
-from m2lgdg.report.anonymised import shared_model
 from m2lgdg.report.answer import data_box
 from m2lgdg.report.card import NOT_CHECKED, OTHER_COHORT, ROIS_UNKNOWN, card
 from m2lgdg.report.checklists import known_facts
 from m2lgdg.report.contents import read_contents
+from m2lgdg.report.sharing import shared_model
 from m2lgdg.storage import read_tensors, write_tensors
 from m2lgdg.study import checks
 from m2lgdg.study.loaded import in_order
@@ -244,7 +244,7 @@ def test_the_pairs_are_named_from_check_to_calibrate(chain, cohort, typed, monke
     for finding in problems(with_checks(cohort).findings):
         assert finding.text in box
     assert page.count("passed, with a remark") == 1
-    assert "2 pairs of identical scans are on the same side" in known_facts(chain / "out")["checks_duplicates"]
+    assert "2 pairs of identical scans are on the same side" in known_facts(read_contents(chain / "out"))["checks_duplicates"]
 
     assert typed("report", "out", "--share")[0] == 0
     shared = (chain / "out" / "share" / "report.html").read_text()

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from m2lgdg import InputError, make, make_cohort, run_study
-from m2lgdg.report.losses import loss_terms
 from m2lgdg.report.page import write_report
+from m2lgdg.report.sections import loss_terms
 
 SMALL = {"variant": "small", "epochs": 3, "warmup": 1, "length": 20}
 
@@ -22,7 +22,7 @@ def test_values_at_the_first_and_the_kept_epoch():
     two = [{"ce": 0.9, "pull": 0.0}, {"ce": 0.1, "pull": 0.0}]
     weights = {"ce": {"weight": None}, "pull": {"weight": 0.25}}
     table, idle = loss_terms([record(one, 2, **weights), record(two, 2, **weights), record([{"ce": 1.0}] * 2, 1, "plain")])
-    assert table.rows == [
+    assert table.shown == [
         ["net", "ce", "-", "0.8", "0.3", "0.1", "0.9", ""],
         ["net", "pull", "0.25", "0", "0", "0", "0", "did not act (zero)"],
     ]
@@ -43,13 +43,13 @@ def test_values_at_the_first_and_the_kept_epoch():
 )
 def test_constant_is_judged_within_each_training(values, remark):
     table, _ = loss_terms([record([{"ce": i, "pull": value} for i, value in enumerate(each)], 1) for each in values])
-    assert table.rows[1][-1] == remark
+    assert table.shown[1][-1] == remark
 
 
 def test_terms_of_a_later_stage_and_many_variants():
     history = [{"ce": 1.0}, {"ce": 0.5, "late": 2.0}, {"ce": 0.2, "late": 1.0}]
     table, _ = loss_terms([record(history, 1)])
-    assert table.rows[1][3:5] == ["2", "-"]  # the kept epoch came before it
+    assert table.shown[1][3:5] == ["2", "-"]  # the kept epoch came before it
     flat = [{"ce": 1.0, "pull": 0.0}, {"ce": 0.5, "pull": 0.0}]
     _, idle = loss_terms([record(flat, 1, variant=variant) for variant in ("", "a", "b", "c")])
     assert idle == ["pull of net and 3 variants (zero in every epoch of all 4 trainings)"]

@@ -24,20 +24,21 @@ from m2lgdg.report.operating import (
     predictive_values,
 )
 from m2lgdg.report.tables import render
+from m2lgdg.study.stats import over_seeds
 
 quick = settings(max_examples=80, deadline=None)
 subjects = st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1)), min_size=1, max_size=60)
 coarse = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4).map(lambda i: i / 4)), min_size=1, max_size=60)
 
 
-def reported(rows):
-    """A predictions table of one method from (seed, target, subject, label, proba)."""
-    named = [("fc", "", *row) for row in rows]
-    return pd.DataFrame(named, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+def averaged(rows):
+    """Probabilities of one method averaged over seeds, from (seed, target, subject, label, proba)."""
+    columns = ["method", "variant", "seed", "target", "subject", "label", "proba"]
+    return over_seeds(pd.DataFrame([("fc", "", *row) for row in rows], columns=columns))
 
 
 def cells(table, row=0):
-    return dict(zip(table.header, table.rows[row], strict=True))
+    return dict(zip(table.header, table.shown[row], strict=True))
 
 
 @quick
@@ -129,7 +130,7 @@ def test_the_table_takes_the_mean_over_seeds():
     second = {"a": 0.8, "b": 0.6, "c": 0.3, "d": 0.6, "e": 0.7, "f": 0.4, "x": 0.9}
     rows = [(0, "NYU", one, y, p) for one, (y, p) in first.items()]
     rows += [(1, "NYU", one, y, second[one]) for one, (y, _) in first.items()]
-    table = operating_table(reported([*rows, (0, "USM", "z", 1, 0.5)]))
+    table = operating_table(averaged([*rows, (0, "USM", "z", 1, 0.5)]))
     row = cells(table)
     labels, means = [1, 1, 1, 0, 0, 0], [0.6, 0.7, 0.3, 0.35, 0.7, 0.3]
     assert [row[name] for name in ("Method", "Target", "n", "patients")] == ["fc", "NYU", "6", "3"]
@@ -155,7 +156,7 @@ def test_large_sites_have_a_calibration_error():
     ranked = sorted((p, y) for *_, y, p in rows)
     parts = [ranked[12 * k : 12 * k + 12] for k in range(5)]
     error = sum(abs(sum(p for p, _ in part) - sum(y for _, y in part)) for part in parts) / 60
-    assert cells(operating_table(reported(rows)))["ECE"] == f"{error:.3f}"
+    assert cells(operating_table(averaged(rows)))["ECE"] == f"{error:.3f}"
 
 
 def test_predictive_values_by_bayes():
@@ -240,8 +241,8 @@ def test_two_methods_are_compared_at_each_site_by_delong():
     sites = {"tiny": SMALL_SITE, "patients only": one_class, "large": large}
     table = comparison_table(two_methods(sites), ("a", ""), ("b", "phenotypes"))
     assert table.header == ["Target", "n", "patients", "AUC, a", "AUC, b + phenotypes", "a minus b + phenotypes", "p"]
-    assert [row[0] for row in table.rows] == ["tiny", "large"]  # no AUC where there is one class
-    for row in table.rows:
+    assert [row[0] for row in table.shown] == ["tiny", "large"]  # no AUC where there is one class
+    for row in table.shown:
         labels, *scores = zip(*sites[row[0]], strict=True)
         assert row[1:3] == [str(len(labels)), str(sum(labels))]
         (first, second, difference), variances = u_statistics(sites[row[0]])
@@ -266,7 +267,7 @@ def test_only_subjects_of_both_methods_are_compared():
     fewer = mean[~((mean.method == "b") & mean.subject.isin(["s5", "s7"]))]
     shorter = [row for i, row in enumerate(SMALL_SITE) if i not in (5, 7)]
     table = comparison_table(fewer, ("a", ""), ("b", "phenotypes"))
-    assert table.rows == comparison_table(two_methods({"NYU": shorter}), ("a", ""), ("b", "phenotypes")).rows
+    assert table.shown == comparison_table(two_methods({"NYU": shorter}), ("a", ""), ("b", "phenotypes")).shown
     assert cells(table)["n"] == "7"
     assert comparison_table(mean, ("a", ""), ("b", "")) is None  # b was run with phenotypes only
     assert comparison_table(mean[mean.label == 1], ("a", ""), ("b", "phenotypes")) is None
@@ -277,7 +278,7 @@ def test_predictive_values_are_those_of_the_mean_rates_over_sites():
     usm = [(1, 0.9, 0.1), (1, 0.2, 0.1), (0, 0.1, 0.1), (0, 0.2, 0.1), (0, 0.6, 0.1)]
     mean = two_methods({"NYU": SMALL_SITE, "USM": usm, "patients": [(1, 0.5, 0.1)]})  # 0.5 reaches the threshold
     table = predictive_table(mean, [("a", ""), ("b", "phenotypes")])
-    rows = {(row[0], float(row[1])): row[2:] for row in table.rows}
+    rows = {(row[0], float(row[1])): row[2:] for row in table.shown}
     assert [key for key in rows if key[0] == "a"] == [("a", prevalence) for prevalence in (1, 5, 10, 20, 50)]
     sensitivity, specificity = (4 / 5 + 1 / 2 + 1) / 3, (3 / 4 + 2 / 3) / 2
     for prevalence in (1, 5, 10, 20, 50):

@@ -12,13 +12,16 @@ import pytest
 
 from m2lgdg import InputError, make, table
 from m2lgdg.metrics import auc, delong_interval
+from m2lgdg.registry import METHODS
 from m2lgdg.report.answer import answer
-from m2lgdg.report.contents import read_contents
+from m2lgdg.report.contents import missing_cells, read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
 from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
-from m2lgdg.report.tables import changed_fields, render, study_tables, training_table, training_tables
+from m2lgdg.report.paper_tables import changed_fields, study_tables, training_table, training_tables
+from m2lgdg.report.tables import render
+from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
@@ -47,13 +50,13 @@ def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
         areas[target, seed] = 100 * auc(part.label.to_numpy(), part.proba.to_numpy())
     column = nyu.header.index("AUC")
     pair = [areas["NYU", seed] for seed in (0, 1)]
-    assert nyu.rows[1][0] == "noisy: with-age"
-    assert nyu.rows[1][column] == f"{np.mean(pair):.2f} ± {np.std(pair, ddof=1):.2f}"
-    assert nyu.rows[0][column] == "100.00 ± 0.00"
+    assert nyu.shown[1][0] == "noisy: with-age"
+    assert nyu.shown[1][column] == f"{np.mean(pair):.2f} ± {np.std(pair, ddof=1):.2f}"
+    assert nyu.shown[0][column] == "100.00 ± 0.00"
     assert (nyu.ranks[0][column], nyu.ranks[1][column]) == (1, 2)
     sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
-    assert macro.rows[1][macro.header.index("AUC")] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
-    assert macro.rows[1][macro.header.index("AUC minus that of good")] == f"{np.mean(sites) - 100:+.2f}"
+    assert macro.shown[1][macro.header.index("AUC")] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
+    assert macro.shown[1][macro.header.index("AUC minus that of good")] == f"{np.mean(sites) - 100:+.2f}"
 
 
 @pytest.fixture
@@ -68,8 +71,8 @@ def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckie
     macro = study_tables(ablated)[-1]
     column = macro.header.index("AUC minus that of noisy")
     areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
-    assert [row[0] for row in macro.rows] == ["noisy", "noisy: less", "noisy: all"]
-    assert [row[column] for row in macro.rows] == ["", f"{100 - 100 * np.mean(areas[:4]):+.2f}", "+0.00"]
+    assert [row[0] for row in macro.shown] == ["noisy", "noisy: less", "noisy: all"]
+    assert [row[column] for row in macro.shown] == ["", f"{100 - 100 * np.mean(areas[:4]):+.2f}", "+0.00"]
     assert "each row minus noisy (negative: worse than noisy)" in macro.note
     assert "AUC minus that of noisy: less" in study_tables(ablated, best="noisy: less")[-1].header
 
@@ -81,11 +84,11 @@ def test_trainings_of_variants_are_told_with_an_interval(ablated):
     spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
     mean, half = 100 - np.mean(areas), 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
     assert table.title == "Variants of noisy, paired by site and seed"
-    assert table.rows[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
-    assert table.rows[1] == ["all", "4", "+0.00", "-", "-"]
+    assert table.shown[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
+    assert table.shown[1] == ["all", "4", "+0.00", "-", "-"]
     assert mean > 1 and table.header[2] == "AUC minus that of noisy"
     (short,) = [training_table(cell_scores(ablated), "noisy", ["all"], "Sweeps")]
-    assert (short.title, [row[0] for row in short.rows]) == ("Sweeps of noisy, paired by site and seed", ["all"])
+    assert (short.title, [row[0] for row in short.shown]) == ("Sweeps of noisy, paired by site and seed", ["all"])
 
 
 def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablated):
@@ -135,28 +138,30 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
 def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
     alone = predictions[(predictions.target == "NYU") & (predictions.label == 1)]
     table = study_tables(pd.concat([alone, predictions[predictions.target == "USM"]]))[0]
-    assert table.rows[0][table.header.index("AUC")] == "-"
-    assert table.rows[0][table.header.index("SEN")] == "100.00 ± 0.00"
-    assert table.rows[0][table.header.index("SPE")] == "-"
+    assert table.shown[0][table.header.index("AUC")] == "-"
+    assert table.shown[0][table.header.index("SEN")] == "100.00 ± 0.00"
+    assert table.shown[0][table.header.index("SPE")] == "-"
 
 
 def test_what_did_not_run_with_its_defaults_is_told():
     def reported(name, **changes):
-        return changed_fields(json.loads(json.dumps({"method": {name: make(name, **changes).fields()}})))
+        study = json.loads(json.dumps({"method": {name: make(name, **changes).fields()}}))
+        return changed_fields(study, {name: METHODS.declaration(name)})
 
     assert reported("m2lgdg") == ""
     assert reported("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
     assert reported("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
     whose = "possibly somebody's (a plugin; its fields are in study.json)"
-    assert changed_fields({"method": {"somebody's": {"width": 3}}}) == whose
-    assert changed_fields({}) == ""
+    assert changed_fields({"method": {"somebody's": {"width": 3}}}, {}) == whose
+    assert changed_fields({}, {}) == ""
 
 
 def study_of(predictions, folder, **settings):
     folder.mkdir(exist_ok=True)
     predictions.to_csv(folder / "predictions.csv", index=False)
     names = list(dict.fromkeys(predictions.method))
-    settings = {"methods": names, "targets": ["NYU", "USM"], "seeds": [0, 1], "name": "a study"} | settings
+    fields = {name: METHODS.declaration(name).fields for name in names if name in METHODS}
+    settings = {"methods": names, "targets": ["NYU", "USM"], "seeds": [0, 1], "name": "a study", "method": fields} | settings
     (folder / "study.json").write_text(json.dumps(settings))
     return folder
 
@@ -229,6 +234,17 @@ def test_a_method_of_a_plugin_that_runs_once_is_not_missing(predictions, tmp_pat
     network = study_of(once.assign(method="m2lgdg"), tmp_path / "network")
     assert read_contents(network).missing() == ["2 cells of m2lgdg"]
     assert read_contents(study_of(once, tmp_path / "none", methods=["good", "later"])).missing() == ["4 cells of later"]
+
+
+def test_a_variant_of_a_field_that_did_not_exist_is_not_missing(tmp_path):
+    rows = [("cdann", ""), ("fc-logistic", ""), ("fc-logistic", "phenotypes")]
+    table = pd.DataFrame([(*key, 0, "a") for key in rows], columns=["method", "variant", "seed", "target"])
+    now = {name: make(name).fields() for name in ("cdann", "fc-logistic")}
+    before = now | {"cdann": {field: value for field, value in now["cdann"].items() if field != "phenotypes"}}
+    for fields, count, missing in ((now, 3, ["1 cell of cdann"]), (before, 3, []), (before, 2, ["1 cell of fc-logistic"])):
+        study = {"methods": list(now), "seeds": [0], "targets": ["a"], "variants": ["phenotypes"], "method": fields}
+        (tmp_path / "study.json").write_text(json.dumps(study))
+        assert missing_cells(table[:count], study, declarations(tmp_path)) == missing
 
 
 def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
@@ -308,7 +324,7 @@ def test_tables_and_figures_are_files_too(predictions, tmp_path):
     write_report(study_of(predictions, tmp_path / "study"))
     table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv", dtype=str)
     nyu, *_ = study_tables(predictions)
-    assert table.to_numpy().tolist() == nyu.rows
+    assert table.to_numpy().tolist() == nyu.shown
     assert "\\toprule" in (tmp_path / "study" / "tables" / "Target-NYU.tex").read_text()
     for name in ("forest", "roc", "calibration"):
         assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -330,10 +346,10 @@ def test_the_comparison_predictive_values_and_decision_curves_are_shown(predicti
         text = section_of(page, section)
         assert f'<table class="sortable"><caption>{shown.title}</caption>' in text
         assert (f"<details><summary>{shown.title}</summary>" in text) == (section == "sites")
-        for row in shown.rows:
-            assert "".join(f"<td>{cell}</td>" for cell in row) in text
+        for row in shown.shown:
+            assert "".join(f"<td>{cell}</td>" for cell in row) in re.sub(r' data-number="[^"]*"', "", text)
         file = folder / "tables" / f"{plain(shown.title.replace(' ', '-'))}.csv"
-        assert pd.read_csv(file, dtype=str).to_numpy().tolist() == shown.rows
+        assert pd.read_csv(file, dtype=str).to_numpy().tolist() == shown.shown
     assert "Decision curves: net benefit" in section_of(page, "operating")
     assert "<title>m2lgdg</title>" in section_of(page, "operating")
     assert "treat all" in (folder / "figures" / "decision.svg").read_text()
@@ -410,7 +426,7 @@ def test_the_record_that_the_predictions_are_of_counts_whatever_its_date(predict
 
 
 def test_scores_of_cells_are_computed_once_for_a_report(predictions, tmp_path, monkeypatch):
-    from m2lgdg.report import checklists, contents
+    from m2lgdg.report import contents
 
     calls = []
 
@@ -418,7 +434,6 @@ def test_scores_of_cells_are_computed_once_for_a_report(predictions, tmp_path, m
         calls.append(len(table))
         return cell_scores(table, *metrics)
 
-    for module in (checklists, contents):
-        monkeypatch.setattr(module, "cell_scores", counted)
+    monkeypatch.setattr(contents, "cell_scores", counted)
     write_report(study_of(predictions, tmp_path / "study"))
     assert calls == [len(predictions)]

@@ -9,12 +9,11 @@ import pytest
 
 from m2lgdg import Cohort, InputError, make_cohort, run_study
 from m2lgdg.findings import Exclusion
+from m2lgdg.report.brains import planted_table
+from m2lgdg.report.checklists import methods_text
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.data import connectomes, site_connectomes, site_table
-from m2lgdg.report.flow import flow_diagram, flow_steps
-from m2lgdg.report.methods_text import methods_text
+from m2lgdg.report.data import connectomes, flow_diagram, flow_steps, site_connectomes, site_table
 from m2lgdg.report.page import write_report
-from m2lgdg.report.planted import planted_table
 from m2lgdg.report.sharing import share_study
 from m2lgdg.study.description import CONNECTOMES, describe, mean_connectomes, read_connectomes, read_site_connectomes
 
@@ -79,7 +78,7 @@ def test_reasons_with_markup_stay_text(study):
 
 def test_sites_in_numbers(study, cohort):
     table = site_table(read_contents(study))
-    rows = {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.rows}
+    rows = {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.shown}
     assert list(rows) == ["all", "all patients", "all controls", "north", "south", "west", "east"]
     for name, row in rows.items():
         chosen = {"all": cohort.labels >= 0, "all patients": cohort.labels == 1, "all controls": cohort.labels == 0}
@@ -87,13 +86,14 @@ def test_sites_in_numbers(study, cohort):
         part = cohort.phenotypes[mask]
         assert row["subjects"] == str(mask.sum())
         sick = int((cohort.labels[mask] == 1).sum())
-        assert row["patients"] == ("-" if name.startswith("all ") else f"{sick} ({100 * sick / mask.sum():.0f} %)")
+        numbers = ("-", "-") if name.startswith("all ") else (f"{sick}", f"{100 * sick / mask.sum():.0f}")
+        assert (row["patients"], row["patients, %"]) == numbers
         quarters = [f"{part['age'].quantile(q):.1f}" for q in (0.5, 0.25, 0.75)]
-        assert row["age, years"] == "{} ({} to {})".format(*quarters)
+        assert row["age, years"] == "{} ({}-{})".format(*quarters)
         quarters = [f"{part['func_mean_fd'].quantile(q):.2f}" for q in (0.5, 0.25, 0.75)]
-        assert row["motion, mm"] == "{} ({} to {})".format(*quarters)
+        assert row["motion, mm"] == "{} ({}-{})".format(*quarters)
         known = part["sex"].dropna()
-        assert row["male"] == f"{100 * (known == 1).sum() / len(known):.0f} %"
+        assert row["male, %"] == f"{100 * (known == 1).sum() / len(known):.0f}"
         lengths = sorted({len(series) for series, on in zip(cohort.series, mask, strict=True) if on})
         assert row["volumes"] == (str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}")
     assert (rows["north"]["left out"], rows["south"]["left out"], rows["all"]["left out"]) == ("2", "0", "-")
@@ -104,9 +104,9 @@ def test_of_an_older_folder_only_counts_are_known(study, tmp_path):
     for name in ("predictions.csv", "inclusion.csv"):
         (tmp_path / name).write_bytes((study / name).read_bytes())
     table = site_table(read_contents(tmp_path))
-    assert table.header == ["Site", "subjects", "left out", "patients", "role"]
-    assert [row[1] for row in table.rows] == ["16", "14", "12", "4"]
-    assert [row[3] == "-" for row in table.rows] == [False, False, True, True]
+    assert table.header == ["Site", "subjects", "left out", "patients", "patients, %", "role"]
+    assert [row[1] for row in table.shown] == ["16", "14", "12", "4"]
+    assert [row[3] == "-" for row in table.shown] == [False, False, True, True]
 
 
 def test_mean_connectomes_are_those_of_a_loop(cohort, tmp_path):
@@ -137,9 +137,9 @@ def test_stored_connectomes_are_symmetric_and_damaged_ones_are_refused(study, co
     figure, table = connectomes(read_contents(study))
     i = np.abs(means["difference"]).argmax()
     pairs = [(cohort.rois[a], cohort.rois[b]) for a, b in zip(*np.triu_indices(12, 1), strict=True)]
-    assert tuple(table.rows[0][:2]) == pairs[i]
-    assert float(table.rows[0][4]) == pytest.approx(means["difference"][i], abs=1e-3)
-    assert table.rows[0][4] in figure.caption
+    assert tuple(table.shown[0][:2]) == pairs[i]
+    assert float(table.shown[0][4]) == pytest.approx(means["difference"][i], abs=1e-3)
+    assert table.shown[0][4] in figure.caption
     content = (study / CONNECTOMES).read_bytes()
     (tmp_path / CONNECTOMES).write_bytes(content[:-7])
     with pytest.raises(InputError, match="damaged"):
@@ -192,9 +192,9 @@ def test_planted_effects_are_counted_among_the_highest(study, cohort):
     edges = explanation.edges.sort_values("score", ascending=False).head(len(truth["edges"]))
     found = sum({a, b} in [set(edge) for edge in truth["edges"]] for a, b in zip(edges["roi"], edges["other roi"], strict=True))
     table = planted_table(contents)
-    assert table.rows[0] == ["fc-logistic", str(len(set(top) & set(truth["rois"]))), str(found)]
+    assert table.shown[0] == ["fc-logistic", str(len(set(top) & set(truth["rois"]))), str(found)]
     assert table.header[1:] == [f"of {len(truth['rois'])} planted ROIs", f"of {len(truth['edges'])} planted edges"]
-    assert table.rows[1][:2] == ["difference of the class means, no model", "-"]
+    assert table.shown[1][:2] == ["difference of the class means, no model", "-"]
     assert planted_table(replace(contents, cohort=None, about_cohort=contents.about_cohort._replace(description={}))) is None
 
 
@@ -223,7 +223,7 @@ def test_the_page_begins_with_the_data_and_then_answers(study):
 def test_small_groups_are_not_shared(study, cohort, tmp_path):
     page = write_report(study, share=tmp_path / "shared").read_text()
     cells = re.search(r"<tr><td>east</td>(.*?)</tr>", page.split('data-section="data"')[1])[1]
-    assert re.findall(r"<td>([^<]*)</td>", cells)[0] == "4"
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", cells)[0] == "4"
     north = describe(cohort)["sites"]["north"]
     assert f"{north['age'][1]:.1f} (" not in page and "median in " in page
     header = re.findall(r'<button type="button">([^<]*)</button>', page.split('data-section="data"')[1].split("</thead>")[0])
@@ -231,12 +231,12 @@ def test_small_groups_are_not_shared(study, cohort, tmp_path):
     assert (values["age, years"], values["motion, mm"]) == ("-", "-")
     rows = page.split("<caption>Sites</caption>")[1].split("</table>")[0]
     sexes = (
-        [re.findall(r"<td[^>]*>([^<]*)</td>", row)[header.index("male")] for row in rows.split("<tr>")[5:]]
-        if "male" in header
+        [re.findall(r"<td[^>]*>([^<]*)</td>", row)[header.index("male, %")] for row in rows.split("<tr>")[5:]]
+        if "male, %" in header
         else []
     )
     assert set(sexes) <= {"-"}
     share_study(study, tmp_path / "copy")
     copied = json.loads((tmp_path / "copy" / "cohort.json").read_text())["sites"]
     assert not {"age", "male", "motion", "sex_known"} & set(copied["east"]) and "age" in copied["north"]
-    assert site_table(read_contents(tmp_path / "copy")).rows[-1][0] == "east"
+    assert site_table(read_contents(tmp_path / "copy")).shown[-1][0] == "east"

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg.report.motion import adjusted_auc, motion_sentence, motion_table
+from m2lgdg.report.operating import adjusted_auc, motion_sentence, motion_table
 
 
 def made(rng, effect, slope, sites=("A", "B", "C"), shift=0.0, size=60):
@@ -82,10 +82,10 @@ def test_table_and_sentence_have_the_same_numbers():
     other = table.assign(method="other", proba=rng.random(len(table)))
     both = pd.concat([other, table])
     shown = motion_table(both, [("other", ""), ("fc", "")], motion)
-    assert [row[0] for row in shown.rows] == ["fc", "other"]  # the highest first
+    assert [row[0] for row in shown.shown] == ["fc", "other"]  # the highest first
     scores = adjusted_auc(table, motion)
     low, high = 100 * scores.low, 100 * scores.high
-    assert shown.rows[0][1:4] == [f"{100 * scores.plain:.1f}", f"{100 * scores.adjusted:.1f}", f"{low:.1f} to {high:.1f}"]
+    assert shown.shown[0][1:4] == [f"{100 * scores.plain:.1f}", f"{100 * scores.adjusted:.1f}", f"{low:.1f} to {high:.1f}"]
     sentence = motion_sentence(both, ("fc", ""), motion)
     assert f"is {100 * scores.adjusted:.1f} % (95 % interval {low:.1f} to {high:.1f})" in sentence
     assert motion_table(both, [("fc", "")], None) is None and motion_sentence(both, ("fc", ""), None) == ""

@@ -62,19 +62,6 @@ def test_a_figure_is_laid_out_once(monkeypatch):
     assert pixels[:, :3].min() == 255 and pixels[:, :40].min() < 100  # the label has room at the left, and nothing is cut off
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (40, 65)])
-def test_a_png_has_the_pixels_and_the_resolution_of_its_figure(shape):
-    from m2lgdg.report.drawing import png_file
-
-    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-    picture = Image.open(io.BytesIO(png_file(pixels, 150)))
-    picture.verify()
-    picture = Image.open(io.BytesIO(png_file(pixels, 150)))
-    assert picture.mode == "RGB" and picture.format == "PNG"
-    np.testing.assert_array_equal(np.asarray(picture), pixels)
-    assert [round(one) for one in picture.info["dpi"]] == [150, 150]
-
-
 def test_reports_import_neither_nilearn_nor_scikit_learn():
     heavy = ("nilearn.plotting", "sklearn", "torch", "scipy.stats")
     code = f"import sys, m2lgdg.report.page; print([name for name in {heavy} if name in sys.modules])"

@@ -19,7 +19,8 @@ from m2lgdg import leave_one_site_out, make, read
 from m2lgdg.metrics import auc
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.drawing import plain
-from m2lgdg.report.tables import render, study_tables
+from m2lgdg.report.paper_tables import study_tables
+from m2lgdg.report.tables import render
 from m2lgdg.study.config import read_study
 from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_scores
 

@@ -57,7 +57,7 @@ def test_a_copy_gives_the_same_tables_and_a_report_without_the_cohort(ran, tmp_p
     assert original.cohort is not None and copy.cohort is None
     assert [one["learned"] for one in copy.records] == [one["learned"] for one in original.records]
     assert [one["seconds"] for one in copy.records] == [one["seconds"] for one in original.records]
-    assert len(copy.explanations()["fc-logistic"]) == 2
+    assert len(copy.explanations["fc-logistic"]) == 2
     said(monkeypatch, capsys, "report", tmp_path / "copy")
     page = (tmp_path / "copy" / "report.html").read_text()
     for title in ("Training curves", "Explanations: fc-logistic", "Leakage checks"):

@@ -12,6 +12,7 @@ from m2lgdg import Cohort, InputError
 from m2lgdg.report.subgroups import SMALL, WITHHELD, subgroup_table, suppressed
 from m2lgdg.report.tables import render
 from m2lgdg.study.description import LEAST
+from m2lgdg.study.stats import over_seeds
 
 SERIES = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
@@ -29,7 +30,7 @@ def predicted(cohort, proba, seed=0, method="fc", variant=""):
 
 
 def rows_of(table):
-    return {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.rows}
+    return {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.shown}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def slow_scores(cohort, proba, chosen):
 
 def test_every_shown_group_is_scored_as_a_loop_does(made):
     cohort, table, proba = made
-    shown = rows_of(subgroup_table(table, cohort, "fc"))
+    shown = rows_of(subgroup_table(over_seeds(table), cohort, ("fc", "")))
     sex, age, eyes, motion = (cohort.phenotypes[name] for name in ("sex", "age", "EYE_STATUS_AT_SCAN", "func_mean_fd"))
     labelled = cohort.labels >= 0
     cut = np.quantile(motion[labelled], [1 / 3, 2 / 3])
@@ -121,11 +122,11 @@ def test_what_is_not_known_is_not_shown():
     rng = np.random.default_rng(2)
     labels = np.arange(40) % 2
     bare = cohort_of(["A"] * 20 + ["B"] * 20, labels)
-    table = subgroup_table(predicted(bare, rng.uniform(size=40)), bare, "fc")
-    assert [row[0] for row in table.rows] == ["all"]  # both sites are of one size
+    table = subgroup_table(over_seeds(predicted(bare, rng.uniform(size=40))), bare, ("fc", ""))
+    assert [row[0] for row in table.shown] == ["all"]  # both sites are of one size
     words = cohort_of(["A"] * 20 + ["B"] * 20, labels, eyes=["shut"] * 15 + ["fixation"] * 13 + [""] * 12)
-    table = subgroup_table(predicted(words, rng.uniform(size=40)), words, "fc")
-    assert [row[:2] for row in table.rows[1:]] == [["eyes: fixation", "13"], ["eyes: shut", "15"], ["eyes: unknown", "12"]]
+    table = subgroup_table(over_seeds(predicted(words, rng.uniform(size=40))), words, ("fc", ""))
+    assert [row[:2] for row in table.shown[1:]] == [["eyes: fixation", "13"], ["eyes: shut", "15"], ["eyes: unknown", "12"]]
     assert "| eyes: shut | 15 |" in render([table], "markdown")
 
 
@@ -133,7 +134,7 @@ def test_one_small_group_takes_the_next_smallest_with_it():
     labels = np.arange(60) % 2
     sex = [1.0] * 31 + [2.0] * 22 + [np.nan] * 7
     cohort = cohort_of(["A"] * 30 + ["B"] * 30, labels, sex=sex)
-    shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc", hide_small=True))
+    shown = rows_of(subgroup_table(over_seeds(predicted(cohort, labels * 0.9)), cohort, ("fc", ""), hide_small=True))
     assert shown["sex: unknown"] == {"subjects": SMALL, "patients": SMALL} | dict.fromkeys(
         ("AUC", "AUC 95 % interval", "AUC sites", "SEN", "SPE", "ACC", "AUC difference (95 % interval)"), "-"
     )
@@ -144,19 +145,19 @@ def test_one_small_group_takes_the_next_smallest_with_it():
 
 def test_a_handful_of_subjects_has_no_table_and_no_group():
     cohort = cohort_of(["A"] * 9, [0, 1] * 4 + [1], sex=[1.0] * 5 + [2.0] * 4)
-    table = subgroup_table(predicted(cohort, [0.5] * 9), cohort, "fc", hide_small=True)
-    assert table.rows == [["all", SMALL, SMALL, *["-"] * 7]]
+    table = subgroup_table(over_seeds(predicted(cohort, [0.5] * 9)), cohort, ("fc", ""), hide_small=True)
+    assert table.shown == [["all", SMALL, SMALL, *["-"] * 7]]
     cohort = cohort_of(["A"] * 11, [0, 1] * 5 + [1], sex=[1.0] * 10 + [2.0])
-    table = subgroup_table(predicted(cohort, [0.5] * 11), cohort, "fc", hide_small=True)
-    assert table.rows[1:] == [["sex: all groups", WITHHELD, WITHHELD, *["-"] * 7]]
+    table = subgroup_table(over_seeds(predicted(cohort, [0.5] * 11)), cohort, ("fc", ""), hide_small=True)
+    assert table.shown[1:] == [["sex: all groups", WITHHELD, WITHHELD, *["-"] * 7]]
 
 
 def test_what_does_not_fit_is_an_error(made):
     cohort, table, _ = made
     with pytest.raises(InputError, match=r"no predictions of fc: odd for labelled subjects"):
-        subgroup_table(table, cohort, "fc", "odd")
+        subgroup_table(over_seeds(table), cohort, ("fc", "odd"))
     with pytest.raises(InputError, match="subject p000 of the predictions is not in cohort"):
-        subgroup_table(table, cohort.select(np.arange(1, 90)), "fc")
+        subgroup_table(over_seeds(table), cohort.select(np.arange(1, 90)), ("fc", ""))
 
 
 def possible(total, marks):
@@ -198,9 +199,9 @@ def test_no_more_is_withheld_than_needed():
 def test_a_labs_own_table_shows_small_groups_with_their_size():
     labels = np.arange(60) % 2
     cohort = cohort_of(["A"] * 30 + ["B"] * 30, labels, sex=[1.0] * 31 + [2.0] * 22 + [np.nan] * 7)
-    shown = rows_of(subgroup_table(predicted(cohort, labels * 0.9), cohort, "fc"))
+    shown = rows_of(subgroup_table(over_seeds(predicted(cohort, labels * 0.9)), cohort, ("fc", "")))
     assert [shown[f"sex: {name}"]["subjects"] for name in ("male", "female", "unknown")] == ["31", "22", "7"]
     assert shown["sex: unknown"]["SEN"] == shown["sex: unknown"]["SPE"] == "100.0"
     few = cohort_of(["A"] * 9, [0, 1] * 4 + [1], sex=[1.0] * 5 + [2.0] * 4)
-    table = subgroup_table(predicted(few, [0.5] * 9), few, "fc")
-    assert [row[:2] for row in table.rows] == [["all", "9"], ["sex: female", "4"], ["sex: male", "5"]]
+    table = subgroup_table(over_seeds(predicted(few, [0.5] * 9)), few, ("fc", ""))
+    assert [row[:2] for row in table.shown] == [["all", "9"], ["sex: female", "4"], ["sex: male", "5"]]

@@ -13,8 +13,8 @@ from m2lgdg.model.site_level import cross_batches, site_shift
 from m2lgdg.report.card import card
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
+from m2lgdg.report.paper_tables import table
 from m2lgdg.report.sharing import share_study
-from m2lgdg.report.text import table
 from m2lgdg.study.audit import Seen, _compare_adapted, audit
 from m2lgdg.study.config import check_study
 from m2lgdg.study.plan import make_cells
@@ -97,7 +97,7 @@ def test_the_adapted_track_alone_takes_its_cells_from_both(both, cohort_file, tm
     assert len(contents.records) == 12
     assert contents.missing() == []
     text = table(tmp_path / "adapted")
-    assert text.count("adapted track: each subject is predicted at the level of up to 8 other subjects") == 5
+    assert text.count("intercept for its site, from up to 8 other subjects") == 5
     page = write_report(tmp_path / "adapted").read_text()
     assert "Adapted track only" in page
     values = tmp_path / "values.csv"

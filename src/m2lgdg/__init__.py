@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from m2lgdg.model.model import make as make
     from m2lgdg.registry import METHODS as METHODS
     from m2lgdg.report.page import write_report as write_report
-    from m2lgdg.report.text import table as table
+    from m2lgdg.report.paper_tables import table as table
     from m2lgdg.sklearn_bridge.estimator import as_estimator as as_estimator
     from m2lgdg.sklearn_bridge.from_sklearn import from_sklearn as from_sklearn
     from m2lgdg.splits import leave_one_site_out as leave_one_site_out
@@ -62,7 +62,7 @@ _HOMES = {
     "make_cohort": "data.synthetic",
     "read": "data.readers",
     "run_study": "study.runner",
-    "table": "report.text",
+    "table": "report.paper_tables",
     "write_report": "report.page",
 }
 _MODULES = ("cohort", "connectivity", "deep", "graph", "losses", "metrics", "method")

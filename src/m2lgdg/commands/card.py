@@ -24,17 +24,16 @@ def card(
     from rich.markup import escape
 
     from m2lgdg.registry import load_methods
-    from m2lgdg.report.card import LEFT_OUT, OTHER_COHORT, OTHERWISE, write_parts
-    from m2lgdg.report.card import card as sections
+    from m2lgdg.report.card import card as card_sections
+    from m2lgdg.report.card import write_sections
 
     load_methods(tuple(map(str, plugin or [])))
     with terminal.progress("writing the model card"):
-        parts = sections(model, study)
-    folder = write_parts(parts, to or model)
+        sections = card_sections(model, study)
+    folder = write_sections(sections, to or model)
     terminal.out.print(f"Wrote {escape(str(folder / 'card.md'))} and card.html.", soft_wrap=True)
-    for sentence in next(part.sentences for part in parts if part.title == LEFT_OUT):
-        if sentence.startswith(OTHER_COHORT) or sentence.endswith(OTHERWISE):
-            terminal.out.print(f"Note: {escape(sentence)}", soft_wrap=True)
+    for remark in (remark for section in sections for remark in section.remarks):
+        terminal.out.print(f"Note: {escape(remark)}", soft_wrap=True)
     if study is None:
         terminal.out.print("The performance at left-out sites of a study can be added to the card.")
         suggestions.print_next(context, "card", model, "--study", suggestions.Fill("STUDY_FOLDER"))

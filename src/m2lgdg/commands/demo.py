@@ -55,7 +55,8 @@ def demo(
     from m2lgdg.data.synthetic import make_cohort
     from m2lgdg.findings import is_duplicate
     from m2lgdg.report.page import write_report
-    from m2lgdg.report.tables import render, study_tables
+    from m2lgdg.report.paper_tables import study_tables
+    from m2lgdg.report.tables import render
     from m2lgdg.storage import install_command, missing_libraries, write_text
     from m2lgdg.study.predictions import read_predictions
     from m2lgdg.study.runner import run_study

@@ -27,7 +27,7 @@ def export(
     plugin: options.Plugin = None,
 ) -> None:
     """Write a model as an ONNX graph with a JSON file on its inputs, or with --share as a model folder for sharing."""
-    from m2lgdg.report.anonymised import shared_model
+    from m2lgdg.report.sharing import shared_model
     from m2lgdg.storage import need_unused, needing
 
     fitted = models.load_model(model, plugin)

@@ -35,7 +35,7 @@ def table(
     --tests adds the tests of all five metrics. If variants were run with several seeds, a last table compares each with the
     full method, paired by training.
     """
-    from m2lgdg.report.text import table as text_of_tables
+    from m2lgdg.report.paper_tables import table as text_of_tables
     from m2lgdg.study.predictions import read_joined_predictions, read_predictions
 
     with terminal.progress("computing the tables"):
@@ -76,13 +76,14 @@ def other_version(first: Path, second: Path) -> bool:
 def changes(folder: Path, predictions: pd.DataFrame) -> list[str]:
     """Failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
     from m2lgdg.report.contents import missing_cells, read_json
-    from m2lgdg.report.tables import changed_fields
+    from m2lgdg.report.paper_tables import changed_fields
     from m2lgdg.study.checks import cohort_line, failed_checks
+    from m2lgdg.study.plan import declarations
 
     lines = [*failed_checks(folder), cohort_line(folder, "m2lgdg report")]
-    study = read_json(folder / "study.json", {})
-    if changed := changed_fields(study):
+    study, declared = read_json(folder / "study.json", {}), declarations(folder)
+    if changed := changed_fields(study, declared):
         lines.append(f"Fields that differ from their defaults: {changed}.")
-    if missing := missing_cells(predictions, study):
+    if missing := missing_cells(predictions, study, declared):
         lines.append(f"Missing in these tables (failed or not run yet): {', '.join(missing)}.")
     return [line for line in lines if line]

@@ -1,12 +1,12 @@
-"""Figures of explanations: the paper's top-20 ROIs and edges, a glass brain, gate weights by site, maps of the representation.
+"""What methods look at, as figures and tables: the paper's top-20 ROIs and edges, glass brains, gate weights, maps, lobes.
 
-Each takes tables of an `Explanation`. Glass brains are drawn over the outlines of nilearn, without importing it.
+Made from an `Explanation`. Glass brains are drawn over the outlines of nilearn, without importing it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +19,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as MplPath
 
-from m2lgdg.explain.explanation import roi_label
+from m2lgdg.explain.explanation import Explanation, roi_label
+from m2lgdg.report.contents import Cells, Contents
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
+from m2lgdg.report.tables import NAN, Cell, Column, Table, columns
+from m2lgdg.study.description import read_connectomes
 
 TOP, HALF = 20, 10
+MOST_MAPS = 3  # targets with maps on the page, to keep it small
 RED, BLUE, GREY = "#c0392b", "#2166ac", "#8a8d91"
 MARK_AREAS = (30.0, 140.0)  # points squared of the lowest and the highest score shown
 BRAIN_SIZES = {2: (WIDTH, 5.4), 4: (9.0, 2.6)}  # inches of a glass brain by its number of columns
@@ -143,8 +147,8 @@ def _brain_axes(sheet: Sheet, columns: int) -> Iterator[tuple[Any, int, int, int
         for (name, across, up, side), width in zip(row, span / widest, strict=True):
             axis = sheet.canvas.add_axes((left, bottom, width, height / tallest), aspect="equal")
             axis.axis("off")
-            for line in views[name].lines:
-                axis.add_artist(PathPatch(line.path, fill=False, ec=line.colour, lw=line.width, alpha=0.7))
+            for path, ink, thickness in views[name].lines:
+                axis.add_artist(PathPatch(path, fill=False, ec=ink, lw=thickness, alpha=0.7))
             yield axis, across, up, side
             low, high, *limits = views[name].bounds
             axis.set(xlim=(high, low) if side < 0 else (low, high), ylim=limits)
@@ -158,34 +162,21 @@ def _brain_axes(sheet: Sheet, columns: int) -> Iterator[tuple[Any, int, int, int
 VIEWS = (("side", 1, 2, -1), ("back", 0, 2, 0), ("side", 1, 2, 1), ("top", 0, 1, 0))
 
 
-class Line(NamedTuple):
-    """Outlines of one colour and width."""
-
-    path: MplPath
-    colour: str
-    width: float
-
-
 class View(NamedTuple):
-    """Outlines of a brain from one direction, in mm of MNI space, and the bounds of the axes (x, x, y, y)."""
+    """Outlines of a brain from one direction (path, colour, width), in mm of MNI space, and the bounds of the axes."""
 
-    bounds: tuple[float, float, float, float]
-    lines: list[Line]
+    bounds: tuple[float, float, float, float]  # x, x, y, y
+    lines: list[tuple[MplPath, str, float]]
 
 
 @cache
 def _outlines() -> dict[str, View]:
-    text = (files("m2lgdg.report") / "outlines.json").read_text(encoding="utf-8")
-    return {
-        name: View(
-            tuple(view["bounds"]),
-            [
-                Line(MplPath(np.reshape(line["points"], (-1, 2)), line["codes"]), line["colour"], line["width"])
-                for line in view["lines"]
-            ],
-        )
-        for name, view in json.loads(text)["views"].items()
-    }
+    views = json.loads((files("m2lgdg.report") / "outlines.json").read_text(encoding="utf-8"))["views"]
+
+    def line(one: dict[str, Any]) -> tuple[MplPath, str, float]:
+        return MplPath(np.reshape(one["points"], (-1, 2)), one["codes"]), one["colour"], one["width"]
+
+    return {name: View(tuple(view["bounds"]), list(map(line, view["lines"]))) for name, view in views.items()}
 
 
 def _placed(top: pd.DataFrame) -> bool:
@@ -256,3 +247,131 @@ def representation_map(method: str, target: str, points: pd.DataFrame, number: i
 
     caption = f"{method}, target {target}: t-SNE of the classifier's input, first seed; target subjects are circled."
     return draw(f"map-{method}-{number}", caption, caption, (9.5, 3.6), paint, raster=True)
+
+
+def by_atlas(method: str, explanation: Explanation) -> dict[str, Explanation]:
+    """Explanation of each atlas, by a name for tables and figures: that of the method, with the atlas if there are several."""
+    atlases = explanation.by_atlas()
+    return {f"{method} ({atlas})" if len(atlases) > 1 else method: each for atlas, each in atlases.items()}
+
+
+def explained_text(explanation: Explanation, count: int) -> str:
+    """What the scores of a mean explanation over so many cells are, and how far they can be trusted."""
+    scores, error = str(explanation.about["scores"]), explanation.error()
+    text = f"{scores[0].upper()}{scores[1:]}. "
+    if error is not None:
+        relative = f"median {100 * error['median_relative']:.1f} % of the decision, " if "median_relative" in error else ""
+        text += f"Completeness error of the attributions: {relative}at most {error['max_absolute']:.2g} logits. "
+    text += f"Mean over {count} explained cell{'s' * (count > 1)}."
+    if explanation.about.get("agreement") is not None:
+        agreement = explanation.about["agreement"]
+        text += f" Mean rank correlation of ROI scores between cells: {agreement:.2f} (1: identical order)."
+    return " ".join([text, *explanation.lacking(), *explanation.about_rois()])
+
+
+def explained_figures(method: str, explanation: Explanation, cells: Cells) -> list[Figure]:
+    """ROIs, edges, gate weights, and maps of the first seed for the first few targets."""
+    drawn: list[Figure | None] = []
+    for name, each in by_atlas(method, explanation).items():
+        if each.rois["score"].any():
+            drawn += [top_rois(name, each.rois), glass_brain(name, each.rois), top_edges(name, each.edges, each.rois)]
+    drawn.append(gate_weights(method, explanation.gate))
+    maps: dict[str, pd.DataFrame] = {}
+    for record, each in cells:
+        if len(each.map):
+            maps.setdefault(record["target"], each.map)
+    drawn += [representation_map(method, target, maps[target], i) for i, target in enumerate([*maps][:MOST_MAPS])]
+    return [figure for figure in drawn if figure is not None]
+
+
+def explained_tables(method: str, explanation: Explanation) -> list[Table]:
+    """Scores of ROIs, edges, lobes, networks and phenotypes, those that the explanation has."""
+    tables = [_lobes_over_atlases(method, explanation)]
+    for name, each in by_atlas(method, explanation).items():
+        tables.append(_scores(f"ROIs, {name}", each.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"]))
+        tables += [_grouped(name, each, by) for by in ("lobe", "network")]
+        tables.append(_scores(f"Edges, {name}", each.edges, ["roi", "other roi", "score", "low", "high", "direction"]))
+    names = ["phenotype", "score", "low", "high", "direction"]
+    tables.append(_scores(f"Phenotypes, {method}", explanation.phenotypes, names))
+    return [table for table in tables if table.rows]
+
+
+def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
+    """The highest scores."""
+    names = [name for name in names if name in table]
+    top = table[table["score"] > 0].head(TOP)[names]
+    texts = ("roi", "other roi", "code", "phenotype")
+    header = [Column(name, "text" if name in texts else "number", ".1f" if name in "xyz" else ".4g") for name in names]
+    named = top.assign(**{name: top[name].map(lambda roi: roi_label(str(roi))) for name in ("roi", "other roi") if name in top})
+    rows = [list(row) for row in named.itertuples(index=False)]
+    return Table(title, header, rows, f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds")
+
+
+def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
+    """Proportion of the ROI scores of each lobe, by atlas and their mean; without rows unless two atlases have lobes."""
+    table = explanation.over_atlases()
+    header = [Column("lobe"), *columns("percent", "mean, %", *(f"{name}, %" for name in table.columns[2:]), form=".1f")]
+    note = "proportion of the sum of all ROI scores of an atlas; mean: over atlases, each counting the same"
+    rows = [list(row) for row in table.itertuples(index=False)]
+    return Table(f"ROI scores by lobe over atlases, {method}", header, rows, note)
+
+
+def _grouped(method: str, explanation: Explanation, by: str) -> Table:
+    """Sums of the ROI scores of each lobe or network; without rows if the atlas has none."""
+    groups = explanation.by_group(by)
+    groups = groups[groups["score"] > 0]
+    rows = [
+        [str(name), rois, score, score / groups["score"].sum(), each]
+        for name, rois, score, each in groups[[by, "rois", "score", "score per roi"]].itertuples(index=False)
+    ]
+    header = [Column(by), Column("ROIs", "count"), Column("score", "number", ".4g"), Column("of all, %", "percent", ".1f")]
+    note = f"sum of the scores of the ROIs of each {by}; a {by} with more ROIs has a higher sum"
+    return Table(f"ROI scores by {by}, {method}", [*header, Column("score per ROI", "number", ".4g")], rows, note)
+
+
+def readability_table(title: str, explanations: Mapping[str, Explanation]) -> Table | None:
+    """Accuracy of linear probes for site and label, by method; None if no method has them."""
+    names = {"site": "site accuracy", "site_chance": "site chance", "label": "label accuracy", "label_chance": "label chance"}
+    rows = []
+    for method, explanation in explanations.items():
+        numbers = explanation.about.get("readability")
+        if numbers:
+            rows.append([method, *(numbers.get(name, NAN) for name in (*names, "dimensions"))])
+    header = [Column("Method"), *columns("percent", *(f"{name}, %" for name in names.values()), form=".1f")]
+    header.append(Column("effective dimensions", "number", ".1f"))
+    return Table(title, header, rows, "accuracy of linear probes, mean over explained cells") if rows else None
+
+
+def planted_table(contents: Contents) -> Table | None:
+    """Planted ROIs and edges among as many of the highest scores, with the number expected by chance; None if unknown."""
+    planted, known = contents.description.get("planted"), contents.known_rois
+    if not planted or known is None or not contents.mean_explanations:
+        return None
+    rois, edges = {frozenset([roi]) for roi in planted.get("rois", ())}, {frozenset(edge) for edge in planted.get("edges", ())}
+    count = len(known[1])
+    rows: list[list[Cell]] = []
+    for method, explanation in contents.mean_explanations.items():
+        first = next(iter(explanation.by_atlas().values()))
+        found = _found(first.rois, ["roi"], rois), _found(first.edges, ["roi", "other roi"], edges)
+        rows.append([method, *found])
+    means = read_connectomes(contents.folder).get("difference")
+    if means is not None and len(means) == count:
+        i, j = np.triu_indices(count, 1)
+        names = np.array(known[1], dtype=object)
+        table = pd.DataFrame({"roi": names[i], "other roi": names[j], "score": np.abs(means[i, j])})
+        rows.append(["difference of the class means, no model", NAN, _found(table, ["roi", "other roi"], edges)])
+    chance = (len(rois) ** 2 / count, len(edges) ** 2 / (count * (count - 1) / 2))
+    header = [Column("Method"), *columns("count", f"of {len(rois)} planted ROIs", f"of {len(edges)} planted edges")]
+    note = (
+        f"planted ROIs among the {len(rois)} highest scores, planted edges among the {len(edges)} highest; expected by chance: "
+        f"{chance[0]:.1f} ROIs and {chance[1]:.1f} edges. A planted ROI also changes its edges, so other edges can be true, too"
+    )
+    return Table("Planted and found", header, rows, note)
+
+
+def _found(table: pd.DataFrame, names: list[str], planted: set[frozenset[str]]) -> float:
+    """Number of planted ROIs or edges among as many of the highest positive scores; NaN without scores."""
+    if not len(table) or not (table["score"] > 0).any():
+        return NAN
+    top = table[table["score"] > 0].sort_values("score", ascending=False, kind="stable").head(len(planted))
+    return sum(frozenset(row) in planted for row in top[names].to_numpy().tolist())

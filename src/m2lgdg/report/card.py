@@ -7,92 +7,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.findings import anonymous_sentences
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
 from m2lgdg.model.folder import NEW_SITE_CALIBRATION, WEIGHTS
 from m2lgdg.model.model import Model
+from m2lgdg.model.new_site import COVERAGES, LEAST_SUBJECTS, NewSiteCalibration, Performance, percent
 from m2lgdg.model.out_of_distribution import MEASURES
-from m2lgdg.registry import create
+from m2lgdg.model.site_level import ADAPT_SUBJECTS
+from m2lgdg.registry import METHODS, create
 from m2lgdg.report.contents import Contents, read_contents, read_json
-from m2lgdg.report.escaping import markdown
-from m2lgdg.report.new_site import (
-    AT_LEVEL,
-    NOT_CALIBRATED,
-    READING,
-    UNSEEN,
-    WITHOUT_LEVEL,
-    low_coverage,
-    new_site_facts,
-    new_site_tables,
-    weak_sites,
-)
 from m2lgdg.report.operating import operating_table
-from m2lgdg.report.tables import Table, changed_fields, label
+from m2lgdg.report.page import rendered
+from m2lgdg.report.paper_tables import changed_fields, label
+from m2lgdg.report.sharing import LICENCES
+from m2lgdg.report.tables import Cell, Column, Estimate, Table, columns, markdown, markdown_grid
 from m2lgdg.storage import InputError, write_texts
-from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, site_scores
+from m2lgdg.study.stats import macro_scores
 
 HASHED = (WEIGHTS, NEW_SITE_CALIBRATION)  # files whose hashes the card lists
-WARNING = "Research use only. Not a diagnostic device: do not base a decision about a person on it."
 SMALL_SITE = 20  # subjects; smaller sites are listed among the limits
-LICENCES = {  # by the cohort name that a reader sets; no terms are quoted, because they change with the release
-    "abide": "ABIDE I (Preprocessed Connectomes Project): the terms of the downloaded release apply (non-commercial "
-    "research); cite Di Martino et al. 2014 and Craddock et al. 2013",
-    "rest-meta-mdd": "REST-meta-MDD: the terms agreed with its consortium apply; cite Yan et al. 2019",
-}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A section of the card: named facts, tables, sentences."""
-
-    title: str
-    facts: list[tuple[str, str]] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
-
-
-def write_card(model: str | Path, *, study: str | Path | None = None, to: str | Path | None = None) -> Path:
-    """Write card.md and card.html into the model folder, or into `to`; return that folder."""
-    return write_parts(card(model, study), to or model)
-
-
-def write_parts(parts: list[Part], folder: str | Path) -> Path:
-    """Write the sections of a card as card.md and card.html; return the folder."""
-    title = f"Model card: {parts[0].facts[0][1]}"
-    return write_texts(folder, {"card.md": _markdown(title, parts), "card.html": _page(title, parts)})
-
-
-def card(model: str | Path, study: str | Path | None = None) -> list[Part]:
-    """Sections of the card of a model folder."""
-    fitted = Model.load(model)
-    with fitted.method.checking_weights():
-        decision = Part("Decision", _decision(fitted))
-    results = None if study is None else _results(fitted, read_contents(study))
-    weak = [] if fitted.new_site_ is None else weak_sites(fitted.new_site_)
-    failures = _failures(fitted) + weak + ([] if results is None else _weak_targets(results))
-    return [
-        Part("Model", _about(fitted), sentences=[(type(fitted.method).__doc__ or "").strip().splitlines()[0]]),
-        Part("Intended use", sentences=INTENDED),
-        _training(fitted),
-        *_federated(fitted),
-        Part("Inputs", _inputs(fitted)),
-        decision,
-        *_new_site(fitted),
-        results or Part(LEFT_OUT, sentences=[NO_STUDY]),
-        Part("Known failures and limits", sentences=failures or ["None known from training; see the intended use."]),
-        Part("Data licence", sentences=[_licence(fitted.facts_["source"]["cohort"])]),
-        Part("Versions and hashes", _versions(fitted, Path(model))),
-    ]
-
-
+COVERAGE = 0.9  # nominal coverage that is shown for each site
+SLACK = 0.02  # coverage over all sites may be lower than nominal by this much before it counts as a failure
+WARNING = "Research use only. Not a diagnostic device: do not base a decision about a person on it."
 INTENDED = [
     "For research on how classifiers of resting-state fMRI generalise to unseen sites.",
     "Not for diagnosis, screening, treatment or any other decision about a person.",
@@ -110,50 +53,129 @@ NO_STUDY = (
 )
 NOT_CHECKED = "The model has no record of a check of its training data; m2lgdg check COHORT lists their problems."
 NO_FINDING = "m2lgdg check had no finding about the training data."
-OTHERWISE = "so the performance of this model may differ."
 AMPLITUDES = "those of the training data: the model uses the amplitude of each ROI, so do not z-score or rescale the ROIs"
 OTHER_COHORT = "The cohort of the study, or its inputs, differ from those of this model."
 ROIS_UNKNOWN = "Its ROIs are not known, so it may be on another atlas."
-SHARE_ASSUMED = (
-    "The level of the site assumes the share of patients of the training sites. With fewer patients among the scans that it "
-    "was learned from, too many subjects are called patients; with more, too few."
+PREVALENCE_ASSUMED = (
+    "The intercept of the site assumes the proportion of patients of the training sites. With fewer patients among the scans "
+    "that it was learned from, too many subjects are called patients; with more, too few."
 )
-SHARE_GIVEN = "The level of the site is as wrong as the share of patients that was given for the scans it was learned from."
+PREVALENCE_GIVEN = (
+    "The intercept of the site is as wrong as the proportion of patients that was given for the scans it was learned from."
+)
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
+UNSEEN = "Expected performance at an unseen site"
+NOT_CALIBRATED = (
+    "The model was fitted without new-site calibration, so its probabilities are not calibrated for a site it has not seen. "
+    "Fit it with m2lgdg fit --new-site-calibration."
+)
+READING = [
+    "All figures are from source sites left out in turn, with recalibration, threshold and conformal sets from the others.",
+    "They hold for sites that differ from the source sites as these differ from each other; other sites may do worse.",
+    "A conformal set has every class that cannot be ruled out: both (undecided) or none (unlike either class) are possible.",
+    "The interval of a probability describes differences between sites, not the uncertainty about one subject.",
+]
+WITH_INTERCEPT = (
+    f"Each left-out site has its own intercept, learned from up to {ADAPT_SUBJECTS} of its other subjects without labels, as "
+    "this model has that of its site."
+)
+WITHOUT_INTERCEPT = "The left-out sites have no intercept of their own, so this model at its site has other figures."
+
+
+@dataclass(frozen=True)
+class CardSection:
+    """A section of the card: named facts, tables, sentences; `remarks` are sentences that the command repeats."""
+
+    title: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def write_card(model: str | Path, *, study: str | Path | None = None, to: str | Path | None = None) -> Path:
+    """Write card.md and card.html into the model folder, or into `to`; return that folder."""
+    return write_sections(card(model, study), to or model)
+
+
+def write_sections(sections: list[CardSection], folder: str | Path) -> Path:
+    """Write the sections of a card as card.md and card.html; return the folder."""
+    title = f"Model card: {sections[0].facts[0][1]}"
+    page = rendered("card.html", title=title, warning=WARNING, sections=sections)
+    return write_texts(folder, {"card.md": _markdown(title, sections), "card.html": page})
+
+
+def _markdown(title: str, sections: list[CardSection]) -> str:
+    lines = [f"# {markdown(title)}", "", f"**{WARNING}**"]
+    for section in sections:
+        lines += ["", f"## {section.title}", ""]
+        lines += [f"- {markdown(key)}: {markdown(value)}" for key, value in section.facts]
+        for table in section.tables:
+            lines += ["", *markdown_grid(table), "", f"{markdown(table.note)}."]
+        lines += [""] if section.tables and section.sentences else []
+        lines += [f"- {markdown(sentence)}" for sentence in section.sentences + section.remarks]
+    return "\n".join(lines) + "\n"
+
+
+def card(model: str | Path, study: str | Path | None = None) -> list[CardSection]:
+    """Sections of the card of a model folder."""
+    fitted = Model.load(model)
+    with fitted.method.checking_weights():
+        decision = CardSection("Decision", _decision(fitted))
+    results = CardSection(LEFT_OUT, sentences=[NO_STUDY]) if study is None else _results(fitted, read_contents(study))
+    limits = [*_limits(fitted), *_weak_targets(results)] or ["None known from training; see the intended use."]
+    return [
+        CardSection("Model", _about(fitted), sentences=[(type(fitted.method).__doc__ or "").strip().splitlines()[0]]),
+        CardSection("Intended use", sentences=INTENDED),
+        _training(fitted),
+        *_federated(fitted),
+        CardSection("Inputs", _inputs(fitted)),
+        decision,
+        *_new_site(fitted),
+        results,
+        CardSection("Known failures and limits", sentences=limits),
+        CardSection("Data licence", sentences=[LICENCES.get(fitted.facts_["source"]["cohort"].lower(), "authors to complete")]),
+        CardSection("Versions and hashes", _versions(fitted, Path(model))),
+    ]
 
 
 def _about(fitted: Model) -> list[tuple[str, str]]:
     fields = json.loads(json.dumps(fitted.fields()))  # tuples become lists, as in study.json
+    declared = {fitted.name: METHODS.declaration(fitted.name)}
     facts = [
         ("method", fitted.name),
         ("reference", fitted.method.reference or "none"),
-        ("fields changed from their defaults", changed_fields({"method": {fitted.name: fields}}) or "none"),
+        ("fields changed from their defaults", changed_fields({"method": {fitted.name: fields}}, declared) or "none"),
         ("seed", str(fitted.facts_["seed"]) if fitted.method.stochastic else "none (the method has no randomness)"),
     ]
-    parameters = [part.facts_["parameters"] for part in fitted.members.values() if "parameters" in part.facts_]
-    if parameters:
-        facts.append(("trained parameters", f"{sum(parameters):,}"))
-    return facts
+    parameters = [member.facts_["parameters"] for member in fitted.members.values() if "parameters" in member.facts_]
+    return [*facts, ("trained parameters", f"{sum(parameters):,}")] if parameters else facts
 
 
-def _training(fitted: Model) -> Part:
-    sites = fitted.facts_["source"]["sites"]
-    rows = [[site, str(n["patients"]), str(n["controls"]), str(sum(n.values()))] for site, n in sites.items()]
-    totals = [sum(n[kind] for n in sites.values()) for kind in ("patients", "controls")]
-    rows.append(["all", *map(str, totals), str(sum(totals))])
-    table = _plain_table("Training sites", ["Site", "patients", "controls", "subjects"], rows, "labelled subjects of the fit")
-    facts = [("cohort", fitted.facts_["source"]["cohort"]), *_ranges(fitted)]
-    for part in fitted.members.values():
-        if "training_subjects" in part.facts_:
-            counts = (part.facts_["training_subjects"], part.facts_["validation_subjects"])
-            key = f"trained on ({part.facts_['atlas']})" if len(fitted.members) > 1 else "trained on"
+def _training(fitted: Model) -> CardSection:
+    source = fitted.facts_["source"]
+    rows: list[list[Cell]] = [[site, n["patients"], n["controls"], sum(n.values())] for site, n in source["sites"].items()]
+    totals = np.array([row[1:] for row in rows], dtype=int).sum(axis=0).tolist()
+    header = [Column("Site"), *columns("count", "patients", "controls", "subjects")]
+    table = Table("Training sites", header, [*rows, ["all", *totals]], "labelled subjects of the fit")
+    facts = [("cohort", source["cohort"])]
+    units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
+    distribution = fitted.source_distribution_  # these measures are the same in all atlases
+    for name, ends in () if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True):
+        if name in units and not np.isnan(ends).any():
+            low, middle, high = (f"{value:.3g}" for value in ends)
+            facts.append((name, f"median {middle}{units[name]}, 95 % of subjects {low} to {high}"))
+    for member in fitted.members.values():
+        if "training_subjects" in member.facts_:
+            counts = (member.facts_["training_subjects"], member.facts_["validation_subjects"])
+            key = f"trained on ({member.facts_['atlas']})" if len(fitted.members) > 1 else "trained on"
             facts.append((key, "{} subjects; early stopping and calibration on {} subjects".format(*counts)))
-    stored = fitted.facts_["source"].get("findings")
+    stored = source.get("findings")
     findings = [NOT_CHECKED] if stored is None else anonymous_sentences(stored) or [NO_FINDING]
-    return Part("Training data", facts, [table], findings)
+    return CardSection("Training data", facts, [table], findings)
 
 
-def _federated(fitted: Model) -> list[Part]:
+def _federated(fitted: Model) -> list[CardSection]:
     """How the sites trained together, for a model whose subjects never left them."""
     about = fitted.facts_.get("federated")
     if about is None:
@@ -173,99 +195,23 @@ def _federated(fitted: Model) -> list[Part]:
     if about["attempt"] > 1:
         facts.append(("attempt", f"{about['attempt']}; {AGAIN}"))
     alone = [f"Held out of a fold alone, so that differences of totals give its own sums: {site}." for site in about["alone"]]
-    return [Part("Federated training", facts, sentences=[*([] if {"network", "noise"} & set(about) else [SUMS_ONLY]), *alone])]
-
-
-def _ranges(fitted: Model) -> list[tuple[str, str]]:
-    """Scan and age ranges of the training subjects, from the source distribution if the model has one."""
-    units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
-    distribution = fitted.source_distribution_  # these measures are the same in all atlases
-    ranges = [] if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True)
-    return [
-        (name, f"median {middle:.3g}{units[name]}, 95 % of subjects {low:.3g} to {high:.3g}")
-        for name, (low, middle, high) in ranges
-        if name in units and not np.isnan([low, middle, high]).any()
-    ]
+    first = [] if {"network", "noise"} & set(about) else [SUMS_ONLY]
+    return [CardSection("Federated training", facts, sentences=[*first, *alone])]
 
 
 def _inputs(fitted: Model) -> list[tuple[str, str]]:
     # Only networks have a length; asking for their class would import PyTorch.
     resampled = getattr(fitted.method, "length", None) if "length" not in fitted.method.unused else None
-    length = f"any; resampled to {resampled} points" if resampled else "any"
-    atlases = [_atlas(part.facts_["atlas"]) for part in fitted.members.values()]
-    amplitudes = any(part.uses_amplitude for part in fitted.members.values())
-    counts = " and ".join(f"{len(part.facts_['rois'])} ROIs" for part in fitted.members.values())
+    atlases = [_atlas(member.facts_["atlas"]) for member in fitted.members.values()]
+    amplitudes = any(member.uses_amplitude for member in fitted.members.values())
+    counts = " and ".join(f"{len(member.facts_['rois'])} ROIs" for member in fitted.members.values())
     return [
         ("series", f"(time, roi) with {counts}, in the order of method.json"),
-        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them")
-        if len(fitted.members) > 1
-        else ("atlas", atlases[0]),
-        ("scan length", length),
+        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if atlases[1:] else ("atlas", atlases[0]),
+        ("scan length", f"any; resampled to {resampled} points" if resampled else "any"),
         ("units", AMPLITUDES if amplitudes else "any; each ROI is standardised within its scan"),
         ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
     ]
-
-
-def _decision(fitted: Model) -> list[tuple[str, str]]:
-    calibrated = "none"
-    if "calibration" in fitted.state_:
-        slope, offset = fitted.state_["calibration"]
-        validation = fitted.facts_.get("validation", "source sites held out in turn")
-        of = "mean of the calibrated logits of the atlases" if len(fitted.members) > 1 else "logit"
-        calibrated = f"{of} times {slope:.4g} plus {offset:.4g}, fitted on {validation}, never on a target"
-        if len(fitted.members) > 1 and (slope, offset) == (1, 0):
-            calibrated = of
-    facts = [("output", "probability of being a patient"), ("calibration", calibrated)]
-    new_site = fitted.new_site_
-    if new_site is not None:
-        formula = f"then logit times {new_site.slope:.4g} plus {new_site.offset:.4g}, fitted on left-out source sites"
-        facts.append(("new-site calibration", f"{formula}; applied by predict_proba, m2lgdg predict and the ONNX graph"))
-    if fitted.site_level is not None:
-        facts.append(("level of a site", fitted.site_level.sentence()))
-    local = fitted.facts_.get("local")
-    if local is not None:
-        formula = f"then logit times {local['slope']:.4g} plus {local['offset']:.4g}, fitted on labelled subjects of one site"
-        facts.append(("local calibration", f"{formula}; do not evaluate the model on these subjects"))
-    return [*facts, ("threshold", f"patient at {fitted.threshold:.3g} or above")]
-
-
-def _new_site(fitted: Model) -> list[Part]:
-    """Expected performance at an unseen site; no section for a model with local calibration."""
-    if "local" in fitted.facts_:
-        return []
-    if fitted.new_site_ is None:
-        return [Part(UNSEEN, sentences=[NOT_CALIBRATED])]
-    level = fitted.site_level
-    first = [AT_LEVEL] if level and level.recalibrated else [WITHOUT_LEVEL] if level else []
-    return [Part(UNSEEN, new_site_facts(fitted.new_site_), new_site_tables(fitted.new_site_), [*first, *READING])]
-
-
-def _results(fitted: Model, contents: Contents) -> Part:
-    """Performance of this method at each left-out site of a study."""
-    predictions = contents.predictions[contents.predictions["method"] == fitted.name]
-    if not len(predictions):
-        raise InputError(
-            f"the study has no method {fitted.name}; it has {', '.join(dict.fromkeys(label(*k) for k in contents.keys))}."
-        )
-    _refuse_other_rois(fitted, contents)
-    variant, same = _variant(fitted, contents, list(dict.fromkeys(predictions["variant"])))
-    predictions = predictions[predictions["variant"] == variant]
-    areas = {target: _area(part) for target, part in over_seeds(predictions).groupby("target", sort=False)}
-    operating = operating_table(predictions)
-    rows = [[row[1], *row[2:4], areas[row[1]], *row[8:]] for row in operating.rows]
-    header = ["Left-out site", "n", "patients", "AUC", *operating.header[8:]]
-    table = _plain_table("Left-out sites", header, rows, f"AUC in % with DeLong interval; {operating.note}")
-    macro = macro_scores(site_scores(cell_scores(predictions, PAPER_METRICS)))
-    mean = [(row.metric, _mean(row.mean, row.sd, row.sites)) for row in macro.itertuples() if row.sites]
-    seeds = ", ".join(map(str, sorted(set(predictions["seed"]))))
-    sentences = [f"Seeds: {seeds}. Each site was held out of training completely."]
-    if not same:
-        sentences.append(f"The study ran {label(fitted.name, variant)} with other field values, {OTHERWISE}")
-    if contents.study.get("cohort_hash") != fitted.facts_["source"]["hash"]:
-        sentences.append(OTHER_COHORT if contents.known_rois else f"{OTHER_COHORT} {ROIS_UNKNOWN}")
-    if fitted.recalibration is not None:
-        sentences.append(AS_IT_RAN)
-    return Part(LEFT_OUT, mean, [table], sentences)
 
 
 def _atlas(atlas: str) -> str:
@@ -274,18 +220,129 @@ def _atlas(atlas: str) -> str:
     return f"{atlas} ({about()[name]['title']})" if name is not None else atlas or "not named"
 
 
+def _decision(fitted: Model) -> list[tuple[str, str]]:
+    calibrated = "none"
+    if "calibration" in fitted.state_:
+        slope, intercept = fitted.state_["calibration"]
+        validation = fitted.facts_.get("validation", "source sites held out in turn")
+        of = "mean of the calibrated logits of the atlases" if len(fitted.members) > 1 else "logit"
+        calibrated = f"{of} times {slope:.4g} plus {intercept:.4g}, fitted on {validation}, never on a target"
+        if len(fitted.members) > 1 and (slope, intercept) == (1, 0):
+            calibrated = of
+    facts = [("output", "probability of being a patient"), ("calibration", calibrated)]
+    if fitted.new_site_ is not None:
+        formula = f"then logit times {fitted.new_site_.slope:.4g} plus {fitted.new_site_.offset:.4g}"
+        where = "fitted on left-out source sites; applied by predict_proba, m2lgdg predict and the ONNX graph"
+        facts.append(("Platt recalibration for a new site", f"{formula}, {where}"))
+    if fitted.site_level is not None:
+        facts.append(("intercept correction for a site", fitted.site_level.sentence()))
+    local = fitted.facts_.get("local")
+    if local is not None:
+        formula = f"then logit times {local['slope']:.4g} plus {local['offset']:.4g}, fitted on labelled subjects of one site"
+        facts.append(("local calibration", f"{formula}; do not evaluate the model on these subjects"))
+    return [*facts, ("threshold", f"patient at {fitted.threshold:.3g} or above")]
+
+
+def _new_site(fitted: Model) -> list[CardSection]:
+    """Expected performance at an unseen site; no section for a model with local calibration."""
+    if "local" in fitted.facts_:
+        return []
+    if fitted.new_site_ is None:
+        return [CardSection(UNSEEN, sentences=[NOT_CALIBRATED])]
+    level = fitted.site_level
+    first = [WITH_INTERCEPT if level.recalibrated else WITHOUT_INTERCEPT] if level else []
+    return [CardSection(UNSEEN, new_site_facts(fitted.new_site_), new_site_tables(fitted.new_site_), [*first, *READING])]
+
+
+def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
+    """Performance over all left-out sites."""
+    whole, sets = new_site.whole, new_site.expected(COVERAGE)
+    rate, number = Column("", "percent", ".1f").number, Column("", "number").number
+    return [
+        ("learned from", f"{whole.subjects} subjects of left-out sites, in {new_site.folds} refits"),
+        ("AUC over all", f"{rate(whole.auc)} % ({rate(whole.auc_low)}-{rate(whole.auc_high)} %)"),
+        ("sensitivity, specificity", f"{rate(whole.sensitivity)} %, {rate(whole.specificity)} %"),
+        ("calibration", f"slope {number(whole.slope)} (ideal 1), intercept {number(whole.intercept)} (ideal 0)"),
+        ("Brier score, ECE", f"{number(whole.brier)}, {number(whole.ece)}"),
+        ("differences between sites", f"sd {new_site.slope_sd:.2f} of the slope, {new_site.offset_sd:.2f} of the intercept"),
+        (
+            f"conformal sets of {percent(COVERAGE)} coverage",
+            f"contain the true class for {rate(sets.reached)} % of subjects (lowest site {rate(sets.lowest)} %, median "
+            f"site {rate(sets.median)} %); have one class for {rate(sets.decided)} %, which is correct for "
+            f"{rate(sets.right)} % of these",
+        ),
+    ]
+
+
+def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
+    """A table by left-out site and a table by nominal coverage."""
+    k = COVERAGES.index(COVERAGE)
+
+    def row(name: str, of: Performance) -> list[Cell]:
+        area = Estimate(of.auc, of.auc_low, of.auc_high)
+        sets = (of.reached[k], of.decided[k], of.right[k])
+        return [name, of.subjects, of.patients, area, of.slope, of.intercept, of.brier, of.ece, *sets]
+
+    rows = [row(site, figures) for site, figures in new_site.sites.items()] + [row("all", new_site.whole)]
+    header = [Column("Left-out site"), *columns("count", "n", "patients"), Column("AUC", "percent", ".1f")]
+    header += columns("number", "slope", "intercept", "Brier", "ECE")
+    header += columns("percent", "in set", "one class", "correct", form=".1f")
+    note = (
+        f"AUC in % with DeLong interval; last three columns: conformal sets of {percent(COVERAGE)} coverage, % of subjects "
+        f"with the true class in their set, % with one class, % of these that are correct; sites with fewer than "
+        f"{LEAST_SUBJECTS} subjects count only in the last row"
+    )
+    names = ("in set", "lowest site", "median site", "one class", "correct")
+    by_level = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
+    level_note = "% of subjects of all left-out sites; nominal coverage in the first column"
+    level_header = [Column("Coverage"), *columns("percent", *names, form=".1f")]
+    return [
+        Table("Left-out source sites", header, rows, note),
+        Table("Conformal sets", level_header, by_level, level_note),
+    ]
+
+
+def _results(fitted: Model, contents: Contents) -> CardSection:
+    """Performance of this method at each left-out site of a study."""
+    variants = [variant for method, variant in contents.keys if method == fitted.name]
+    if not variants:
+        raise InputError(f"the study has no method {fitted.name}; it has {', '.join(label(*key) for key in contents.keys)}.")
+    _refuse_other_rois(fitted, contents)
+    variant, same = _variant(fitted, contents, variants)
+    contents = contents.of_methods([(fitted.name, variant)])
+    operating = operating_table(contents.mean)
+    rows: list[list[Cell]] = []
+    for row, (_, own) in zip(operating.rows, contents.mean.groupby("target", sort=False), strict=True):
+        y, p = own["label"].to_numpy(), own["proba"].to_numpy()
+        rows.append([*row[1:4], Estimate(auc(y, p), *delong_interval(y, p)), *row[8:]])
+    header = [Column("Left-out site"), *operating.columns[2:4], Column("AUC", "percent", ".1f"), *operating.columns[8:]]
+    table = Table("Left-out sites", header, rows, f"AUC in % with DeLong interval; {operating.note}")
+    macro = macro_scores(contents.site_scores)
+    facts = []
+    for row in macro[macro["metric"].isin(PAPER_METRICS) & (macro["sites"] > 0)].itertuples():
+        over = "at one site" if row.sites == 1 else f"± {100 * row.sd:.1f} over {row.sites} sites"
+        facts.append((row.metric, f"{100 * row.mean:.1f} {over}"))
+    remarks = []
+    if not same:
+        name = label(fitted.name, variant)
+        remarks.append(f"The study ran {name} with other field values, so the performance of this model may differ.")
+    if contents.study.get("cohort_hash") != fitted.facts_["source"]["hash"]:
+        remarks.append(OTHER_COHORT if contents.known_rois else f"{OTHER_COHORT} {ROIS_UNKNOWN}")
+    seeds = ", ".join(map(str, sorted(set(contents.predictions["seed"]))))
+    sentences = [f"Seeds: {seeds}. Each site was held out of training completely."]
+    sentences += [AS_IT_RAN] if fitted.recalibration is not None else []
+    return CardSection(LEFT_OUT, facts, [table], sentences, remarks)
+
+
 def _refuse_other_rois(fitted: Model, contents: Contents) -> None:
     """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
         return
-    (atlas, rois), expected = contents.known_rois, tuple(fitted.facts_["rois"])
-    numbered = all(name.isdigit() for name in rois)
-    other_atlas = numbered and atlas and fitted.facts_["atlas"] and atlas != fitted.facts_["atlas"]
-    if same_rois(rois, atlas, expected, fitted.facts_["atlas"]) and not other_atlas:
+    (atlas, rois), own, expected = contents.known_rois, fitted.facts_["atlas"], tuple(fitted.facts_["rois"])
+    other_atlas = all(name.isdigit() for name in rois) and atlas and own and atlas != own
+    if same_rois(rois, atlas, expected, own) and not other_atlas:
         return
-    names = [
-        f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (fitted.facts_["atlas"], expected))
-    ]
+    names = [f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (own, expected))]
     differing = next(((a, b) for a, b in zip(rois, expected, strict=False) if a != b), None)
     detail = f": ROI {differing[0]} in place of {differing[1]}" if differing and len(rois) == len(expected) else ""
     raise InputError(
@@ -308,86 +365,51 @@ def _variant(fitted: Model, contents: Contents, variants: list[str]) -> tuple[st
     return variants[0], False
 
 
-def _mean(mean: float, sd: float, sites: int) -> str:
-    return f"{100 * mean:.1f} at one site" if sites == 1 else f"{100 * mean:.1f} ± {100 * sd:.1f} over {sites} sites"
-
-
-def _area(part: pd.DataFrame) -> str:
-    y, p = part["label"].to_numpy(), part["proba"].to_numpy()
-    area, (low, high) = auc(y, p), delong_interval(y, p)
-    if np.isnan(area):
-        return "-"
-    return f"{100 * area:.1f}" + ("" if np.isnan(low) else f" ({100 * low:.1f}-{100 * high:.1f})")
-
-
-def _failures(fitted: Model) -> list[str]:
-    sites = fitted.facts_["source"]["sites"]
+def _limits(fitted: Model) -> list[str]:
+    """What is known to be wrong with the training data, the calibration and single source sites."""
+    sites, new_site = fitted.facts_["source"]["sites"], fitted.new_site_
     sentences = list(fitted.facts_.get("notes", []))
     local = fitted.facts_.get("local", {}).get("findings", [])
     sentences += [f"Subjects of the local calibration: {sentence}" for sentence in anonymous_sentences(local)]
     if fitted.site_level is not None:
-        sentences.append(SHARE_ASSUMED if fitted.site_level.assumed else SHARE_GIVEN)
+        sentences.append(PREVALENCE_ASSUMED if fitted.site_level.assumed else PREVALENCE_GIVEN)
         findings = fitted.facts_["site_level"].get("findings", [])
-        sentences += [f"Subjects of the site level: {sentence}" for sentence in anonymous_sentences(findings)]
+        sentences += [f"Subjects of the site intercept: {sentence}" for sentence in anonymous_sentences(findings)]
     one_class = [site for site, n in sites.items() if not n["patients"] or not n["controls"]]
     small = [site for site, n in sites.items() if sum(n.values()) < SMALL_SITE]
-    if one_class:
-        sentences.append(f"Training sites with one class only (site and diagnosis confounded): {', '.join(one_class)}.")
-    if small:
-        sentences.append(f"Training sites with fewer than {SMALL_SITE} subjects: {', '.join(small)}.")
-    return sentences + ([] if fitted.new_site_ is None else low_coverage(fitted.new_site_))
+    sentences += _listed("Training sites with one class only (site and diagnosis confounded)", one_class)
+    sentences += _listed(f"Training sites with fewer than {SMALL_SITE} subjects", small)
+    if new_site is None:
+        return sentences
+    sets = new_site.expected(COVERAGE)
+    if sets.reached < COVERAGE - SLACK:
+        observed = f"{100 * sets.reached:.1f} % of subjects, {100 * sets.lowest:.1f} % at the lowest site"
+        low = f"Conformal sets of {percent(COVERAGE)} coverage contain the true class less often at left-out sites"
+        sentences.append(f"{low}: {observed}.")
+    chance = [site for site, figures in new_site.sites.items() if figures.auc <= 0.5 or figures.auc_low <= 0.5]
+    return sentences + _listed("Source sites with an AUC interval that includes chance when left out", chance)
 
 
-def _weak_targets(results: Part) -> list[str]:
+def _weak_targets(results: CardSection) -> list[str]:
     """Left-out sites that are small or of one class, or where the method may be no better than chance."""
-    rows, sentences = results.tables[0].rows, []
-    small = [row[0] for row in rows if int(row[1]) < SMALL_SITE]
-    chance = [row[0] for row in rows if "(" in row[3] and float(row[3].split("(")[1].split("-")[0]) <= 50]
-    undefined = [row[0] for row in rows if row[3] == "-"]
-    if chance:
-        sentences.append(f"Left-out sites where the AUC interval includes chance: {', '.join(chance)}.")
-    if small:
-        sentences.append(f"Left-out sites with fewer than {SMALL_SITE} subjects, with imprecise estimates: {', '.join(small)}.")
-    if undefined:
-        sentences.append(f"Left-out sites with one class only, without AUC: {', '.join(undefined)}.")
-    return sentences
+    sites = [(str(row[0]), row[1], row[3]) for table in results.tables for row in table.rows]
+    chance = [site for site, _, area in sites if isinstance(area, Estimate) and area.low <= 0.5]
+    small = [site for site, n, _ in sites if isinstance(n, int) and n < SMALL_SITE]
+    undefined = [site for site, _, area in sites if isinstance(area, Estimate) and math.isnan(area.value)]
+    return [
+        *_listed("Left-out sites where the AUC interval includes chance", chance),
+        *_listed(f"Left-out sites with fewer than {SMALL_SITE} subjects, with imprecise estimates", small),
+        *_listed("Left-out sites with one class only, without AUC", undefined),
+    ]
 
 
-def _licence(cohort: str) -> str:
-    return LICENCES.get(cohort.lower(), "authors to complete")
+def _listed(what: str, sites: list[str]) -> list[str]:
+    return [f"{what}: {', '.join(sites)}."] if sites else []
 
 
 def _versions(fitted: Model, model: Path) -> list[tuple[str, str]]:
     about = read_json(model / "method.json", {})
-    versions = about.get("versions", {})
-    facts: list[tuple[str, str]] = [(str(name), str(version)) for name, version in versions.items()]
+    facts = [(str(name), str(version)) for name, version in about.get("versions", {}).items()]
     for name in ("method.json", *(name for name in about.get("hashes", {}) if name in HASHED)):
         facts.append((f"{name}, SHA-256", hashlib.sha256((model / name).read_bytes()).hexdigest()))
     return [*facts, ("training cohort, SHA-256 of its content", str(fitted.facts_["source"]["hash"]))]
-
-
-def _plain_table(title: str, header: list[str], rows: list[list[str]], note: str) -> Table:
-    return Table(title, header, rows, [[0] * len(header) for _ in rows], note)
-
-
-def _page(title: str, parts: list[Part]) -> str:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    here = files("m2lgdg.report")
-    style, page = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "card.html"))
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(page).render(style=Markup(style), title=title, warning=WARNING, parts=parts)
-
-
-def _markdown(title: str, parts: list[Part]) -> str:
-    lines = [f"# {markdown(title)}", "", f"**{WARNING}**"]
-    for part in parts:
-        lines += ["", f"## {part.title}", ""]
-        lines += [f"- {markdown(key)}: {markdown(value)}" for key, value in part.facts]
-        for table in part.tables:
-            rows = [table.header, ["---"] + ["---:"] * (len(table.header) - 1), *table.rows]
-            lines += ["", *(f"| {' | '.join(map(markdown, row))} |" for row in rows), "", f"{markdown(table.note)}."]
-        lines += [""] if part.tables and part.sentences else []
-        lines += [f"- {markdown(sentence)}" for sentence in part.sentences]
-    return "\n".join(lines) + "\n"

@@ -1,36 +1,33 @@
-"""TRIPOD+AI, REFORMS, PROBAST+AI and CLAIM checklists of a study, filled in from its files; the rest is left to the authors.
+"""What a study can fill in of a paper: the TRIPOD+AI, REFORMS, PROBAST+AI and CLAIM checklists, and a methods paragraph.
 
-`known_facts` reads a study folder and `checklists` puts the facts into the templates of checklists.tsv, for the report.
+Both are written from the contents of a study folder; what it does not know is left to the authors.
 """
 
 from __future__ import annotations
 
 import csv
-import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import MOTION
-from m2lgdg.data.spreadsheets import unquoted_table
-from m2lgdg.findings import note_on_label, with_kind
+from m2lgdg.findings import note_on_label
 from m2lgdg.metrics import METRICS, THRESHOLD
-from m2lgdg.registry import METHODS, SIMPLE
+from m2lgdg.registry import SIMPLE
+from m2lgdg.report.contents import Contents
+from m2lgdg.report.paper_tables import changed_fields, label, what_was_seen
+from m2lgdg.report.paths import without_paths
 from m2lgdg.report.subgroups import EYES
-from m2lgdg.report.tables import changed_fields, label
-from m2lgdg.report.tracks import what_was_seen
+from m2lgdg.report.tables import Table, columns
 from m2lgdg.splits import leave_one_site_out
-from m2lgdg.storage import InputError, one_line
-from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_predictions
-from m2lgdg.study.stats import cell_scores, half_interval, macro_scores, site_scores
+from m2lgdg.study.predictions import ADAPTED
+from m2lgdg.study.stats import half_interval, macro_scores
 
 TO_COMPLETE = "authors to complete"
 CITATIONS = {
@@ -51,11 +48,11 @@ OURS = {
     "transformations": "Phenotypes are imputed and z-scored with source-training statistics; series or their connectivity are "
     "standardised within each subject or with source statistics, depending on the method",
 }
+YEARS = 5  # width of an age band in a shared report
 
 
-@dataclass(frozen=True)
-class Row:
-    """One item and its answer."""
+class Row(NamedTuple):
+    """One item of a checklist and its answer."""
 
     item: str
     section: str
@@ -64,78 +61,48 @@ class Row:
     filled: bool
 
 
-@dataclass(frozen=True)
-class Checklist:
-    """A pre-filled checklist."""
+def checklist_tables(contents: Contents) -> list[Table]:
+    """All checklists, filled in as far as the study knows."""
+    tables = []
+    for name, rows in checklists(known_facts(contents)).items():
+        filled = sum(row.filled for row in rows)
+        note = f"{CITATIONS[name]}. {filled} of {len(rows)} items have an answer. {NOTE}".rstrip(".")
+        header = columns("text", "Item", "Section", "Topic", "Answer")
+        tables.append(Table(f"{name}, pre-filled", header, [row[:4] for row in rows], note))
+    return tables
 
-    title: str
-    citation: str
-    note: str
-    rows: list[Row]
 
-
-def checklists(known: Mapping[str, str]) -> list[Checklist]:
-    """All checklists; an item is filled in if all facts in its template are known."""
+def checklists(known: Mapping[str, str]) -> dict[str, list[Row]]:
+    """Items of each checklist; one is filled in if all facts in its template are known."""
     text = (files("m2lgdg.report") / "checklists.tsv").read_text(encoding="utf-8")
-    items = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [
-        Checklist(f"{name}, pre-filled", citation, NOTE, [_row(item, known) for item in items if item["checklist"] == name])
-        for name, citation in CITATIONS.items()
-    ]
+    rows: dict[str, list[Row]] = {name: [] for name in CITATIONS}
+    for item in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE):
+        needed = [key for _, key, _, _ in Formatter().parse(item["answer"]) if key]
+        filled = bool(needed) and all(known.get(key) for key in needed)
+        answer = item["answer"].format_map(known) if filled else TO_COMPLETE
+        rows[item["checklist"]].append(Row(item["item"], item["section"], item["topic"], answer, filled))
+    return rows
 
 
-def _row(item: Mapping[str, str], known: Mapping[str, str]) -> Row:
-    needed = [key for _, key, _, _ in Formatter().parse(item["answer"]) if key]
-    filled = bool(needed) and all(known.get(key) for key in needed)
-    answer = item["answer"].format_map(known) if filled else TO_COMPLETE
-    return Row(item["item"], item["section"], item["topic"], answer, filled)
+def known_facts(contents: Contents) -> dict[str, str]:
+    """Facts about a study as text, by the names that the checklists ask for; what is not known is left out."""
+    facts = _study_facts(contents) | _check_facts(contents.checks) | _prediction_facts(contents)
+    if contents.environment:
+        facts["environment"] = ", ".join(f"{name} {version}" for name, version in contents.environment.items())
+        version = contents.environment.get("m2lgdg", "not installed")  # it can run from its source folder
+        if "code" in contents.environment:
+            name = "m2lgdg" if version == "not installed" else f"m2lgdg {version}"
+            facts["code"] = f"{name}, hash of the prediction code {contents.environment['code']}"
+    if contents.inclusion:
+        facts["included"], facts["excluded"] = (str(len(contents.included(one))) for one in ("included", "excluded"))
+        facts["exclusions"] = "; ".join(f"{reason} {count}" for reason, count in contents.exclusions()) or "none"
+    if contents.cohort is not None:
+        facts |= _cohort_facts(contents.cohort, contents.study.get("targets"), banded=contents.shared)
+    return {name: without_paths(text) for name, text in facts.items()} if contents.shared else facts
 
 
-def known_facts(folder: Path, scores: pd.DataFrame | None = None) -> dict[str, str]:
-    """Facts from the files of a study folder, as text; facts of a missing file are left out.
-
-    `scores` are the scores of its cells (`stats.cell_scores`), if already computed.
-    """
-    folder = Path(folder)
-    study, environment, checks = (_json(folder / f"{name}.json") for name in ("study", "environment", "checks"))
-    facts = _study_facts(study or {}) | _environment_facts(environment or {}) | _check_facts(checks or [])
-    if (folder / "inclusion.csv").is_file():
-        facts |= _inclusion_facts(unquoted_table(pd.read_csv(folder / "inclusion.csv", dtype=str, keep_default_na=False)))
-    if (folder / "predictions.csv").is_file():
-        tracks = by_track(read_predictions(folder))
-        predictions = next(iter(tracks.values()))
-        facts |= _prediction_facts(predictions, cell_scores(predictions) if scores is None else scores)
-        if ADAPTED in tracks:
-            which = "" if STRICT in tracks else ", the only one of this study"
-            facts["updating"] = f"In the adapted track{which}: {what_was_seen(int((study or {}).get('adapt_subjects') or 0))}"
-    cohort = _cohort(folder, study or {})
-    return facts | (_cohort_facts(cohort, (study or {}).get("targets")) if cohort is not None else {})
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
-
-
-def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
-    """The cohort of the study, if its file exists and its content is unchanged."""
-    if not study.get("cohort") or not (folder / study["cohort"]).is_file():
-        return None
-    try:
-        cohort = Cohort.load(folder / study["cohort"])
-        inputs = study.get("inputs")
-        if inputs is not None and tuple(inputs) != cohort.inputs:
-            cohort = cohort.with_inputs(inputs, allow_proxies=study.get("allow_proxies", False) or cohort.allow_proxies)
-    except InputError:
-        return None
-    return cohort if cohort.hash == study.get("cohort_hash") else None
-
-
-def _study_facts(study: dict[str, Any]) -> dict[str, str]:
+def _study_facts(contents: Contents) -> dict[str, str]:
+    study = contents.study
     if not study:
         return {}
     targets, seeds, threads = study.get("targets") or [], study.get("seeds") or [], study.get("threads", 1)
@@ -143,7 +110,7 @@ def _study_facts(study: dict[str, Any]) -> dict[str, str]:
         "study": str(study.get("name", "")),
         "cohort_hash": str(study.get("cohort_hash") or ""),
         "inputs": ", ".join(study.get("inputs") or []) or "none",
-        "hyperparameters": changed_fields(study) or "none",
+        "hyperparameters": changed_fields(study, contents.declared) or "none",
         "device": f"{study.get('device', 'cpu')}, {threads} thread{'s' * (threads > 1)} per cell",
     }
     if targets:
@@ -155,43 +122,21 @@ def _study_facts(study: dict[str, Any]) -> dict[str, str]:
     return facts | ({} if study.get("plugins") else OURS)
 
 
-def _environment_facts(environment: dict[str, str]) -> dict[str, str]:
-    facts = {"environment": ", ".join(f"{name} {version}" for name, version in environment.items())}
-    if "code" in environment:
-        version = environment.get("m2lgdg", "not installed")  # it can run from its source folder
-        name = "m2lgdg" if version == "not installed" else f"m2lgdg {version}"
-        facts["code"] = f"{name}, hash of the prediction code {environment['code']}"
+def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
+    facts = {}
+    for key, word in {"checks": "", "checks_duplicates": "on both sides", "checks_inputs": "inputs"}.items():
+        chosen = [check for check in checks if word in check["check"]]
+        failed = [f"{check['check']}: {str(check['detail']).rstrip('.')}" for check in chosen if not check["passed"]]
+        remarks = "".join(f". {check['remark'].rstrip('.')}" for check in chosen if check.get("remark"))
+        outcome = f"NOT passed: {'; '.join(failed)}" if failed else f"all passed{remarks}"
+        if chosen:
+            facts[key] = f"Checked: {'; '.join(check['check'] for check in chosen)}; {outcome}"
     return facts
 
 
-def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
-    parts = {"checks": "", "checks_duplicates": "on both sides", "checks_inputs": "inputs"}
-    chosen = {key: [check for check in checks if word in check["check"]] for key, word in parts.items()}
-    return {key: _outcome(some) for key, some in chosen.items() if some}
-
-
-def _outcome(checks: list[dict[str, Any]]) -> str:
-    failed = [f"{check['check']}: {str(check['detail']).rstrip('.')}" for check in checks if not check["passed"]]
-    names = "; ".join(check["check"] for check in checks)
-    remarks = "".join(f". {check['remark'].rstrip('.')}" for check in checks if check.get("remark"))
-    return f"Checked: {names}; " + (f"NOT passed: {'; '.join(failed)}" if failed else f"all passed{remarks}")
-
-
-def _inclusion_facts(table: pd.DataFrame) -> dict[str, str]:
-    included = table[table["status"] == "included"]
-    excluded = table[table["status"] == "excluded"]
-    reasons = Counter(with_kind(row)["kind"] for row in excluded.to_dict("records"))
-    return {
-        "included": str(len(included)),
-        "excluded": str(len(table) - len(included)),
-        "exclusions": "; ".join(f"{reason} {count}" for reason, count in reasons.most_common()) or "none",
-    }
-
-
-def _prediction_facts(predictions: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
-    sites = site_scores(scores[scores["metric"].isin(("AUC", "slope", "intercept"))])
-    keys = list(predictions[["method", "variant"]].drop_duplicates().itertuples(index=False, name=None))
-    count = predictions["target"].nunique()
+def _prediction_facts(contents: Contents) -> dict[str, str]:
+    predictions, keys = contents.predictions, contents.keys
+    count, simple = predictions["target"].nunique(), contents.with_role(*SIMPLE)
     facts = {
         "methods": ", ".join(label(*key) for key in keys),
         "method_count": str(len(keys)),
@@ -200,18 +145,17 @@ def _prediction_facts(predictions: pd.DataFrame, scores: pd.DataFrame) -> dict[s
         "metrics": f"{', '.join(METRICS)}; ACC, SEN, SPE and F1 at the threshold {THRESHOLD:g}",
         "threshold": f"Probability of being a patient; threshold {THRESHOLD:g}, fixed in advance and not tuned",
         "updating": "None: no model was updated or recalibrated with target data",
-        "baselines": ", ".join(_baselines([name for name, _ in keys])),
+        "baselines": ", ".join(dict.fromkeys(method for method, _ in keys if method in simple)),
     }
+    if contents.track == ADAPTED or contents.adapted is not None:
+        which = ", the only one of this study" if contents.track == ADAPTED else ""
+        facts["updating"] = f"In the adapted track{which}: {what_was_seen(contents.batch)}"
     if count > 1 and len(keys) > 1:
         facts["comparison"] = (
             f"Paired t-tests over {count} target sites: the method with the highest AUC (chosen post hoc) against each other "
             "method, Holm-corrected within AUC"
         )
-    return facts | _performance(sites)
-
-
-def _baselines(names: list[str]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name in METHODS.with_role(*SIMPLE)]
+    return facts | _performance(contents.site_scores)
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:
@@ -220,7 +164,12 @@ def _performance(sites: pd.DataFrame) -> dict[str, str]:
     macro = macro.sort_values("mean", ascending=False, kind="stable")
     if not len(macro):
         return {}
-    means = [f"{label(row.method, row.variant)} {_interval(row.mean, row.sd, row.sites)}" for row in macro.itertuples()]
+    means = []
+    for row in macro.itertuples():
+        half = half_interval(row.sd, row.sites) if row.sites > 2 else 0.0  # of two sites it would be wider than the scale
+        ends = f"{100 * max(row.mean - half, 0):.1f}-{100 * min(row.mean + half, 1):.1f}"
+        none = f"{row.sites} site{'s' * (row.sites > 1)}, no interval"
+        means.append(f"{label(row.method, row.variant)} {100 * row.mean:.1f} ({ends if row.sites > 2 else none})")
     more = f"; {len(means) - MOST_NAMED} more in the tables" if len(means) > MOST_NAMED else ""
     best = macro.iloc[0]
     at_sites = sites[(sites["method"] == best["method"]) & (sites["variant"] == best["variant"])].dropna(subset=["mean"])
@@ -238,45 +187,34 @@ def _performance(sites: pd.DataFrame) -> dict[str, str]:
     return facts
 
 
-def _interval(mean: float, sd: float, sites: int) -> str:
-    if sites < 3:  # an interval from two sites would be wider than the scale
-        return f"{100 * mean:.1f} ({sites} site{'s' * (sites > 1)}, no interval)"
-    half = half_interval(sd, sites)
-    return f"{100 * mean:.1f} ({100 * max(mean - half, 0):.1f}-{100 * min(mean + half, 1):.1f})"
-
-
-def _cohort_facts(cohort: Cohort, targets: list[str] | None) -> dict[str, str]:
+def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) -> dict[str, str]:
+    labelled = {site: cohort.labels[(cohort.sites == site) & (cohort.labels >= 0)] for site in cohort.site_names}
     patients, controls = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
-    sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
-    rates = [float((labels == 1).mean()) for site in sizes if len(labels := _labels(cohort, site))]
-    folds = [(fold.source.labels, _labels(cohort, fold.site)) for fold in leave_one_site_out(cohort, targets)]
+    rates = [100 * float(labels.mean()) for labels in labelled.values() if len(labels)]
+    folds = [(fold.source.labels, labelled[fold.site]) for fold in leave_one_site_out(cohort, targets)]
     sides = [f"{_span(list(map(len, side)))} ({_span([int(y.sum()) for y in side])})" for side in zip(*folds, strict=True)]
-    columns = {str(name).lower() for name in cohort.phenotypes}
+    present = {str(name).lower() for name in cohort.phenotypes}
     kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
-    groups = [name for name, names in kinds.items() if columns & set(names)]
+    groups = [name for name, names in kinds.items() if present & set(names)]
     tr = cohort.tr[~np.isnan(cohort.tr)]
-    seconds = f"{_span(tr)} s" if len(tr) else "unknown"
     atlas = f" of atlas {cohort.atlas}" if cohort.atlas else ""
     return {
         "cohort_name": cohort.name,
         "subjects": str(len(cohort)),
         "patients": str(patients),
         "controls": str(controls),
-        "site_count": str(len(sizes)),
-        "sites": ", ".join(f"{site} {size}" for site, size in sizes.items()),
+        "site_count": str(len(labelled)),
+        "sites": ", ".join(f"{site} {(cohort.sites == site).sum()}" for site in cohort.site_names),
         "balance": f"{100 * patients / (patients + controls):.0f} % of labelled subjects are patients, "
-        f"{100 * min(rates):.0f} to {100 * max(rates):.0f} % by site",
+        f"{min(rates):.0f} to {max(rates):.0f} % by site",
         "fold_sizes": f"Labelled subjects (patients): source {sides[0]}, target {sides[1]}",
-        "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR {seconds}",
+        "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR "
+        + (f"{_span(tr)} s" if len(tr) else "unknown"),
         "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
         "outcome": note_on_label(cohort.notes),
         "subgroups": ", ".join([*groups, "site size"]),
-        "characteristics": "; ".join(_characteristics(cohort.phenotypes)),
+        "characteristics": "; ".join(_characteristics(cohort.phenotypes, banded)),
     }
-
-
-def _labels(cohort: Cohort, site: str) -> Any:
-    return cohort.labels[(cohort.sites == site) & (cohort.labels >= 0)]
 
 
 def _missing(cohort: Cohort, column: str) -> str:
@@ -285,16 +223,126 @@ def _missing(cohort: Cohort, column: str) -> str:
     return f"{column} {100 * missing.mean():.1f} % ({', '.join(rates)})"
 
 
-def _characteristics(table: pd.DataFrame) -> list[str]:
+def _characteristics(table: pd.DataFrame, banded: bool) -> list[str]:
     sentences = []
     if "age" in table and table["age"].dtype == np.float64 and table["age"].notna().any():
         low, middle, high = table["age"].quantile([0.25, 0.5, 0.75])
-        sentences.append(f"age median {middle:.1f} (quartiles {low:.1f}, {high:.1f})")
+        if banded:
+            low, middle, high = map(age_band, (low, middle, high))
+            sentences.append(f"age median in {middle} (quartiles in {low} and {high})")
+        else:
+            sentences.append(f"age median {middle:.1f} (quartiles {low:.1f}, {high:.1f})")
     if "sex" in table and table["sex"].notna().any():
         sentences.append(f"{100 * (table['sex'].dropna() == 1).mean():.0f} % male")
     return sentences
 
 
+def age_band(age: float) -> str:
+    """Five-year band of an age, in place of the age in what is shared."""
+    low = int(age // YEARS) * YEARS
+    return f"{low} to {low + YEARS - 1}"
+
+
 def _span(values: Any) -> str:
     low, high = min(values), max(values)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+DELONG = "DeLong, DeLong and Clarke-Pearson 1988, Biometrics 44: 837-845"
+HOLM = "Holm 1979, Scandinavian Journal of Statistics 6: 65-70"
+JANES_PEPE = "Janes and Pepe 2009, Biometrika 96: 371-382"
+PACKAGE = "m2lgdg: leave-one-site-out classification of functional MRI (the package that wrote this report)"
+AUTHORS = "Authors to complete: acquisition, image preprocessing, parcellation and ethics approval."
+
+
+@dataclass(frozen=True)
+class MethodsText:
+    """Paragraphs and references, in the order in which they are cited."""
+
+    paragraphs: list[str]
+    references: list[str]
+
+
+def methods_text(contents: Contents, *, motion: bool) -> MethodsText:
+    """A methods paragraph for a paper: data, design, methods, statistics, software; `motion`: AUCs are adjusted for motion."""
+    references: list[str] = []
+
+    def cite(reference: str) -> str:
+        if reference not in references:
+            references.append(reference)
+        return f"[{references.index(reference) + 1}]"
+
+    texts = [_data(contents), _design(contents), _methods(contents, cite), _statistics(contents, cite, motion)]
+    texts.append(_software(contents.environment, cite))
+    return MethodsText([*filter(None, texts), AUTHORS], references)
+
+
+def _data(contents: Contents) -> str:
+    included, reasons = contents.included(), contents.exclusions()
+    if not included:
+        return ""
+    everybody = contents.description.get("groups", {}).get("all", {})
+    classes = f" ({everybody['patients']} patients, {everybody['controls']} controls)" if everybody else ""
+    sentence = f"We included {len(included)} subjects{classes} of {len({row['site'] for row in included})} sites."
+    if reasons:
+        count = sum(number for _, number in reasons)
+        sentence += f" {count} further subject{'s were' if count > 1 else ' was'} left out: "
+        sentence += "; ".join(f"{reason} ({number})" for reason, number in reasons) + "."
+    if contents.known_rois is not None:
+        atlas, rois = contents.known_rois
+        sentence += f" Each scan was represented by the mean time series of {len(rois)} regions of interest"
+        sentence += f" (atlas: {without_paths(atlas)})." if atlas else "."  # an atlas may be called by the path of its image
+    return sentence
+
+
+def _design(contents: Contents) -> str:
+    targets = contents.predictions["target"].nunique()
+    inputs = ", ".join(contents.study.get("inputs") or [])
+    text = (
+        f"Models were evaluated by leave-one-site-out cross-validation: each of {targets} target site{'s' * (targets > 1)} was "
+        "held out whole, and models were fitted on the labelled subjects of all other sites (source). Imputation, scaling, "
+        "feature estimation, choice of penalties, early stopping and calibration used source subjects only. Target subjects "
+        "were predicted one at a time, without labels, site names or ids."
+    )
+    if contents.track == ADAPTED or contents.adapted is not None:
+        text += f" In the adapted track, {what_was_seen(contents.batch)}."
+    return f"{text} Phenotypes available to methods that use them were {inputs}." if inputs else text
+
+
+def _methods(contents: Contents, cite: Callable[[str], str]) -> str:
+    listed = []
+    for method in dict.fromkeys(method for method, _ in contents.keys):
+        reference = contents.declared[method].reference if method in contents.declared else ""
+        cited = reference and not reference.startswith("beyond the paper")
+        listed.append(f"{method} {cite(reference)}" if cited else method)
+    seeds = contents.study.get("seeds") or []
+    text = f"We compared {len(listed)} method{'s' * (len(listed) > 1)}: {', '.join(listed)}."
+    variants = [label(*key) for key in contents.keys if key[1]]
+    text += f" Variants: {', '.join(variants)}." if 0 < len(variants) <= 12 else ""
+    text += f" Methods with randomness were trained with {len(seeds)} seeds." if len(seeds) > 1 else ""
+    changed = changed_fields(contents.study, contents.declared)
+    return f"{text} Fields that differ from the defaults of the package: {changed}." if changed else text
+
+
+def _statistics(contents: Contents, cite: Callable[[str], str], motion: bool) -> str:
+    text = (
+        "The main measure is the area under the ROC curve (AUC) at each target site, averaged over seeds and then over sites "
+        f"without weights. Accuracy, sensitivity, specificity and F1 use the fixed threshold {THRESHOLD:g}. Intervals of a "
+        f"mean over sites are 95 % Student t intervals; those of one site are DeLong's {cite(DELONG)}."
+    )
+    if contents.predictions["target"].nunique() > 1 and len(contents.keys) > 1:
+        text += f" Methods were compared by two-sided paired t-tests over target sites with Holm's correction {cite(HOLM)}."
+    if motion:
+        text += f" AUCs adjusted for head motion (mean framewise displacement) follow {cite(JANES_PEPE)}."
+    return text
+
+
+def _software(versions: Mapping[str, str], cite: Callable[[str], str]) -> str:
+    if not versions:
+        return ""
+    others = [f"{name} {version}" for name, version in versions.items() if name not in ("m2lgdg", "code", "system")]
+    code = f", code {versions['code']}" if versions.get("code") else ""
+    return (
+        f"Analyses used m2lgdg {versions.get('m2lgdg', '')} {cite(PACKAGE)}{code} with {', '.join(others)}"
+        f" on {versions.get('system', 'an unknown system')}."
+    )

@@ -6,6 +6,7 @@ Everything but the predictions may be missing; the report then leaves out the se
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,18 +21,19 @@ from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.findings import Finding, with_kind
+from m2lgdg.registry import Declaration
 from m2lgdg.report.paths import without_paths
-from m2lgdg.report.published import Published, read_published, with_published
-from m2lgdg.report.tables import Table
-from m2lgdg.report.tracks import in_track
-from m2lgdg.storage import InputError
+from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
 from m2lgdg.study.description import describe
+from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.runner import explanation_path
-from m2lgdg.study.stats import cell_scores, site_scores
+from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
-Key = tuple[str, str]
+Key = tuple[str, str]  # method and variant
+Cells = list[tuple[dict[str, Any], Explanation]]  # explained cells, with their records
+CELL = ["method", "variant", "target", "seed"]
 RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
 
 
@@ -41,6 +43,7 @@ class Contents:
 
     `predictions` are those of the strict track. `adapted` are those of the adapted track, if the study has both; of a study
     with the adapted track alone, `predictions` are of that track, and `track` says so. Variants are named without the track.
+    `shared` contents are those of a report that is given away (`sharing.shared_contents`).
     """
 
     folder: Path
@@ -54,15 +57,14 @@ class Contents:
     cohort: Cohort | None
     about_cohort: CohortFacts = NOT_KNOWN
     centroids: pd.DataFrame | None = None  # of ROIs, for an atlas that is not included
-    published: Published | None = None
     track: str = STRICT
     adapted: pd.DataFrame | None = None
+    shared: bool = False
 
     @property
     def all_predictions(self) -> pd.DataFrame:
         """Rows of both tracks, as in predictions.csv but for their order."""
-        tracks = {self.track: self.predictions} | ({} if self.adapted is None else {ADAPTED: self.adapted})
-        return joined_tracks(tracks)
+        return joined_tracks({self.track: self.predictions} | ({} if self.adapted is None else {ADAPTED: self.adapted}))
 
     @property
     def batch(self) -> int:
@@ -74,6 +76,14 @@ class Contents:
         """The same study with the adapted track as its predictions; None if it has both tracks or only the strict one."""
         return None if self.adapted is None else replace(self, predictions=self.adapted, track=ADAPTED, adapted=None)
 
+    def of_methods(self, keys: Sequence[Key]) -> Contents:
+        """The same study with some of its methods and variants."""
+        tables = (self.predictions, self.cell_scores)
+        rows, scores = (table[pd.MultiIndex.from_frame(table[["method", "variant"]]).isin(keys)] for table in tables)
+        chosen = replace(self, predictions=rows)
+        chosen.__dict__["cell_scores"] = scores  # not computed again
+        return chosen
+
     @cached_property
     def cell_scores(self) -> pd.DataFrame:
         """Metrics of every cell (`stats.cell_scores`), computed once for all sections."""
@@ -83,6 +93,11 @@ class Contents:
     def site_scores(self) -> pd.DataFrame:
         """Mean and sd over seeds by method, variant, target and metric (`stats.site_scores`)."""
         return site_scores(self.cell_scores)
+
+    @cached_property
+    def mean(self) -> pd.DataFrame:
+        """Probabilities averaged over seeds (`stats.over_seeds`): a user of a model has one for each subject."""
+        return over_seeds(self.predictions)
 
     @property
     def findings(self) -> tuple[Finding, ...] | None:
@@ -104,6 +119,15 @@ class Contents:
         return stored if stored or self.cohort is None else describe(self.cohort)
 
     @cached_property
+    def declared(self) -> dict[str, Declaration]:
+        """Fields, variants, references and roles of the methods, as far as they are known (`study.plan`)."""
+        return declarations(self.folder)
+
+    def with_role(self, *roles: str) -> list[str]:
+        """Methods of the study with one of these roles (`Method.role`)."""
+        return [name for name, declared in self.declared.items() if declared.role in roles]
+
+    @cached_property
     def keys(self) -> list[Key]:
         """Every (method, variant), in the order of the predictions."""
         return list(self.predictions[["method", "variant"]].drop_duplicates().itertuples(index=False, name=None))
@@ -111,26 +135,25 @@ class Contents:
     @property
     def swept(self) -> dict[str, dict[str, list[Any]]]:
         """The study's sweeps: method -> field -> values."""
-        return _sweeps(self.study)
+        sweeps = self.study.get("sweep")
+        return sweeps if isinstance(sweeps, dict) else {}
 
     def is_sweep(self, key: Key) -> bool:
         """Whether a (method, variant) is one value of a sweep."""
-        axes = self.swept.get(key[0], {})
-        return any(key[1] == sweep_variant(field, value) for field, values in axes.items() for value in values)
+        return key[1] in _sweep_variants(self.study, key[0])
 
-    def with_published(self, tables: list[Table]) -> list[Table]:
-        """The tables, with the track in their titles if it is the adapted one, else with published values if there are any."""
-        if self.track == ADAPTED:  # published values are of sites that nothing was seen of
-            return in_track(tables, self.track, self.batch)
-        return tables if self.published is None else with_published(tables, self.published)
+    def included(self, status: str = "included") -> list[dict[str, str]]:
+        """Rows of inclusion.csv of the subjects that are in the study, or `excluded`."""
+        return [row for row in self.inclusion if row["status"] == status]
 
-    def explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
-        """Explained cells of each method, with their records; read once."""
-        return self._explanations
+    def exclusions(self) -> list[tuple[str, int]]:
+        """Kinds of exclusions, which name no subject, and their counts, most frequent first."""
+        return Counter(row["kind"] for row in self.included("excluded")).most_common()
 
     @cached_property
-    def _explanations(self) -> dict[str, list[tuple[dict[str, Any], Explanation]]]:
-        explained: dict[str, list[tuple[dict[str, Any], Explanation]]] = {}
+    def explanations(self) -> dict[str, Cells]:
+        """Explained cells of each method."""
+        explained: dict[str, Cells] = {}
         for record in self.records:
             path = explanation_path(self.folder, record["key"])
             if path.is_dir():
@@ -146,94 +169,67 @@ class Contents:
     @cached_property
     def mean_explanations(self) -> dict[str, Explanation]:
         """Mean explanation of each method over its cells, computed once for the page and for the files."""
-        return {method: mean_over(each for _, each in cells) for method, cells in self._explanations.items()}
+        return {method: mean_over(each for _, each in cells) for method, cells in self.explanations.items()}
 
     def missing(self) -> list[str]:
         """Number of cells of each method that have neither finished nor failed (`missing_cells`)."""
-        return missing_cells(self.predictions, self.study, self.failures)
+        return missing_cells(self.predictions, self.study, self.declared, self.failures)
 
 
-def missing_cells(predictions: pd.DataFrame, study: dict[str, Any], failures: Sequence[dict[str, str]] = ()) -> list[str]:
+def missing_cells(
+    predictions: pd.DataFrame,
+    study: Mapping[str, Any],
+    declared: Mapping[str, Declaration],
+    failures: Sequence[Mapping[str, str]] = (),
+) -> list[str]:
     """Number of cells of each method, variants and sweeps included, that have neither finished nor failed."""
     ended = {(row["method"], row["variant"], row["target"], str(row["seed"])) for row in failures}
-    rows = predictions.drop_duplicates(["method", "variant", "target", "seed"])
+    rows = predictions.drop_duplicates(CELL)
     ended |= {(row.method, without_track(row.variant), row.target, str(row.seed)) for row in rows.itertuples()}
-    counts = []
     methods, all_seeds, targets = (_listed(study, name) for name in ("methods", "seeds", "targets"))
+    requested, counts = study.get("variants") or [], []
     for method in methods:
-        seen = {row[3] for row in ended if row[0] == method}
-        seeds = all_seeds[:1] if seen <= set(all_seeds[:1]) and _runs_once(method, bool(seen)) else all_seeds
-        variants = dict.fromkeys(["", *_variants(study, method, {row[1] for row in ended if row[0] == method})])
+        seen = [row for row in ended if row[0] == method]
+        # A method without randomness runs with the first seed only; so, perhaps, does a plugin that was seen with that seed.
+        once = not declared[method].stochastic if method in declared else bool(seen)
+        seeds = all_seeds[:1] if once and {row[3] for row in seen} <= set(all_seeds[:1]) else all_seeds
+        known = declared[method].variants if method in declared else {row[1] for row in seen}
+        named = requested.get(method, []) if isinstance(requested, dict) else [one for one in requested if one in known]
+        variants = {"", *named, *_sweep_variants(study, method)}
         cells = [(method, variant, target, seed) for variant in variants for target in targets for seed in seeds]
         missing = sum(cell not in ended for cell in cells)
         if missing:
-            counts.append(f"{missing} cell{'s' if missing > 1 else ''} of {method}")
+            counts.append(f"{missing} cell{'s' * (missing > 1)} of {method}")
     return counts
 
 
-def _sweeps(study: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
-    """Sweeps of study.json: method -> field -> values."""
+def _sweep_variants(study: Mapping[str, Any], method: str) -> set[str]:
     sweeps = study.get("sweep")
-    return sweeps if isinstance(sweeps, dict) else {}
+    axes = sweeps.get(method, {}) if isinstance(sweeps, dict) else {}
+    return {sweep_variant(field, value) for field, values in axes.items() for value in values}
 
 
-def _variants(study: dict[str, Any], method: str, seen: set[str]) -> list[str]:
-    """Variants and sweep values that the study requests of a method; `seen` lists those of a plugin that is not loaded."""
-    from m2lgdg.registry import load_methods
-
-    requested = study.get("variants") or []
-    if isinstance(requested, dict):
-        named = requested.get(method, [])
-    else:
-        known = load_methods()
-        declared = known.declaration(method).variants if method in known else {variant: {} for variant in seen}
-        fields = study.get("method")
-        recorded = fields.get(method) if isinstance(fields, dict) else None
-        # A variant of a field that the method did not have when the study ran was not requested of it.
-        available = {
-            variant
-            for variant, changes in declared.items()
-            if not isinstance(recorded, dict) or changes.keys() <= recorded.keys()
-        }
-        named = [variant for variant in requested if variant in available]
-    axes = _sweeps(study).get(method, {})
-    return [*named, *(sweep_variant(field, value) for field, values in axes.items() for value in values)]
-
-
-def _listed(study: dict[str, Any], name: str) -> list[str]:
+def _listed(study: Mapping[str, Any], name: str) -> list[str]:
     """A list of study.json as strings; empty if a damaged file has anything else under that name."""
     value = study.get(name)
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _runs_once(method: str, seen: bool) -> bool:
-    """Whether a method has no randomness and runs with the first seed only.
-
-    For a plugin this is unknown, because its code is not loaded to read a folder: assume so if it was seen with that seed.
-    """
-    from m2lgdg.registry import load_methods
-
-    known = load_methods()
-    return not known.declaration(method).stochastic if method in known else seen
-
-
-def read_contents(folder: str | Path, centroids: str | Path | None = None, published: str | Path | None = None) -> Contents:
-    """Read a study folder, ROI centroids from a table or an atlas image, and published values."""
+def read_contents(folder: str | Path, centroids: str | Path | None = None) -> Contents:
+    """Read a study folder, and ROI centroids from a table or an atlas image."""
     folder = Path(folder)
-    tracks = by_track(read_predictions(folder))
-    (track, predictions), *others = tracks.items()
-    study = read_json(folder / "study.json", {})
+    (track, predictions), *others = by_track(read_predictions(folder)).items()
+    study = _whole(folder / "study.json", {})
     cohort = _cohort(folder, study)
     if centroids is not None and cohort is None:
         raise InputError(f"{centroids} cannot be used without the cohort file of the study, which is missing or has changed.")
     return Contents(
         centroids=None if centroids is None or cohort is None else read_centroids(centroids, cohort.rois),
-        published=None if published is None else read_published(published, predictions),
         folder=folder,
         predictions=predictions,
         study=study,
-        environment=read_json(folder / "environment.json", {}),
-        checks=read_json(folder / "checks.json", []),
+        environment=_whole(folder / "environment.json", {}),
+        checks=_whole(folder / "checks.json", []),
         inclusion=[with_kind(row) for row in _rows(folder / "inclusion.csv")],
         failures=_rows(folder / "failures.csv"),
         records=_records(folder, predictions, track),
@@ -253,6 +249,16 @@ def read_json(path: Path, empty: Any) -> Any:
     return content if isinstance(content, type(empty)) else empty
 
 
+def _whole(path: Path, empty: Any) -> Any:
+    """Content of a JSON file, or `empty` without one; a damaged file is refused."""
+    try:
+        if path.is_file():
+            json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({one_line(error)}).") from None
+    return read_json(path, empty)
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
@@ -265,44 +271,35 @@ def _records(folder: Path, predictions: pd.DataFrame, track: str) -> list[dict[s
 
     A folder can have records of older code: the one that matches the predictions is taken, whatever the file dates.
     """
-    cells = {cell: part for cell, part in predictions.groupby(["method", "variant", "target", "seed"], sort=False)}
+    cells = dict(iter(predictions.groupby(CELL, sort=False)))
     chosen: dict[Any, tuple[bool, dict[str, Any]]] = {}  # whether it matches the predictions, record
     for record in _all_records(folder):
-        cell = tuple(record.get(name) for name in ("method", "variant", "target", "seed"))
+        cell = tuple(record.get(name) for name in CELL)
         if cell not in cells or record.get("status") != "done":
             continue
-        same = _matches(record, "proba" if track == STRICT else ADAPTED, cells[cell])
+        proba, rows = np.array(record.get("proba" if track == STRICT else ADAPTED, []), dtype=np.float64), cells[cell]
+        same = record.get("subjects") == rows["subject"].tolist() and len(proba) == len(rows)
+        same = same and np.allclose(proba, rows["proba"], rtol=0, atol=1e-12)  # up to rounding of the CSV file
         if cell not in chosen or (same and not chosen[cell][0]):
             chosen[cell] = (same, record)
     return [chosen[cell][1] for cell in cells if cell in chosen]
 
 
-def _matches(record: dict[str, Any], name: str, part: pd.DataFrame) -> bool:
-    """Whether a record has the subjects and probabilities of a cell, up to rounding of the CSV file."""
-    proba = np.array(record.get(name, []), dtype=np.float64)
-    if record.get("subjects") != part["subject"].tolist() or len(proba) != len(part):
-        return False
-    return bool(np.allclose(proba, part["proba"], rtol=0, atol=1e-12))
-
-
 def _all_records(folder: Path) -> Iterator[dict[str, Any]]:
     """All records, of a shared copy or of cells/."""
-    shared = folder / RECORDS
-    if shared.is_file():
-        lines = shared.read_text(encoding="utf-8").splitlines()
-        yield from (record for record in map(_parsed, lines) if isinstance(record, dict))
+    if (folder / RECORDS).is_file():
+        for line in (folder / RECORDS).read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
     for path in sorted((folder / "cells").glob("*.json")):
         yield read_json(path, {})
 
 
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-def _cohort(folder: Path, study: dict[str, Any]) -> Cohort | None:
+def _cohort(folder: Path, study: Mapping[str, Any]) -> Cohort | None:
     """The cohort of the study, if its file exists and its content is unchanged."""
     path = folder / str(study.get("cohort", ""))
     if not path.is_file():

@@ -1,12 +1,14 @@
-"""The data of a study for the report: its sites and classes in numbers, and mean connectomes.
+"""The data of a study for the report: flow of subjects, sites and classes in numbers, and mean connectomes.
 
 Made from the files that `m2lgdg run` writes, or from the cohort where it is available. What is not known is left out.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,17 @@ from matplotlib import colormaps
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.contents import Contents
-from m2lgdg.report.drawing import WIDTH, Figure, Sheet, draw, short
-from m2lgdg.report.tables import Table
+from m2lgdg.report.drawing import CARD, FAINT, INK, WIDTH, Figure, Sheet, draw, on_page, short
+from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
 from m2lgdg.study.description import LEAST, Floats, read_connectomes, read_site_connectomes, square
 
-MOST_EDGES = 20
-NAMED = 3  # edges in the caption
+MOST_EDGES, NAMED = 20, 3  # edges in the table, and in the caption
 MOST_SITES, SITES_ACROSS = 24, 4
+MOST_REASONS = 6
+FLOW, LEFT, RIGHT = 520, 235, 255  # pixels: width of the flow diagram, of its main boxes, and of the boxes with reasons
+GAP, PAD, LINE, LETTERS = 26, 11, 19, 7.7  # LETTERS is the mean width of one
 Group = dict[str, Any]
+Step = tuple[list[str], list[str]]  # lines of the main box, and of the box beside the arrow that leaves it
 
 
 def site_table(contents: Contents) -> Table | None:
@@ -30,77 +35,157 @@ def site_table(contents: Contents) -> Table | None:
     sites = sites or _counted_sites(contents)
     if not sites:
         return None
-    left_out = Counter(row["site"] for row in contents.inclusion if row["status"] == "excluded")
+    excluded = Counter(row["site"] for row in contents.included("excluded"))
     targets = set(contents.predictions["target"])
-    ordered = sorted(sites.items(), key=lambda item: (-item[1]["subjects"], item[0]))
     rows: list[tuple[str, Group]] = []
     for name, group in groups.items():  # of a class, the proportion of patients says nothing
-        rows.append(("all", group) if name == "all" else (f"all {name}", _without(group, "patients")))
-    for site, group in ordered:
-        rows.append((site, group | {"left": left_out[site], "role": "target" if site in targets else "source"}))
-    columns: dict[str, Callable[[Group], str]] = {
-        "subjects": lambda group: f"{group['subjects']:,}",
-        "left out": lambda group: str(group["left"]) if "left" in group else "-",
-        "patients": _patients,
-        "age, years": lambda group: _quartiles(group.get("age"), ".1f"),
-        "male": lambda group: _percent(group.get("male"), group.get("sex_known")),
-        "TR, s": lambda group: _span(group.get("tr")),
-        "volumes": lambda group: _span(group.get("volumes")),
-        "motion, mm": lambda group: _quartiles(group.get("motion"), ".2f"),
-        "role": lambda group: str(group.get("role", "-")),
+        classes = ("patients", "controls") if name != "all" else ()
+        rows.append((f"all {name}" if classes else "all", {key: group[key] for key in group if key not in classes}))
+    for site, group in sorted(sites.items(), key=lambda item: (-item[1]["subjects"], item[0])):
+        rows.append((site, group | {"excluded": excluded[site], "role": "target" if site in targets else "source"}))
+    show: dict[Column, Callable[[Group], Cell]] = {
+        Column("subjects", "count"): lambda group: group["subjects"],
+        Column("left out", "count"): lambda group: group.get("excluded", NAN),
+        Column("patients", "count"): lambda group: group.get("patients", NAN),
+        Column("patients, %", "percent", ".0f"): _prevalence,
+        Column("age, years", "number", ".1f"): lambda group: _quartiles(group.get("age")),
+        Column("male, %", "percent", ".0f"): lambda group: group["male"] / group["sex_known"] if "male" in group else NAN,
+        Column("TR, s", "number", ".4g"): lambda group: _span(group.get("tr")),
+        Column("volumes", "number", ".4g"): lambda group: _span(group.get("volumes")),
+        Column("motion, mm", "number", ".2f"): lambda group: _quartiles(group.get("motion")),
+        Column("role"): lambda group: str(group.get("role", "-")),
     }
-    cells = {title: [show(group) for _, group in rows] for title, show in columns.items()}
-    shown = {title: values for title, values in cells.items() if set(values) != {"-"}}
-    for name, same in (("left out", "0"), ("role", "target")):
-        if set(shown.get(name, ())) <= {"-", same}:
-            shown.pop(name, None)
-    table = [[name, *(values[i] for values in shown.values())] for i, (name, _) in enumerate(rows)]
+    cells = {column: [of(group) for _, group in rows] for column, of in show.items()}
+    needless = {"left out": "0", "role": "target"}  # the same in all rows
+    shown = {
+        column: values
+        for column, values in cells.items()
+        if not {column.shown(value) for value in values} <= {"-", needless.get(column.name, "-")}
+    }
+    names = {column.name for column in shown}
     note = "subjects of the cohort of this study, largest site first"
-    note += "; age: median (quartiles)" if "age, years" in shown else ""
-    note += "; motion: mean framewise displacement, median (quartiles)" if "motion, mm" in shown else ""
-    return Table("Sites", ["Site", *shown], table, [[0] * (1 + len(shown)) for _ in table], note)
+    note += "; age: median (quartiles)" if "age, years" in names else ""
+    note += "; motion: mean framewise displacement, median (quartiles)" if "motion, mm" in names else ""
+    table = [[name, *(values[i] for values in shown.values())] for i, (name, _) in enumerate(rows)]
+    return Table("Sites", [Column("Site"), *shown], table, note)
 
 
 def _counted_sites(contents: Contents) -> dict[str, Group]:
     """Subjects of each site from inclusion.csv, and patients of target sites whose subjects were all tested."""
-    sizes = Counter(row["site"] for row in contents.inclusion if row["status"] == "included")
+    sizes = Counter(row["site"] for row in contents.included())
     tested = contents.predictions.drop_duplicates(["target", "subject"]).groupby("target", sort=False)["label"]
     labels = {str(site): values.to_numpy() for site, values in tested}
     sites: dict[str, Group] = {site: {"subjects": size} for site, size in sizes.items()}
     for site, group in sites.items():
         if len(labels.get(site, ())) == group["subjects"]:
-            group["patients"] = int(labels[site].sum())
-            group["controls"] = group["subjects"] - group["patients"]
+            patients = int(labels[site].sum())
+            group |= {"patients": patients, "controls": group["subjects"] - patients}
     return sites
 
 
-def _without(group: Group, name: str) -> Group:
-    return {key: value for key, value in group.items() if key != name}
+def _prevalence(group: Group) -> float:
+    labelled = group.get("patients", 0) + group.get("controls", 0)
+    return group["patients"] / labelled if labelled else NAN
 
 
-def _patients(group: Group) -> str:
-    if "patients" not in group:
-        return "-"
-    labelled = group["patients"] + group["controls"]
-    return f"{group['patients']:,} ({100 * group['patients'] / labelled:.0f} %)" if labelled else str(group["patients"])
+def _quartiles(values: list[float] | str | None) -> Cell:
+    if values is None or isinstance(values, str):  # in words in a shared report
+        return values or NAN
+    low, middle, high = values
+    return Estimate(middle, low, high)
 
 
-def _percent(part: int | None, whole: int | None) -> str:
-    return f"{100 * part / whole:.0f} %" if whole and part is not None else "-"
-
-
-def _quartiles(values: list[float] | str | None, form: str) -> str:
-    if values is None or isinstance(values, str):
-        return values or "-"
-    low, middle, high = (format(value, form) for value in values)
-    return f"{middle} ({low} to {high})"
-
-
-def _span(values: list[float] | None) -> str:
+def _span(values: list[float] | None) -> Cell:
     if values is None:
-        return "-"
-    low, high = f"{values[0]:.4g}", f"{values[-1]:.4g}"
-    return low if low == high else f"{low} to {high}"
+        return NAN
+    return Interval(values[0], values[-1]) if f"{values[0]:.4g}" != f"{values[-1]:.4g}" else values[0]
+
+
+def flow_diagram(contents: Contents) -> Figure | None:
+    """Boxes from all subjects of the release to those tested; None for a folder without inclusion.csv."""
+    steps = flow_steps(contents)
+    if not steps:
+        return None
+    svg = _drawn(steps)
+    words = "; ".join(" ".join(lines) for step in steps for lines in step if lines)
+    caption = "Flow of subjects. Left: subjects of the release, of the cohort and of the tested sites. Right: who left and why."
+    return Figure("flow", caption, words, svg.encode(), b"", on_page(svg, "flow", words))
+
+
+def flow_steps(contents: Contents) -> list[Step]:
+    """Lines of each box, from top to bottom."""
+    included, reasons = contents.included(), contents.exclusions()
+    if not included:
+        return []
+    listed = len({row["site"] for row in contents.inclusion})
+    first = [f"{_counted(len(contents.inclusion), 'subject')} listed", f"of {_counted(listed, 'site')}"]
+    left, rest = (sum(count for _, count in some) for some in (reasons, reasons[MOST_REASONS:]))
+    named = reasons[:MOST_REASONS] + [("other reasons", rest)] * (rest > 0)
+    beside = [f"{left:,} left out", *(f"{reason}: {count:,}" for reason, count in named)] if left else []
+    steps: list[Step] = [(first, beside)]
+    everybody = contents.description.get("groups", {}).get("all", {})
+    classes = [f"{everybody['patients']:,} patients, {everybody['controls']:,} controls"] if everybody else []
+    tested = contents.predictions.drop_duplicates(["target", "subject"])
+    targets = set(tested["target"])
+    others = Counter(row["site"] for row in included if row["site"] not in targets)
+    unlabelled = len(included) - others.total() - len(tested)
+    aside = []
+    if others:
+        aside += [f"{others.total():,} used for training only", f"of {_counted(len(others), 'site')} that were no target"]
+    if unlabelled > 0:
+        aside += [f"{unlabelled:,} not tested", "without a label or not yet run"]
+    sites = {row["site"] for row in included}
+    steps.append(([f"{len(included):,} included", *classes, f"of {_counted(len(sites), 'site')}"], aside))
+    last = [f"{len(tested):,} tested", f"at {_counted(len(targets), 'target site')}", "that their models never saw"]
+    return [*steps, (last, [])]
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
+
+
+def _drawn(steps: list[Step]) -> str:
+    shapes: list[str] = []
+    top = bottom = 1.0
+    for main, aside in steps:
+        if shapes:
+            shapes.append(_line(LEFT / 2, bottom, LEFT / 2, top))
+        box, height = _box(0, top, LEFT, main)
+        shapes.append(box)
+        bottom, top = top + height, top + height
+        if aside:
+            box, height = _box(FLOW - RIGHT, bottom + 8, RIGHT, aside)
+            shapes += [box, _line(LEFT / 2, bottom + 8 + height / 2, FLOW - RIGHT - 2, bottom + 8 + height / 2)]
+            top += max(GAP, height + 16)
+        else:
+            top += GAP
+    head = '<marker id="flow-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    head += f'<path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker>'
+    width = FLOW if any(aside for _, aside in steps) else LEFT + 2
+    size = f'viewBox="-1 0 {width + 2} {bottom + 1:g}" width="{width + 2}" height="{bottom + 1:g}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15">'
+        f"<defs>{head}</defs>{''.join(shapes)}</svg>"
+    )
+
+
+def _box(x: float, y: float, width: float, lines: list[str]) -> tuple[str, float]:
+    """A box with lines that fit into it, the first in bold, and its height."""
+    most = int((width - 2 * PAD) / LETTERS)
+    wrapped = [(words, 10 * (i > 0)) for line in lines for i, words in enumerate(textwrap.wrap(line, most) or [""])]
+    height = 2 * PAD + LINE * len(wrapped) - 4
+    box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5" fill="{CARD}" stroke="{FAINT}"/>'
+    for i, (words, indent) in enumerate(wrapped):
+        place = f'x="{x + PAD + indent:g}" y="{y + PAD + 12 + LINE * i:g}"'
+        box += f'<text {place} fill="{INK}"{"" if i else FIRST}>{escape(words)}</text>'
+    return box, height
+
+
+FIRST = ' font-weight="600"'
+
+
+def _line(x: float, y: float, to_x: float, to_y: float) -> str:
+    return f'<path d="M{x:g} {y:g}L{to_x:g} {to_y:g}" stroke="{FAINT}" fill="none" marker-end="url(#flow-tip)"/>'
 
 
 def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
@@ -110,64 +195,19 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     if not means or known is None or len(known[1]) != len(means["difference"]):
         return None, None
     names = [roi_label(roi) for roi in known[1]]
-    edges = _largest(means["difference"], MOST_EDGES)
-    rows = []
-    for i, j in edges:
-        values = [f"{means[name][i, j]:.3f}" for name in ("controls", "patients")]
-        rows.append([names[i], names[j], *values, f"{means['difference'][i, j]:+.3f}"])
-    header = ["ROI", "other ROI", "controls", "patients", "difference within sites"]
+    above = np.triu_indices(len(names), 1)
+    order = np.argsort(-np.abs(means["difference"][above]), kind="stable")[:MOST_EDGES]
+    pairs = [(int(above[0][k]), int(above[1][k])) for k in order]
+    kinds = ("controls", "patients", "difference")
+    rows = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
+    header = [Column("ROI"), Column("other ROI"), *columns("number", "controls", "patients", form=".3f")]
     note = (
-        f"{len(rows)} largest of {len(names) * (len(names) - 1) // 2:,} differences of the mean Fisher-z FC, patients minus "
-        "controls within sites; all subjects of the cohort, so neither tested nor a result of a left-out site"
+        f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z FC, patients minus controls within sites; "
+        "all subjects of the cohort, so neither tested nor a result of a left-out site"
     )
-    table = Table("Edges that differ most between classes", header, rows, [[0] * 5 for _ in rows], note)
-    named = "; ".join(f"{row[0]} and {row[1]} {row[4]}" for row in rows[:NAMED])
-    return _matrices(means, named), table
-
-
-def site_connectomes(contents: Contents) -> Figure | None:
-    """Mean connectome of each site minus the mean over sites; None if fewer than two sites have a stored mean."""
-    means, sites = read_site_connectomes(contents.folder), contents.description.get("sites", {})
-    if means is None or len(means) != len(sites):
-        return None
-    labelled = {name: group["patients"] + group["controls"] for name, group in sites.items()}
-    known = [(*each, row) for each, row in zip(labelled.items(), means, strict=True) if not np.isnan(row).any()]
-    if len(known) < 2:
-        return None
-    centre = np.mean([row for *_, row in known], axis=0)
-    known = sorted(known, key=lambda each: (-each[1], each[0]))
-    shown = known[:MOST_SITES]
-    distance = {name: float(np.sqrt(np.mean((row - centre) ** 2))) for name, _, row in known}
-    most = float(np.quantile(np.abs([row - centre for *_, row in shown]), 0.995)) or 1.0
-    lines = -(-len(shown) // SITES_ACROSS)
-
-    def paint(sheet: Sheet) -> None:
-        hues = colormaps["RdBu_r"].resampled(41)
-        axes = np.ravel(sheet.canvas.subplots(lines, SITES_ACROSS, squeeze=False))
-        for axis in axes:
-            axis.axis("off")
-        for axis, (name, subjects, row) in zip(axes, shown, strict=False):
-            image = axis.imshow(square(row - centre), cmap=hues, vmin=-most, vmax=most, interpolation="nearest")
-            axis.set_title(f"{short(name, 14)} ({subjects})", fontsize=8)
-        sheet.canvas.colorbar(image, ax=axes.tolist(), location="bottom", shrink=0.4, aspect=30, label="Fisher z")
-
-    far, usual = max(distance, key=lambda name: distance[name]), float(np.median(list(distance.values())))
-    caption = (
-        "Mean functional connectivity of each site minus the mean over sites, labelled subjects (their number in brackets), "
-        "ROIs as above. This is what a method has to see through at a site it does not know. Farthest from the mean: "
-        f"{far} (root mean square {distance[far]:.3f} over edges; median of the sites {usual:.3f})."
-    )
-    caption += f" The {MOST_SITES} largest of {len(known)} sites are shown." if len(known) > MOST_SITES else ""
-    caption += f" Sites with fewer than {LEAST} labelled subjects are left out." if len(known) < len(sites) else ""
-    size = (WIDTH, 0.9 + 1.6 * lines)
-    return draw("site-connectomes", caption, "Mean connectome of each site minus the mean over sites", size, paint, raster=True)
-
-
-def _largest(matrix: Floats, count: int) -> list[tuple[int, int]]:
-    """The edges of largest absolute value, one of each pair."""
-    rows, columns = np.triu_indices(len(matrix), 1)
-    order = np.argsort(-np.abs(matrix[rows, columns]), kind="stable")[:count]
-    return [(int(rows[i]), int(columns[i])) for i in order]
+    header.append(Column("difference within sites", "number", "+.3f"))
+    named = "; ".join(f"{first} and {second} {value:+.3f}" for first, second, *_, value in rows[:NAMED])
+    return _matrices(means, named), Table("Edges that differ most between classes", header, rows, note)
 
 
 def _matrices(means: dict[str, Floats], named: str) -> Figure:
@@ -190,3 +230,41 @@ def _matrices(means: dict[str, Floats], named: str) -> Figure:
         f"Colours end at the 99.5th percentile. Largest differences: {named}."
     )
     return draw("connectomes", caption, "Mean connectomes of patients and controls, and their difference", (WIDTH, 3.8), paint)
+
+
+def site_connectomes(contents: Contents) -> Figure | None:
+    """Mean connectome of each site minus the mean over sites; None if fewer than two sites have a stored mean."""
+    means, sites = read_site_connectomes(contents.folder), contents.description.get("sites", {})
+    if means is None or len(means) != len(sites):
+        return None
+    labelled = [(name, group["patients"] + group["controls"]) for name, group in sites.items()]
+    known = [(name, count, row) for (name, count), row in zip(labelled, means, strict=True) if not np.isnan(row).any()]
+    if len(known) < 2:
+        return None
+    centre = np.mean([row for *_, row in known], axis=0)
+    known = sorted(((name, count, row - centre) for name, count, row in known), key=lambda each: (-each[1], each[0]))
+    shown = known[:MOST_SITES]
+    distance = {name: float(np.sqrt(np.mean(row**2))) for name, _, row in known}
+    most = float(np.quantile(np.abs([row for *_, row in shown]), 0.995)) or 1.0
+    lines = -(-len(shown) // SITES_ACROSS)
+
+    def paint(sheet: Sheet) -> None:
+        hues = colormaps["RdBu_r"].resampled(41)
+        axes = np.ravel(sheet.canvas.subplots(lines, SITES_ACROSS, squeeze=False))
+        for axis in axes:
+            axis.axis("off")
+        for axis, (name, subjects, row) in zip(axes, shown, strict=False):
+            image = axis.imshow(square(row), cmap=hues, vmin=-most, vmax=most, interpolation="nearest")
+            axis.set_title(f"{short(name, 14)} ({subjects})", fontsize=8)
+        sheet.canvas.colorbar(image, ax=axes.tolist(), location="bottom", shrink=0.4, aspect=30, label="Fisher z")
+
+    far, usual = max(distance, key=lambda name: distance[name]), float(np.median(list(distance.values())))
+    caption = (
+        "Mean functional connectivity of each site minus the mean over sites, labelled subjects (their number in brackets), "
+        "ROIs as above. This is what a method has to see through at a site it does not know. Farthest from the mean: "
+        f"{far} (root mean square {distance[far]:.3f} over edges; median of the sites {usual:.3f})."
+    )
+    caption += f" The {MOST_SITES} largest of {len(known)} sites are shown." if len(known) > MOST_SITES else ""
+    caption += f" Sites with fewer than {LEAST} labelled subjects are left out." if len(known) < len(sites) else ""
+    size = (WIDTH, 0.9 + 1.6 * lines)
+    return draw("site-connectomes", caption, "Mean connectome of each site minus the mean over sites", size, paint, raster=True)

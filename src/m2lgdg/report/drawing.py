@@ -9,22 +9,17 @@ import base64
 import hashlib
 import io
 import re
-import struct
 import warnings
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from numpy.typing import NDArray
 
 INK = "#0b0c0d"  # nearly black in files; replaced by the text colour on the page
 FAINT = "#8a8d91"
@@ -88,57 +83,25 @@ def draw(
     Without `layout`, axes stay where `paint` put them, which saves measuring every text of a figure with many panels.
     """
     name = plain(name)
-    with rc_context(STYLE | {"svg.hashsalt": name}), _quiet():
-        # Laid out by the renderer of the PNG, which remembers the size of each text for the drawing.
+    svg, png = io.BytesIO(), io.BytesIO()
+    with rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+        # The page shows glyphs that matplotlib's font lacks with the reader's fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
         sheet = Sheet(Canvas(figsize=size, dpi=dpi, facecolor="white"))
-        pixels: Any = FigureCanvasAgg(sheet.canvas)
+        FigureCanvasAgg(sheet.canvas)  # of the PNG, so that the size of each text is measured once
         engine = ConstrainedLayoutEngine() if layout else None
         sheet.canvas.set_layout_engine(engine)
         paint(sheet)
         if engine is not None:
             engine.execute(sheet.canvas)
             sheet.canvas.set_layout_engine(None)  # otherwise each file would lay the figure out again and draw it twice
-        svg = io.BytesIO()
-        pixels.draw()
-        png = png_file(np.asarray(pixels.buffer_rgba())[:, :, :3], dpi)  # nothing is transparent on white
+        sheet.canvas.savefig(png, format="png", dpi=dpi, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
         sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    page = image(png, alt) if raster else on_page(svg.getvalue().decode(), name, alt, sheet.tips)
-    return Figure(name, caption, alt, svg.getvalue(), png, page)
-
-
-def png_file(pixels: NDArray[np.uint8], dpi: int) -> bytes:
-    """A PNG file of an RGB picture (height x width x 3).
-
-    Rows are compressed as they are. Figures are mostly white, so the filters that Pillow tries on each row make the file
-    larger and take five times as long.
-    """
-    height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # the first byte of a row is its filter: none
-    rows[:, 1:] = pixels.reshape(height, -1)
-    per_metre = round(dpi / 0.0254)
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),
-        b"pHYs": struct.pack(">IIB", per_metre, per_metre, 1),
-        b"IDAT": zlib.compress(rows.data, 3),
-        b"IEND": b"",
-    }
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks.items()
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings about glyphs missing from matplotlib's font; the page shows them with the reader's fonts."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
-        yield
-
-
-def image(png: bytes, alt: str) -> str:
-    """A PNG as an HTML image with embedded data."""
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    page = on_page(svg.getvalue().decode(), name, alt, sheet.tips)
+    if raster:
+        page = f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+    return Figure(name, caption, alt, svg.getvalue(), png.getvalue(), page)
 
 
 def on_page(svg: str, name: str, alt: str, tips: Mapping[str, str] = MappingProxyType({})) -> str:

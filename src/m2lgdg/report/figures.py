@@ -18,10 +18,9 @@ from matplotlib.ticker import MaxNLocator
 from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, hues_of, mark, short
 from m2lgdg.report.operating import net_benefit
-from m2lgdg.report.tables import label
+from m2lgdg.report.paper_tables import Key, label
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
 
-Key = tuple[str, str]
 SWEPT = ("AUC", "ACC", "F1")  # metrics of a sensitivity figure; the paper draws these
 DISTINCT = 10  # colours that can be distinguished in one figure
 ROWS = 120  # of methods and sites; beyond this the forest plot shows means only

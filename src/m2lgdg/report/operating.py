@@ -1,17 +1,18 @@
-"""Operating point of a model: confusion counts, sensitivity, specificity, calibration, predictive values, net benefit.
+"""The operating point of a method: confusion counts, calibration, predictive values, net benefit, and AUC without head motion.
 
-Pure functions of the predictions table, for the report and the card. Probabilities are first averaged over seeds, because a
-user of a model has one probability per subject.
+Pure functions of probabilities averaged over seeds (`stats.over_seeds`), because a user of a model has one for each subject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.cohort import Cohort
 from m2lgdg.metrics import (
     ECE_BINS,
     ECE_LEAST,
@@ -21,78 +22,95 @@ from m2lgdg.metrics import (
     calibration_error,
     delong_interval,
     delong_test,
+    logit,
     wilson,
 )
-from m2lgdg.report.tables import Table, label
+from m2lgdg.report.paper_tables import Key, label
+from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
 from m2lgdg.storage import InputError
-from m2lgdg.study.stats import over_seeds
+from m2lgdg.study.description import motion_column
+from m2lgdg.study.stats import half_interval
 
 PREVALENCES = (0.01, 0.05, 0.1, 0.2, 0.5)  # from screening to a case-control study
+ROUNDING = 1e-9
 
 
-def operating_table(predictions: pd.DataFrame) -> Table:
+def of_key(mean: pd.DataFrame, key: Key) -> pd.DataFrame:
+    """Rows of one method and variant."""
+    return mean[(mean["method"] == key[0]) & (mean["variant"] == key[1])]
+
+
+def operating_table(mean: pd.DataFrame) -> Table:
     """Confusion counts, sensitivity, specificity and calibration of each method at each target site."""
-    header = ["Method", "Target", "n", "patients", "TP", "FN", "TN", "FP", "SEN", "SPE", "intercept", "slope", "Brier", "ECE"]
-    rows = []
-    for (method, variant, target), part in over_seeds(predictions).groupby(["method", "variant", "target"], sort=False):
-        y, p = part["label"].to_numpy(), part["proba"].to_numpy()
+    rows: list[list[Cell]] = []
+    for (method, variant, target), own in mean.groupby(["method", "variant", "target"], sort=False):
+        y, p = own["label"].to_numpy(), own["proba"].to_numpy()
         hits, misses, rejections, alarms = counts = confusion(y, p)
         slope, intercept = calibration(y, p)
         rates = [_rate(hits, hits + misses), _rate(rejections, rejections + alarms)]
-        brier, error = float(((p - y) ** 2).mean()), calibration_error(y, p)
-        numbers = [_number(value) for value in (intercept, slope, brier, error)]
-        rows.append([label(method, variant), target, *map(str, (len(y), hits + misses, *counts)), *rates, *numbers])
+        numbers = [intercept, slope, float(((p - y) ** 2).mean()), calibration_error(y, p)]
+        rows.append([label(method, variant), str(target), len(y), hits + misses, *counts, *rates, *numbers])
+    header = [Column("Method"), Column("Target"), *columns("count", "n", "patients", "TP", "FN", "TN", "FP")]
+    header += columns("percent", "SEN", "SPE", form=".1f")
     note = (
         f"probabilities averaged over seeds; threshold {THRESHOLD:g}; SEN and SPE in % with 95 % Wilson intervals; calibration "
         f"intercept (at slope 1; ideal 0) and slope (ideal 1); ECE over {ECE_BINS} bins of equal count if n is at least "
         f"{ECE_LEAST}"
     )
-    return Table("Operating point and calibration", header, rows, [[0] * len(header) for _ in rows], note)
+    header += columns("number", "intercept", "slope", "Brier", "ECE", form=".3f")
+    return Table("Operating point and calibration", header, rows, note)
 
 
-def comparison_table(mean: pd.DataFrame, first: tuple[str, str], second: tuple[str, str]) -> Table | None:
-    """AUC of two methods at each target site, with DeLong's test of the difference; `mean` is from `over_seeds`.
+def comparison_table(mean: pd.DataFrame, first: Key, second: Key) -> Table | None:
+    """AUC of two methods at each target site, with DeLong's test of the difference.
 
     None if no target site with both classes was predicted by both methods.
     """
-    rows = []
-    for site, part in mean.groupby("target", sort=False):
-        sides = [part[(part["method"] == method) & (part["variant"] == variant)] for method, variant in (first, second)]
-        pairs = sides[0].merge(sides[1], on=["subject", "label"], suffixes=("_first", "_second"))
+    rows: list[list[Cell]] = []
+    sides = [of_key(mean, key) for key in (first, second)]
+    both = sides[0].merge(sides[1], on=["target", "subject", "label"], suffixes=("_first", "_second"))
+    for site, pairs in both.groupby("target", sort=False):
         if pairs["label"].nunique() < 2:
             continue
         y, scores = pairs["label"].to_numpy(), [pairs[f"proba_{side}"].to_numpy() for side in ("first", "second")]
-        areas = [_interval(auc(y, score), *delong_interval(y, score)) for score in scores]
-        difference, p = delong_test(y, *scores)
-        rows.append([str(site), str(len(y)), str(int(y.sum())), *areas, f"{100 * difference:+.1f}", _number(p)])
+        areas = [Estimate(auc(y, score), *delong_interval(y, score)) for score in scores]
+        rows.append([str(site), len(y), int(y.sum()), *areas, *delong_test(y, *scores)])
     if not rows:
         return None
     names = [label(*first), label(*second)]
-    header = ["Target", "n", "patients", *(f"AUC, {name}" for name in names), f"{names[0]} minus {names[1]}", "p"]
+    header = [
+        Column("Target"),
+        *columns("count", "n", "patients"),
+        *columns("percent", *(f"AUC, {name}" for name in names), form=".1f"),
+    ]
+    header += [Column(f"{names[0]} minus {names[1]}", "percent", "+.1f"), Column("p", "number", ".3f")]
     note = (
         "AUC in % with 95 % DeLong intervals, probabilities averaged over seeds; p of DeLong's test at each site, not "
         "corrected for the number of sites"
     )
-    return Table(f"{names[0]} versus {names[1]} by site", header, rows, [[0] * len(header) for _ in rows], note)
+    return Table(f"{names[0]} versus {names[1]} by site", header, rows, note)
 
 
-def predictive_table(mean: pd.DataFrame, keys: Sequence[tuple[str, str]]) -> Table:
+def predictive_table(mean: pd.DataFrame, keys: Sequence[Key]) -> Table:
     """PPV and NPV at several prevalences, from the mean sensitivity and specificity over target sites."""
-    rows = []
-    for method, variant in keys:
-        chosen = mean[(mean["method"] == method) & (mean["variant"] == variant)]
-        counts = [confusion(part["label"], part["proba"]) for _, part in chosen.groupby("target", sort=False)]
-        sensitivity = _mean(_divided(hits, hits + misses) for hits, misses, _, _ in counts)
-        specificity = _mean(_divided(rejections, rejections + alarms) for _, _, rejections, alarms in counts)
+    rows: list[list[Cell]] = []
+    for key in keys:
+        counts = [confusion(own["label"], own["proba"]) for _, own in of_key(mean, key).groupby("target", sort=False)]
+        rates = [
+            [_divided(hits, hits + misses) for hits, misses, _, _ in counts],
+            [_divided(rejections, rejections + alarms) for _, _, rejections, alarms in counts],
+        ]
+        sensitivity, specificity = (float(pd.Series(rate, dtype=float).mean()) for rate in rates)
         for prevalence in PREVALENCES:
-            values = (sensitivity, specificity, *predictive_values(sensitivity, specificity, prevalence))
-            rows.append([label(method, variant), f"{100 * prevalence:g}", *map(_percent, values)])
-    header = ["Method", "prevalence", "SEN", "SPE", "PPV", "NPV"]
+            values = predictive_values(sensitivity, specificity, prevalence)
+            rows.append([label(*key), prevalence, sensitivity, specificity, *values])
+    header = [Column("Method"), Column("prevalence", "percent", "g")]
     note = (
         f"in %; SEN and SPE at the threshold {THRESHOLD:g}, unweighted means over target sites; PPV and NPV from these and the "
         "prevalence by Bayes' rule"
     )
-    return Table("Predictive values by prevalence", header, rows, [[0] * len(header) for _ in rows], note)
+    header += columns("percent", "SEN", "SPE", "PPV", "NPV", form=".1f")
+    return Table("Predictive values by prevalence", header, rows, note)
 
 
 def confusion(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD) -> tuple[int, int, int, int]:
@@ -122,7 +140,8 @@ def net_benefit(
     Net benefit is true positives minus false positives times the odds of the threshold, per subject. The prevalence is that
     of the labels unless given.
     """
-    y, p = _labelled(labels, proba)
+    y, p = np.asarray(labels, dtype=np.int64), np.asarray(proba, dtype=np.float64)
+    y, p = y[y >= 0], p[y >= 0]
     if prevalence is not None:
         _check_proportion("prevalence", prevalence)
     rate = prevalence if prevalence is not None else _divided(float(y.sum()), len(y))
@@ -139,38 +158,103 @@ def net_benefit(
     return pd.DataFrame(rows, columns=["threshold", "model", "treat_all", "treat_none"])
 
 
-def _labelled(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    y, p = np.asarray(labels, dtype=np.int64), np.asarray(proba, dtype=np.float64)
-    return y[y >= 0], p[y >= 0]
-
-
 def _check_proportion(what: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise InputError(f"{what} {value:g} is not a number from 0 to 1.")
 
 
-def _divided(part: float, whole: float) -> float:
-    return part / whole if whole else np.nan
+def _divided(count: float, whole: float) -> float:
+    return count / whole if whole else NAN
 
 
-def _rate(part: int, whole: int) -> str:
-    low, high = wilson(part, whole)
-    return f"{100 * part / whole:.1f} ({100 * low:.1f}-{100 * high:.1f})" if whole else "-"
+def _rate(count: int, whole: int) -> Estimate:
+    return Estimate(_divided(count, whole), *(wilson(count, whole) if whole else (NAN, NAN)))
 
 
-def _interval(area: float, low: float, high: float) -> str:
-    return f"{100 * area:.1f}" + ("" if np.isnan(low) else f" ({100 * low:.1f}-{100 * high:.1f})")
+class Adjusted(NamedTuple):
+    """Means over target sites of the AUC, of the adjusted AUC with its 95 % interval, and of the AUC of motion alone."""
+
+    plain: float
+    adjusted: float
+    low: float
+    high: float
+    motion: float
+    correlation: float  # of decision and motion among controls, within sites
+    sites: int
+    subjects: int
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Mean of the defined values; NaN if there is none."""
-    defined = [value for value in values if not np.isnan(value)]
-    return float(np.mean(defined)) if defined else np.nan
+def motion_of(cohort: Cohort | None) -> pd.Series | None:
+    """Mean head motion by subject; None if it is not known."""
+    values = None if cohort is None else motion_column(cohort)
+    return None if values is None or cohort is None else pd.Series(values, index=cohort.subjects)
 
 
-def _percent(value: float) -> str:
-    return "-" if np.isnan(value) else f"{100 * value:.1f}"
+def adjusted_auc(own: pd.DataFrame, motion: pd.Series) -> Adjusted | None:
+    """Motion-adjusted AUC of one method: how well it separates patients from controls who moved as much.
+
+    This is the covariate-adjusted AUC of Janes and Pepe (2009) with a linear model of the decision (logit) among controls:
+    one slope for all sites and an intercept for each. Each patient is compared with the controls of the site after the
+    slope times motion is taken from all decisions. Patients do not enter the slope, because their decisions also differ by
+    diagnosis. Subjects without a motion value are left out. None without a site that has both classes.
+    """
+    own = own.assign(motion=motion.reindex(own["subject"]).to_numpy(), decision=logit(own["proba"].to_numpy()))
+    own = own[own["motion"].notna()]
+    controls = own[own["label"] == 0]
+    centred = controls[["motion", "decision"]] - controls.groupby("target")[["motion", "decision"]].transform("mean")
+    x, y = centred["motion"].to_numpy(), centred["decision"].to_numpy()
+    y = np.where(np.abs(y) < ROUNDING, 0.0, y)  # a constant decision, such as that of `prior`, must stay constant
+    slope = float(x @ y / (x @ x)) if (x @ x) > 0 else 0.0
+    spread = float(np.sqrt((x @ x) * (y @ y)))
+    rows, last = [], None
+    for _, site in own.groupby("target", sort=False):
+        labels, decision, moved = (site[name].to_numpy() for name in ("label", "decision", "motion"))
+        if len(set(labels.tolist())) == 2:
+            last = labels, decision - slope * moved
+            rows.append((auc(labels, decision), auc(*last), auc(labels, moved)))
+    if last is None:
+        return None
+    areas = np.array(rows)  # (site, plain / adjusted / motion)
+    plain, adjusted, alone = areas.mean(axis=0).tolist()
+    low, high = delong_interval(*last)
+    if len(areas) > 1:
+        half = half_interval(float(areas[:, 1].std(ddof=1)), len(areas))
+        low, high = max(adjusted - half, 0.0), min(adjusted + half, 1.0)
+    correlation = float(x @ y) / spread if spread > 0 else 0.0
+    return Adjusted(plain, adjusted, low, high, alone, correlation, len(areas), len(own))
 
 
-def _number(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.3f}"
+def motion_sentence(mean: pd.DataFrame, key: Key, motion: pd.Series | None) -> str:
+    """The motion-adjusted AUC of a method, for the answer; empty if motion is not known."""
+    scores = None if motion is None else adjusted_auc(of_key(mean, key), motion)
+    if scores is None:
+        return ""
+    interval = "" if np.isnan(scores.low) else f" (95 % interval {100 * scores.low:.1f} to {100 * scores.high:.1f})"
+    return (
+        f"Adjusted for head motion, the AUC of {label(*key)} is {100 * scores.adjusted:.1f} %{interval}, compared with "
+        f"{100 * scores.plain:.1f} % without; motion alone has {100 * scores.motion:.1f} %."
+    )
+
+
+def motion_table(mean: pd.DataFrame, keys: Sequence[Key], motion: pd.Series | None) -> Table | None:
+    """AUC with and without the adjustment of each method, highest first; None if motion is not known."""
+    found = {} if motion is None else {key: adjusted_auc(of_key(mean, key), motion) for key in keys}
+    scored = {key: scores for key, scores in found.items() if scores is not None}
+    if not scored:
+        return None
+    rows: list[list[Cell]] = [
+        [label(*key), of.plain, of.adjusted, Interval(of.low, of.high), of.adjusted - of.plain, of.correlation]
+        for key, of in scored.items()
+    ]
+    first = next(iter(scored.values()))
+    header = [Column("Method"), *columns("percent", "AUC", "motion-adjusted AUC", "95 % interval", form=".1f")]
+    header += [Column("difference", "percent", "+z.1f"), Column("correlation with motion", "number", "+z.2f")]
+    known = f"{first.subjects:,} subjects with a motion value at {first.sites} target site{'s' * (first.sites > 1)}"
+    note = (
+        f"in %, means over target sites, probabilities averaged over seeds; {known}; motion alone: AUC "
+        f"{100 * first.motion:.1f}; adjusted: after the part of the decision (logit) that is linear in mean framewise "
+        "displacement among controls, within sites, is removed (covariate-adjusted AUC, Janes and Pepe 2009, Biometrika 96: "
+        f"371-382); interval: {'t over sites' if first.sites > 1 else 'DeLong'}; correlation: of decision and motion among "
+        "controls, within sites"
+    )
+    return Table("AUC adjusted for head motion", header, rows, note).highest_first("motion-adjusted AUC")

@@ -5,47 +5,40 @@ Made from the contents of a study, and put on the page by `page`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
-from m2lgdg.explain.explanation import Explanation, roi_label
-from m2lgdg.registry import METHODS, PAPER
+from m2lgdg.registry import PAPER
 from m2lgdg.report import brains, figures
-from m2lgdg.report.anonymised import shared_facts
 from m2lgdg.report.answer import Answer, Data
-from m2lgdg.report.checklists import checklists, known_facts
-from m2lgdg.report.contents import Contents, Key
-from m2lgdg.report.curve import learning_figure, stored_curve
-from m2lgdg.report.curve import sentences as curve_sentences
-from m2lgdg.report.data import connectomes, site_connectomes, site_table
+from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
+from m2lgdg.report.contents import Contents
+from m2lgdg.report.curve import learning_figure, sentences, stored_curve
+from m2lgdg.report.data import connectomes, flow_diagram, site_connectomes, site_table
 from m2lgdg.report.drawing import Figure, hues_of
-from m2lgdg.report.flow import flow_diagram
-from m2lgdg.report.losses import loss_terms
-from m2lgdg.report.methods_text import MethodsText, methods_text
-from m2lgdg.report.motion import motion_of, motion_table
-from m2lgdg.report.operating import comparison_table, operating_table, predictive_table
-from m2lgdg.report.planted import planted_table
-from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, subgroup_table
-from m2lgdg.report.tables import (
-    Table,
+from m2lgdg.report.operating import comparison_table, motion_of, motion_table, operating_table, predictive_table
+from m2lgdg.report.paper_tables import (
+    Comparison,
+    Key,
+    both_tracks,
     changed_fields,
+    in_track,
     label,
     named_key,
     one_panel,
-    paired_tables,
-    study_tables,
     training_table,
+    what_was_seen,
 )
-from m2lgdg.report.tracks import in_track, level_table, what_was_seen
+from m2lgdg.report.published import Published
+from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, subgroup_table
+from m2lgdg.report.tables import NAN, Cell, Column, Table, columns
 from m2lgdg.study.predictions import ADAPTED, STRICT
-from m2lgdg.study.stats import over_seeds
 
-MOST_MAPS = 3  # targets with maps on the page, to keep it small
-MOST_ROWS = 20
+CONSTANT = 0.02  # a loss term whose values in a training differ by less, relative to the largest, was the same in every epoch
+MOST_NAMES = 3  # in a sentence
 
 
 @dataclass
@@ -58,9 +51,9 @@ class Section:
     id: str
     title: str
     text: str = ""
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    folded: list[Table] = field(default_factory=list)
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    folded: Sequence[Table] = ()
     link: str = ""
     first: Figure | None = None
     data: Data | None = None
@@ -68,45 +61,67 @@ class Section:
     paste: MethodsText | None = None
 
 
-def sections(
-    contents: Contents, summary: Answer, shared: bool = False, *, best: str | None = None, rivals: Sequence[str] = ()
-) -> list[Section]:
-    """All sections, in the order of the page; with `shared`, no names of people, paths or small groups.
+@dataclass(frozen=True)
+class Shown:
+    """What all sections share: the methods that are shown, those in focus, their colours, and the methods of the tests."""
 
-    `best` and `rivals` are those of the paired tests over all target sites, as in `study_tables`.
-    """
-    mean = over_seeds(contents.predictions)
+    contents: Contents
+    summary: Answer
+    best: str | None = None
+    rivals: Sequence[str] = ()
+    published: Published | None = None
+    keys: list[Key] = field(default_factory=list)
+    focus: list[Key] = field(default_factory=list)
+    hues: Mapping[Key, int] = field(default_factory=dict)
+
+    def compared(self, contents: Contents, best: str | None = None) -> Comparison:
+        """The comparison of the methods of some contents, by default that of the whole report."""
+        tests = {"best": best} if best else {"best": self.best, "rivals": self.rivals}
+        return Comparison(contents.predictions, **tests, scores=contents.cell_scores, declared=contents.declared)
+
+    def titled(self, contents: Contents, tables: list[Table]) -> list[Table]:
+        """Tables of some contents, with published values or, of the adapted track, with that track in their titles."""
+        if contents.track == ADAPTED:  # published values are of sites that nothing was seen of
+            return in_track(tables, ADAPTED, contents.batch)
+        return tables if self.published is None else self.published.beside(tables)
+
+
+def sections(
+    contents: Contents,
+    summary: Answer,
+    *,
+    best: str | None = None,
+    rivals: Sequence[str] = (),
+    published: Published | None = None,
+) -> list[Section]:
+    """All sections, in the order of the page; `best` and `rivals` are those of the paired tests (`Comparison`)."""
     tested = [named_key(contents.keys, name) for name in (best, *rivals) if name is not None]
     usual = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
-    shown = [key for key in contents.keys if key in (*usual, *tested)]
-    *sites, overall = contents.with_published(
-        study_tables(contents.predictions, best, rivals=rivals, scores=contents.cell_scores)
-    )
-    phenotypes = [(name, "") for name in METHODS.with_role("phenotypes")]
+    keys = [key for key in contents.keys if key in (*usual, *tested)]
+    phenotypes = [(name, "") for name in contents.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
-    hues = hues_of([*focus, *shown, *contents.keys])  # one colour for a method in all figures
-    motion = motion_table(mean, shown, motion_of(contents.cohort))
-    parts = [
-        _data(contents, summary, shared),
+    hues = hues_of([*focus, *keys, *contents.keys])  # one colour for a method in all figures
+    shown = Shown(contents, summary, best, rivals, published, keys, focus, hues)
+    made = [
+        _data(shown),
         Section("answer", "Answer", answer=summary),
-        _overall(contents, shown, overall, best, rivals),
-        _sites(contents, mean, shown, summary, sites, hues),
-        _discrimination(mean, shown, focus, hues),
-        _operating(contents, mean, focus, hues),
-        None if motion is None else Section("motion", "Head motion", MOTION_RULE, [motion]),
-        *_subgroups(contents, summary, shared),
-        _adapted(contents, shown, best, rivals, hues),
-        *_ablations(contents),
-        *_sweeps(contents, hues),
-        _learning(contents, hues),
-        _training(contents, hues),
-        _planted(contents),
-        *_explanations(contents),
+        *_results(shown),
+        _discrimination(shown),
+        _operating(shown),
+        motion := _motion(shown),
+        _subgroups(shown),
+        _adapted(shown),
+        _ablations(shown),
+        _sweeps(shown),
+        _learning(shown),
+        _training(shown),
+        _planted(shown),
+        *_explanations(shown),
         Section("methods", "Methods, to paste", PASTE, paste=methods_text(contents, motion=motion is not None), link="Methods"),
-        _leakage(contents),
-        _checklists(contents, shared),
+        _leakage(shown),
+        Section("checklists", "Reporting checklists", CHECKLISTS, folded=checklist_tables(contents)),
     ]
-    return [part for part in parts if part is not None]
+    return [section for section in made if section is not None]
 
 
 THRESHOLD_RULE = (
@@ -114,346 +129,260 @@ THRESHOLD_RULE = (
     "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
     "table of predictive values shows what the same sensitivity and specificity mean at other prevalences."
 )
-
-
 MOTION_RULE = (
     "Patients often move more than controls, and motion changes connectivity, so part of an AUC can be motion. The adjusted "
     "AUC compares each patient with controls of the same site who moved as much."
 )
+READABILITY = (
+    "Accuracy of a cross-validated linear probe that predicts site or label from the classifier's input, for source subjects. "
+    "A probe finds more of any information in more dimensions, so the table includes the effective number of dimensions."
+)
 PASTE = "A draft from the files of this study. A click selects it."
+CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to complete".'
 
 
-def _data(contents: Contents, summary: Answer, shared: bool) -> Section:
+def _data(shown: Shown) -> Section:
     """Who was included, what the sites are like, what the check of the cohort reported, and mean connectomes."""
-    table = site_table(contents)
-    figure, edges = (None, None) if shared and few_of_a_class(contents.description) else connectomes(contents)
-    by_site = None if shared and few_of_a_site(contents.description) else site_connectomes(contents)
+    contents = shown.contents
+    table, few = site_table(contents), contents.description
+    figure, edges = (None, None) if contents.shared and few_of_a_class(few) else connectomes(contents)
+    by_site = None if contents.shared and few_of_a_site(few) else site_connectomes(contents)
     return Section(
         "data",
         "Data",
-        summary.cohort,
+        shown.summary.cohort,
         [table] if table else [],
         [each for each in (figure, by_site) if each is not None],
         [edges] if edges else [],
         first=flow_diagram(contents),
-        data=summary.data,
+        data=shown.summary.data,
     )
 
 
-def _learning(contents: Contents, hues: Mapping[Key, int]) -> Section | None:
-    """The learning curve, if `m2lgdg curve` wrote it into this folder or into its folder `curve`."""
-    curve = stored_curve(contents.folder)
-    if curve is None:
-        return None
-    return Section("learning", "Learning curve", " ".join(curve_sentences(curve, None)), figures=[learning_figure(curve, hues)])
-
-
-def _planted(contents: Contents) -> Section | None:
-    table = planted_table(contents)
-    text = "This cohort is synthetic, so the ROIs and edges that differ between patients and controls are known."
-    return None if table is None else Section("planted", "Planted and found", text, [table])
-
-
-def _overall(contents: Contents, shown: list[Key], everything: Table, best: str | None, rivals: Sequence[str]) -> Section:
-    """The macro table, and folded the tests of all metrics (Panel B of the paper).
+def _results(shown: Shown) -> list[Section]:
+    """The macro table, and folded the tests of all metrics (Panel B of the paper); then target sites with a forest plot.
 
     Ablations and values of sweeps are only in a folded macro table, because they would fill the first page.
     """
-    title = "Over all target sites"
-    predictions, scores = _parts_of(contents, shown)
-    panel = one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores))
-    if len(shown) == len(contents.keys):
-        return Section("overall", title, tables=[_best_first(everything)], folded=panel)
-    (*_, table) = contents.with_published(study_tables(predictions, best, rivals=rivals, scores=scores))
-    more = len(contents.keys) - len(shown)
-    text = f"The folded table below also has the {more} ablations and sweep values of this study."
-    methods = _best_first(replace(table, title="Methods over all target sites"))
-    return Section("overall", title, text, [methods], folded=[everything, *panel])
+    contents = shown.contents
+    whole = shown.compared(contents)
+    *sites, overall = shown.titled(contents, whole.tables())
+    text, first, folded = "", overall, one_panel(whole.panels())
+    if len(shown.keys) < len(contents.keys):
+        text = f"The folded table below also has the {len(contents.keys) - len(shown.keys)} ablations and sweep values."
+        methods = contents.of_methods(shown.keys)
+        compared = shown.compared(methods)
+        *_, first = shown.titled(methods, compared.tables())
+        first, folded = replace(first, title="Methods over all target sites"), [overall, *one_panel(compared.panels())]
+    peer = shown.summary.peer
+    comparison = None if peer is None else comparison_table(contents.mean, shown.summary.main, peer)
+    forest = figures.forest(contents.mean, contents.site_scores, shown.keys, hues=shown.hues)
+    tables = [*([] if comparison is None else [comparison]), *sites]
+    return [
+        Section("overall", "Over all target sites", text, [first.highest_first("AUC")], folded=folded),
+        Section("sites", "By target site", figures=[forest], folded=tables),
+    ]
 
 
-def _best_first(table: Table) -> Table:
-    """The rows of a macro table by AUC, highest first; rows without an AUC last."""
-    column = table.header.index("AUC")
-
-    def area(row: list[str]) -> float:
-        value = row[column].partition(" ")[0]
-        return -math.inf if value == "-" else float(value)
-
-    order = sorted(range(len(table.rows)), key=lambda i: -area(table.rows[i]))
-    return replace(table, rows=[table.rows[i] for i in order], ranks=[table.ranks[i] for i in order])
-
-
-def _adapted(
-    contents: Contents, shown: list[Key], best: str | None, rivals: Sequence[str], hues: Mapping[Key, int]
-) -> Section | None:
-    """The adapted track of a study with both tracks: its own tables, tests and forest plot, and one table with both tracks."""
-    adapted = contents.of_adapted_track()
-    if adapted is None:
-        return None
-    keys = [key for key in shown if key in adapted.keys]
-    predictions, scores = _parts_of(adapted, keys)
-    *sites, overall = adapted.with_published(study_tables(predictions, best, rivals=rivals, scores=scores))
-    panel = in_track(one_panel(paired_tables(predictions, best, rivals=rivals, scores=scores)), ADAPTED, adapted.batch)
-    operating = in_track([operating_table(adapted.predictions)], ADAPTED, adapted.batch)
-    first = f"Adapted track: {what_was_seen(adapted.batch)}. "
-    forest = figures.forest(over_seeds(adapted.predictions), adapted.site_scores, keys, "forest-adapted", first, hues)
-    text = (
-        f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
-    )
-    both = level_table(contents.predictions, adapted.predictions, adapted.batch)
-    return Section("adapted", "Adapted track", text, [_best_first(overall), both], [forest], [*sites, *panel, *operating])
-
-
-def _parts_of(contents: Contents, keys: list[Key]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Predictions and cell scores of some methods and variants."""
-    predictions, scores = (
-        table[[key in keys for key in _pairs(table)]] for table in (contents.predictions, contents.cell_scores)
-    )
-    return predictions, scores
-
-
-def _sites(
-    contents: Contents,
-    mean: pd.DataFrame,
-    shown: list[Key],
-    summary: Answer,
-    tables: list[Table],
-    hues: Mapping[Key, int],
-) -> Section:
-    """Forest plot, the main method compared with its simple peer, and a table for each site."""
-    comparison = None if summary.peer is None else comparison_table(mean, summary.main, summary.peer)
-    folded = [*([] if comparison is None else [comparison]), *tables]
-    drawn = figures.forest(mean, contents.site_scores, shown, hues=hues)
-    return Section("sites", "By target site", figures=[drawn], folded=folded)
-
-
-def _operating(contents: Contents, mean: pd.DataFrame, focus: list[Key], hues: Mapping[Key, int]) -> Section:
-    curve = figures.decision_curves(mean, focus, hues)
-    shown, folded = [predictive_table(mean, focus)], [operating_table(contents.predictions)]
-    return Section("operating", "Operating point", THRESHOLD_RULE, shown, [curve] if curve else [], folded)
-
-
-def _discrimination(mean: pd.DataFrame, shown: list[Key], focus: list[Key], hues: Mapping[Key, int]) -> Section | None:
-    curves = (figures.roc_by_target(mean, shown, focus, hues), figures.calibration_by_target(mean, focus, hues))
+def _discrimination(shown: Shown) -> Section | None:
+    mean, keys, focus, hues = shown.contents.mean, shown.keys, shown.focus, shown.hues
+    curves = (figures.roc_by_target(mean, keys, focus, hues), figures.calibration_by_target(mean, focus, hues))
     drawn = [figure for figure in curves if figure is not None]
     return Section("curves", "ROC and calibration", figures=drawn) if drawn else None
 
 
-def _ablations(contents: Contents) -> Iterator[Section]:
+def _operating(shown: Shown) -> Section:
+    mean, focus = shown.contents.mean, shown.focus
+    curve = figures.decision_curves(mean, focus, shown.hues)
+    tables, folded = [predictive_table(mean, focus)], [operating_table(mean)]
+    return Section("operating", "Operating point", THRESHOLD_RULE, tables, [curve] if curve else [], folded)
+
+
+def _motion(shown: Shown) -> Section | None:
+    table = motion_table(shown.contents.mean, shown.keys, motion_of(shown.contents.cohort))
+    return None if table is None else Section("motion", "Head motion", MOTION_RULE, [table])
+
+
+def _subgroups(shown: Shown) -> Section | None:
+    contents = shown.contents
+    if contents.cohort is None:
+        return None
+    keys = [key for key in (shown.summary.main, shown.summary.peer) if key is not None]
+    tables = [subgroup_table(contents.mean, contents.cohort, key, hide_small=contents.shared) for key in keys]
+    return Section("subgroups", "Subgroups", tables=tables[:1], folded=tables[1:])
+
+
+def _adapted(shown: Shown) -> Section | None:
+    """The adapted track of a study with both tracks: its own tables, tests and forest plot, and one table with both tracks."""
+    adapted = shown.contents.of_adapted_track()
+    if adapted is None:
+        return None
+    chosen = adapted.of_methods(shown.keys)
+    compared = shown.compared(chosen)
+    *sites, overall = shown.titled(adapted, compared.tables())
+    folded = shown.titled(adapted, [*one_panel(compared.panels()), operating_table(adapted.mean)])
+    first = f"Adapted track: {what_was_seen(adapted.batch)}. "
+    forest = figures.forest(adapted.mean, adapted.site_scores, chosen.keys, "forest-adapted", first, shown.hues)
+    both = both_tracks(shown.contents.predictions, adapted.predictions, adapted.batch)
+    text = (
+        f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
+    )
+    tables = [overall.highest_first("AUC"), both]
+    return Section("adapted", "Adapted track", text, tables, [forest], [*sites, *folded])
+
+
+def _ablations(shown: Shown) -> Section | None:
     """Tables of the variants of each method of the paper: the full method first, then each variant."""
-    tables = []
-    for method in dict.fromkeys(key[0] for key in contents.keys):
+    tables, contents = [], shown.contents
+    for method in dict.fromkeys(key[0] for key in contents.keys if key[0] in PAPER):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
-        if method in PAPER and len(keys) > 1:
-            predictions, scores = _parts_of(contents, keys)
-            (*_, table) = contents.with_published(study_tables(predictions, label(*keys[0]), scores=scores))
-            tables.append(replace(table, title=f"Ablations of {method}"))
+        if len(keys) > 1:
+            variants = contents.of_methods(keys)
+            *_, table = shown.titled(variants, shown.compared(variants, label(*keys[0])).tables())
             pairs = training_table(contents.cell_scores, method, [variant for _, variant in keys], "Ablations")
-            tables += [pairs] if pairs is not None else []
-    if tables:
-        text = "The first row is the full method; each other row leaves out or changes one part."
-        yield Section("ablations", "Ablations", text, tables)
+            tables += [replace(table, title=f"Ablations of {method}"), *([pairs] if pairs is not None else [])]
+    text = "The first row is the full method; each other row leaves out or changes one part."
+    return Section("ablations", "Ablations", text, tables) if tables else None
 
 
-def _pairs(table: pd.DataFrame) -> list[Key]:
-    return list(zip(table["method"].tolist(), table["variant"].tolist(), strict=True))
-
-
-def _sweeps(contents: Contents, hues: Mapping[Key, int]) -> Iterator[Section]:
-    drawn, folded = [], []
+def _sweeps(shown: Shown) -> Section | None:
+    drawn, folded, contents = [], [], shown.contents
     for method, axes in contents.swept.items():
         variants = [key[1] for key in contents.keys if key[0] == method and contents.is_sweep(key)]
         if axes and variants:
             scores = contents.cell_scores[contents.cell_scores["method"] == method]
             default = (contents.study.get("method") or {}).get(method, {})
-            drawn.append(figures.sensitivity_curves(method, scores, axes, default, hues.get((method, ""), 0)))
+            drawn.append(figures.sensitivity_curves(method, scores, axes, default, shown.hues.get((method, ""), 0)))
             folded.append(training_table(scores, method, variants, "Sweeps"))
-    if drawn:
-        text = "Effect of changing one field (hyper-parameter) while all others are unchanged."
-        tables = [table for table in folded if table is not None]
-        yield Section("sensitivity", "Sensitivity", text, figures=drawn, folded=tables)
+    text = "Effect of changing one field (hyper-parameter) while all others are unchanged."
+    tables = [table for table in folded if table is not None]
+    return Section("sensitivity", "Sensitivity", text, figures=drawn, folded=tables) if drawn else None
 
 
-def _training(contents: Contents, hues: Mapping[Key, int]) -> Section | None:
+def _learning(shown: Shown) -> Section | None:
+    """The learning curve, if `m2lgdg curve` wrote it into this folder or into its folder `curve`."""
+    curve = stored_curve(shown.contents.folder)
+    if curve is None:
+        return None
+    return Section("learning", "Learning curve", " ".join(sentences(curve, None)), figures=[learning_figure(curve, shown.hues)])
+
+
+def _training(shown: Shown) -> Section | None:
     runs: dict[str, list[list[dict[str, float]]]] = {}
-    for record in contents.records:
+    for record in shown.contents.records:
         history = (record.get("learned") or {}).get("history")
         if history and not record["variant"]:
             runs.setdefault(record["method"], []).append(history)
-    drawn = figures.training_curves(runs, hues)
+    drawn = figures.training_curves(runs, shown.hues)
     text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
-    table, idle = loss_terms(contents.records)
+    table, idle = loss_terms(shown.contents.records)
     if idle:
         text += f" Terms of the loss that did not act, so that their weight changed nothing: {'; '.join(idle)}."
     tables = [] if table is None else [table]
     return Section("training", "Training curves", text, figures=[drawn], folded=tables) if drawn else None
 
 
-def _explanations(contents: Contents) -> Iterator[Section]:
-    """A section per method with ROIs, edges, phenotypes, gate and maps; then one on site information for all methods."""
-    probed: list[tuple[str, Explanation]] = []
-    for method, cells in contents.explanations().items():
-        mean = contents.mean_explanations[method]
-        if mean.about.get("readability"):
-            probed.append((method, mean))
-        drawn: list[Figure | None] = []
-        tables = []
-        for name, part in named_parts(method, mean).items():
-            if part.rois["score"].any():
-                drawn += [brains.top_rois(name, part.rois), brains.glass_brain(name, part.rois)]
-                drawn += [brains.top_edges(name, part.edges, part.rois)]
-            tables += [_scores(f"ROIs, {name}", part.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"])]
-            tables += [_grouped(name, part, by) for by in ("lobe", "network")]
-            tables += [_scores(f"Edges, {name}", part.edges, ["roi", "other roi", "score", "low", "high", "direction"])]
-        tables.insert(0, _lobes_over_atlases(method, mean))
-        drawn += [brains.gate_weights(method, mean.gate), *_maps(method, cells)]
-        tables += [_scores(f"Phenotypes, {method}", mean.phenotypes, ["phenotype", "score", "low", "high", "direction"])]
-        count = f"Mean over {len(cells)} explained cell{'s' if len(cells) > 1 else ''}."
-        if mean.about.get("agreement") is not None:
-            count += f" Mean rank correlation of ROI scores between cells: {mean.about['agreement']:.2f} (1: identical order)."
-        scores = str(mean.about["scores"])
-        text = " ".join([f"{scores[0].upper()}{scores[1:]}. {_completeness(mean)}{count}", *mean.lacking(), *mean.about_rois()])
-        shown, folded = [figure for figure in drawn if figure is not None], [table for table in tables if table.rows]
-        yield Section("explained", f"Explanations: {method}", text, [], shown, folded)
-    if probed:
-        title = "Site information in the representations"
-        yield Section("readability", title, READABILITY, [_readability(title, probed)], link="Site information")
+def loss_terms(records: Iterable[Mapping[str, Any]]) -> tuple[Table | None, list[str]]:
+    """The table of all methods whose loss has several terms (None without any), and clauses on terms that did not act."""
+    trainings: dict[Key, list[Mapping[str, Any]]] = {}
+    for record in records:
+        learned = record.get("learned") or {}
+        if learned.get("history") and len(_terms([learned])) > 1:
+            trainings.setdefault((str(record["method"]), str(record["variant"])), []).append(learned)
+    rows: list[list[Cell]] = []
+    idle: dict[tuple[str, str, str], list[Key]] = {}
+    for key, learned in trainings.items():
+        for name in _terms(learned):
+            values = [[epoch[name] for epoch in one["history"] if name in epoch] for one in learned]
+            selected = [one["history"][int(one.get("best_epoch") or len(one["history"])) - 1] for one in learned]
+            means = [[each[0] for each in values if each], [epoch[name] for epoch in selected if name in epoch]]
+            weights = {(one.get("losses") or {}).get(name, {}).get("weight") for one in learned}
+            weight = weights.pop() if len(weights) == 1 else None
+            pooled = [value for each in values for value in each]
+            numbers = [float(np.mean(each)) if each else NAN for each in means]
+            reason = _idle(values)
+            remark = f"did not act ({reason})" if reason else ""
+            rows.append([label(*key), name, NAN if weight is None else weight, *numbers, min(pooled), max(pooled), remark])
+            if reason:
+                idle.setdefault((key[0], name, reason), []).append(key)
+    clauses = []
+    for (_, name, reason), keys in idle.items():
+        count = sum(len(trainings[key]) for key in keys)
+        every = f"all {count} trainings" if count > 1 else "the training"
+        some = ", ".join(label(*key) for key in keys)
+        some = f"{label(*keys[0])} and {len(keys) - 1} variants" if len(keys) > MOST_NAMES else some
+        clauses.append(f"{name} of {some} ({reason} in every epoch of {every})")
+    names = ("first epoch", "kept epoch", "smallest", "largest")
+    header = [Column("Method"), Column("term"), Column("weight", "number", "g"), *columns("number", *names, form=".4g")]
+    note = (
+        "mean over batches, then over trainings, of each term as it enters the total loss, so times its weight; kept epoch: "
+        "the one that early stopping selected; smallest and largest: over all epochs of all trainings; a weight is '-' if no "
+        "field of the method is declared to hold it, or if the training is of an earlier version"
+    )
+    table = Table("Terms of the training loss", [*header, Column("remark")], rows, note)
+    return (table if rows else None), clauses
 
 
-def named_parts(method: str, explanation: Explanation) -> dict[str, Explanation]:
-    """Explanation of each atlas, by a name for tables and figures: that of the method, with the atlas if there are several."""
-    parts = explanation.by_atlas()
-    return {f"{method} ({atlas})" if len(parts) > 1 else method: part for atlas, part in parts.items()}
+def _terms(learned: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Terms of the loss, in the order of their first epoch; validation scores start with val_."""
+    names = dict.fromkeys(name for one in learned for epoch in one["history"] for name in epoch)
+    return [name for name in names if not name.startswith("val_")]
 
 
-READABILITY = (
-    "Accuracy of a cross-validated linear probe that predicts site or label from the classifier's input, for source subjects. "
-    "A probe finds more of any information in more dimensions, so the table includes the effective number of dimensions."
-)
-
-
-def _completeness(explanation: Explanation) -> str:
-    error = explanation.error()
-    if error is None:
+def _idle(values: list[list[float]]) -> str:
+    """Why a term did not act: zero or constant in every epoch of every training; empty if it changed."""
+    if max(map(len, values)) < 2:  # one epoch shows nothing
         return ""
-    relative = f"median {100 * error['median_relative']:.1f} % of the decision, " if "median_relative" in error else ""
-    return f"Completeness error of the attributions: {relative}at most {error['max_absolute']:.2g} logits. "
+    ranges = [(min(each), max(each)) for each in values if each]
+    if all(low == high == 0 for low, high in ranges):
+        return "zero"
+    same = all(high - low <= CONSTANT * max(abs(low), abs(high)) for low, high in ranges)
+    return f"constant within {100 * CONSTANT:.0f} %" if same else ""
 
 
-def _maps(method: str, cells: list[tuple[dict[str, Any], Explanation]]) -> list[Figure]:
-    """Maps of the first seed for the first few targets."""
-    first = {record["target"]: each.map for record, each in reversed(cells) if len(each.map)}
-    ordered = [target for target in dict.fromkeys(record["target"] for record, _ in cells) if target in first]
-    return [brains.representation_map(method, target, first[target], i) for i, target in enumerate(ordered[:MOST_MAPS])]
+def _planted(shown: Shown) -> Section | None:
+    table = brains.planted_table(shown.contents)
+    text = "This cohort is synthetic, so the ROIs and edges that differ between patients and controls are known."
+    return None if table is None else Section("planted", "Planted and found", text, [table])
 
 
-def _scores(title: str, table: pd.DataFrame, columns: list[str]) -> Table:
-    names = [name for name in columns if name in table]
-    top = table[table["score"] > 0].head(MOST_ROWS)[names]
-    rows = [[_cell(name, value) for name, value in row.items()] for row in top.to_dict("records")]
-    note = f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds"
-    return Table(title, names, rows, [[0] * len(names) for _ in rows], note)
+def _explanations(shown: Shown) -> Iterator[Section]:
+    """A section per method with ROIs, edges, phenotypes, gate and maps; then one on site information for all methods."""
+    means = shown.contents.mean_explanations
+    for method, cells in shown.contents.explanations.items():
+        text, drawn = brains.explained_text(means[method], len(cells)), brains.explained_figures(method, means[method], cells)
+        tables = brains.explained_tables(method, means[method])
+        yield Section("explained", f"Explanations: {method}", text, figures=drawn, folded=tables)
+    title = "Site information in the representations"
+    table = brains.readability_table(title, means)
+    if table is not None:
+        yield Section("readability", title, READABILITY, [table], link="Site information")
 
 
-def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
-    """Proportion of the ROI scores of each lobe, by atlas and their mean; without rows unless two atlases have lobes."""
-    table = explanation.over_atlases()
-    names = ["lobe", "mean", *(str(name) for name in table.columns[2:])]
-    rows = [[str(lobe), *(f"{100 * value:.1f} %" for value in values)] for lobe, *values in table.itertuples(index=False)]
-    note = "proportion of the sum of all ROI scores of an atlas; mean: over atlases, each counting the same"
-    return Table(f"ROI scores by lobe over atlases, {method}", names, rows, [[0] * len(names) for _ in rows], note)
-
-
-def _grouped(method: str, explanation: Explanation, by: str) -> Table:
-    """Sums of the ROI scores of each lobe or network; without rows if the atlas has none."""
-    groups = explanation.by_group(by)
-    total = groups["score"].sum() or 1.0
-    rows = [
-        [
-            str(row[by]),
-            str(row["rois"]),
-            f"{row['score']:.4g}",
-            f"{100 * row['score'] / total:.1f} %",
-            f"{row['score per roi']:.4g}",
-        ]
-        for row in groups.to_dict("records")
-        if row["score"] > 0
-    ]
-    names = [by, "ROIs", "score", "of all", "score per ROI"]
-    note = f"sum of the scores of the ROIs of each {by}; a {by} with more ROIs has a higher sum"
-    return Table(f"ROI scores by {by}, {method}", names, rows, [[0] * len(names) for _ in rows], note)
-
-
-def _cell(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if pd.isna(value) else f"{value:.1f}" if name in "xyz" else f"{value:.4g}"
-    return roi_label(str(value)) if name in ("roi", "other roi") else str(value)
-
-
-def _readability(title: str, probed: list[tuple[str, Explanation]]) -> Table:
-    columns = {"site": "site accuracy", "site_chance": "site chance", "label": "label accuracy", "label_chance": "label chance"}
+def _leakage(shown: Shown) -> Section | None:
     rows = []
-    for method, explanation in probed:
-        numbers = explanation.about["readability"]
-        accuracies = [f"{100 * numbers[name]:.1f} %" if name in numbers else "-" for name in columns]
-        rows.append([method, *accuracies, f"{numbers['dimensions']:.1f}" if "dimensions" in numbers else "-"])
-    header = ["Method", *columns.values(), "effective dimensions"]
-    return Table(title, header, rows, [[0] * len(header) for _ in rows], "accuracy of linear probes, mean over explained cells")
-
-
-def _subgroups(contents: Contents, summary: Answer, shared: bool) -> Iterator[Section]:
-    if contents.cohort is None:
-        return
-    keys = [key for key in (summary.main, summary.peer) if key is not None]
-    tables = [subgroup_table(contents.predictions, contents.cohort, *key, hide_small=shared) for key in keys]
-    yield Section("subgroups", "Subgroups", tables=tables[:1], folded=tables[1:])
-
-
-def _leakage(contents: Contents) -> Section | None:
-    if not contents.checks:
-        return None
-    rows = [[str(row["check"]), _passed(row), str(row["detail"])] for row in contents.checks]
+    for row in shown.contents.checks:
+        passed = "passed, with a remark" if row.get("remark") else "passed"
+        rows.append([str(row["check"]), passed if row["passed"] else "FAILED", str(row["detail"])])
     rows.append(["target labels, site names and ids hidden from methods", "by construction", "not passed by the interface"])
-    header = ["Check", "Result", "Detail"]
-    table = Table("Leakage checks", header, rows, [[0] * 3 for _ in rows], "checked in every fold before the study began")
-    return Section("leakage", "Leakage checks", tables=[table])
-
-
-def _passed(check: dict[str, Any]) -> str:
-    if not check["passed"]:
-        return "FAILED"
-    return "passed, with a remark" if check.get("remark") else "passed"
-
-
-def _checklists(contents: Contents, shared: bool) -> Section:
-    tables = []
-    known = known_facts(contents.folder, contents.cell_scores)
-    for checklist in checklists(shared_facts(known, contents) if shared else known):
-        header = ["Item", "Section", "Topic", "Answer"]
-        rows = [[row.item, row.section, row.topic, row.answer] for row in checklist.rows]
-        filled = sum(row.filled for row in checklist.rows)
-        note = f"{checklist.citation}. {filled} of {len(rows)} items have an answer. {checklist.note}".rstrip(".")
-        tables.append(Table(checklist.title, header, rows, [[0] * len(header) for _ in rows], note))
-    return Section("checklists", "Reporting checklists", CHECKLISTS, folded=tables)
-
-
-CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to complete".'
+    header = columns("text", "Check", "Result", "Detail")
+    table = Table("Leakage checks", header, rows, "checked in every fold before the study began")
+    return Section("leakage", "Leakage checks", tables=[table]) if shown.contents.checks else None
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
     """Settings, versions and training time of the study."""
     study, seconds = contents.study, sum(float(record.get("seconds") or 0) for record in contents.records)
     both = contents.track if contents.adapted is None else f"{STRICT} and {ADAPTED}"
-    devices = (
-        f"{study.get('device', 'cpu')}, {study.get('threads', 1)} thread{'s' if study.get('threads', 1) != 1 else ''} per cell"
-    )
+    threads = study.get("threads", 1)
+    devices = f"{study.get('device', 'cpu')}, {threads} thread{'s' * (threads != 1)} per cell"
     return [
         ("targets", ", ".join(contents.predictions["target"].unique())),
         *([("tracks", f"{both}; in the adapted one {what_was_seen(contents.batch)}")] if both != STRICT else []),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
         ("selection", "penalties, calibration and early stopping on source subjects only"),
-        ("fields changed from their defaults", changed_fields(study) or "none"),
+        ("fields changed from their defaults", changed_fields(study, contents.declared) or "none"),
         ("decision threshold", "0.5"),
         ("cells", f"{len(contents.records)} finished, {seconds / 60:.1f} minutes of training and prediction; {devices}"),
         ("cohort hash", str(study.get("cohort_hash", ""))[:16] or "unknown"),

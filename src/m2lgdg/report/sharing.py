@@ -1,42 +1,65 @@
-"""`m2lgdg share`: a copy of a study folder for a repository or an archive, without paths of the machine it ran on.
+"""What is given away: a copy of a study without paths, and reports and models without anything that names a person.
 
-Tables and report can be made from the copy alone. Records of cells become one file, without the predictions, which are in
-`predictions.csv`; of paths at most a file name remains.
+`m2lgdg share` writes the copy; tables and report can be made from it alone. `report --share` and `export --share` also hash
+subject ids and put ages into bands. The salt of the hashes is drawn anew for each output and stored nowhere, so that no one,
+the author included, can recover an id or link two outputs.
 """
 
 from __future__ import annotations
 
+import copy
+import getpass
 import json
+import re
 import shutil
-from collections.abc import Iterable
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from m2lgdg.data.pseudonyms import Pseudonyms
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
+from m2lgdg.findings import text_finding
+from m2lgdg.method import Method
+from m2lgdg.model.model import Model
+from m2lgdg.model.out_of_distribution import MEASURES, SourceDistribution
+from m2lgdg.report.checklists import YEARS, age_band
 from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
-from m2lgdg.report.paths import file_name, starts_path, without_paths
-from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, without_small_groups
+from m2lgdg.report.paths import file_name, has_path, starts_path, without_paths
+from m2lgdg.report.subgroups import WITHHELD, few_of_a_class, few_of_a_site, without_small_groups
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.checks import COHORT
-from m2lgdg.study.description import CONNECTOMES, copy_connectomes
+from m2lgdg.study.description import CONNECTOMES, LEAST, copy_connectomes
 from m2lgdg.study.plan import METHODS_FILE
 from m2lgdg.study.runner import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
+HIDDEN_FINDING = "A finding that may name a subject or a file is withheld."
+LICENCES = {  # of public releases, by the cohort name that a reader sets; terms change with the release and are not quoted
+    "abide": "ABIDE I (Preprocessed Connectomes Project): the terms of the downloaded release apply (non-commercial "
+    "research); cite Di Martino et al. 2014 and Craddock et al. 2013",
+    "rest-meta-mdd": "REST-meta-MDD: the terms agreed with its consortium apply; cite Yan et al. 2019",
+}
+CELL = ["method", "variant", "seed", "target"]
+Filter = Callable[..., str]  # (text, replacement) -> text
 
 
 def share_study(folder: str | Path, to: str | Path) -> list[Path]:
-    """Copy the files that tables and report need into a new folder; return their paths."""
+    """Copy the files that tables and report need into a new folder; return their paths.
+
+    Records of cells become one file, without the predictions, which are in predictions.csv.
+    """
     folder, to = Path(folder), Path(to)
     contents = read_contents(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} already exists; choose another --out.")
-    names = structural_names(contents)
-    refuse_paths(names)
-    contents.explanations()  # refuses a damaged one before anything is written
+    names = joining_names(contents)
+    explanations = {record["key"]: each for cells in contents.explanations.values() for record, each in cells}
     study = contents.study | {"cohort": file_name(str(contents.study.get("cohort", "")))}
     study["plugins"] = [file_name(str(plugin)) for plugin in study.get("plugins") or []]
     records = [{name: record[name] for name in COPIED if name in record} for record in contents.records]
@@ -48,42 +71,36 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
         METHODS_FILE: _json(read_json(folder / METHODS_FILE, {}), names),
         COHORT: _json(without_small_groups(read_json(folder / COHORT, {})), names),
         RECORDS: "".join(json.dumps(_without_paths(record, names), ensure_ascii=False) + "\n" for record in records),
-        "inclusion.csv": _csv(contents.inclusion, names),
-        "failures.csv": _csv(contents.failures, names),
+        "inclusion.csv": csv_text(pd.DataFrame(_without_paths(contents.inclusion, names))) if contents.inclusion else "",
+        "failures.csv": csv_text(pd.DataFrame(_without_paths(contents.failures, names))) if contents.failures else "",
     }
     for name, text in texts.items():
         if text and (name in ("predictions.csv", RECORDS) or (folder / name).is_file()):
             write_text(to / name, text)
     if (folder / CONNECTOMES).is_file() and not few_of_a_class(contents.description):
         copy_connectomes(folder, to, sites=not few_of_a_site(contents.description))
-    for record in records:
-        explained = explanation_path(folder, record["key"])
-        if explained.is_dir():
-            copy = Path(shutil.copytree(explained, explanation_path(to, record["key"])))
-            write_text(copy / "explanation.json", _json(Explanation.load(explained).about, names))
+    for key in explanations:
+        copied = Path(shutil.copytree(explanation_path(folder, key), explanation_path(to, key)))
+        write_text(copied / "explanation.json", _json(Explanation.load(copied).about, names))
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
-def structural_names(contents: Contents) -> set[str]:
-    """Names that tables are joined by, so they are shared as they are: methods, variants, sites, subjects and inputs."""
+def joining_names(contents: Contents) -> set[str]:
+    """Names that tables are joined by, so they are shared as they are: methods, variants, sites, subjects and inputs.
+
+    A name that contains a path is refused.
+    """
     table = contents.all_predictions
     names = {*table["method"], *table["variant"], *table["target"], *table["subject"], *(contents.study.get("inputs") or [])}
-    return names | {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row}
-
-
-def refuse_paths(names: Iterable[str]) -> None:
-    """Refuse to share a name that contains a path."""
+    names |= {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row}
     for name in names:
         if starts_path(str(name)):
             raise InputError(f"the method, variant, site, input or subject name {name!r} contains a path and cannot be shared.")
+    return names
 
 
 def _json(content: Any, names: set[str]) -> str:
     return json.dumps(_without_paths(content, names), indent=1, ensure_ascii=False) + "\n"
-
-
-def _csv(rows: list[dict[str, str]], names: set[str]) -> str:
-    return csv_text(pd.DataFrame(_without_paths(rows, names))) if rows else ""
 
 
 def _without_paths(content: Any, names: set[str]) -> Any:
@@ -93,3 +110,171 @@ def _without_paths(content: Any, names: set[str]) -> Any:
     if isinstance(content, list):
         return [_without_paths(value, names) for value in content]
     return {key: _without_paths(value, names) for key, value in content.items()} if isinstance(content, dict) else content
+
+
+def identifying_words_withheld(ids: Iterable[str] = ()) -> Filter:
+    """Filter for free text: returns it unchanged if it has no path, id, host or user name, else a replacement."""
+    people = {_user(), socket.gethostname(), *socket.gethostname().split(".")[:1], Path.home().name}
+    known = set(ids)
+    long = {name for name in known if len(name) > 3}
+    short = {name for name in people if len(name) > 1} | (known - long)  # matched as whole words only
+    whole_word = re.compile(r"(?<![^\W_])(?:" + "|".join(map(re.escape, sorted(short))) + r")(?![^\W_])", re.IGNORECASE)
+
+    def filtered(text: str, replacement: str = WITHHELD) -> str:
+        hidden = has_path(text) or (short and whole_word.search(text)) or any(name in text for name in long)
+        return replacement if hidden else text
+
+    return filtered
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container without a passwd entry for its user
+        return ""
+
+
+def cohort_name(name: str) -> str:
+    """Name of a public release; other names may be those of a private folder and become `cohort`."""
+    return name if name.lower() in LICENCES else "cohort"
+
+
+def shared_contents(contents: Contents) -> Contents:
+    """De-identified contents of a study; methods, variants, sites, phenotypes and ROIs keep their names."""
+    names = Pseudonyms()
+    joining_names(contents)
+    ids = {*contents.predictions["subject"], *(row["subject"] for row in contents.inclusion)}
+    filtered = identifying_words_withheld(ids)
+    methods = contents.study.get("method") or {}
+    study = contents.study | {
+        "name": filtered(str(contents.study.get("name", "study")), "study"),
+        "method": {
+            method: {name: WITHHELD if filtered(str(value)) == WITHHELD else value for name, value in fields.items()}
+            for method, fields in methods.items()
+        },
+    }
+    cohort = contents.cohort
+    if cohort is not None:
+        subjects = np.array([names(str(subject)) for subject in cohort.subjects])
+        cohort = cohort._changed(
+            subjects=subjects,
+            phenotypes=cohort.phenotypes.set_axis(subjects, axis=0),
+            name=cohort_name(cohort.name),
+            notes=tuple(note for note in cohort.notes if filtered(str(note)) != WITHHELD),
+            excluded=(),
+        )
+    inclusion = [
+        row | {"subject": names(row["subject"])} | dict.fromkeys(("reason", "kind"), filtered(row["kind"], "other reason"))
+        for row in contents.inclusion
+    ]
+    findings = contents.findings
+    if findings is not None:
+        findings = tuple(text_finding(filtered(one.anonymous, HIDDEN_FINDING), kind=one.kind) for one in findings)
+    return replace(
+        contents,
+        predictions=names.sorted_table(contents.predictions, CELL),
+        adapted=None if contents.adapted is None else names.sorted_table(contents.adapted, CELL),
+        study=study,
+        inclusion=inclusion,
+        checks=[row | {"detail": without_paths(str(row.get("detail", "")))} for row in contents.checks],
+        failures=[row | {"reason": _failure(row["reason"])} for row in contents.failures],
+        cohort=cohort,
+        about_cohort=contents.about_cohort._replace(findings=findings, description=shared_description(contents.description)),
+        shared=True,
+    )
+
+
+def _failure(reason: str) -> str:
+    """Type of an error without its message, which comes from a method and may quote anything."""
+    kind = re.match(r"[A-Za-z]+(?:Error|Exception)(?=:|$)", reason)
+    return kind[0] if kind else f"reason {WITHHELD}"
+
+
+def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and sites of a cohort for sharing: ages in bands, and nothing personal of small groups.
+
+    Sexes are left out by site, and everywhere if a class has fewer than ten of one sex, because sizes follow by subtraction.
+    """
+    shared = without_small_groups(description)
+    known = [group for group in shared.get("groups", {}).values() if "male" in group]
+    few = min((n for group in known for n in (group["male"], group["sex_known"] - group["male"])), default=0) < LEAST
+    for name in ("groups", "sites"):
+        for group in shared.get(name, {}).values():
+            if name == "sites" or few:
+                group.pop("male", None)
+                group.pop("sex_known", None)
+            if "age" in group:
+                group["age"] = f"median in {age_band(group['age'][1])}"
+    return shared
+
+
+def shared_model(fitted: Model) -> Model:
+    """Copy of a model for sharing: the same weights; typical ages become the middle of their band.
+
+    Its predictions for subjects of known age are the same, bit for bit.
+    """
+    filtered = identifying_words_withheld()
+    for name, value in fitted.fields().items():
+        if filtered(str(value)) == WITHHELD:
+            raise InputError(f"field {name} of the model may contain a path, user or host name, so it cannot be shared.")
+    shared = copy.copy(fitted)
+    shared.members = {name: _shared_member(member, filtered) for name, member in fitted.members.items()}
+    if len(shared.members) == 1:
+        (shared.method,) = shared.members.values()
+        shared.facts_ = shared.method.facts_
+    else:
+        stored = {name: member.facts_ for name, member in shared.members.items()}
+        shared.facts_ = _shared_facts(fitted.facts_, filtered) | {"parts": stored}
+    shared.source_distributions = {name: _banded_ages(one) for name, one in fitted.source_distributions.items()}
+    return shared
+
+
+def _shared_member(fitted: Method, filtered: Filter) -> Method:
+    remembered = [name for name in fitted.remembers if name in fitted.state_] or _rows_of_subjects(fitted)
+    if remembered:
+        names = ", ".join(remembered)
+        raise InputError(f"method {fitted.name} keeps features of its source subjects ({names}) and cannot be shared.")
+    shared = copy.copy(fitted)
+    shared.facts_ = _shared_facts(fitted.facts_, filtered)
+    ages = np.array([name.lower() == "age" for name in fitted.facts_["inputs"]], dtype=bool)
+    shared.state_ = {
+        name: np.where(ages, _floor(value) + YEARS / 2, value) if name.endswith("scaler.fill") else value
+        for name, value in fitted.state_.items()
+    }
+    return shared
+
+
+def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
+    found = {name: _filtered_findings(facts[name], filtered) for name in ("source", "local", "site_level") if name in facts}
+    found["source"] = found["source"] | {"cohort": cohort_name(facts["source"]["cohort"])}
+    if "site_level" in found:
+        found["site_level"].pop("logits", None)  # counts of scores, which only an update needs
+    if "notes" in facts:
+        found["notes"] = [note for note in facts["notes"] if filtered(note) != WITHHELD]
+    return {**facts, **found}
+
+
+def _banded_ages(distribution: SourceDistribution) -> SourceDistribution:
+    ranges = distribution.ranges.copy()
+    low, middle, high = ranges[MEASURES.index("age")]
+    ranges[MEASURES.index("age")] = _floor(low), _floor(middle) + YEARS / 2, _floor(high) + YEARS
+    return replace(distribution, ranges=ranges)
+
+
+def _filtered_findings(about: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
+    """Facts of a model with the findings among them filtered."""
+    if about.get("findings") is None:
+        return dict(about)
+    return {**about, "findings": [one | {"text": filtered(one["text"], HIDDEN_FINDING)} for one in about["findings"]]}
+
+
+def _rows_of_subjects(fitted: Method) -> list[str]:
+    """Arrays of a plugin with one row per source subject that its author did not list in `remembers`."""
+    if type(fitted).__module__.startswith("m2lgdg."):
+        return []  # ours list them, as a test checks; another array may have as many rows by chance
+    subjects = sum(sum(site.values()) for site in fitted.facts_["source"]["sites"].values())
+    return [name for name, value in fitted.state_.items() if value.ndim and len(value) == subjects]
+
+
+def _floor(ages: Any) -> Any:
+    return np.floor(np.asarray(ages) / YEARS) * YEARS

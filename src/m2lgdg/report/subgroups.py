@@ -1,7 +1,6 @@
-"""Performance by sex, age, eye status, motion and site size, with the differences between groups.
+"""Performance by sex, age, eye status, motion and site size; and which groups are too small for a report that is shared.
 
-Made from the predictions and their cohort, for the report. A report for sharing hides small groups; totals are public, so the
-size of a hidden group must not follow by subtraction either.
+Totals are public, so the size of a hidden group must not follow by subtraction either.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import pandas as pd
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.metrics import THRESHOLD, delong
-from m2lgdg.report.operating import confusion
-from m2lgdg.report.tables import INTERVAL, Table, label
+from m2lgdg.report.operating import confusion, of_key
+from m2lgdg.report.paper_tables import INTERVAL, Key, label
+from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
 from m2lgdg.storage import InputError
 from m2lgdg.study.description import LEAST
-from m2lgdg.study.stats import over_seeds
 
 LEAST_OF_CLASS = 5  # patients and controls of the group that a site needs for an AUC
 SMALL, WITHHELD = f"<{LEAST}", "withheld"
@@ -32,59 +31,56 @@ UNKNOWN = "unknown"
 AGES: dict[float, str] = {0: "under 12", 12: "12 to 17", 18: "18 to 29", 30: "30 to 49", 50: "50 and over"}
 SIZES: dict[float, str] = {0: "under 20 subjects", 20: "20 to 49 subjects", 50: "50 subjects or more"}
 THIRDS = ("lowest third", "middle third", "highest third")
+ORDERED = (*AGES.values(), *SIZES.values(), *THIRDS)
 EYES = ("eye_status_at_scan", "eye_status", "eyes")
 DIFFERENCE = "AUC difference (95 % interval)"
-REFERENCE = "reference"
 NORMAL = 1.959963984540054  # 97.5th percentile
 Names = npt.NDArray[np.object_]
 
 
-def subgroup_table(
-    predictions: pd.DataFrame, cohort: Cohort, method: str, variant: str = "", *, hide_small: bool = False
-) -> Table:
+def subgroup_table(mean: pd.DataFrame, cohort: Cohort, key: Key, *, hide_small: bool = False) -> Table:
     """Performance of one method by subgroup: mean of within-site AUCs with intervals, and pooled SEN, SPE and ACC.
 
-    The difference of a group is its AUC minus that of the largest group of the same kind. `hide_small` hides groups of fewer
-    than ten subjects, for a report that is shared.
+    The difference of a group is its AUC minus that of the largest group of the same kind. `mean` is from `over_seeds`;
+    `hide_small` hides groups of fewer than ten subjects, for a report that is shared.
     """
-    mean = over_seeds(predictions[(predictions["method"] == method) & (predictions["variant"] == variant)])
-    if not len(mean):
-        raise InputError(f"the study has no predictions of {label(method, variant)} for labelled subjects.")
-    missing = sorted(set(mean["subject"]) - set(cohort.subjects.tolist()))
+    own, name = of_key(mean, key), label(*key)
+    if not len(own):
+        raise InputError(f"the study has no predictions of {name} for labelled subjects.")
+    missing = sorted(set(own["subject"]) - set(cohort.subjects.tolist()))
     if missing:
         raise InputError(f"subject {missing[0]} of the predictions is not in cohort {cohort.name}, so it is another cohort.")
-    enough = len(mean) >= LEAST or not hide_small
-    rows = [["all", *([*_scores(mean), "-"] if enough else _hidden(SMALL))]]
-    for title, groups in _partitions(mean, cohort) if enough else ():
-        rows += _rows(mean, title, groups, hide_small)
-    header = ["Subgroup", "subjects", "patients", "AUC", INTERVAL, "AUC sites", "SEN", "SPE", "ACC", DIFFERENCE]
+    enough = len(own) >= LEAST or not hide_small
+    rows: list[list[Cell]] = [["all", *([*_scores(own), NAN] if enough else _hidden(SMALL))]]
+    for title, groups in _partitions(own, cohort) if enough else ():
+        rows += _rows(own, title, groups, hide_small)
+    header = [Column("Subgroup"), *columns("count", "subjects", "patients"), *columns("percent", "AUC", INTERVAL, form=".1f")]
+    header += [Column("AUC sites", "count"), *columns("percent", "SEN", "SPE", "ACC", form=".1f")]
     note = (
         "in %; probabilities averaged over seeds; AUC: mean of within-site AUCs, over target sites with at least "
         f"{LEAST_OF_CLASS} patients and {LEAST_OF_CLASS} controls of the subgroup; SEN, SPE, ACC: pooled at {THRESHOLD:g}; "
         f"{HIDDEN if hide_small else SMALL_GROUPS}; difference: AUC minus that of the largest group of the same kind; "
         "intervals: DeLong's, over subjects of these sites, not corrected for the number of groups"
     )
-    return Table(f"Subgroups, {label(method, variant)}", header, rows, [[0] * len(header) for _ in rows], note)
+    return Table(f"Subgroups, {name}", [*header, Column(DIFFERENCE, "percent", "+.1f")], rows, note)
 
 
-def _partitions(mean: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
+def _partitions(own: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
     """(title, group of each subject) for each phenotype of the cohort that defines subgroups, and for site size."""
-    phenotypes = cohort.phenotypes.loc[mean["subject"].tolist()]
+    phenotypes = cohort.phenotypes.loc[own["subject"].tolist()]
     columns = {str(name).lower(): phenotypes[name] for name in phenotypes.columns}
+    numbers = {name: values.to_numpy() for name, values in columns.items() if values.dtype == np.float64}
     if "sex" in columns:
         yield "sex", _coded(columns["sex"], {MALE: "male", FEMALE: "female"})
-    if "age" in columns and columns["age"].dtype == np.float64:
-        yield "age", _banded(columns["age"].to_numpy(), AGES)
+    if "age" in numbers:
+        yield "age", _banded(numbers["age"], AGES)
     for name in [name for name in EYES if name in columns][:1]:
         yield "eyes", _coded(columns[name], {1.0: "open", 2.0: "closed"} if name == EYES[0] else {})  # ABIDE's codes
-    for name in [name for name in MOTION if name in columns and columns[name].dtype == np.float64][:1]:
-        values = columns[name].to_numpy()
-        known = values[~np.isnan(values)]
-        if len(known):
-            third, two_thirds = np.quantile(known, [1 / 3, 2 / 3]).tolist()
-            yield "motion", _banded(values, dict(zip((-np.inf, third, two_thirds), THIRDS, strict=True)))
+    for name in [name for name in MOTION if name in numbers and not np.isnan(numbers[name]).all()][:1]:
+        edges = (-np.inf, *np.nanquantile(numbers[name], [1 / 3, 2 / 3]).tolist())
+        yield "motion", _banded(numbers[name], dict(zip(edges, THIRDS, strict=True)))
     sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
-    yield "site", _banded(np.array([sizes.get(site, np.nan) for site in mean["target"]], dtype=np.float64), SIZES)
+    yield "site", _banded(np.array([sizes.get(site, np.nan) for site in own["target"]], dtype=np.float64), SIZES)
 
 
 def _coded(values: pd.Series, names: dict[float, str]) -> Names:
@@ -97,53 +93,46 @@ def _coded(values: pd.Series, names: dict[float, str]) -> Names:
 
 def _banded(values: npt.NDArray[np.float64], names: dict[float, str]) -> Names:
     """Name of the band that each value is in; `names` are by lower edge."""
-    edges = np.array(list(names), dtype=np.float64)
-    band = np.searchsorted(edges, values, side="right") - 1
-    named = np.array(list(names.values()), dtype=object)[np.clip(band, 0, len(edges) - 1)]
+    band = np.searchsorted(np.array(list(names), dtype=np.float64), values, side="right") - 1
+    named = np.array(list(names.values()), dtype=object)[np.clip(band, 0, len(names) - 1)]
     return np.where(np.isnan(values), UNKNOWN, named)
 
 
-def _rows(mean: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> list[list[str]]:
-    ordered = [*AGES.values(), *SIZES.values(), *THIRDS]
-    rank = {name: i for i, name in enumerate(ordered)}
+def _rows(own: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> list[list[Cell]]:
+    rank = {name: i for i, name in enumerate(ORDERED)}
     names = sorted(set(groups.tolist()), key=lambda name: (name == UNKNOWN, rank.get(name, 0), name))
     if len(names) < 2:  # the same as all
         return []
     marks = suppressed([int((groups == name).sum()) for name in names]) if hide_small else [""] * len(names)
     if set(marks) == {WITHHELD}:
         return [[f"{title}: all groups", *_hidden(WITHHELD)]]
-    parts = {name: mean[groups == name] for name, mark in zip(names, marks, strict=True) if not mark}
-    largest = max((name for name in parts if name != UNKNOWN), key=lambda name: len(parts[name]), default="")
-    rows = []
+    shown = {name: own[groups == name] for name, mark in zip(names, marks, strict=True) if not mark}
+    largest = max((name for name in shown if name != UNKNOWN), key=lambda name: len(shown[name]), default="")
+    rows: list[list[Cell]] = []
     for name, mark in zip(names, marks, strict=True):
-        if mark:
-            rows.append([f"{title}: {name}", *_hidden(mark)])
-            continue
-        difference = REFERENCE if name == largest else _difference(parts[name], parts.get(largest))
-        rows.append([f"{title}: {name}", *_scores(parts[name]), difference])
+        difference = "reference" if name == largest else _difference(shown.get(name), shown.get(largest))
+        rows.append([f"{title}: {name}", *(_hidden(mark) if mark else [*_scores(shown[name]), difference])])
     return rows
 
 
-def _hidden(mark: str) -> list[str]:
+def _hidden(mark: str) -> list[Cell]:
     return [mark, mark, *["-"] * 7]
 
 
-def _difference(part: pd.DataFrame, reference: pd.DataFrame | None) -> str:
+def _difference(own: pd.DataFrame | None, reference: pd.DataFrame | None) -> Cell:
     """AUC of a group minus that of another, with an interval; the groups share no subject, so their variances add up."""
-    if reference is None:
-        return "-"
-    (area, variance, _), (other, others, _) = within_sites(part), within_sites(reference)
+    if own is None or reference is None:
+        return NAN
+    (area, variance, _), (other, others, _) = within_sites(own), within_sites(reference)
     half = NORMAL * np.sqrt(variance + others)
-    low, middle, high = (100 * (area - other + step) for step in (-half, 0.0, half))
-    if np.isnan(middle):
-        return "-"
-    return f"{middle:+.1f} ({low:+.1f} to {high:+.1f})" if half > 0 else f"{middle:+.1f}"
+    ends = (area - other - half, area - other + half) if half > 0 else (NAN, NAN)
+    return Estimate(area - other, *ends)
 
 
-def within_sites(part: pd.DataFrame) -> tuple[float, float, int]:
+def within_sites(own: pd.DataFrame) -> tuple[float, float, int]:
     """Mean of the within-site AUCs, its variance by DeLong, and the number of sites with enough subjects."""
     areas, variances = [], []
-    for _, site in part.groupby("target", sort=False):
+    for _, site in own.groupby("target", sort=False):
         patients = int(site["label"].sum())
         if min(patients, len(site) - patients) >= LEAST_OF_CLASS:
             area, covariance = delong(site["label"].to_numpy(), site["proba"].to_numpy())
@@ -152,6 +141,15 @@ def within_sites(part: pd.DataFrame) -> tuple[float, float, int]:
     if not areas:
         return np.nan, np.nan, 0
     return float(np.mean(areas)), float(np.sum(variances)) / len(areas) ** 2, len(areas)
+
+
+def _scores(own: pd.DataFrame) -> list[Cell]:
+    area, variance, sites = within_sites(own)
+    half = NORMAL * np.sqrt(variance)
+    ends = Interval(max(area - half, 0), min(area + half, 1)) if variance > 0 else Interval(NAN, NAN)
+    hits, misses, rejections, alarms = confusion(own["label"], own["proba"])
+    rates = [(hits, hits + misses), (rejections, rejections + alarms), (hits + rejections, len(own))]
+    return [len(own), hits + misses, area, ends, sites, *(part / whole if whole else NAN for part, whole in rates)]
 
 
 def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +197,3 @@ def _follows(sizes: Sequence[int], marks: Sequence[str]) -> bool:
     return any(
         max(low[i], total - (sum(high) - high[i])) == min(high[i], total - (sum(low) - low[i])) for i in range(len(hidden))
     )
-
-
-def _scores(part: pd.DataFrame) -> list[str]:
-    y, p = part["label"].to_numpy(), part["proba"].to_numpy()
-    area, variance, sites = within_sites(part)
-    half = NORMAL * np.sqrt(variance)
-    ends = f"{100 * max(area - half, 0):.1f} to {100 * min(area + half, 1):.1f}" if variance > 0 else "-"
-    hits, misses, rejections, alarms = confusion(y, p)
-    rates = [(hits, hits + misses), (rejections, rejections + alarms), (hits + rejections, len(y))]
-    shown = [f"{100 * part / whole:.1f}" if whole else "-" for part, whole in rates]
-    return [str(len(y)), str(hits + misses), f"{100 * area:.1f}" if sites else "-", ends, str(sites), *shown]

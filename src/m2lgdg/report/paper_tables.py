@@ -1,0 +1,464 @@
+"""The paper's tables from the predictions of a study: each target site, the macro average, paired tests, variants.
+
+`m2lgdg table` prints them and the report shows them, with published values in brackets if there are any, and with the two
+tracks of a study apart: strict sees nothing of the target but the subject that is predicted, adapted sees other subjects of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from m2lgdg.fields import nearest
+from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, delong_interval
+from m2lgdg.registry import FC_NETWORK, PAPER, Declaration
+from m2lgdg.report.contents import read_json
+from m2lgdg.report.published import read_published
+from m2lgdg.report.tables import NAN, Cell, Column, Format, Interval, Spread, Table, columns, render
+from m2lgdg.storage import InputError
+from m2lgdg.study.plan import declarations
+from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
+from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, paired_tests, site_scores, training_differences
+
+FEW = 5  # with fewer sites, tests and intervals over sites have little power
+INTERVAL = "AUC 95 % interval"
+MACRO = "Macro average over target sites"
+PANEL = "Paired tests over target sites"  # Panel B of the paper
+BOTH_TRACKS = "Strict and adapted track"
+BALANCED = "balanced ACC"
+SIGNED = "+z.2f"  # what rounds to zero has a plus
+Key = tuple[str, str]
+Lookup = dict[tuple[str, str, str], dict[Any, Any]]
+
+
+def table(
+    folder: str | Path,
+    form: Format = "text",
+    *,
+    best: str | None = None,
+    rivals: Sequence[str] = (),
+    tests: bool = False,
+    also: str | Path | Sequence[str | Path] = (),
+    published: str | Path | None = None,
+    sites: Sequence[str] | None = None,
+    predictions: pd.DataFrame | None = None,
+) -> str:
+    """Scores at each target site, the macro average with paired tests, and variants paired by site and seed.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Study folder.
+    form : {"text", "markdown", "latex", "csv"}
+    best, rivals : str, sequence of str
+        Methods of the paired tests: `best`, by default the main method of the study, else the one with the highest AUC, is
+        tested against the `rivals`, by default all others.
+    tests : bool
+        Whether to add the tests of all five metrics (Panel B of the paper), as `rivals` does: one table per metric as text,
+        one wide table in the other formats.
+    also : str or Path, or a sequence of them
+        Further study folders with the same subjects and target sites; their methods are in the same tables.
+    published : str or Path, optional
+        Table (method, target, metric, value) of values to show in brackets.
+    sites : sequence of str, optional
+        Target sites whose tables are wanted; averages and tests, which are over all targets, are left out then.
+    predictions : DataFrame, optional
+        Those of all folders, if they were already read.
+
+    Returns
+    -------
+    str
+        The tables; of a study with both tracks those of each, and one with both next to each other.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import m2lgdg
+    >>> study = {"cohort": m2lgdg.make_cohort("tiny"), "methods": ["prior"], "targets": ["east"]}
+    >>> print(m2lgdg.table(m2lgdg.run_study(study, tempfile.mkdtemp()).folder).splitlines()[0])
+    Target east
+    """
+    folders = [folder, *([also] if isinstance(also, str | Path) else also)]
+    predictions = read_joined_predictions(folders) if predictions is None else predictions
+    tracks = by_track(predictions)
+    studies = [read_json(Path(one) / "study.json", {}) for one in folders]
+    batch = _adapted_subjects(studies)
+    if published is not None and STRICT not in tracks:
+        raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
+    tables, declared = [], {name: one for other in folders for name, one in declarations(other).items()}
+    for track, rows in tracks.items():
+        scores, tested = cell_scores(rows, PAPER_METRICS), best or main_method(studies[0], rows, rivals)
+        compared = Comparison(rows, tested, rivals=rivals, scores=scores, declared=declared)
+        of_track = compared.tables()
+        if tests or rivals:
+            panels = compared.panels()
+            if not panels:
+                raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
+            of_track += panels if form == "text" else one_panel(panels)
+        of_track += training_tables(scores)
+        if published is not None and track == STRICT:
+            of_track = read_published(published, set(map(label, rows["method"], rows["variant"])), set(rows["target"])).beside(
+                of_track
+            )
+        tables += in_track(of_track, track, batch)
+    if len(tracks) > 1:
+        tables.append(both_tracks(tracks[STRICT], tracks[ADAPTED], batch))
+    targets = predictions["target"].unique().tolist()
+    for site in sites or ():
+        if site not in targets:
+            raise InputError(f"--site {site}: not a target of {folder}{nearest(site, targets)}")
+    return render([table for table in tables if not sites or table.target in sites], form)
+
+
+def _adapted_subjects(studies: Sequence[Mapping[str, Any]]) -> int:
+    """Number of target subjects that the adapted track of these studies sees; 0 if none has that track."""
+    sizes = {int(study.get("adapt_subjects") or 0) for study in studies if ADAPTED in (study.get("track") or [])}
+    if len(sizes) > 1:
+        raise InputError("the studies have different adapt_subjects, so their adapted tracks cannot be compared.")
+    return sizes.pop() if sizes else 0
+
+
+def label(method: str, variant: str) -> str:
+    """Name of a method and variant in tables; a plus sign only for added phenotypes, because an ablation removes something."""
+    if not variant:
+        return method
+    return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
+
+
+def named_key(keys: Sequence[Key], name: str) -> Key:
+    """The (method, variant) with this name in tables, or else the first of the method with this name."""
+    by_name = {method: (method, variant) for method, variant in reversed(keys)} | {label(*key): key for key in keys}
+    if name not in by_name:
+        raise InputError(f"the study has no method {name}; it has {', '.join(label(*key) for key in keys)}.")
+    return by_name[name]
+
+
+def main_method(study: Mapping[str, Any], predictions: pd.DataFrame, rivals: Sequence[str] = ()) -> str | None:
+    """Main method of a study, to test against the others; None if it has none, or none that was run."""
+    name = study.get("main")
+    ran = ((predictions["method"] == name) & (predictions["variant"] == "")).any()
+    return str(name) if ran and name not in rivals else None
+
+
+def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]) -> str:
+    """Methods of a study with fields that differ from their defaults, and these fields; empty if there are none."""
+    changes_of = []
+    for name, fields in (study.get("method") or {}).items():
+        if name not in declared:  # a plugin that is not loaded here
+            changes_of += [f"possibly {name} (a plugin; its fields are in study.json)"] if fields else []
+            continue
+        default = _as_json(declared[name].fields)
+        changed = {field: value for field, value in fields.items() if default.get(field) != value}
+        variant = next((one for one, changes in declared[name].variants.items() if _as_json(changes) == changed), None)
+        if changed:
+            changes_of.append(f"{name} ({_assignments({'variant': variant} if variant else changed)})")
+    return "; ".join(changes_of)
+
+
+def _as_json(fields: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(fields)))  # tuples become lists, as in study.json
+
+
+def _assignments(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} = {json.dumps(value)}" for field, value in fields.items())
+
+
+def chosen_among(name: str, count: int) -> str:
+    """Sentence for a method that was selected by its AUC at the sites it is reported for."""
+    return f"{name} was chosen for its AUC, the highest of {count} methods at these very sites, so this AUC is optimistic"
+
+
+def constant_at(predictions: pd.DataFrame, metric: str = "AUC") -> set[tuple[str, str, str]]:
+    """(method, variant, target) whose score says nothing about subjects.
+
+    That is so if all subjects of each cell have the same probability (AUC) or the same decision (other metrics).
+    """
+    cell = ["method", "variant", "target", "seed"]
+    values = predictions["proba"] if metric == "AUC" else predictions["proba"] >= THRESHOLD
+    same = predictions[cell].assign(value=values).groupby(cell, sort=False)["value"].nunique() == 1
+    same = same.groupby(level=cell[:3], sort=False).all()
+    return {key for key, constant in same.items() if constant}
+
+
+def constant_keys(predictions: pd.DataFrame, metric: str = "AUC") -> set[Key]:
+    """(method, variant) that are constant at all their targets, such as `prior`."""
+    at = constant_at(predictions, metric)
+    rows = predictions[["method", "variant", "target"]].drop_duplicates().itertuples(index=False, name=None)
+    return {key[:2] for key in at} - {key[:2] for key in rows if key not in at}
+
+
+class Comparison:
+    """Scores of all methods of a predictions table, and which of them is tested against which.
+
+    `best` is tested against the `rivals`, by default all others. By default it has the highest macro AUC; among variants of one
+    method it is the method itself, because the highest of many variants is also the luckiest. `scores` are those of the cells
+    (`stats.cell_scores`), if they are already computed; `declared` says which fields a variant sets.
+    """
+
+    def __init__(
+        self,
+        predictions: pd.DataFrame,
+        best: str | None = None,
+        *,
+        rivals: Sequence[str] = (),
+        scores: pd.DataFrame | None = None,
+        declared: Mapping[str, Declaration] = MappingProxyType({}),
+    ) -> None:
+        sites = site_scores(cell_scores(predictions, PAPER_METRICS) if scores is None else scores)
+        self.predictions, self.declared = predictions, declared
+        self.sites = sites[sites["metric"].isin(PAPER_METRICS)]
+        self.macro = macro_scores(self.sites)
+        self.keys: list[Key] = list(dict.fromkeys(zip(self.sites["method"], self.sites["variant"], strict=True)))
+        self.targets = list(dict.fromkeys(self.sites["target"]))
+        self.best, self.selected = self._best(best)
+        self.rivals = list(dict.fromkeys(named_key(self.keys, name) for name in rivals)) or [
+            key for key in self.keys if key != self.best
+        ]
+        if self.best in self.rivals:
+            raise InputError(f"{label(*self.best)} cannot be its own rival; choose another --rival, or another --best.")
+
+    def _best(self, name: str | None) -> tuple[Key, int]:
+        """The method to compare the others with, and the number of methods it was selected from (1: not by its AUC)."""
+        if name is not None:
+            return named_key(self.keys, name), 1
+        if len({method for method, _ in self.keys}) == 1 and (self.keys[0][0], "") in self.keys:
+            return (self.keys[0][0], ""), 1
+        area = self.macro[self.macro["metric"] == "AUC"]
+        ranked = area.sort_values(["sites", "mean"], ascending=False, kind="stable", na_position="last")
+        rows = list(zip(ranked["method"], ranked["variant"], strict=True))
+        constant = constant_keys(self.predictions)
+        learned = [key for key in rows if key not in constant]
+        return (learned or rows or self.keys)[0], max(len(learned), 1)
+
+    def tables(self) -> list[Table]:
+        """A table for each target site, then the macro table."""
+        return [*self.site_tables(), self.macro_table()]
+
+    def site_tables(self) -> list[Table]:
+        """A table for each target site."""
+        mean = over_seeds(self.predictions)
+        rows_of = dict(iter(mean.groupby(["target", "method", "variant"], sort=False)))
+        constant = {metric: constant_at(self.predictions, metric) for metric in PAPER_METRICS}
+        tables = []
+        for site in self.targets:
+            at_site = _by_key(self.sites[self.sites["target"] == site])
+            unranked = {metric: {key for key in self.keys if (*key, site) in constant[metric]} for metric in PAPER_METRICS}
+            rows: list[list[Cell]] = []
+            for key in self.keys:
+                own = rows_of.get((site, *key), mean.iloc[:0])
+                ends = delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()) if len(own) else (NAN, NAN)
+                interval = Interval(*((NAN, NAN) if key in unranked["AUC"] else ends))
+                rows.append([label(*key), len(own) or NAN, *_spreads(at_site, key), interval])
+            ranks = [[0, 0, *row, 0] for row in _ranks(at_site, self.keys, unranked)]
+            several = sorted({int(row["seeds"]) for row in at_site.values() if row["seeds"] > 1})
+            seeds = " to ".join(str(count) for count in dict.fromkeys([*several[:1], *several[-1:]]))
+            subjects = mean[mean["target"] == site].drop_duplicates("subject")
+            note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
+            note += f"mean ± sd over {seeds} seeds (one seed where no sd is given)" if seeds else "one seed"
+            note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
+            note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds" * bool(
+                seeds
+            )
+            header = [Column("Method"), Column("n", "count"), *columns("percent", *PAPER_METRICS, INTERVAL)]
+            tables.append(Table(f"Target {site}", header, rows, note, site, ranks))
+        return tables
+
+    def macro_table(self) -> Table:
+        """The mean over target sites, with the difference from `best` and its test."""
+        by_key = _by_key(self.macro)
+        areas = self.sites[self.sites["metric"] == "AUC"]
+        differences, tests = _by_key(paired_tests(areas, self.best)), _by_key(paired_tests(areas, self.best, self.rivals))
+        compared, best = len(self.keys) > 1, label(*self.best)
+        rows: list[list[Cell]] = []
+        for key in self.keys:
+            difference, p = _lookup(differences, (*key, "AUC"), "delta"), _lookup(tests, (*key, "AUC"), "p_holm")
+            test: list[Cell] = ["", ""] if key == self.best else [-difference, p]
+            rows.append([label(*key), *_spreads(by_key, key), *(test if compared else [])])
+        header = [Column("Method"), *columns("percent", *PAPER_METRICS)]
+        header += [Column(f"AUC minus that of {best}", "percent", SIGNED), Column("p (Holm)", "p")] if compared else []
+        unranked = {metric: constant_keys(self.predictions, metric) for metric in PAPER_METRICS}
+        ranks = [[0, *row, *([0, 0] if compared else [])] for row in _ranks(by_key, self.keys, unranked)]
+        return Table(MACRO, header, rows, self._macro_note(by_key, best), "all", ranks)
+
+    def _macro_note(self, by_key: Lookup, best: str) -> str:
+        sites = len(self.targets)
+        labelled = self.predictions[self.predictions["label"] >= 0]
+        subjects = len(labelled.drop_duplicates(["target", "subject"]))
+        if sites == 1:
+            note = f"one target site, {subjects} subjects, so no tests"
+        else:
+            note = f"mean ± sd in % over {sites} target sites, {subjects} subjects"
+            if len(self.keys) > 1:
+                note += (
+                    f"; differences are each row minus {best} (negative: worse than {best}), with paired t-tests over sites, "
+                )
+                if len(self.rivals) < len(self.keys) - 1:
+                    note += f"of {', '.join(label(*key) for key in self.rivals)} only, "
+                note += f"Holm-corrected within AUC{_little_power(sites)}"
+        note += f"; {chosen_among(best, self.selected)}" if self.selected > 1 else ""
+        counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in self.keys}
+        fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
+        if fewer and len(set(counts.values())) == 1:
+            fewer = f"all methods ({min(counts.values())})"
+        note += f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
+        variants = [
+            f"{variant}: {_assignments(self.declared[method].variants[variant]) or 'the full method'}"
+            for method, variant in self.keys
+            if method in PAPER and method in self.declared and variant in self.declared[method].variants
+        ]
+        note += f". {'; '.join(variants)}" if variants else ""
+        shared = [name for name in dict.fromkeys(method for method, _ in self.keys) if name in FC_NETWORK]
+        return note + (f". {', '.join(shared)}: the algorithm on m2lgdg's own FC network" if shared else "")
+
+    def panels(self) -> list[Table]:
+        """Panel B of the paper, a table per metric; empty with one target site or one method."""
+        return panels_of(self.sites, self.best, self.rivals, self.selected)
+
+
+def study_tables(predictions: pd.DataFrame, best: str | None = None, *, rivals: Sequence[str] = ()) -> list[Table]:
+    """A table for each target site, then the macro table (`Comparison`)."""
+    return Comparison(predictions, best, rivals=rivals).tables()
+
+
+def panels_of(sites: pd.DataFrame, best: Key, rivals: Sequence[Key], selected: int = 1) -> list[Table]:
+    """Panel B from site scores, such as published ones: `best` minus each rival, with t, p and Holm-adjusted p over sites.
+
+    `best` was selected from so many methods.
+    """
+    count, name = sites["target"].nunique(), label(*best)
+    if count < 2 or not rivals:
+        return []
+    note = (
+        f"{name} minus each method, in percentage points (positive: {name} is better); two-sided paired t-tests over {count} "
+        f"target sites, each the mean over seeds; Holm-corrected within each metric{_little_power(count)}"
+    )
+    note += f"; {chosen_among(name, selected)}" if selected > 1 else ""
+    tests = paired_tests(sites, best, rivals)
+    fewer = tests[tests["sites"] < count]
+    clauses = (f"{row.metric} of {label(row.method, row.variant)} ({row.sites})" for row in fewer.itertuples())
+    note += f"; over fewer sites: {', '.join(clauses)}" if len(fewer) else ""
+    tables = []
+    for metric in [metric for metric in PAPER_METRICS if metric in set(tests["metric"])]:
+        of_metric = tests[tests["metric"] == metric].itertuples()
+        rows = [[label(row.method, row.variant), row.delta, row.t, row.p, row.p_holm] for row in of_metric]
+        header = [Column("Method"), Column(f"{metric} difference", "percent", SIGNED), Column(f"{metric} t", "number")]
+        tables.append(Table(f"{PANEL}, {metric}", [*header, *columns("p", f"{metric} p", f"{metric} p (Holm)")], rows, note))
+    return tables
+
+
+def one_panel(tables: Sequence[Table]) -> list[Table]:
+    """The tables of Panel B next to each other as one wide table, as the paper prints them; empty if there are none."""
+    if not tables:
+        return []
+    header = [tables[0].columns[0], *(column for table in tables for column in table.columns[1:])]
+    same_method = zip(*(table.rows for table in tables), strict=True)
+    rows = [[cells[0][0], *(cell for row in cells for cell in row[1:])] for cells in same_method]
+    return [replace(tables[0], title=PANEL, columns=header, rows=rows)]
+
+
+def _little_power(sites: int) -> str:
+    return f" (little power with {sites} sites)" if sites < FEW else ""
+
+
+def training_tables(scores: pd.DataFrame) -> list[Table]:
+    """One table for each method with variants and several seeds (`training_table`)."""
+    variants_of = scores[scores["variant"] != ""].groupby("method", sort=False)["variant"].unique()
+    tables = [training_table(scores, str(method), list(map(str, variants))) for method, variants in variants_of.items()]
+    return [table for table in tables if table is not None]
+
+
+def training_table(scores: pd.DataFrame, method: str, variants: list[str], what: str = "Variants") -> Table | None:
+    """AUC of each variant minus that of the method, paired by site and seed; None with one seed or without the full method."""
+    chosen = (scores["method"] == method) & scores["variant"].isin(["", *variants]) & (scores["metric"] == "AUC")
+    areas = scores[chosen]
+    if "" not in set(areas["variant"]) or areas["seed"].nunique() == 1:
+        return None
+    rows = [
+        [row.variant, row.trainings, -row.mean, -row.mean - row.half, -row.mean + row.half]
+        for row in training_differences(areas, method).itertuples()
+    ]
+    if not rows:  # no site and seed has both
+        return None
+    header = [Column("Variant"), Column("trainings", "count")]
+    header += columns("percent", f"AUC minus that of {method}", "low", "high", form=SIGNED)
+    note = (
+        f"AUC of the variant minus that of {method} (negative: the variant is worse), paired by site and seed; 95 % t interval "
+        "from the variance over seeds within sites, so for training randomness at these sites only; not corrected for the "
+        "number of rows"
+    )
+    return Table(f"{what} of {method}, paired by site and seed", header, rows, note)
+
+
+def _by_key(scores: pd.DataFrame) -> Lookup:
+    """Rows of a table by method, variant and metric; looking them up in pandas takes longer than computing them."""
+    return {(row["method"], row["variant"], row["metric"]): row for row in scores.to_dict("records")}
+
+
+def _lookup(by_key: Lookup, key: tuple[str, str, str], column: str) -> float:
+    return float(by_key[key][column]) if key in by_key else NAN
+
+
+def _spreads(by_key: Lookup, key: Key, metrics: Sequence[str] = PAPER_METRICS) -> list[Spread]:
+    """Mean and sd of each metric of one row."""
+    return [Spread(*(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
+
+
+def _ranks(by_key: Lookup, keys: Sequence[Key], unranked: Mapping[str, set[Key]]) -> list[list[int]]:
+    """1 for every best value of a metric, 2 for every second best, by row; equal values (as printed) share a rank.
+
+    A constant method has no rank: calling everybody a patient gives the highest sensitivity and is no merit.
+    """
+    by_metric = []
+    for metric in PAPER_METRICS:
+        values = [NAN if key in unranked[metric] else _lookup(by_key, (*key, metric), "mean") for key in keys]
+        printed = np.round(100 * np.array(values), 2).tolist()
+        best = sorted({value for value in printed if not math.isnan(value)}, reverse=True)[:2]
+        by_metric.append([1 + best.index(value) if value in best else 0 for value in printed])
+    return [list(row) for row in zip(*by_metric, strict=True)]
+
+
+def what_was_seen(batch: int) -> str:
+    """What the adapted track has seen of a target."""
+    seen = f"each subject is predicted with an intercept for its site, from up to {batch} other subjects of it without labels"
+    return f"{seen} (or aligned with them, where a method does that)"
+
+
+def in_track(tables: list[Table], track: str, batch: int) -> list[Table]:
+    """The tables of a track; those of the adapted one name it in their title and say in their note what was seen."""
+    if track == STRICT:
+        return tables
+    seen = f"adapted track: {what_was_seen(batch)}; not comparable with methods that see nothing of the target"
+    return [replace(table, title=f"{table.title}, adapted track", note=f"{seen}; {table.note}") for table in tables]
+
+
+def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int) -> Table:
+    """Both tracks of each method over target sites, neither ranked nor tested; the fits are the same."""
+    rates, calibration = ("SEN", "SPE", "AUC"), ("slope", "intercept")
+    by_track: dict[str, Lookup] = {}
+    for track, predictions in ((STRICT, strict), (ADAPTED, adapted)):
+        sites = site_scores(cell_scores(predictions, (*rates, *calibration)))
+        wide = sites.pivot(index=["method", "variant", "target"], columns="metric", values="mean")
+        balanced = wide[["SEN", "SPE"]].mean(axis=1, skipna=False).rename("mean").reset_index().assign(metric=BALANCED)
+        by_track[track] = _by_key(macro_scores(pd.concat([balanced, sites])))
+    keys = dict.fromkeys(zip(*(pd.concat([strict, adapted])[name] for name in ("method", "variant")), strict=True))
+    rows: list[list[Cell]] = [
+        [label(*key), track, *_spreads(by_key, key, (BALANCED, *rates, *calibration))]
+        for key in keys
+        for track, by_key in by_track.items()
+        if (*key, "AUC") in by_key
+    ]
+    note = (
+        f"mean ± sd over target sites, each the mean over seeds; {BALANCED} is the mean of SEN and SPE; threshold 0.5; ideal "
+        f"slope 1, intercept 0; one fit serves both tracks: in the adapted one {what_was_seen(batch)}, so that the two are "
+        "different tasks, and neither ranked nor tested against each other"
+    )
+    header = [Column("Method"), Column("track"), *columns("percent", BALANCED, *rates, form=".1f")]
+    return Table(BOTH_TRACKS, [*header, *columns("number", *calibration)], rows, note)
