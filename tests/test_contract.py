@@ -37,9 +37,9 @@ def fitted(fold):
 
 def small(name, **changes):
     """Fields that make a method quick enough for the suite; the idea stays the same."""
-    if not issubclass(METHODS[name], DeepMethod):
-        return {}
     fields = dict(METHODS[name].variants.get("small", {}))
+    if not issubclass(METHODS[name], DeepMethod):
+        return fields
     fields |= {"length": 32, "epochs": 2, "warmup": 1, "batch_size": 16} | changes
     return {field: value for field, value in fields.items() if field not in METHODS[name].unused}
 

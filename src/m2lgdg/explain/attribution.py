@@ -19,11 +19,13 @@ from m2lgdg.explain.explanation import (
     edge_table,
     gate_table,
     joined,
+    mean_over_methods,
     phenotype_table,
     roi_table,
 )
 from m2lgdg.explain.patterns import Attributions, Of, contributions, patterns
 from m2lgdg.method import Method, in_one_atlas, is_network
+from m2lgdg.methods.average import Average
 from m2lgdg.methods.linear import Linear
 from m2lgdg.model.atlases import targets_of
 from m2lgdg.model.model import Model
@@ -84,6 +86,9 @@ def _explain_member(
     progress: Callable[[int, int], None] | None,
 ) -> Explanation:
     """Explanation of a method in its atlas."""
+    if isinstance(fitted, Average):
+        settings = (of, steps, device, source, progress)
+        return mean_over_methods({name: _explain_member(one, cohort, *settings) for name, one in fitted.averaged.items()})
     visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     cohort = in_one_atlas(cohort, fitted.facts_["atlas"])
     if of not in GRADIENTS:
@@ -107,6 +112,13 @@ def _explain_member(
 
 def explain_subject(fitted: Model, cohort: Cohort, *, steps: int = 64) -> Explanation:
     """As `explain`, for one subject; linear methods, which have no pattern then, by the contribution of each feature."""
+    if isinstance(fitted.method, Average):
+        each = {}
+        for atlas, member, _, target in targets_of(fitted.members, cohort):
+            assert isinstance(member, Average)
+            explained = {name: explain_subject(Model(one), target, steps=steps) for name, one in member.averaged.items()}
+            each[atlas] = mean_over_methods(explained)
+        return joined(each) if len(each) > 1 else next(iter(each.values()))
     if not isinstance(fitted.method, Linear):
         return explain(fitted, cohort, steps=steps)
     if len(fitted.members) > 1:

@@ -223,6 +223,38 @@ def joined(parts: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = N
     )
 
 
+def mean_over_methods(explained: Mapping[str, Explanation]) -> Explanation:
+    """One explanation of the methods of an average: each table of a method is divided by its sum, as their units differ."""
+    first = next(iter(explained.values()))
+    with_gate = [one for one in explained.values() if len(one.gate)]
+    rois = _mean_scores({name: one.rois for name, one in explained.items()}, ["roi"])
+    steps = max((one.about.get("steps") or 0 for one in explained.values()), default=0)
+    return Explanation(
+        rois=_ranked(_placed(rois, first.atlas)),
+        edges=_mean_scores({name: one.edges for name, one in explained.items()}, ["roi", "other roi"]),
+        phenotypes=_mean_scores({name: one.phenotypes for name, one in explained.items()}, ["phenotype"]),
+        gate=with_gate[0].gate if with_gate else first.gate,
+        completeness=first.completeness.iloc[:0],
+        map=first.map,
+        about=first.about
+        | {"method": "average", "methods": {name: one.about for name, one in explained.items()}, "steps": steps or None}
+        | {"scores": "mean over methods of their scores, each divided by its sum; " + first.about["scores"]},
+    )
+
+
+def _mean_scores(tables: Mapping[str, pd.DataFrame], keys: list[str]) -> pd.DataFrame:
+    """Scores, directions and their mean over methods, which may lack rows; highest first."""
+    found = pd.concat([table[keys] for table in tables.values()]).drop_duplicates().set_index(keys)
+    numbers = dict.fromkeys(("score", "sd", "direction"), np.nan) if keys != ["roi"] else dict.fromkeys(("score", "sd"), np.nan)
+    mean = found.assign(**numbers | {name: 0.0 for name in numbers if name != "sd"})
+    for method, table in tables.items():
+        scaled = table.set_index(keys).select_dtypes("number") / (table["score"].sum() or 1.0)
+        mean[method] = scaled["score"].reindex(mean.index).fillna(0.0)
+        for name in set(numbers) - {"sd"}:
+            mean[name] += scaled[name].reindex(mean.index).fillna(0.0) / len(tables)
+    return _sorted(mean.reset_index())
+
+
 def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables of several atlases one after the other, with the atlas in the first column."""
     named = [table.assign(atlas=name)[["atlas", *table.columns]] for name, table in tables.items()]

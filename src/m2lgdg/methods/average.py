@@ -1,0 +1,108 @@
+"""The mean of fitted methods: each decides on its own, and their calibrated logits are averaged.
+
+Methods that err on different subjects are better together. `linear_head.py` does the same within one network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.fields import checked_fields, variant_fields
+from m2lgdg.method import Floats, Method, method
+from m2lgdg.metrics import logit, sigmoid
+from m2lgdg.registry import find
+from m2lgdg.storage import InputError
+
+PREFIX = "method-{}."  # starts the names of the arrays of a member, numbered from 0
+
+
+@method("average")
+class Average(Method):
+    """Mean of the calibrated logits of two or three methods, each fitted on the same source.
+
+    A method is named as NAME or NAME:VARIANT. `settings` holds changed fields of each, under that name; in a study file:
+    [method.average.settings."erm:phenotypes"]. Variant `quick` has the quick form of the network.
+    """
+
+    methods: tuple[str, ...] = ("m2lgdg-connectome", "connectome-adaptive")
+    settings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    variants = {
+        "quick": {"methods": ("m2lgdg-connectome:quick", "connectome-adaptive")},
+        "small": {"methods": ("fc-logistic", "phenotype-logistic")},
+    }
+
+    def check(self) -> None:
+        """Also refuse anything but two or three different methods, and settings that no method has."""
+        super().check()
+        if len(set(self.methods)) != len(self.methods) or not 2 <= len(self.methods) <= 3:
+            raise InputError(f"method {self.name}, field methods: name two or three different methods.")
+        for given in (*self.methods, *self.settings):
+            if given.partition(":")[0] == self.name or given not in self.methods:
+                raise InputError(f"method {self.name}: {given} is not one of the methods that can be averaged here.")
+        self._made()
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        """Fit each method on its own."""
+        self._fitted = [one.fit(source, seed=seed, device=device, progress=progress) for one in self._made()]
+        self.facts_["members"] = [one.facts_ for one in self._fitted]
+        taken = {name for one in self._fitted for name in one.facts_["inputs"]}
+        self.facts_["inputs"] = [name for name in source.inputs if name in taken]
+        self.complete_state()
+
+    def complete_state(self) -> None:
+        """Arrays of all methods, which may complete theirs."""
+        for i, one in enumerate(self.averaged.values()):
+            one.complete_state()
+            self.state_ |= {f"{PREFIX.format(i)}{name}": value for name, value in one.state_.items()}
+
+    def _made(self) -> list[Method]:
+        """The methods with their fields; of the package or a plugin only, so that a model folder runs nothing else."""
+        made = []
+        for given in self.methods:
+            name, _, variant = given.partition(":")
+            cls = find(name)
+            fields = variant_fields(name, cls.variants, variant) if variant else {}
+            made.append(cls(**{"atlases": "first"} | checked_fields(cls, fields | self.settings.get(given, {}))))
+            made[-1].check()
+        return made
+
+    @property
+    def averaged(self) -> dict[str, Method]:
+        """The fitted methods, by their entry in `methods`."""
+        if not hasattr(self, "_fitted"):  # from a model folder
+            self._fitted = self._made()
+            for i, (one, facts) in enumerate(zip(self._fitted, self.facts_["members"], strict=True)):
+                prefix = PREFIX.format(i)
+                one.state_ = {name.removeprefix(prefix): v for name, v in self.state_.items() if name.startswith(prefix)}
+                one.facts_, one._folder = facts, self._folder
+        return dict(zip(self.methods, self._fitted, strict=True))
+
+    def score(self, target: Cohort) -> Floats:
+        """Probability of the mean logit."""
+        return sigmoid(np.mean([logit(one.predict_proba(target)[:, 1]) for one in self.averaged.values()], axis=0))
+
+    def held_out_logits(self) -> Floats | None:
+        """Mean of those of all methods, if all have them."""
+        known = [values for one in self.averaged.values() if (values := one.held_out_logits()) is not None]
+        return np.mean(known, axis=0) if len(known) == len(self.methods) else None
+
+    def method_flags(self, target: Cohort) -> list[list[str]]:
+        """Flags of any of the methods."""
+        each = zip(*(one.method_flags(target) for one in self.averaged.values()), strict=True)
+        return [list(dict.fromkeys(flag for raised in of_subject for flag in raised)) for of_subject in each]
+
+    @property
+    def uses_amplitude(self) -> bool:
+        """Whether any of the methods does."""
+        return any(one.uses_amplitude for one in self.averaged.values())
+
+    @property
+    def remembers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Arrays of the methods that hold data of single source subjects."""
+        return tuple(f"{PREFIX.format(i)}{name}" for i, one in enumerate(self.averaged.values()) for name in one.remembers)

@@ -1,0 +1,102 @@
+"""The mean of fitted methods: its logit is theirs averaged, in a study, from a folder and in several atlases."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort
+from m2lgdg.cohort import Parcellation
+from m2lgdg.explain.attribution import explain, explain_subject
+from m2lgdg.methods.amplitude import FLAG
+from m2lgdg.metrics import logit
+from m2lgdg.study.runner import run_study
+
+METHODS = ("erm:phenotypes", "connectome-adaptive", "genm")
+SETTINGS = {"erm:phenotypes": {"epochs": 2, "warmup": 1}, "genm": {"epochs": 2, "warmup": 1, "steps_per_epoch": 2}}
+
+
+@pytest.fixture(scope="module")
+def fold():
+    return next(leave_one_site_out(make_cohort("tiny", seed=1), ["west"]))
+
+
+@pytest.fixture(scope="module")
+def fitted(fold):
+    return make("average", methods=METHODS, settings=SETTINGS).fit(fold.source, seed=3)
+
+
+def test_its_logit_is_the_mean_of_theirs(fold, fitted):
+    alone = []
+    for given in METHODS:
+        name, _, variant = given.partition(":")
+        one = make(name, variant or None, **SETTINGS.get(given, {})).fit(fold.source, seed=3)
+        alone.append(logit(one.predict_proba(fold.target)[:, 1]))
+    np.testing.assert_allclose(logit(fitted.predict_proba(fold.target)[:, 1]), np.mean(alone, axis=0), atol=1e-9)
+
+
+def test_what_its_methods_need_and_hold_is_known(fold, fitted):
+    assert fitted.facts_["inputs"] == list(fold.source.inputs)  # of erm
+    assert fitted.remembers == ("method-2.fitted.support",) and fitted.remembers[0] in fitted.state_
+    assert fitted.uses_amplitude and not make("average", "small").fit(fold.source).uses_amplitude
+    scored = fold.target._changed(series=[(one - one.mean(0)) / one.std(0) for one in fold.target.series])
+    assert all(FLAG in raised for raised in fitted.flags(scored)) and not any(FLAG in one for one in fitted.flags(fold.target))
+
+
+def test_linear_methods_are_calibrated_together_in_several_atlases(fold):
+    own = make("average", methods=("fc-logistic", "fc-svm")).fit(fold.source)
+    each = [make(name).fit(fold.source).held_out_logits() for name in ("fc-logistic", "fc-svm")]
+    np.testing.assert_allclose(own.held_out_logits(), np.mean(each, axis=0))
+
+    def with_coarse(cohort):
+        coarse = Parcellation(tuple("abcde"), [one[:, :5] + one[:, 5:10] for one in cohort.series])
+        return dataclasses.replace(cohort, atlas="fine", parcellations={"coarse": coarse})
+
+    both = make("average", "small", atlases="all").fit(with_coarse(fold.source))
+    assert list(both.members) == ["fine", "coarse"] and both.calibration[0] != 1
+    found = both.predict_proba(with_coarse(fold.target))
+    assert np.isfinite(found).all() and np.ptp(found[:, 1]) > 0
+
+
+def test_explanations_are_means_of_those_of_its_methods(fold, fitted):
+    found = explain(fitted, fold.target, steps=4)
+    assert found.rois[[*METHODS, "score"]].sum().tolist() == pytest.approx([1.0] * 4)
+    np.testing.assert_allclose(found.rois["score"], found.rois[list(METHODS)].mean(axis=1))
+    assert set(found.phenotypes["phenotype"]) == set(fold.source.inputs)
+    alone = explain_subject(fitted, fold.target.select([0]), steps=4)
+    assert alone.edges["score"].sum() == pytest.approx(1.0) and alone.about["subjects"] == 1
+
+
+def test_in_a_study(tmp_path, fold):
+    whole = make_cohort("tiny", seed=1)
+    study = tmp_path / "study.toml"
+    study.write_text(
+        f'cohort = "{whole.save(tmp_path / "some.cohort")}"\nmethods = ["average", "erm"]\ntargets = ["west"]\nseeds = [3]\n'
+        f'[method.average]\nmethods = {list(METHODS)}\n[method.average.settings."erm:phenotypes"]\nepochs = 2\nwarmup = 1\n'
+        "[method.average.settings.genm]\nepochs = 2\nwarmup = 1\nsteps_per_epoch = 2\n[method.erm]\nepochs = 2\nwarmup = 1\n"
+    )
+    assert not run_study(str(study), tmp_path / "out").failed
+    assert "average,,3,west" in (tmp_path / "out" / "predictions.csv").read_text()
+
+
+def test_from_a_folder(fold, fitted, tmp_path):
+    loaded = Model.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict_proba(fold.target), fitted.predict_proba(fold.target))
+    assert loaded.held_out_logits() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"methods": ("erm",)}, "two or three"),
+        ({"methods": ("erm", "erm")}, "two or three"),
+        ({"methods": ("erm", "average")}, "average is not one"),
+        ({"methods": ("erm", "nope")}, "nope is not known"),
+        ({"methods": ("erm:x", "fc-svm")}, "no variant x"),
+        ({"settings": {"erm": {}}}, "erm is not one"),
+        ({"methods": ("erm", "fc-svm"), "settings": {"erm": {"epoch": 3}}}, "no field epoch"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(fields, problem):
+    with pytest.raises(InputError, match=problem):
+        make("average", **fields)
