@@ -26,7 +26,7 @@ from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
-from m2lgdg.sklearn_bridge.stored import lean, load_skops, packed, unpacked
+from m2lgdg.sklearn_bridge.stored import lean, packed, unpacked
 from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, path_of, resolve
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError, one_line
@@ -78,10 +78,13 @@ class SklearnMethod(Method):
         if self.code != self._current_code():
             raise InputError(f"method {self.name}: the code of its estimator or features has changed since it was defined.")
         ready = prepared(self._unfitted(), seed, self.site_folds)
-        features = self._source_features(source)
-        labels, sites = source.labels.astype(np.int64), source.sites
-        self.estimator_ = lean(ready.fit(features, labels, sites))
-        need_scores(self.estimator_)
+        if self.features == "phenotypes" and not source.inputs:
+            raise InputError(f"method {self.name}: cohort {source.name} has no phenotypes as inputs.")
+        if self.features in ("fc", "tangent", "amplitude", "series"):
+            self.facts_["inputs"] = []
+        features = self._features(source, fitting=True)
+        self.estimator_ = lean(ready.fit(features, source.labels.astype(np.int64), source.sites))
+        _need_scores(self.estimator_)
         if not hasattr(self.estimator_, "predict_proba"):
             chosen = prepared(settled(self.estimator_), seed, self.site_folds)
             self.state_["calibration"] = np.array(self._calibration(chosen, features, source))
@@ -94,7 +97,8 @@ class SklearnMethod(Method):
             estimator = estimator.set_params(**self.parameters)
         except ValueError as error:
             raise InputError(f"method {self.name}, field parameters: {one_line(error)[:200]}.") from None
-        need_scores(estimator, fitted=False)
+        last = _last(estimator)
+        _need_scores(last, type(last), estimator)
         return estimator
 
     def _calibration(self, ready: Prepared, features: Any, source: Cohort) -> tuple[float, float]:
@@ -117,34 +121,28 @@ class SklearnMethod(Method):
         proba = np.asarray(self.estimator_.predict_proba(features), dtype=np.float64)
         return np.asarray(np.clip(proba[:, list(self.estimator_.classes_).index(1)], 0.0, 1.0))
 
-    def _source_features(self, source: Cohort) -> Any:
-        """Features of source; what they need of source, such as the tangent reference, is fitted here."""
-        if self.features == "phenotypes" and not source.inputs:
-            raise InputError(f"method {self.name}: cohort {source.name} has no phenotypes as inputs.")
-        if self.features in ("fc", "tangent", "amplitude", "series"):
-            self.facts_["inputs"] = []
-        if self.features == "tangent":
-            matrices = covariances(source.series)
-            options = {"tolerance": REFERENCE_TOLERANCE, "first_step": REFERENCE_SUBJECTS}
-            self.state_[REFERENCE] = geometric_mean(matrices, **options)  # type: ignore[arg-type]
-        if self.features == "phenotypes":
-            scaler = PhenotypeScaler.fit(source)
-            self.state_ |= scaler.state(SCALER)
-            return scaler.transform(source)
-        return self._features(source)
+    def _features(self, cohort: Cohort, *, fitting: bool = False) -> Any:
+        """(subject, feature), or a list of (time, roi) series; each subject's from that subject and statistics of source.
 
-    def _features(self, cohort: Cohort) -> Any:
-        """(subject, feature), or a list of (time, roi) series; each subject's from that subject and statistics of source."""
+        With `fitting`, the cohort is source, and the statistics (tangent reference, imputation) are computed first.
+        """
         if self.features == "fc":
             return fc_features(cohort.series).astype(np.float64)
         if self.features == "tangent":
-            return tangent_features(covariances(cohort.series), self.state_[REFERENCE]).astype(np.float64)
+            matrices = covariances(cohort.series)
+            if fitting:
+                self.state_[REFERENCE] = geometric_mean(matrices, tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
+            return tangent_features(matrices, self.state_[REFERENCE]).astype(np.float64)
         if self.features == "amplitude":
             return amplitude_features(cohort.series)
-        if self.features == "phenotypes":
-            return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, SCALER).transform(cohort)
         if self.features == "series":
             return [one.astype(np.float64) for one in cohort.series]
+        if self.features == "phenotypes" and fitting:
+            scaler = PhenotypeScaler.fit(cohort)
+            self.state_ |= scaler.state(SCALER)
+            return scaler.transform(cohort)
+        if self.features == "phenotypes":
+            return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, SCALER).transform(cohort)
         return self._computed(cohort)
 
     def _computed(self, cohort: Cohort) -> Floats:
@@ -177,7 +175,6 @@ class SklearnMethod(Method):
 
     def complete_state(self) -> None:
         """Add the bytes of the fitted estimator; refused if skops does not trust its types."""
-        load_skops()
         if hasattr(self, "estimator_") and ESTIMATOR not in self.state_:
             try:
                 self.state_[ESTIMATOR] = packed(self.estimator_)
@@ -185,12 +182,10 @@ class SklearnMethod(Method):
                 raise InputError(f"method {self.name} cannot be saved: {error}") from None
 
 
-def need_scores(estimator: Any, *, fitted: bool = True) -> None:
+def _need_scores(*known: Any) -> None:
     """Refuse an estimator with neither probabilities nor decisions; some have them only once they are fitted."""
-    last = estimator if fitted else _last(estimator)
-    known = (estimator,) if fitted else (estimator, last, type(last))
     if not any(hasattr(one, name) for one in known for name in ("predict_proba", "decision_function")):
-        name = type(last).__name__
+        name = type(known[0]).__name__
         raise InputError(f"{name} has neither predict_proba nor decision_function, so it gives no score for a subject.")
 
 

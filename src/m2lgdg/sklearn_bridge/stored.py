@@ -51,7 +51,7 @@ def lean(value: Any) -> Any:
 
 def packed(estimator: Any) -> npt.NDArray[np.uint8]:
     """Bytes of a fitted estimator, the same for equal content; InputError if it cannot be stored, or read again."""
-    skops = load_skops()
+    skops = _skops()
     try:
         content = skops.dumps(estimator)
     except Exception as error:  # skops raises many kinds
@@ -66,7 +66,7 @@ def packed(estimator: Any) -> npt.NDArray[np.uint8]:
 
 def unpacked(content: npt.NDArray[np.uint8]) -> Any:
     """The estimator of these bytes."""
-    skops = load_skops()
+    skops = _skops()
     data = np.asarray(content, dtype=np.uint8).tobytes()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -82,7 +82,7 @@ def unpacked(content: npt.NDArray[np.uint8]) -> Any:
         raise InputError(f"the estimator of the model cannot be read ({one_line(error)[:200]}).") from None
 
 
-def load_skops() -> Any:
+def _skops() -> Any:
     """The module skops.io, which takes seconds to import: it loads all of scikit-learn."""
     with needing("skops", "a model of a scikit-learn estimator"):  # studies run without
         import skops.io
