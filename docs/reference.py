@@ -28,9 +28,11 @@ def commands() -> Iterator[str]:
     """Every command with its arguments and options."""
     import typer
 
-    from m2lgdg.commands.terminal import Commands
+    from m2lgdg.cli import terminal
 
-    for name, command in _flat(Commands()):
+    group = typer.main.get_command(terminal.app)
+    known = {name: group.get_command(typer.Context(group), name) for name in group.list_commands(typer.Context(group))}
+    for name, command in _flat(known):
         context = typer.Context(command, info_name=f"m2lgdg {name}")
         yield from [f"{'###' if ' ' in name else '##'} {name}", "", *_paragraphs(command.help or ""), ""]
         if hasattr(command, "commands"):

@@ -88,33 +88,20 @@ def linear_models() -> list[str]:
 
 
 def _counts() -> list[str]:
-    """How many networks are above the paper's values, M²LG-DG and the phenotypes alone, and how much seeds matter."""
+    """How many networks are above the paper's values, M²LG-DG and the phenotypes alone."""
     own, *rivals = results.networks()
-    models = {method: np.array([scores_at(as_in_paper(method), t) for t in TARGETS]) for method in (own, *rivals)}
-    areas = {method: values[:, 0] for method, values in models.items()}
+    areas = {method: np.array([scores_at(as_in_paper(method), t)[0] for t in TARGETS]) for method in (own, *rivals)}
     given = {method: [scores_at(model, t)[0] for t in TARGETS] for method in rivals if (model := of_paper(method, True))}
     reported = {method: [published()[method, t, "AUC"] for t in TARGETS] for method in rivals}
     alone = [scores_at(of_paper("phenotype-logistic", True), t)[0] for t in TARGETS]
     beyond = [method for method in rivals if (areas[method] > reported[method]).all()]
     above, higher = (sum((each[method] > areas[own]).all() for method in set(each) & set(rivals)) for each in (areas, given))
     below = np.sum([values < alone for values in areas.values()], axis=0)
-    between, rest = (
-        np.std([values for method, values in areas.items() if method not in left], axis=0, ddof=1)
-        for left in ((), ("ufa-net",))
-    )
-    within = np.mean([values[:, 1] ** 2 for values in models.values()], axis=0) ** 0.5
-    together = {method: results.averaged(as_in_paper(method)[0])[as_in_paper(method)[1:]] for method in areas}
-    gains = np.ravel([together[method][list(TARGETS)] - areas[method] for method in areas])
     return bullets(
         f"Above the paper's value at both sites: {len(beyond)} of {len(rivals)} compared networks, all but "
         f"{' and '.join(name(method) for method in rivals if method not in beyond)}.",
         f"Above `m2lgdg` at both sites: {above} of {len(rivals)}; with phenotypes for all, {higher} of {len(given)}.",
         f"Below `phenotype-logistic`: {below[0]} of {len(areas)} networks at NYU, {below[1]} at USM.",
-        f"Sd between the means of the {len(areas)} networks: {number(between[0])} at NYU, {number(between[1])} at USM; "
-        f"without `ufa-net`, {number(rest[0])} and {number(rest[1])}. Sd over the seeds of one network (root mean square): "
-        f"{number(within[0])} and {number(within[1])}.",
-        f"Gain in AUC from averaging the probabilities of five trainings: median {number(np.median(gains))}, at most "
-        f"{number(gains.max())}, a loss in {(gains < 0).sum()} of {len(gains)} cases.",
     )
 
 
@@ -180,17 +167,15 @@ def sweep_summary() -> list[str]:
     """Which values of five fields differ from the default, and how far seeds lie apart."""
     changed = results.changes(SWEPT, "m2lgdg").drop(index=list(DEFAULTS))
     trained = results.cells(SWEPT).query("metric == 'AUC'").set_index(["variant", "target", "seed"])["value"] * 100
-    means = trained.groupby(level="variant").mean()
-    highest = sum(means[means.index.str.startswith(value.split("=")[0])].idxmax() == value for value in DEFAULTS)
+    usual = trained.loc[""].mean()
     ranges = trained.drop(index=list(DEFAULTS), level="variant").groupby(level=["variant", "target"]).agg(np.ptp)
     texts = {value: f"`{value}`: {interval(-mean, -mean - half, -mean + half)}" for value, mean, half in changed.itertuples()}
     apart = changed.index[changed["mean"].abs() > changed["half"]]
     return bullets(
-        f"Largest difference from the default ({number(means[''])}), of {len(changed)} changed values: "
+        f"Largest difference from the default ({number(usual)}), of {len(changed)} changed values: "
         f"{texts[changed['mean'].abs().idxmax()]}.",
-        f"Intervals without zero: {len(apart)} ({'; '.join(texts[value] for value in apart)}).",
-        f"Fields with their highest AUC at the default: {highest} of {len(DEFAULTS)}. Range of three seeds at one "
-        f"site: median {number(ranges.median())}, largest {number(ranges.max())}.",
+        f"Intervals without zero: {len(apart)} ({'; '.join(texts[value] for value in apart)}). Range of three seeds at one "
+        f"site: median {number(ranges.median())}.",
     )
 
 
