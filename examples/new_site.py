@@ -9,7 +9,7 @@ newcomer = cohort.select(cohort.sites == "west").unlabelled()  # a new hospital 
 model = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(known, source_distribution=True)
 model.save("model")  # safetensors and JSON, no pickle; send this folder
 
-fitted = m2lgdg.Method.load("model")
+fitted = m2lgdg.Model.load("model")
 proba = fitted.predict_proba(newcomer)[:, 1]
 ood = fitted.source_distribution_.scores(newcomer)["connectivity"]  # one in twenty subjects of a typical site exceeds 1
 flags = fitted.flags(newcomer)

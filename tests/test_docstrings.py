@@ -9,13 +9,13 @@ import pytest
 
 import m2lgdg
 
-CALLED = [name for name in m2lgdg._HOMES if name not in ("InputError", "METHODS", "Method")]
+CALLED = [name for name in m2lgdg._HOMES if name not in ("InputError", "METHODS", "Method", "Model")]
 MODULES = [
-    *("cohort", "method", "metrics", "splits", "data.check", "data.synthetic", "data.readers", "notebook.arrays"),
+    *("cohort", "metrics", "model.model", "splits", "data.check", "data.synthetic", "data.readers", "notebook.arrays"),
     *("report.page", "report.paper_tables", "sklearn_bridge.estimator", "sklearn_bridge.from_sklearn", "study.runner"),
 ]
 METHODS = [
-    *(getattr(m2lgdg.Method, name) for name in ("fit", "save")),
+    *(getattr(m2lgdg.Model, name) for name in ("fit", "save")),
     *(getattr(m2lgdg.Cohort, name) for name in ("select", "from_arrays", "query", "to_frame")),
 ]
 

@@ -13,17 +13,12 @@ from m2lgdg.deep import DeepMethod
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "m2lgdg"
-# Downwards only: a room (a module of the root, or a folder) may import those before it.
+# Downwards only: a room (a module of the root, or a folder) may import those before it, at any place in its files.
 ORDER = [
-    *("storage", "threads", "notebook", "cohort", "splits", "preprocess", "connectivity", "tangent", "graph", "losses"),
-    *("sampler", "metrics", "devices", "data", "model", "registry", "method", "deep", "methods", "fast", "sklearn_bridge"),
-    *("explain", "study", "report", "deploy", "federated", "commands", "cli"),
+    *("storage", "threads", "findings", "notebook", "cohort", "cohort_file", "splits", "preprocess", "connectivity", "tangent"),
+    *("graph", "losses", "sampler", "metrics", "devices", "data", "fields", "registry", "method", "deep", "methods", "fast"),
+    *("model", "sklearn_bridge", "explain", "study", "report", "deploy", "federated", "commands", "cli"),
 ]
-# Imported when asked for: the file of a method, the fast form of a network. The registry also needs a type.
-ON_REQUEST = {
-    *(("registry", "methods"), ("registry", "method"), ("registry", "sklearn_bridge")),
-    ("model", "method"),
-}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -39,21 +34,23 @@ def imports(path):
             yield from (name.name for name in node.names if name.name.startswith("m2lgdg."))
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent != PACKAGE or not path.stem.startswith("__")], ids=str)
-def test_imports_go_one_way(path):
-    room = room_of(path)
-    for module in imports(path):
-        other = module.split(".")[1]
-        if (room, other) not in ON_REQUEST:
-            assert ORDER.index(other) <= ORDER.index(room), f"{room} imports {module}"
+def test_imports_go_one_way():
+    back = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in FILES
+        if path.parent != PACKAGE or not path.stem.startswith("__")
+        for module in imports(path)
+        if ORDER.index(module.split(".")[1]) > ORDER.index(room_of(path))
+    ]
+    assert not back
 
 
-def test_the_order_names_every_module():
-    assert {room_of(path) for path in FILES} - {"__init__", "__main__"} == set(ORDER)
+def test_every_room_has_its_place():
+    assert {room_of(path) for path in FILES} - {"__init__", "__main__"} <= set(ORDER)
 
 
 def test_the_root_is_small():
-    assert len(list(PACKAGE.glob("*.py"))) <= 18
+    assert len(list(PACKAGE.glob("*.py"))) <= 21
 
 
 def test_a_method_knows_no_kernel():
@@ -63,11 +60,11 @@ def test_a_method_knows_no_kernel():
     assert not re.search(r"cuda|gpu|triton|kernel_|autocast|bfloat|contiguous", text)
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_files_are_small_and_say_what_they_are(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 600
-    assert ast.get_docstring(ast.parse(text))
+def test_files_are_small_and_say_what_they_are():
+    for path in FILES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 500, path
+        assert ast.get_docstring(ast.parse(text)), path
 
 
 def test_nothing_is_pickled():

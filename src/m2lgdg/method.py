@@ -21,7 +21,6 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.fields import check_bounds
-from m2lgdg.notebook.html import method_html
 from m2lgdg.registry import METHODS
 from m2lgdg.storage import InputError, one_line
 
@@ -63,24 +62,7 @@ class Method:
     _folder = typing.cast(Path | None, None)  # model folder that the method was loaded from; a cast, as it is no field
 
     def fit(self, source: Cohort, *, seed: int = 0, device: str = "cpu", progress: Callable[..., None] | None = None) -> Self:
-        """Fit on source subjects, which must all have a label. Nothing else can reach the fitted method.
-
-        Parameters
-        ----------
-        source : Cohort
-            Labelled subjects of one or several sites.
-        seed : int
-            Seed of the random numbers.
-        device : str
-            "cpu", "cuda", "mps" or "auto"; linear methods use the CPU.
-        progress : callable, optional
-            Called with the epoch, the number of epochs and, for networks, the losses by name.
-
-        Returns
-        -------
-        Method
-            The method itself, fitted.
-        """
+        """Fit on source subjects, which must all have a label; `Model.fit` describes the parameters."""
         need_labels(self.name, source)
         self.check()
         names = chosen_atlases(self.atlases, source)
@@ -94,18 +76,7 @@ class Method:
         return self
 
     def predict_proba(self, target: Cohort) -> Floats:
-        """Probability of each class. Labels, sites and ids of the target are not used.
-
-        Parameters
-        ----------
-        target : Cohort
-            Subjects with the ROIs of source.
-
-        Returns
-        -------
-        ndarray of shape (subject, 2)
-            Column 1 is the patient class.
-        """
+        """(subject, 2) probability of control and patient. Labels, sites and ids of the target are not used."""
         masked = self.visible(target)
         if not len(target):
             return np.empty((0, 2))
@@ -203,10 +174,6 @@ class Method:
             if self._folder is None:
                 raise
             raise InputError(f"{self._folder}: its weights do not fit method {self.name} ({one_line(error)[:200]}).") from error
-
-    def _repr_html_(self) -> str:
-        """Fields and source sites, for notebooks."""
-        return method_html(self.name, type(self).__doc__ or "", self.fields(), getattr(self, "facts_", None))
 
     def save(self, folder: str | Path) -> Path:
         """Write a model folder; see `Model.save`."""
