@@ -1,20 +1,26 @@
 """Figures that are drawn in less time show the same: the glass brain is that of nilearn, training curves keep every line."""
 
 import io
+import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from m2lgdg import InputError
+from m2lgdg.report import figures
 from m2lgdg.report.brains import BLUE, GREY, HALF, RED, TOP, glass_brain, top_edges
 from m2lgdg.report.drawing import colour, hues_of
 from m2lgdg.report.figures import calibration_by_target, decision_curves, forest, roc_by_target, training_curves
 from m2lgdg.report.page import write_report
+from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
 
@@ -167,3 +173,25 @@ def test_long_tables_fold_after_ten_rows(tmp_path):
         first = overall.split("</table>")[0]
         areas = [float(area) for area in re.findall(r"<tr><td>m\d\d</td>(?:<td[^>]*>[^<]*</td>){3}<td[^>]*>([\d.]+)", first)]
         assert areas == sorted(areas, reverse=True) and len(areas) == count
+
+
+def test_labels_of_many_swept_fields_do_not_overlap(monkeypatch):
+    sheets = []
+
+    def drawn(name, caption, alt, size, paint):
+        sheets.append(figures.Sheet(Figure(figsize=size, dpi=100, layout="constrained")))
+        paint(sheets[0])
+        sheets[0].canvas.draw_without_rendering()
+
+    monkeypatch.setattr(figures, "draw", drawn)
+    folder = Path(__file__).parents[1] / "results" / "sensitivity" / "connectome"
+    recorded = json.loads((folder / "study.json").read_text())
+    axes, default = recorded["sweep"]["m2lgdg-connectome"], recorded["method"]["m2lgdg-connectome"]
+    figures.sensitivity_curves("m2lgdg-connectome", cell_scores(read_predictions(folder)), axes, default)
+    lowest = sheets[0].canvas.axes[-len(axes) :]
+    assert [panel.get_xlabel() for panel in lowest] == list(axes)
+    for panel in lowest:
+        labels = panel.get_xticklabels()
+        assert [float(label.get_text()) for label in labels] == sorted(axes[panel.get_xlabel()])
+        boxes = [label.get_window_extent() for label in labels if label.get_rotation() == 0]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
