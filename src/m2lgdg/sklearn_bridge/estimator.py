@@ -21,11 +21,10 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.fields import checked_fields
 from m2lgdg.method import Method
 from m2lgdg.methods.linear import Linear
-from m2lgdg.registry import METHODS, find, load_methods
+from m2lgdg.registry import METHODS, find
 from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
 from m2lgdg.storage import InputError
 
-HIDDEN = ("atlases",)  # fields that are not parameters: X holds one atlas
 EXTRA = {"random_state": 0, "device": "cpu"}  # parameters that are not fields
 Floats = npt.NDArray[np.float64]
 CLASSIFIER, VECTORS = "Classifier", "OnVectors"  # ends of the names of classes made here
@@ -80,7 +79,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             method = (_on_vectors(cls.name) if subjects.kind != "series" else cls)(**checked_fields(cls, fields))
             method.check()
-            if getattr(method, "phenotypes", False) is True and "phenotypes" in fields and issubclass(cls, Linear):
+            if isinstance(method, Linear) and method.phenotypes:
                 raise InputError(
                     f"method {cls.name} with phenotypes=True needs phenotypes, which X does not have; use a Cohort."
                 )
@@ -116,8 +115,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Class of each subject, (subject,): the second of `classes_` where its probability is above 0.5; X as in `fit`."""
-        decision = self.decision_function(X)
-        return np.asarray(self.classes_[(decision > 0).astype(np.intp)])
+        return np.asarray(self.classes_[(self.decision_function(X) > 0).astype(np.intp)])
 
     def _subjects(self, X: Any, y: Any, *, fitting: bool) -> Subjects:
         """X, checked; vectors and matrices are refused for methods that need series."""
@@ -174,10 +172,9 @@ def takes_fc(name: str) -> bool:
 def _on_vectors(name: str) -> type[Method]:
     """Class of a method on FC that takes its features from X, the same at every call as long as the method is."""
     cls = find(name)
-    made = _ON_VECTORS.get(name)
-    if made is None or cls not in made.__mro__:
-        made = _ON_VECTORS[name] = type(_class_name(name, VECTORS), (OnVectors, cls), {"__module__": __name__})
-    return made
+    if name not in _ON_VECTORS or cls not in _ON_VECTORS[name].__mro__:
+        _ON_VECTORS[name] = type(_class_name(name, VECTORS), (OnVectors, cls), {"__module__": __name__})
+    return _ON_VECTORS[name]
 
 
 def _seed(random_state: Any) -> int:
@@ -206,20 +203,18 @@ def _classes(y: Any, count: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int8]
 def estimator_class(name: str) -> type[MethodEstimator]:
     """Class of the estimators of a method, the same at every call as long as the method's fields are."""
     declared = METHODS.declaration(name).fields
-    parameters = {field: value for field, value in declared.items() if field not in HIDDEN} | EXTRA
-    cls = _CLASSES.get(name)
-    if cls is None or cls.parameters != parameters:
-        cls = _CLASSES[name] = _new_class(name, parameters)
-    return cls
+    parameters = {field: value for field, value in declared.items() if field != "atlases"} | EXTRA  # X holds one atlas
+    if name not in _CLASSES or _CLASSES[name].parameters != parameters:
+        _CLASSES[name] = _new_class(name, parameters)
+    return _CLASSES[name]
 
 
 def _new_class(name: str, parameters: Mapping[str, Any]) -> type[MethodEstimator]:
     def __init__(self: MethodEstimator, **given: Any) -> None:
-        for key in given:
+        for key, value in ({**parameters} | given).items():
             if key not in parameters:
                 raise TypeError(f"{type(self).__name__} has no parameter {key!r}")
-        for key, default in parameters.items():
-            setattr(self, key, given.get(key, default))
+            setattr(self, key, value)
 
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     others = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value) for key, value in parameters.items()]
@@ -230,7 +225,7 @@ def _new_class(name: str, parameters: Mapping[str, Any]) -> type[MethodEstimator
 
 
 def _class_name(name: str, end: str) -> str:
-    return "".join(part[:1].upper() + part[1:] for part in name.replace("_", "-").split("-")) + end
+    return "".join(word[:1].upper() + word[1:] for word in name.replace("_", "-").split("-")) + end
 
 
 def __getattr__(name: str) -> type:
@@ -272,5 +267,5 @@ def as_estimator(name: str = "connectome-adaptive", **fields: Any) -> MethodEsti
     own = {key: value for key, value in fields.items() if key not in EXTRA}
     if "atlases" in own:
         raise InputError("X of an estimator holds one atlas, so it has no parameter atlases.")
-    checked_fields(load_methods()[name], own)
+    checked_fields(find(name), own)
     return estimator_class(name)(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

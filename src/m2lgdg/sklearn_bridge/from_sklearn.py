@@ -27,7 +27,7 @@ from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
 from m2lgdg.sklearn_bridge.stored import lean, packed, unpacked
-from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, path_of, resolve
+from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, is_estimator, path_of, resolve, split_path
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.tangent import geometric_mean, tangent_features
@@ -161,7 +161,7 @@ class SklearnMethod(Method):
 
     def _check_function(self) -> None:
         """Refuse to import what a model folder names, unless the user loaded it as a plugin or defined this very method."""
-        module = self.features.partition(":")[0] if ":" in self.features else self.features.rpartition(".")[0]
+        module, _ = split_path(self.features)
         if self._folder and type(self).features != self.features and METHODS.plugin_module(module) is None:
             raise InputError(
                 f"{self._folder} computes its features with {self.features[:100]}, which is not loaded; pass the file that "
@@ -272,7 +272,7 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
     """
     text = estimator
     if not isinstance(estimator, str):
-        if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "get_params"):
+        if isinstance(estimator, type) or not is_estimator(estimator):
             raise InputError(f"{shown(estimator)} is not a scikit-learn estimator; pass an instance, such as SVC().")
         text = estimator_text(estimator)
     kind = features if isinstance(features, str) else path_of(features)

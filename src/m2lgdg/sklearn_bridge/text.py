@@ -12,6 +12,7 @@ import importlib.machinery
 import inspect
 import json
 import math
+import operator
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,18 +45,27 @@ def estimator_of(text: str) -> Any:
         except (ValueError, RecursionError) as error:
             raise InputError(f"field estimator is neither an import path nor valid JSON ({one_line(error)[:100]}).") from None
         estimator = _decoded(content)
-    if not hasattr(estimator, "fit") or not hasattr(estimator, "get_params"):
+    if not is_estimator(estimator):
         raise InputError(f"{text[:100]} is not a scikit-learn estimator (it has no fit or get_params).")
     return estimator
+
+
+def is_estimator(value: Any) -> bool:
+    """Whether an object looks like an estimator of scikit-learn."""
+    return hasattr(value, "fit") and hasattr(value, "get_params")
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Module and name of an import path, `module:name` or `module.name`."""
+    module, mark, name = path.partition(":") if ":" in path else path.rpartition(".")
+    return module, name
 
 
 def resolve(path: str) -> Any:
     """Object of an import path, `module:name` or `module.name`; the module may be a plugin, by the name of its file."""
     if path in _LOCAL:
         return _LOCAL[path]
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        module_name, _, name = path.rpartition(".")
+    module_name, name = split_path(path)
     if not module_name or not name:
         raise InputError(f"{path[:100]} is not an import path; write module:name, such as sklearn.svm:SVC.")
     if module_name == MAIN or "@" in name:
@@ -67,11 +77,10 @@ def resolve(path: str) -> Any:
     except Exception as error:  # a module may raise anything
         advice = "install the package, or list its file in plugins"
         raise InputError(f"cannot import {module_name[:100]} ({type(error).__name__}: {one_line(error)}); {advice}.") from None
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise InputError(f"module {module_name} has no {name}.")
-        value = getattr(value, part)
-    return value
+    try:
+        return operator.attrgetter(name)(value)
+    except AttributeError:
+        raise InputError(f"module {module_name} has no {name}.") from None
 
 
 def path_of(value: Any) -> str:
@@ -90,31 +99,27 @@ def path_of(value: Any) -> str:
 def _source_hash(value: Any, name: str) -> str:
     """Hash of the source of a class or function, and of the values that a function has captured."""
     try:
-        parts = [inspect.getsource(value)]
+        texts = [inspect.getsource(value)]
     except (OSError, TypeError):
         raise InputError(f"the source of {name} cannot be read; put it into a module or a plugin file.") from None
     if hasattr(value, "__code__"):  # two functions can be on one line
         captured = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts += [value.__code__.co_code.hex(), repr(value.__code__.co_names), repr(value.__defaults__), repr(captured)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        texts += [value.__code__.co_code.hex(), repr(value.__code__.co_names), repr(value.__defaults__), repr(captured)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
 def _public(module: str, name: str, value: Any) -> str:
     """Public module of a class, such as sklearn.svm for sklearn.svm._classes."""
-    parts = module.split(".")
-    private = [i for i, part in enumerate(parts) if part.startswith("_")]
-    if private and private[0]:
-        public = ".".join(parts[: private[0]])
-        if getattr(importlib.import_module(public), name, None) is value:
-            return public
-    return module
+    public = module.partition("._")[0]
+    is_there = public != module and getattr(importlib.import_module(public), name, None) is value
+    return public if is_there else module
 
 
 def code_of(*texts: str) -> str:
     """Hash of the code that texts or import paths name, outside the libraries; empty if there is none. Nothing is imported."""
     paths = sorted({path for text in texts for path in _paths(text)})
-    parts = [part for path in paths if (part := _code(path))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
+    hashed = [code for path in paths if (code := _code(path))]
+    return hashlib.sha256("\n".join(hashed).encode()).hexdigest()[:16] if hashed else ""
 
 
 def _paths(text: str) -> Iterator[str]:
@@ -137,8 +142,7 @@ def _paths_in(content: Any) -> Iterator[str]:
 
 def _code(path: str) -> str:
     """Path and hash of the file of its module; a plugin is part of the key of a cell already."""
-    module, colon, _ = path.partition(":")
-    module = module if colon else module.rpartition(".")[0]
+    module, _ = split_path(path)
     top = module.partition(".")[0]
     if top in LIBRARIES or "@" in path or METHODS.plugin_module(module):  # a local path has its hash at its end
         return ""
@@ -153,15 +157,13 @@ def _code(path: str) -> str:
 def _file(module: str) -> Path | None:
     """File of a module, without importing it or the packages above it."""
     places: Any = None
-    spec = None
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = importlib.machinery.PathFinder.find_spec(name, places)
+    words = module.split(".")
+    for i in range(len(words)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(words[: i + 1]), places)
         if spec is None:
             return None
         places = spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin else None
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 def _encoded(value: Any, where: str) -> Any:
