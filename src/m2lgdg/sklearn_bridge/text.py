@@ -57,7 +57,7 @@ def is_estimator(value: Any) -> bool:
 
 def split_path(path: str) -> tuple[str, str]:
     """Module and name of an import path, `module:name` or `module.name`."""
-    module, mark, name = path.partition(":") if ":" in path else path.rpartition(".")
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     return module, name
 
 
