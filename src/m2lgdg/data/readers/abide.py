@@ -98,8 +98,9 @@ def _complete(people: tables.Participants) -> tables.Participants:
     """The people who have a series with their labels and phenotypes; other rows of the table are not interpreted."""
     labels, note = tables.labels(people.phenotypes, "DX_GROUP", people.table, patient=("1",), control=("2",))
     phenotypes, implausible = phenotypes_of(people.phenotypes, people.table, ("X", "subject", "FILE_ID", "SITE_ID"))
-    notes = (note, "TR from the sites' scan protocols", *implausible)
-    return people._replace(labels=labels, phenotypes=phenotypes, notes=notes)
+    return people._replace(
+        labels=labels, phenotypes=phenotypes, notes=(note, "TR from the sites' scan protocols", *implausible)
+    )
 
 
 def _repetition_time(subject: str, site: str) -> float:

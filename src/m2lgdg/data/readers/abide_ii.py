@@ -57,9 +57,8 @@ def read(
         raise InputError(f"{path} has no composite phenotype table ({TABLE}).")
     people = _people(table_path)
     if any(path.glob("**/*_rois_*.1D")):
-        given = {"atlas_image": atlas_image, "atlas_labels": atlas_labels, "only": only, "session": session}
-        given |= {"confounds": confounds, "join_runs": join_runs or None}
-        wrong = next((name for name, value in given.items() if value), None)
+        given = dict(atlas_image=atlas_image, atlas_labels=atlas_labels, only=only, session=session, confounds=confounds)
+        wrong = next((name for name, value in given.items() if value), "join_runs" if join_runs else None)
         if wrong is not None:
             raise InputError(f"{path} has .1D files, for which there is no option {wrong}.")
         runs = _files_1d(path, atlas, strategy)

@@ -125,8 +125,8 @@ def read_series(
         elif not each.optional:
             raise InputError(f"{people.table}: no subject with a series of atlas {first.atlas} has one of atlas {each.atlas}.")
         for one in bad:
-            about = {"lacking": each.atlas, "reason": one.reason.rstrip(".")}
-            unusable.append(Finding("unusable series", one.site, (one.subject,), about))
+            numbers = {"lacking": each.atlas, "reason": one.reason.rstrip(".")}
+            unusable.append(Finding("unusable series", one.site, (one.subject,), numbers))
         excluded += _without_other_lengths(series, found, scans, first.atlas, on_bad)
     people = complete(people.rows([row[same(one)] for one in series]))
     return Cohort(
@@ -227,16 +227,18 @@ def _in_one_order(
     found: dict[str, Series] = {}
     excluded = []
     for scan, result in loaded:
-        if not isinstance(result, InputError):
-            columns, series = result
-            result = _reordered(scan, names.get(columns, columns), series, rois, swapped)
         if isinstance(result, InputError):
-            if on_bad == "stop":
-                raise result
-            excluded.append(_excluded(scan, result))
+            ordered: Series | InputError = result
         else:
-            result.flags.writeable = False  # so that the cohort takes it without a copy
-            found[scan.subject] = result
+            columns, series = result
+            ordered = _reordered(scan, names.get(columns, columns), series, rois, swapped)
+        if isinstance(ordered, InputError):
+            if on_bad == "stop":
+                raise ordered
+            excluded.append(_excluded(scan, ordered))
+        else:
+            ordered.flags.writeable = False  # so that the cohort takes it without a copy
+            found[scan.subject] = ordered
     return rois, found, excluded
 
 
