@@ -6,6 +6,7 @@ ROIs (REST-meta-MDD has the width it must have).
 
 from __future__ import annotations
 
+import random
 import shutil
 import struct
 import zipfile
@@ -20,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from scipy.io import savemat
 
+from m2lgdg import InputError
 from m2lgdg.data.readers import read
 
 SITES = ("north", "south")
@@ -409,3 +411,31 @@ def _the(path: Path, name: str) -> Path:
         return path / name
     (file,) = path.glob(name)
     return file
+
+
+def damage(content: bytes, count: int, safe: range = range(0)):
+    """The content cut short, and with one to five bits flipped (none at the positions to spare)."""
+    dice = random.Random(0)
+    for turn in range(count):
+        if turn % 3 == 0:
+            yield content[: dice.randrange(len(content))]
+        else:
+            changed = bytearray(content)
+            for _ in range(dice.choice((1, 1, 5))):
+                at = dice.randrange(min(400, len(content)) if turn % 2 else len(content))
+                if at not in safe:
+                    changed[at] ^= 1 << dice.randrange(8)
+            yield bytes(changed)
+
+
+def only_sentences(load, file, content: bytes, count: int, safe: range = range(0)) -> None:
+    refused = 0
+    for damaged in damage(content, count, safe):
+        file.unlink(missing_ok=True)
+        file.write_bytes(damaged)
+        try:
+            load(file)
+        except InputError as error:
+            refused += 1
+            assert file.name in str(error) and "\n" not in str(error)
+    assert refused > count / 5

@@ -1,10 +1,13 @@
 """`check`: every kind of finding is found where it is planted, and not where it is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from m2lgdg import check_cohort, make_cohort
+from m2lgdg.data.check import empty_scans
 from m2lgdg.data.duplicates import best_alignment, find_duplicates
 from m2lgdg.findings import Exclusion
 
@@ -165,3 +168,53 @@ def test_inclusion_lists_every_subject_once(tiny):
     inclusion = check_cohort(tiny).inclusion
     assert isinstance(inclusion, pd.DataFrame)
     assert inclusion["subject"].tolist() == tiny.subjects.tolist()
+
+
+def test_odd_values_in_a_cohort_file_are_findings(tiny):
+    table = tiny.phenotypes.copy()
+    table.loc[tiny.subjects[4], "age"] = 300
+    tr = np.array(tiny.tr)
+    tr[5] = 2000
+    findings = texts_of(replace(tiny, phenotypes=table, tr=tr), "finding")
+    assert f"Subject {tiny.subjects[4]}, column age: 300 is not plausible." in findings
+    assert any(text.startswith(f"1 subject has a TR above 20 s ({tiny.subjects[5]}: 2000 s)") for text in findings)
+
+
+def test_an_empty_scan_is_an_unusable_subject(tiny):
+    series = list(tiny.series)
+    rng = np.random.default_rng(0)
+    series[7] = (1e-13 * rng.normal(size=series[7].shape)).astype(np.float32)
+    series[9] = (1e-4 * series[9]).astype(np.float32)  # other units, no residue
+    cohort = replace(tiny, series=series)
+    assert empty_scans(tiny) == []
+    assert empty_scans(cohort) == [7]
+    check = check_cohort(cohort)
+    (finding,) = [finding for finding in check.findings if "unusable subject" in finding.text]
+    assert (finding.severity, finding.subjects) == ("finding", (str(cohort.subjects[7]),))
+    assert "numerically empty" in check.inclusion.set_index("subject").at[cohort.subjects[7], "reason"]
+
+
+def test_a_site_in_other_units_is_not_empty(tiny):
+    site = tiny.site_names[0]
+    series = [one * np.float32(1e-9) if at == site else one for one, at in zip(tiny.series, tiny.sites, strict=True)]
+    cohort = replace(tiny, series=series)
+    assert empty_scans(cohort) == []
+    assert any(text.startswith(f"{site}: the standard deviation") for text in texts_of(cohort, "finding"))
+
+
+def test_missing_and_mixed_tr_are_findings(tiny):
+    here = np.flatnonzero(tiny.sites == "north")
+    tr = np.array(tiny.tr)
+    assert not any("TR" in text for text in texts_of(tiny, "finding"))
+    tr[here[:3]] = np.nan
+    tr[here[3]] = 0.8
+    cohort = replace(tiny, tr=tr)
+    findings = {finding.text: finding.subjects for finding in check_cohort(cohort).findings}
+    unknown = f"The TR of 3 of {len(tiny)} subjects is not known (north); give it in a column tr"
+    assert [subjects for text, subjects in findings.items() if text.startswith(unknown)] == [tuple(tiny.subjects[here[:3]])]
+    rest = f"{tiny.tr[here[4]]:g} s {len(here) - 4}"
+    assert any(text.startswith(f"north has scans with 2 TRs (0.8 s 1, {rest})") for text in findings)
+
+
+def texts_of(cohort, level):
+    return [finding.text for finding in check_cohort(cohort).findings if finding.severity == level]

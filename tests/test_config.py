@@ -129,3 +129,21 @@ def test_atlases_of_a_study_are_those_of_the_methods_that_use_them():
         "erm": "ho",
         "mida": None,
     }
+
+
+def test_a_misspelt_key_of_a_study(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text('cohort = "a.cohort"\nmetods = ["fc-svm"]')
+    with pytest.raises(InputError, match=r"study\.toml: key metods is not known; did you mean methods\?"):
+        read_study(study)
+    study.write_text('cohort = "a.cohort"')
+    with pytest.raises(InputError, match=r"study\.toml: key methods is missing\."):
+        read_study(study)
+
+
+def test_a_folder_in_place_of_a_study(tmp_path):
+    with pytest.raises(InputError, match=r"is a folder; a study is a TOML file with cohort and methods\."):
+        read_study(tmp_path)
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(InputError, match=r"is a folder; to repeat its study, give .*study\.json\."):
+        read_study(tmp_path)

@@ -253,3 +253,104 @@ def test_a_cut_download_of_a_run(tmp_path):
     cohort = read(images.folder, atlas_image=images.atlas, on_bad="exclude")
     assert cohort.subjects.tolist() == ["sub-01"]
     assert excluded(cohort)["sub-02"][1].startswith("sub-02_task-rest_space")
+
+
+def numbers(rows=30, columns=6, seed=0):
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+
+
+def z(one):
+    wide = np.asarray(one, dtype=np.float64)
+    return (wide - wide.mean(axis=0)) / wide.std(axis=0)
+
+
+def nifti_with(tmp_path, value, units):
+    images = miniature.nifti(tmp_path)
+    (run,) = images.folder.glob("sub-02/func/*.nii.gz")
+    for sidecar in images.folder.glob("sub-02/func/*.json"):
+        sidecar.unlink()
+    image = nibabel.load(run)
+    data = np.asarray(image.dataobj)
+    image.header.set_zooms((*image.header.get_zooms()[:3], value))
+    image.header.set_xyzt_units("mm", units)
+    nibabel.save(nibabel.Nifti1Image(data, image.affine, image.header), run)
+    return images
+
+
+@pytest.mark.parametrize(("value", "units"), [(2.5, "sec"), (2500, "msec"), (2.5e6, "usec"), (2.5, "unknown")])
+def test_tr_of_a_header_in_its_unit(tmp_path, value, units):
+    images = nifti_with(tmp_path / "one", value, units)
+    usual = nifti_with(tmp_path / "two", 2.5, "sec")
+    cohort = read(images.folder, atlas_image=images.atlas)
+    assert cohort.tr[1] == pytest.approx(2.5)
+    expected = read(usual.folder, atlas_image=usual.atlas).series[1]
+    np.testing.assert_allclose(cohort.series[1], expected, atol=1e-4)  # filtered to the same band
+
+
+def test_tr_of_a_header_without_a_unit_in_milliseconds(tmp_path):
+    images = nifti_with(tmp_path, 2500, "unknown")
+    with pytest.raises(
+        InputError, match=r"bold\.nii\.gz, header: a TR of 2500 s is above 20 s and looks like milliseconds; .*2\.5"
+    ):
+        read(images.folder, atlas_image=images.atlas)
+
+
+def test_milliseconds_in_a_sidecar(own):
+    table_of(own, "sub-07").with_suffix(".json").write_text(json.dumps({"RepetitionTime": 2000}))
+    with pytest.raises(InputError, match=r"sub-07.*\.json, RepetitionTime: a TR of 2000 s is above 20 s and looks like milli"):
+        read(own.folder, atlas=ATLAS)
+
+
+def test_one_subject_under_two_names(own):
+    rows = [*miniature.PARTICIPANTS, ("0051", *miniature.PARTICIPANTS[0][1:])]
+    miniature.write_rows(own.folder / "participants.tsv", miniature.PARTICIPANT_COLUMNS, rows)
+    lines = {row[0]: line for line, row in enumerate(rows, start=2)}
+    words = rf"lines {lines['sub-0051']} and {lines['0051']}, column participant_id: sub-0051 and 0051 are the same subject"
+    with pytest.raises(InputError, match=words):
+        read(own.folder, atlas=ATLAS)
+
+
+def test_a_bids_table_without_a_site_names_the_option(own):
+    columns = ["ward" if name == "site" else name for name in miniature.PARTICIPANT_COLUMNS]
+    miniature.write_rows(own.folder / "participants.tsv", columns, miniature.PARTICIPANTS)
+    with pytest.raises(
+        InputError, match=r"its columns are participant_id, .*ward.*; rename the right one to site, or .*--site"
+    ):
+        read(own.folder, atlas=ATLAS)
+
+
+def test_runs_of_a_bids_subject_can_be_joined(own):
+    file = table_of(own, "sub-8")
+    runs = [file.with_name(file.name.replace("task-rest", f"task-rest_run-{run}")) for run in (2, 10)]
+    first = pd.read_csv(file, sep="\t")
+    second = pd.DataFrame(numbers(14, len(miniature.PARCELS)) * 40 + 900, columns=miniature.PARCELS)
+    sidecar = file.with_suffix(".json").read_bytes()
+    file.unlink()
+    first.to_csv(runs[0], sep="\t", index=False)
+    second.iloc[:, ::-1].to_csv(runs[1], sep="\t", index=False)  # its columns are in another order
+    for run in runs:
+        run.with_suffix(".json").write_bytes(sidecar)
+    with pytest.raises(InputError, match=r"sub-8 has a second run, .*select one with only, .*or join them with join_runs"):
+        read(own.folder, atlas=ATLAS)
+    cohort = read(own.folder, atlas=ATLAS, join_runs=True)
+    expected = np.concatenate([z(first[list(miniature.PARCELS)]), z(second)])
+    np.testing.assert_allclose(cohort.series[3], expected, atol=1e-5)
+    single = np.array(own.series["sub-07"])
+    np.testing.assert_allclose(cohort.series[2], z(single), atol=1e-4)  # a single run is z-scored too
+    assert any(
+        note.startswith("runs joined: each run of every subject was z-scored per ROI") for note in map(str, cohort.notes)
+    )
+    runs[1].with_suffix(".json").write_text(json.dumps({"RepetitionTime": 1.0}))
+    with pytest.raises(InputError, match=r"run-10.*: a TR of 1 s, but .*run-2.* has 3 s, so the runs cannot be joined"):
+        read(own.folder, atlas=ATLAS, join_runs=True)
+
+
+def test_one_run_in_two_tasks_is_not_joined(own):
+    file = table_of(own, "sub-8")
+    other = file.with_name(file.name.replace("task-rest", "task-nback"))
+    other.write_bytes(file.read_bytes())
+    with pytest.raises(
+        InputError, match=r"sub-8 has runs that differ in task .* select those to join with only, .*'task-nback'"
+    ):
+        read(own.folder, atlas=ATLAS, join_runs=True)
+    assert read(own.folder, atlas=ATLAS, join_runs=True, only="task-rest").subjects.tolist()[3] == "sub-8"

@@ -1,6 +1,9 @@
 """CIFTI-2 series of XCP-D, DCAN and HCP: parcellated and dense ones, their time axis, sessions and runs, and damaged files."""
 
+import contextlib
+import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import miniature
@@ -11,7 +14,8 @@ import pytest
 from nibabel.cifti2 import BrainModelAxis, LabelAxis, ParcelsAxis, SeriesAxis
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers import guess, read
+from m2lgdg.data.readers import guess, images, read
+from m2lgdg.data.readers.images import load_image, need_whole
 from m2lgdg.storage import InputError
 
 VERTICES = {"CIFTI_STRUCTURE_CORTEX_LEFT": 12, "CIFTI_STRUCTURE_CORTEX_RIGHT": 12}
@@ -400,3 +404,65 @@ def test_bad_input_ends_in_one_sentence(xcpd, typed, tmp_path, monkeypatch, spoi
     assert (code, text, error.count("\n")) == (2, "", 1)
     assert str(xcpd) in error
     assert not (tmp_path / "own.cohort").exists()
+
+
+MODEST = 8 << 20  # bytes
+
+
+@contextlib.contextmanager
+def refused(match):
+    """The block ends in this sentence, with little memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=match):
+            yield
+        assert tracemalloc.get_traced_memory()[1] < MODEST
+    finally:
+        tracemalloc.stop()
+
+
+def nifti(path, shape=(2, 3, 4, 5), extra=b"", **fields):
+    image = nibabel.Nifti1Image(np.zeros((2, 3, 4, 5), np.float32), np.eye(4))
+    content = bytearray(image.to_bytes())
+    header = nibabel.Nifti1Header(bytes(content[:348]))
+    header.set_data_shape(shape)
+    for name, value in fields.items():
+        header[name] = value
+    content[:348] = header.binaryblock
+    path.write_bytes(gzip.compress(bytes(content) + extra))
+    return path
+
+
+def test_an_image_as_declared(tmp_path):
+    path = nifti(tmp_path / "a.nii.gz")
+    image = load_image(path)
+    need_whole(path, image)
+    assert image.shape == (2, 3, 4, 5)
+
+
+def test_a_header_that_declares_too_much(tmp_path):
+    path = nifti(tmp_path / "a.nii.gz", shape=(2000, 2000, 2000, 300))
+    with refused(r"declares 9600000000000 bytes of voxels .*more than the limit of 8589934592"):
+        load_image(path)
+
+
+def test_more_bytes_than_declared(tmp_path):
+    """They are counted in chunks, and no further than the first that is too many."""
+    path = nifti(tmp_path / "a.nii.gz", extra=bytes(200 << 20))
+    with refused("has more than the 832 bytes that its header declares"):
+        need_whole(path, load_image(path))
+
+
+def test_an_extension_that_never_ends(tmp_path):
+    path = nifti(tmp_path / "a.nii.gz", vox_offset=2e9)
+    with refused(r"its voxels start at byte 2e\+09"):
+        load_image(path)
+    path = nifti(tmp_path / "b.nii.gz", vox_offset=np.nan)
+    with refused("not a readable image"):
+        load_image(path)
+
+
+def test_the_limit_is_that_of_the_voxels(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "LARGEST_VOXELS", 479)
+    with refused("declares 480 bytes"):
+        load_image(nifti(tmp_path / "a.nii.gz"))

@@ -1,9 +1,6 @@
 """What holds for every kind of release: it is guessed, a saved cohort comes back bit for bit, no order on disk matters."""
 
-import gc
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import miniature
@@ -15,7 +12,6 @@ from hypothesis import strategies as st
 
 from m2lgdg import Cohort, InputError, read
 from m2lgdg.data.readers import guess
-from m2lgdg.data.readers.arrays import load_array
 from m2lgdg.data.readers.selection import keep_included
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -172,29 +168,3 @@ def test_an_inclusion_list_is_followed(tmp_path):
     miniature.write_rows(tmp_path / "inclusion.csv", ("subject", "status"), [("7", "included")], ",")
     with pytest.raises(InputError, match=r"subject 7 is listed as included but is not in the cohort"):
         keep_included(cohort, Path(tmp_path / "inclusion.csv"))
-
-
-def test_headers_of_npy_files_are_read_in_threads(tmp_path):
-    """Python 3.11 may fail to parse code, as numpy does for each header, while another thread does the same."""
-    for i in range(300):
-        np.save(tmp_path / f"{i}.npy", np.full((3, 4), i, dtype=np.float32))
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)
-    gc.callbacks.append(give_way := lambda phase, info: time.sleep(0))
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            arrays = list(pool.map(lambda i: load_array(tmp_path / f"{i}.npy")[1], range(300)))
-    finally:
-        gc.callbacks.remove(give_way)
-        gc.set_threshold(*thresholds)
-    assert [one.tolist() for one in arrays] == [[[i] * 4] * 3 for i in range(300)]
-
-
-@given(
-    shape=st.sampled_from([(5, 3), (1, 4), (2, 2)]), order=st.sampled_from("CF"), dtype=st.sampled_from(["<f4", ">f8", "<i2"])
-)
-@settings(max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_npy_files_of_any_order_and_type_of_numbers(tmp_path, shape, order, dtype):
-    values = np.arange(shape[0] * shape[1]).reshape(shape)[:, ::-1]
-    np.save(tmp_path / "one.npy", np.array(values, dtype=dtype, order=order))
-    assert load_array(tmp_path / "one.npy")[1].tolist() == values.tolist()

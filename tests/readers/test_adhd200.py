@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_cifti import numbers
+from test_images import numbers
 
 from m2lgdg import Cohort
 from m2lgdg.cohort import is_proxy

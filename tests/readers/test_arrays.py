@@ -1,15 +1,22 @@
-"""Text tables: the parser and plain `float()` of each cell must agree bit for bit.
+"""Files of one scan: text is read as `float()` reads each cell, .npy and .mat give their numbers, and the rest is refused.
 
 Whatever people write into .1D, .csv, .tsv and .txt files is drawn here at random: number formats, separators, line ends.
 """
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import breakage
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from scipy.io import savemat
 
 from m2lgdg import InputError
-from m2lgdg.data.readers import arrays as text
+from m2lgdg.data.readers.arrays import load_array, load_mat, read_table
 
 FORMATS = ("%f", "%.3f", "%g", "%.17g", "%e", "%.9E", "%r", "%+.6f", "%d")
 SEPARATORS = {".csv": (",", ";", ", ", " ;"), ".tsv": ("\t", " \t"), ".txt": (" ", "  ", "\t", " \t "), ".1D": ("\t", "   ")}
@@ -89,7 +96,7 @@ def file(tmp_path_factory):
 def test_any_table_reads_as_float_does(file, table):
     suffix, cells, header, content = table
     assume(header or sorted(cells[0]) not in [[str(first + i) for i in range(len(cells[0]))] for first in (0, 1)])
-    names, numbers = text.read_table(file(suffix, content))
+    names, numbers = read_table(file(suffix, content))
     assert names == (None if header is None else [name.lstrip("#") for name in header])
     assert_same_bits(numbers, by_hand(cells))
 
@@ -111,7 +118,7 @@ def test_any_table_reads_as_float_does(file, table):
     ]
 )
 def test_any_decimal_reads_as_float_does(file, cells):
-    names, numbers = text.read_table(file(".txt", " ".join(cells) + "\n"))
+    names, numbers = read_table(file(".txt", " ".join(cells) + "\n"))
     assert names is None
     assert_same_bits(numbers, by_hand([cells]))
 
@@ -129,7 +136,7 @@ def test_a_word_is_named_with_its_place(file, table, word, data):
     separator = {".csv": ",", ".tsv": "\t"}.get(suffix, " ")
     lines = [separator.join(each) for each in ([header] if header else []) + cells]
     with pytest.raises(InputError) as error:
-        text.read_table(file(suffix, "\n".join(lines) + "\n"))
+        read_table(file(suffix, "\n".join(lines) + "\n"))
     assert f"line {row + (2 if header else 1)}, column {column + 1}: {word!r} is not a number." in str(error.value)
 
 
@@ -137,9 +144,9 @@ def test_a_word_is_named_with_its_place(file, table, word, data):
 def test_a_ragged_line_is_named(file, header):
     line = 3 if header else 2
     with pytest.raises(InputError, match=rf"table.csv, line {line}: 3 columns, but earlier lines have 2\."):
-        text.read_table(file(".csv", header + b"1,2\n3,4,5\n"))
+        read_table(file(".csv", header + b"1,2\n3,4,5\n"))
     with pytest.raises(InputError, match=rf"table.csv, line {line}: 1 columns, but earlier lines have 2\."):
-        text.read_table(file(".csv", header + b"1,2\n3\n"))
+        read_table(file(".csv", header + b"1,2\n3\n"))
 
 
 @pytest.mark.parametrize(
@@ -158,37 +165,148 @@ def test_a_ragged_line_is_named(file, header):
     ],
 )
 def test_odd_cells(file, suffix, content, expected):
-    assert_same_bits(text.read_table(file(suffix, content))[1], np.array(expected, dtype=np.float32))
+    assert_same_bits(read_table(file(suffix, content))[1], np.array(expected, dtype=np.float32))
 
 
 def test_numpys_own_header_names_the_columns(file, tmp_path):
     path = tmp_path / "saved.txt"
     np.savetxt(path, [[1.5, 2.0], [3.0, 4.0]], header="insula cuneus")
-    names, numbers = text.read_table(path)
+    names, numbers = read_table(path)
     assert names == ["insula", "cuneus"]
     assert numbers.tolist() == [[1.5, 2.0], [3.0, 4.0]]
-    assert text.read_table(file(".csv", "# a,b\n1,2\n"))[0] == ["a", "b"]
+    assert read_table(file(".csv", "# a,b\n1,2\n"))[0] == ["a", "b"]
 
 
 def test_a_column_without_a_name_is_an_index(file):
     with pytest.raises(InputError, match=r"table.csv, column 1 has no name in the header; remove it if it is a row index\."):
-        text.read_table(file(".csv", ",a,b\n0,1.5,2\n1,3,4\n"))
+        read_table(file(".csv", ",a,b\n0,1.5,2\n1,3,4\n"))
 
 
 @pytest.mark.parametrize("content", ["1 2\n# 3 4\n5 6\n", "1 2\n3 4 # 5\n"])
 def test_comments_inside_are_refused(file, content):
     with pytest.raises(InputError, match="is not a number"):
-        text.read_table(file(".txt", content))
+        read_table(file(".txt", content))
 
 
 def test_a_word_among_decimals_makes_no_header(file):
     """ROI names may be numbers, as in "x 1 2", but never decimals."""
     with pytest.raises(InputError, match=r"table\.csv, line 2, column 2: 'oops' is not a number\."):
-        text.read_table(file(".csv", "\n1.5,oops,3\n4,5,6\n"))
-    assert text.read_table(file(".csv", "x,1,2\n4,5,6\n"))[0] == ["x", "1", "2"]
+        read_table(file(".csv", "\n1.5,oops,3\n4,5,6\n"))
+    assert read_table(file(".csv", "x,1,2\n4,5,6\n"))[0] == ["x", "1", "2"]
 
 
 @pytest.mark.parametrize("content", ["", "\n", " \r\n\n", "#1 #2\n", "a b\n\n"])
 def test_a_file_without_numbers(file, content):
     with pytest.raises(InputError, match=r"table.txt contains no numbers\."):
-        text.read_table(file(".txt", content))
+        read_table(file(".txt", content))
+
+
+def numbers(rows=30, columns=6, seed=0):
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("columns", [2, 6, 116])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt"])
+def test_column_numbers_are_a_header(tmp_path, columns, first, suffix):
+    array = numbers(columns=columns)
+    separator = {".csv": ",", ".tsv": "\t", ".txt": " "}[suffix]
+    frame = pd.DataFrame(array, columns=range(first, first + columns))
+    frame.to_csv(tmp_path / f"a{suffix}", index=False, sep=separator)
+    names, table = read_table(tmp_path / f"a{suffix}")
+    assert names is None  # numbers in order name nothing
+    np.testing.assert_array_equal(table, array)
+
+
+def test_column_numbers_over_whole_numbers(tmp_path):
+    array = np.random.default_rng(0).integers(500, 900, size=(30, 20))
+    pd.DataFrame(array).to_csv(tmp_path / "a.csv", index=False)
+    assert read_table(tmp_path / "a.csv")[1].shape == (30, 20)
+    few = np.array([[1, 2, 3], [2, 4, 9], [3, 1, 1]])  # a small table of whole numbers has no header
+    np.savetxt(tmp_path / "few.csv", few, fmt="%d", delimiter=",")
+    np.testing.assert_array_equal(read_table(tmp_path / "few.csv")[1], few)
+
+
+def test_codes_of_an_atlas_are_a_header(tmp_path):
+    array = numbers(columns=12)
+    codes = [2001 + 7 * i for i in range(12)]
+    pd.DataFrame(array, columns=codes).to_csv(tmp_path / "a.csv", index=False)
+    names, table = read_table(tmp_path / "a.csv")
+    assert names == [str(code) for code in codes]
+    np.testing.assert_array_equal(table, array)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("title", ["Unnamed: 0", "index", "time", "x"])
+def test_a_row_index_is_refused(tmp_path, start, title):
+    frame = pd.DataFrame(numbers(), columns=list("abcdef"))
+    frame.insert(0, title, np.arange(start, start + 30))
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(InputError, match=rf"a\.csv, column 1 \({title}\) is a row index, not an ROI; remove it .*index=False"):
+        read_table(tmp_path / "a.csv")
+
+
+def test_a_row_index_without_a_header(tmp_path):
+    array = np.hstack([np.arange(30)[:, None], numbers()])
+    np.savetxt(tmp_path / "a.txt", array)
+    np.save(tmp_path / "a.npy", array)
+    savemat(tmp_path / "a.mat", {"ts": array})
+    with pytest.raises(InputError, match=r"a\.txt, column 1 is a row index"):
+        read_table(tmp_path / "a.txt")
+    for suffix in (".npy", ".mat"):
+        with pytest.raises(InputError, match=rf"a\{suffix}, column 1 is a row index"):
+            load_array(tmp_path / f"a{suffix}")
+    pd.DataFrame(numbers()).to_csv(tmp_path / "both.csv")  # numbers over the columns and before the rows
+    with pytest.raises(InputError, match=r"both\.csv, column 1 has no name in the header; remove it if it is a row index"):
+        read_table(tmp_path / "both.csv")
+
+
+def test_headers_of_npy_files_are_read_in_threads(tmp_path):
+    """Python 3.11 may fail to parse code, as numpy does for each header, while another thread does the same."""
+    for i in range(300):
+        np.save(tmp_path / f"{i}.npy", np.full((3, 4), i, dtype=np.float32))
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    gc.callbacks.append(give_way := lambda phase, info: time.sleep(0))
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            arrays = list(pool.map(lambda i: load_array(tmp_path / f"{i}.npy")[1], range(300)))
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(*thresholds)
+    assert [one.tolist() for one in arrays] == [[[i] * 4] * 3 for i in range(300)]
+
+
+@given(
+    shape=st.sampled_from([(5, 3), (1, 4), (2, 2)]), order=st.sampled_from("CF"), dtype=st.sampled_from(["<f4", ">f8", "<i2"])
+)
+@settings(max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_npy_files_of_any_order_and_type_of_numbers(tmp_path, shape, order, dtype):
+    values = np.arange(shape[0] * shape[1]).reshape(shape)[:, ::-1]
+    np.save(tmp_path / "one.npy", np.array(values, dtype=dtype, order=order))
+    assert load_array(tmp_path / "one.npy")[1].tolist() == values.tolist()
+
+
+def test_matlab_files(tmp_path):
+    array = numbers(3, 4)
+    for form in ("5", "4"):
+        savemat(tmp_path / "a.mat", {"x": array}, format=form)
+        np.testing.assert_array_equal(load_mat(tmp_path / "a.mat", None), array)
+    savemat(tmp_path / "b.mat", {"x": array, "y": [[1, 2]], "z": {"a": 1}, "w": np.array([[1j]])}, do_compression=True)
+    np.testing.assert_array_equal(load_mat(tmp_path / "b.mat", "y"), [[1, 2]])
+    for variable, words in ((None, "4 variables"), ("v", "no variable v"), ("w", "complex"), ("z", "struct values")):
+        with pytest.raises(InputError, match=words):
+            load_mat(tmp_path / "b.mat", variable)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv", ".mat", "-z.mat"])
+def test_random_damage_to_an_array_file(suffix, tmp_path):
+    file, array = tmp_path / f"a{suffix}", numbers(10)
+    if suffix.endswith(".mat"):
+        savemat(file, {"ROISignals": array}, do_compression="z" in suffix)
+    elif suffix == ".npy":
+        np.save(file, array)
+    else:
+        np.savetxt(file, array, delimiter=",", fmt="%.6f", header="a,b,c,d,e,f", comments="")
+    spare = range(184, 200) if suffix == ".mat" else range(0)  # scipy ends the process at an unknown type of numbers there
+    breakage.only_sentences(load_array, file, file.read_bytes(), 300, spare)

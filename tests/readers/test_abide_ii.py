@@ -3,7 +3,7 @@
 import miniature
 import numpy as np
 import pytest
-from test_cifti import DCAN, PARCELS, numbers, save_parcellated
+from test_images import DCAN, PARCELS, numbers, save_parcellated
 
 from m2lgdg import Cohort
 from m2lgdg.data.readers import guess, read

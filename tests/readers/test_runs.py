@@ -10,7 +10,7 @@ import pytest
 from nibabel.cifti2 import SeriesAxis
 from nilearn.interfaces.fmriprep import load_confounds_strategy
 from nilearn.signal import clean
-from test_cifti import models, save, save_labels
+from test_images import models, save, save_labels
 
 from m2lgdg import Cohort
 from m2lgdg.data.readers import read
