@@ -28,8 +28,8 @@ RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
 Files = dict[str, list[Path]]  # series file by FILE_ID, alone in a list
 INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
 
-# Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band
-# in the filtered series confirms each (tests/readers/test_abide.py). CMU has two protocols, which only the FILE_ID distinguishes.
+# Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band in
+# the filtered series confirms each (tests/readers/test_abide.py). CMU has two protocols, which only the FILE_ID distinguishes.
 TR = {"LEUVEN": 5 / 3, "KKI": 2.5, "MAX_MUN": 3.0, "OHSU": 2.5, "OLIN": 1.5, "PITT": 1.5, "SBL": 2.2, "UCLA": 3.0}
 TR |= dict.fromkeys(("CALTECH", "CMU", "NYU", "SDSU", "STANFORD", "TRINITY", "UM", "USM", "YALE"), 2.0)
 
