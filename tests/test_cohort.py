@@ -218,12 +218,44 @@ def test_repr_and_site_names_read_well():
 
 @pytest.mark.parametrize(
     "column",
-    ["HAMD", "HAMA total", "ADOS_TOTAL", "ADI_R_SOCIAL_TOTAL_A", "SRS_RAW_TOTAL", "DSM_IV_TR", "DX_GROUP", "On medication?"],
+    [
+        *(
+            "HAMD",
+            "HAMA total",
+            "ADOS_TOTAL",
+            "ADI_R_SOCIAL_TOTAL_A",
+            "SRS_RAW_TOTAL",
+            "DSM_IV_TR",
+            "DX_GROUP",
+            "On medication?",
+        ),
+        *("HDRS17", "HDRS", "hrsd", "hrsd_24", "qids", "QIDS-SR16", "qidsTotal", "CARS", "cars2_total", "SSRI", "on_ssris"),
+        *("onSsri", "BDI", "BDI2", "bdi_ii", "bditotal", "MADRS", "PHQ9", "phq_9", "SCQ_TOTAL", "AQ", "AQ_TOTAL", "aq10"),
+        *("AQ-50", "antidepressants", "Antidepressant use"),
+    ],
 )
 def test_label_proxies_are_known_by_name(column):
     assert is_proxy(column)
 
 
-@pytest.mark.parametrize("column", ["sex", "age", "education", "viq", "fiq", "BMI", "HANDEDNESS_SCORES", "func_mean_fd"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        *(
+            "sex",
+            "age",
+            "education",
+            "viq",
+            "fiq",
+            "BMI",
+            "HANDEDNESS_SCORES",
+            "func_mean_fd",
+            "AGE_AT_SCAN",
+            "site",
+            "SITE_ID",
+        ),
+        *("PIQ", "mean_fd", "scars", "oscars_won", "subdivision", "aquisition", "aqueduct", "plaque", "Iraq", "cardiac"),
+    ],
+)
 def test_ordinary_phenotypes_are_no_proxies(column):
     assert not is_proxy(column)

@@ -37,7 +37,7 @@ def test_defaults_and_paths_relative_to_the_file(tmp_path):
         (GOOD + "[method.fc-logistic]\nsite_fold = 3", "method fc-logistic has no field site_fold; did you mean site_folds?"),
         (GOOD + "[method.fc-logistic]\nsite_folds = 'x'", "field site_folds: 'x' is not of type int"),
         (GOOD + "[method.fc-logistic]\npenalties = [1, 'x']", "field penalties: (1, 'x') is not of type tuple"),
-        (GOOD + "[method.fc-svm]\nsite_folds = 3", "[method.fc-svm]: not one of the study's methods"),
+        (GOOD + "[method.fc-svm]\nsite_folds = 3", "[method.fc-svm]: fc-svm is not one of the study's methods"),
         (
             GOOD + "[method.fc-logistic]\nvariant = 'phenotype'",
             "method fc-logistic has no variant phenotype; did you mean phenotypes?",

@@ -11,7 +11,7 @@ from m2lgdg.metrics import auc
 from m2lgdg.report.curve import trend_table
 from m2lgdg.splits import nested_order
 from m2lgdg.study.config import check_study
-from m2lgdg.study.curve import learning_curve, linear_part, part_of_source, summarise
+from m2lgdg.study.curve import learning_curve, linear_study, subset_of_source, summarise
 from m2lgdg.study.predictions import read_predictions
 
 
@@ -32,7 +32,7 @@ def folder(cohort, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def computed(folder):
-    study = linear_part(check_study({"cohort": "c.cohort", "methods": ["prior", "fc-logistic"]}, "study", folder), None)
+    study = linear_study(check_study({"cohort": "c.cohort", "methods": ["prior", "fc-logistic"]}, "study", folder), None)
     return learning_curve(study, folder / "out", sizes=(0.125, 0.25, 0.5, 1), repeats=2)
 
 
@@ -42,7 +42,7 @@ def test_parts_are_nested_and_keep_sites_and_classes(cohort, seed):
         assert sorted(nested_order(fold.source, seed)) == list(range(len(fold.source)))
         before = set()
         for size in (0.125, 0.25, 0.5, 30, 100, 1):
-            part = part_of_source(fold.source, size, seed)
+            part = subset_of_source(fold.source, size, seed)
             assert len(part) == (round(size * len(fold.source)) if size <= 1 else size)
             assert fold.site not in part.sites and not set(part.subjects) & set(fold.target.subjects)
             fraction = len(part) / len(fold.source)
@@ -53,14 +53,14 @@ def test_parts_are_nested_and_keep_sites_and_classes(cohort, seed):
             if size in (0.125, 0.25, 0.5, 1):
                 assert before <= set(part.subjects)
                 before = set(part.subjects)
-        assert part_of_source(fold.source, 1, seed).subjects.tolist() == fold.source.subjects.tolist()
+        assert subset_of_source(fold.source, 1, seed).subjects.tolist() == fold.source.subjects.tolist()
 
 
 def test_repeats_differ_and_the_order_of_rows_does_not_matter(cohort):
-    first = set(part_of_source(cohort, 0.25, 0).subjects)
-    assert first != set(part_of_source(cohort, 0.25, 1).subjects)
+    first = set(subset_of_source(cohort, 0.25, 0).subjects)
+    assert first != set(subset_of_source(cohort, 0.25, 1).subjects)
     shuffled = cohort.select(np.random.default_rng(0).permutation(len(cohort)))
-    assert set(part_of_source(shuffled, 0.25, 0).subjects) == first
+    assert set(subset_of_source(shuffled, 0.25, 0).subjects) == first
     smaller = cohort.select(cohort.sites != "north")  # the order within a site does not depend on the other sites
     south = [s for s in cohort.subjects[nested_order(cohort, 0)] if s in set(cohort.subjects[cohort.sites == "south"])]
     assert [s for s in smaller.subjects[nested_order(smaller, 0)] if s in set(south)] == south
@@ -90,7 +90,7 @@ def test_it_continues_where_it_was_stopped(computed, folder):
     removed = sorted((folder / "out" / "points").iterdir())[:3]
     for path in removed:
         path.unlink()
-    study = linear_part(check_study({"cohort": "c.cohort", "methods": ["prior", "fc-logistic"]}, "study", folder), None)
+    study = linear_study(check_study({"cohort": "c.cohort", "methods": ["prior", "fc-logistic"]}, "study", folder), None)
     again, summary = learning_curve(study, folder / "out", sizes=(0.125, 0.25, 0.5, 1), repeats=2, jobs=2)
     assert (summary.reused, summary.done) == (summary.total - 3, 3)
     pd.testing.assert_frame_equal(again.points, computed[0].points)

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from m2lgdg import InputError
+from m2lgdg import InputError, make_cohort
 from m2lgdg.data.leakage import check_folds, leakage_checks
 from m2lgdg.splits import Fold, leave_one_site_out
 
@@ -119,3 +119,34 @@ def test_a_broken_split_is_caught(tiny, extra):
     cohort = replace(tiny, labels=labels)
     bare = Fold("north", cohort.select(sites=["south", "west", "east"]), cohort.select(sites=["north"]))
     assert failed(check_folds(cohort, [bare])) == {CHECKS[5]: f"Target north: {extra} source {have} no label."}
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Sites with at least ten subjects of each class."""
+    return make_cohort("tiny", seed=2, sizes={"north": 40, "south": 40, "west": 40}, lengths=(20, 20), phenotype_effect=0.0)
+
+
+def with_column(cohort, name, values):
+    return replace(cohort, phenotypes=cohort.phenotypes.assign(**{name: values})).with_inputs(["age", name])
+
+
+def test_an_input_that_separates_the_classes_fails_whatever_its_name(large):
+    draw = np.random.default_rng(0)
+    questionnaire = with_column(large, "questionnaire", 10.0 * large.labels + draw.normal(size=len(large)))
+    sentence = "questionnaire separates patients from controls almost perfectly, as a label proxy does"
+    assert failed(leakage_checks(questionnaire)) == {CHECKS[4]: f"Every target: {sentence} (leave it out of the inputs)."}
+    harmless = with_column(large, "questionnaire", draw.normal(size=len(large)))
+    assert failed(leakage_checks(harmless)) == {}
+    related = with_column(large, "questionnaire", 1.0 * large.labels + draw.normal(size=len(large)))
+    assert failed(leakage_checks(related)) == {}
+
+
+def test_an_input_that_separates_the_classes_within_sites_only_fails_too(large):
+    """Each site has its own units, so that the pooled values overlap."""
+    offset = 100.0 * np.unique(large.sites, return_inverse=True)[1]
+    shifted = with_column(large, "scale", offset + large.labels + 0.01 * np.random.default_rng(0).normal(size=len(large)))
+    assert "scale separates patients from controls" in failed(leakage_checks(shifted))[CHECKS[4]]
+    missing = shifted.phenotypes["scale"].where(np.arange(len(large)) % 10 == 0)  # 12 subjects
+    few = replace(shifted, phenotypes=shifted.phenotypes.assign(scale=missing))
+    assert failed(leakage_checks(few)) == {}

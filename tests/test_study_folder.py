@@ -110,7 +110,7 @@ def test_the_lock_of_a_killed_run_is_stale(folder):
     assert process.wait() == -signal.SIGKILL
     assert locks(out) == [".lock-1-of-1"]
     assert (out / ".lock-1-of-1").read_text() == str(process.pid)  # and nothing else of this machine
-    (out / "cells" / ".abc.json.k3j_h1ab").write_text("half")
+    (out / "cells" / ".abc.json.m2lgdg-0a1b2c-k3j_h1ab").write_text("half")
     (out / "cells" / ".mine").write_text("whole")
     summary = run_study(quick(folder), out)
     assert (summary.reused, summary.done) == (2, 2)
@@ -135,7 +135,7 @@ def test_workers_that_survive_a_killed_run_do_not_hold_its_lock(folder):
 def test_a_folder_with_nothing_but_leftovers_is_free(folder):
     out = folder / "out"
     out.mkdir()
-    for name in (".lock", ".lock-1-of-1", ".study.json.k3j_h1ab"):
+    for name in (".lock", ".lock-1-of-1", ".study.json.m2lgdg-0a1b2c-k3j_h1ab"):
         (out / name).write_text("")
     assert run_study(quick(folder), out).done == 4
     assert sorted(file.name for file in out.iterdir() if file.name.startswith(".")) == [".lock"]

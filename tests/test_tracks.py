@@ -1,6 +1,5 @@
 """The adapted track of studies: its probabilities, its rows, and that tables and report keep it apart from the strict one."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -15,10 +14,19 @@ from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import table
 from m2lgdg.report.sharing import share_study
-from m2lgdg.study.audit import Seen, _compare_adapted, audit
+from m2lgdg.study.audit import ALONE, AS_IS, RELABELLED, REORDERED, Seen, _compare_predictions, audit
 from m2lgdg.study.config import check_study
 from m2lgdg.study.plan import make_cells
-from m2lgdg.study.predictions import adapted_variant, by_track, is_adapted, joined_tracks, read_predictions, without_track
+from m2lgdg.study.predictions import (
+    ADAPTED,
+    STRICT,
+    adapted_variant,
+    by_track,
+    is_adapted,
+    joined_tracks,
+    read_predictions,
+    without_track,
+)
 from m2lgdg.study.runner import run_study, study_cohort
 
 METHODS = ["prior", "fc-logistic"]
@@ -216,14 +224,13 @@ def test_the_audit_covers_the_track(cohort_file):
 
 def test_the_audit_reports_what_reaches_the_track():
     base = np.array([0.2, 0.6, 0.7])
-    adapted = dict.fromkeys(("as it is", "with other labels", "in another order"), base + 0.1) | {"in a batch of one": base}
-    real = Seen(proba={"as it is": base}, adapted=adapted)
-    withheld = Seen(adapted={"as it is": base + 0.1})
-    assert _compare_adapted(real, withheld) == []
-    assert _compare_adapted(Seen(), Seen()) == []
-    for how in ("with other labels", "in another order", "in a batch of one"):
-        (sentence,) = _compare_adapted(dataclasses.replace(real, adapted=adapted | {how: adapted[how] + 0.01}), withheld)
-        assert sentence.startswith(f"predictions of the adapted track {how} differ")
-        assert sentence.endswith("by up to 0.01")
-    (sentence,) = _compare_adapted(real, Seen(adapted={"as it is": base}))
+    batch = dict.fromkeys(((ADAPTED, AS_IS), (ADAPTED, RELABELLED), (ADAPTED, REORDERED)), base + 0.1)
+    real = {(STRICT, AS_IS): base, **batch, (ADAPTED, ALONE): base}
+    withheld = Seen(proba={(STRICT, AS_IS): base, (ADAPTED, AS_IS): base + 0.1})
+    assert _compare_predictions(Seen(proba=real), withheld) == []
+    for how in (RELABELLED, REORDERED, ALONE):
+        changed = real | {(ADAPTED, how): real[ADAPTED, how] + 0.01}
+        (sentence,) = _compare_predictions(Seen(proba=changed), withheld)
+        assert sentence == f"predictions of the adapted track {how} differ by up to 0.01"
+    (sentence,) = _compare_predictions(Seen(proba=real), Seen(proba={(STRICT, AS_IS): base, (ADAPTED, AS_IS): base}))
     assert sentence == "predictions of the adapted track with labels withheld differ by up to 0.1"

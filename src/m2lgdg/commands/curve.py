@@ -36,11 +36,11 @@ def curve(
     """
     from m2lgdg.report.curve import sentences, write_curve
     from m2lgdg.storage import InputError
-    from m2lgdg.study.curve import learning_curve, linear_part
+    from m2lgdg.study.curve import learning_curve, linear_study
 
     if goal is not None and not 0.5 < goal < 1:
         raise InputError(f"--goal {goal:g}: an AUC between 0.5 and 1 is expected, such as 0.8.")
-    resolved = linear_part(study_file(study, changes, plugin), method)
+    resolved = linear_study(study_file(study, changes, plugin), method)
     with watched(jobs) as watch:
         result, summary = learning_curve(resolved, to, sizes=_numbers(sizes), repeats=repeats, jobs=jobs, watch=watch)
     names = write_curve(result, to)

@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,15 @@ from m2lgdg.study.baselines import no_brain_scores as no_brain_scores  # shown w
 from m2lgdg.study.cells import CellContext, adapted_proba, failure_reason, fitted_cell
 from m2lgdg.study.config import Study
 from m2lgdg.study.plan import Cell, make_cells
+from m2lgdg.study.predictions import ADAPTED, STRICT
 from m2lgdg.study.runner import check_device, checked, study_cohort
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones
 REAL, NOISE, WITHHELD, AFTER = "real", "noise", "withheld", "after others"
+# How a target is given; as it is, it is compared with a target whose labels are withheld.
+AS_IS, RELABELLED, REORDERED = "with labels withheld", "with other labels", "in another order"
+ALONE, AFTER_OTHERS = "one subject at a time", "after other targets in the same process"
 OTHERS = 2  # cells of other targets that are fitted before the audited one
 NO_OTHERS = "no other target has both classes in its source, so it cannot be tested whether another target leaks"
 LIMITS = (
@@ -70,8 +75,7 @@ class Seen:
     learned: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
     kept: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
-    proba: dict[str, Proba] = field(default_factory=dict)  # how the target was given -> its probabilities
-    adapted: dict[str, Proba] = field(default_factory=dict)  # the same in the adapted track, if the study has it
+    proba: dict[tuple[str, str], Proba] = field(default_factory=dict)  # track, and how the target was given
     tolerance: float = 0.0
     used: Used = field(default_factory=Used)
     reason: str | None = None
@@ -159,22 +163,18 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
         return cohort
     draw = np.random.default_rng(9)
     labels[here] = np.where(labels[here] == UNKNOWN, draw.integers(0, 2, len(here)), 1 - labels[here])
-    series = [_noise(one, draw) if i in here else one for i, one in enumerate(cohort.series)]
-    parcellations = {  # a subject that lacks an atlas still lacks it: which ones it has is not hidden
-        name: dataclasses.replace(
-            each, series=[one if one is None or i not in here else _noise(one, draw) for i, one in enumerate(each.series)]
-        )
-        for name, each in cohort.parcellations.items()
-    }
+
+    def noisy(series: Any) -> list[Any]:  # a subject that lacks an atlas still lacks it: which ones it has is not hidden
+        replaced = (one is not None and i in here for i, one in enumerate(series))
+        draws = zip(series, replaced, strict=True)
+        return [draw.normal(size=one.shape).astype(np.float32) if new else one for one, new in draws]
+
+    atlases = {name: dataclasses.replace(each, series=noisy(each.series)) for name, each in cohort.parcellations.items()}
     phenotypes = cohort.phenotypes.apply(lambda column: _noisy(column, here, draw))
     tr = np.array(cohort.tr)
     tr[here] = draw.uniform(1, 3, len(here))
-    changed = {"series": series, "parcellations": parcellations, "phenotypes": phenotypes, "tr": tr}
+    changed: dict[str, Any] = {"series": noisy(cohort.series), "parcellations": atlases, "phenotypes": phenotypes, "tr": tr}
     return dataclasses.replace(cohort, labels=labels, **changed)
-
-
-def _noise(series: npt.NDArray[np.float32], draw: np.random.Generator) -> npt.NDArray[np.float32]:
-    return np.asarray(draw.normal(size=series.shape), dtype=np.float32)
 
 
 def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.Generator) -> pd.Series[Any]:
@@ -242,47 +242,38 @@ def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> N
         target = fold.target
         seen.learned = digests(fitted)
         seen.kept = {name: value for name, value in kept_outside(cls, fitted.method).items() if before.get(name) != value}
-        seen.proba["as it is"] = fitted.predict_proba(target)[:, 1]
-        if cell.adapt:
-            _observe_adapted(cell, fitted, target, seen)
+        tracks = {STRICT: partial(_predicted, fitted)} | ({ADAPTED: partial(_adapted, fitted, cell)} if cell.adapt else {})
+        for track, predicted in tracks.items():
+            seen.proba[track, AS_IS] = predicted(target)
         if world != REAL:
             return
         draw = np.random.default_rng(9)
         order = draw.permutation(len(target))
         relabelled = dataclasses.replace(target, labels=draw.permutation(1 - np.maximum(target.labels, 0)))
-        seen.proba["with other labels"] = fitted.predict_proba(relabelled)[:, 1]
-        seen.proba["in another order"] = fitted.predict_proba(target.select(order))[np.argsort(order), 1]
-        seen.tolerance = _tolerance(fitted)
+        for track, predicted in tracks.items():
+            seen.proba[track, RELABELLED] = predicted(relabelled)
+            seen.proba[track, REORDERED] = predicted(target.select(order))[np.argsort(order)]
+        if cell.adapt:  # a batch of one subject is no batch: the predictions are then those of the strict track
+            seen.proba[ADAPTED, ALONE] = _one_by_one(tracks[ADAPTED], target)
+        # Rounding of single precision, which the calibration of a barely trained network amplifies, or of double precision.
+        seen.tolerance = 1e-4 if is_network(fitted) else 1e-9
     with fitted_cell(cell, context) as (_, refitted):
         seen.again = digests(refitted)
         # The second fit has not seen the whole target yet, and cannot have kept its statistics in an attribute.
         fresh = refitted if seen.again == seen.learned else fitted
-        alone = [fresh.predict_proba(target.select([i]))[:, 1] for i in range(len(target))]
-        seen.proba["one subject at a time"] = np.concatenate(alone)
+        seen.proba[STRICT, ALONE] = _one_by_one(partial(_predicted, fresh), target)
 
 
-def _observe_adapted(cell: Cell, fitted: Model, target: Cohort, seen: Seen) -> None:
-    """Predictions of the adapted track, which sees a batch of the target: as it is, with other labels, in another order.
-
-    A batch of one subject is no batch: the predictions are then those of the strict track.
-    """
-
-    def predicted(given: Cohort) -> Proba:
-        return adapted_proba(fitted, given, fitted.predict_proba(given)[:, 1], cell.seed, cell.adapt)
-
-    draw = np.random.default_rng(9)
-    order = draw.permutation(len(target))
-    relabelled = dataclasses.replace(target, labels=draw.permutation(1 - np.maximum(target.labels, 0)))
-    seen.adapted["as it is"] = predicted(target)
-    seen.adapted["with other labels"] = predicted(relabelled)
-    seen.adapted["in another order"] = predicted(target.select(order))[np.argsort(order)]
-    alone = [predicted(target.select([i])) for i in range(len(target))]
-    seen.adapted["in a batch of one"] = np.concatenate(alone) if alone else np.empty(0)
+def _predicted(fitted: Model, target: Cohort) -> Proba:
+    return fitted.predict_proba(target)[:, 1]
 
 
-def _tolerance(fitted: Model) -> float:
-    """Rounding of single precision, which the calibration of a barely trained network amplifies, or of double precision."""
-    return 1e-4 if is_network(fitted) else 1e-9
+def _adapted(fitted: Model, cell: Cell, target: Cohort) -> Proba:
+    return adapted_proba(fitted, target, _predicted(fitted, target), cell.seed, cell.adapt)
+
+
+def _one_by_one(predicted: Callable[[Cohort], Proba], target: Cohort) -> Proba:
+    return np.concatenate([np.empty(0), *(predicted(target.select([i])) for i in range(len(target)))])
 
 
 def digests(fitted: Model) -> dict[str, str]:
@@ -318,36 +309,20 @@ def _compare(cell: Cell, seen: dict[str, Seen]) -> Audited:
     differs += [f"{how} changes {_named(real.learned, other)}" for how, other in fits if other != real.learned]
     if noise.kept != withheld.kept:
         differs.append(f"a target of noise changes {_named(withheld.kept, noise.kept)}, kept outside of state_ and facts_")
-    base = real.proba["as it is"]
-    exact = {"with labels withheld": withheld.proba["as it is"], "with other labels": real.proba["with other labels"]}
     if after.learned == real.learned:
-        exact["after other targets in the same process"] = after.proba["as it is"]
-    near = {how: real.proba[how] for how in ("in another order", "one subject at a time")}
-    for tolerance, given in ((0.0, exact), (real.tolerance, near)):
-        for how, proba in given.items():
-            most = float(np.abs(proba - base).max(initial=0))
-            if most > tolerance:
-                differs.append(f"predictions {how} differ by up to {most:.2g}")
-    return dataclasses.replace(head, differs=(*differs, *_compare_adapted(real, withheld)))
+        real.proba[STRICT, AFTER_OTHERS] = after.proba[STRICT, AS_IS]
+    return dataclasses.replace(head, differs=(*differs, *_compare_predictions(real, withheld)))
 
 
-def _compare_adapted(real: Seen, withheld: Seen) -> list[str]:
-    """Differences in the adapted track: labels and order must not matter, and a batch of one gives the strict predictions."""
-    if not real.adapted:
-        return []
-    base = real.adapted["as it is"]
-    pairs = (
-        ("with labels withheld", 0.0, base, withheld.adapted["as it is"]),
-        ("with other labels", 0.0, base, real.adapted["with other labels"]),
-        ("in another order", real.tolerance, base, real.adapted["in another order"]),
-        ("in a batch of one", real.tolerance, real.proba["as it is"], real.adapted["in a batch of one"]),
-    )
+def _compare_predictions(real: Seen, withheld: Seen) -> list[str]:
+    """Differences of predictions in each track; without a batch, those of the adapted track are those of the strict one."""
     sentences = []
-    for how, tolerance, first, second in pairs:
-        most = float(np.abs(first - second).max(initial=0))
-        if most > tolerance:
-            against = " from those of the strict track" if how == "in a batch of one" else ""
-            sentences.append(f"predictions of the adapted track {how} differ{against} by up to {most:.2g}")
+    for (track, how), proba in real.proba.items():
+        base = real.proba[STRICT if how == ALONE else track, AS_IS]
+        other = withheld.proba[track, AS_IS] if how == AS_IS else proba
+        most = float(np.abs(other - base).max(initial=0))
+        if most > (real.tolerance if how in (REORDERED, ALONE) else 0.0):
+            sentences.append(f"predictions{' of the adapted track' * (track == ADAPTED)} {how} differ by up to {most:.2g}")
     return sentences
 
 

@@ -257,14 +257,14 @@ def _digest(value: object, above: tuple[int, ...]) -> bytes:
     elif id(value) not in above and len(above) < DEEPEST:
         inside = (*above, id(value))
         try:
-            parts = [part if isinstance(part, bytes) else _digest(part, inside) for part in _parts(value)]
+            found = [one if isinstance(one, bytes) else _digest(one, inside) for one in _content(value)]
         except Exception as error:  # attributes of a foreign object may raise anything; it then counts by its type
-            parts = [type(error).__name__.encode()]
-        content.update(b"".join(sorted(parts) if isinstance(value, UNORDERED) else parts))
+            found = [type(error).__name__.encode()]
+        content.update(b"".join(sorted(found) if isinstance(value, UNORDERED) else found))
     return content.digest()
 
 
-def _parts(value: object) -> Iterator[object]:
+def _content(value: object) -> Iterator[object]:
     """Content of a value: bytes, or values that are digested in turn."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype.str} {value.shape} ".encode()
@@ -282,10 +282,10 @@ def _parts(value: object) -> Iterator[object]:
     elif isinstance(value, type | types.ModuleType):
         yield f"{getattr(value, '__module__', '')} {value.__name__}"
     else:
-        yield from _parts_of_object(value)
+        yield from _content_of_object(value)
 
 
-def _parts_of_object(value: object) -> Iterator[object]:
+def _content_of_object(value: object) -> Iterator[object]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         yield from (str(value.dtype), list(value.shape))

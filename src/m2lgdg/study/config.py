@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,8 +125,9 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     plugins = [str(folder / plugin) for plugin in study.plugins]
     study = study.model_copy(update={"plugins": plugins, "cohort": str(folder / study.cohort)})
     known = load_methods(tuple(plugins))
-    _define_estimators(study, where)
     for name in study.methods:
+        with _naming(f"{where}, [method.{name}]"):
+            METHODS.define_estimator(name, study.method.get(name, {}))
         if name not in known:
             raise InputError(f"{where}, key methods: method {name} is not known{nearest(name, known)}")
         plugin = known.plugin_of(name)
@@ -134,34 +136,38 @@ def check_study(content: dict[str, Any], where: str, folder: Path = Path()) -> S
     _check_once(study, where)
     _check_names(study, where)
     study = study.model_copy(update={"method": _method_fields(study, where)})
-    _check_fields(study, where)
+    with _naming(where):
+        for name in filter(usable, study.methods):
+            checked_fields(known[name], study.method.get(name, {}))
+            for field, values in study.sweep.get(name, {}).items():
+                for value in values:
+                    checked_fields(known[name], {field: value})
     _check_variants(study, where)
     return study
 
 
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put the place of a mistake before its sentence."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
 def _check_names(study: Study, where: str) -> None:
     """Refuse sections and keys about methods that the study does not have."""
-    for section, table in (("method", study.method), ("sweep", study.sweep)):
-        for name in table:
-            if name not in study.methods:
-                hint = f"{nearest(name, study.methods).rstrip('.')} (--set {section}={{}} drops it)"
-                raise InputError(f"{where}, [{section}.{name}]: not one of the study's methods{hint}.")
-    for name in study.explain if isinstance(study.explain, list) else []:
+    named = [
+        (f"[{section}.{name}]", name, f"{section}={{}}") for section in ("method", "sweep") for name in getattr(study, section)
+    ]
+    named += [("key explain", name, "explain=[]") for name in study.explain] if isinstance(study.explain, list) else []
+    named += [("[variants]", name, "variants=[]") for name in study.variants] if isinstance(study.variants, dict) else []
+    named += [("key main", study.main, "")] if study.main is not None else []
+    for place, name, change in named:
         if name not in study.methods:
-            hint = f"{nearest(name, study.methods).rstrip('.')} (--set explain=[] drops all)"
-            raise InputError(f"{where}, key explain: {name} is not one of the study's methods{hint}.")
-    if study.main is not None and study.main not in study.methods:
-        hint = nearest(study.main, study.methods)
-        raise InputError(f"{where}, key main: {study.main} is not one of the study's methods{hint}")
-
-
-def _define_estimators(study: Study, where: str) -> None:
-    """Register the scikit-learn estimators that sections [method.NAME] define."""
-    for name in study.methods:
-        try:
-            METHODS.define_estimator(name, study.method.get(name, {}))
-        except InputError as error:
-            raise InputError(f"{where}, [method.{name}]: {error}") from None
+            hint = nearest(name, study.methods)
+            hint = f"{hint.rstrip('.')} (--set {change} drops all)." if change else hint
+            raise InputError(f"{where}, {place}: {name} is not one of the study's methods{hint}")
 
 
 def with_only(study: Study, names: list[str] | None, sites: list[str] | None = None) -> Study:
@@ -177,20 +183,15 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
         if name not in study.methods:
             raise InputError(f"--method {name}: not one of the study's methods{nearest(name, study.methods)}")
     methods = [name for name in study.methods if name in names]
-    known = {variant for name in methods for variant in load_methods()[name].variants}
-    explain, variants = study.explain, study.variants
-    return study.model_copy(
-        update={
-            "methods": methods,
-            "main": study.main if study.main in methods else None,
-            "method": {name: fields for name, fields in study.method.items() if name in methods},
-            "sweep": {name: axes for name, axes in study.sweep.items() if name in methods},
-            "explain": [name for name in explain if name in methods] if isinstance(explain, list) else explain,
-            "variants": [variant for variant in variants if variant in known]
-            if isinstance(variants, list)
-            else {name: listed for name, listed in variants.items() if name in methods},
-        }
-    )
+    changed: dict[str, Any] = {"methods": methods, "main": study.main if study.main in methods else None}
+    for key in ("method", "sweep", "explain", "variants"):
+        value = getattr(study, key)
+        if isinstance(value, dict):
+            changed[key] = {name: own for name, own in value.items() if name in methods}
+        elif isinstance(value, list):
+            known = {variant for name in methods for variant in load_methods()[name].variants} if key == "variants" else methods
+            changed[key] = [name for name in value if name in known]
+    return study.model_copy(update=changed)
 
 
 def _check_once(study: Study, where: str) -> None:
@@ -207,22 +208,16 @@ def _check_once(study: Study, where: str) -> None:
 
 
 def _method_fields(study: Study, where: str) -> dict[str, dict[str, Any]]:
-    """Changed fields of the methods: those of their sections, and `atlases` of the study."""
-    fields = {name: _expanded(name, dict(changed), where) for name, changed in study.method.items()}
+    """Changed fields of the methods: those of their sections, which may begin with a variant, and `atlases` of the study."""
+    fields = {name: dict(changed) for name, changed in study.method.items()}
+    for name, changed in fields.items():
+        if "variant" in changed:
+            with _naming(f"{where}, [method.{name}]"):
+                fields[name] = method_fields(name, str(changed.pop("variant")), []) | changed
     if study.atlases is None:
         return fields
     using = [name for name in study.methods if not usable(name) or "atlases" not in find(name).unused]
     return fields | {name: {"atlases": study.atlases} | fields.get(name, {}) for name in using}
-
-
-def _expanded(name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fields of [method.NAME] with `variant = "..."` replaced by that variant's fields; the other fields take precedence."""
-    if "variant" not in fields:
-        return fields
-    try:
-        return method_fields(name, str(fields.pop("variant")), []) | fields
-    except InputError as error:
-        raise InputError(f"{where}, [method.{name}]: {error}") from None
 
 
 def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[str, Any]:
@@ -231,8 +226,7 @@ def method_fields(name: str, variant: str | None, changes: list[str]) -> dict[st
     for change in changes:
         _apply(changed, change)
     METHODS.define_estimator(name, changed)
-    known = load_methods()
-    variants = known.declaration(name).variants if name in known else find(name).variants  # which refuses the name
+    variants = find(name).variants
     return (variant_fields(name, variants, variant) if variant is not None else {}) | changed
 
 
@@ -244,46 +238,22 @@ def usable(name: str) -> bool:
         return False
 
 
-def _check_fields(study: Study, where: str) -> None:
-    known = load_methods()
-    try:
-        for name, fields in study.method.items():
-            if usable(name):
-                checked_fields(known[name], fields)
-        for name, axes in study.sweep.items():
-            for field, values in axes.items() if usable(name) else ():
-                for value in values:
-                    checked_fields(known[name], {field: value})
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-def _check_tracks(study: Study, where: str) -> None:
+def _check_variants(study: Study, where: str) -> None:
     if not study.tracks:
         raise InputError(f"{where}, key track: the list is empty; choose strict, adapted or both.")
-    listed = [study.variants] if isinstance(study.variants, list) else study.variants.values()
-    for variant in (variant for variants in listed for variant in variants):
-        if is_adapted(variant):
-            raise InputError(f"{where}, key variants: {variant} is the name of rows of the adapted track; rename the variant.")
-
-
-def _check_variants(study: Study, where: str) -> None:
-    known = load_methods()
-    _check_tracks(study, where)
-    if isinstance(study.variants, list):
-        variants = {variant for name in study.methods for variant in known.declaration(name).variants}
-        for variant in study.variants:
-            if variant not in variants:
-                hint = f"{nearest(variant, variants).rstrip('.')} (--set variants=[] drops all)"
+    listed = study.variants if isinstance(study.variants, dict) else {"": study.variants}
+    for variant in (variant for variants in listed.values() for variant in variants if is_adapted(variant)):
+        raise InputError(f"{where}, key variants: {variant} is the name of rows of the adapted track; rename the variant.")
+    declared = {name: find(name).variants for name in study.methods if usable(name)}
+    every = {variant for variants in declared.values() for variant in variants}
+    for name, variants in listed.items():
+        for variant in variants:
+            if name in declared and variant not in declared[name]:
+                hint = nearest(variant, declared[name])
+                raise InputError(f"{where}, [variants]: method {name} has no variant {variant}{hint}")
+            if not name and variant not in every and len(declared) == len(study.methods):
+                hint = f"{nearest(variant, every).rstrip('.')} (--set variants=[] drops all)"
                 raise InputError(f"{where}, key variants: no method of the study has a variant {variant}{hint}.")
-        return
-    for name, listed in study.variants.items():
-        if name not in study.methods:
-            raise InputError(f"{where}, [variants]: {name} is not one of the study's methods{nearest(name, study.methods)}")
-        for variant in listed:
-            declared = known.declaration(name).variants
-            if variant not in declared:
-                raise InputError(f"{where}, [variants]: method {name} has no variant {variant}{nearest(variant, declared)}")
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
@@ -298,10 +268,10 @@ def _apply(content: dict[str, Any], change: str) -> None:
     except ValueError:  # not TOML, or a number with too many digits
         value = text
     *path, last = key.strip().split(".")
-    for part in path:
-        content = content.setdefault(part, {})
+    for section in path:
+        content = content.setdefault(section, {})
         if not isinstance(content, dict):
-            raise InputError(f"--set {change}: {part} is not a section.")
+            raise InputError(f"--set {change}: {section} is not a section.")
     content[last] = value
 
 
@@ -310,7 +280,7 @@ def _sentence(error: ValidationError, where: str) -> str:
     if first["type"] == "missing":  # a misspelt key is reported as the one that is not known
         first = next((each for each in others if each["type"] == "extra_forbidden"), first)
     kinds = ("str", "list[str]", "dict[str,list[str]]")  # of a value that may have several types
-    key = ".".join(str(part) for part in first["loc"] if part not in kinds)[:100]
+    key = ".".join(str(name) for name in first["loc"] if name not in kinds)[:100]
     if first["type"] == "extra_forbidden":
         return f"{where}: key {key} is not known{nearest(key, list(Study.model_fields))}"
     if first["type"] == "missing":

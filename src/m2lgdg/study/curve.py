@@ -1,6 +1,6 @@
 """Learning curve of a study: AUC at left-out sites against the number of source subjects.
 
-Each cell of the study is trained on nested parts of its source. The trend over sizes gives an extrapolation. `m2lgdg curve`
+Each cell of the study is trained on nested subsets of its source. The trend over sizes gives an extrapolation. `m2lgdg curve`
 writes both with a figure. A training is one file of the folder, so that a stopped run continues.
 """
 
@@ -33,14 +33,14 @@ from m2lgdg.study.runner import Summary, Watch, cell_context, check_device, run_
 Floats = npt.NDArray[np.float64]
 SIZES = (0.125, 0.25, 0.5, 0.75, 1.0)  # fractions of source
 REPEATS = 3
-LEAST = 4  # subjects of each class in a part of source
+LEAST = 4  # subjects of each class in a subset of source
 DRAWS = 2000  # of the bootstrap over sites
 FURTHER = (2, 4)  # extrapolated to these multiples of the largest size
 POINTS = ["method", "target", "seed", "size", "repeat", "subjects", "patients", "AUC"]
 
 
 class Point(NamedTuple):
-    """One training of the curve: a cell with a part of its source."""
+    """One training of the curve: a cell with a subset of its source."""
 
     cell: Cell
     size: float  # fraction of source up to 1, or number of subjects
@@ -76,23 +76,23 @@ class Trend:
 
     def at(self, subjects: float) -> tuple[float, float, float]:
         """Extrapolated AUC with a 95 % interval; an AUC cannot exceed 1."""
-        values = self.draws @ np.array([1.0, math.log2(subjects)])
-        low, high = np.quantile(values, (0.025, 0.975)) if len(values) else (math.nan, math.nan)
-        return min(self.level + self.slope * math.log2(subjects), 1.0), min(float(low), 1.0), min(float(high), 1.0)
+        low, high = _interval(self.draws @ np.array([1.0, math.log2(subjects)]))
+        return min(self.level + self.slope * math.log2(subjects), 1.0), min(low, 1.0), min(high, 1.0)
 
     def slope_interval(self) -> tuple[float, float]:
         """95 % interval of the gain for each doubling."""
-        if not len(self.draws):
-            return math.nan, math.nan
-        low, high = np.quantile(self.draws[:, 1], (0.025, 0.975))
-        return float(low), float(high)
+        return _interval(self.draws[:, 1])
 
     def needed(self, goal: float) -> float | None:
         """Number of source subjects at which the trend reaches an AUC; None if it does not rise."""
-        if self.slope <= 0:
-            return None
-        power = (goal - self.level) / self.slope
+        power = (goal - self.level) / self.slope if self.slope > 0 else math.inf
         return float(2.0**power) if power < 40 else None
+
+
+def _interval(draws: Floats) -> tuple[float, float]:
+    """95 % interval of bootstrap draws; NaN without any."""
+    low, high = np.quantile(draws, (0.025, 0.975)) if len(draws) else (math.nan, math.nan)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Curve:
     trends: dict[str, Trend]
 
 
-def linear_part(study: Study, names: Sequence[str] | None) -> Study:
+def linear_study(study: Study, names: Sequence[str] | None) -> Study:
     """The study with the named methods, or with its linear ones; without variants, sweeps, explanations and adapted track."""
     from m2lgdg.methods.linear import Linear
 
@@ -125,9 +125,9 @@ def learning_curve(
     jobs: int = 1,
     watch: Watch | None = None,
 ) -> tuple[Curve, Summary]:
-    """Train every method of a study on nested parts of each source, and test it on the target.
+    """Train every method of a study on nested subsets of each source, and test it on the target.
 
-    A size up to 1 is a fraction of source, a larger one a number of subjects. The parts of one repeat are nested.
+    A size up to 1 is a fraction of source, a larger one a number of subjects. The subsets of one repeat are nested.
     """
     out, cohort = Path(out), study_cohort(study)
     cells = make_cells(study, cohort)
@@ -155,9 +155,9 @@ def check_sizes(cohort: Cohort, targets: Sequence[str] | None, sizes: Sequence[f
         for size in sizes:
             if not 0 < size < math.inf or (size > 1 and size != round(size)):
                 raise InputError(f"size {size:g} is neither a fraction of source (up to 1) nor a number of subjects.")
-            if part_size(fold.source, size) > len(fold.source):
+            if subset_size(fold.source, size) > len(fold.source):
                 raise InputError(f"size {size:g}: source has only {len(fold.source)} subjects when {fold.site} is the target.")
-            labels = fold.source.labels[nested_order(fold.source, 0)[: part_size(fold.source, size)]]
+            labels = fold.source.labels[nested_order(fold.source, 0)[: subset_size(fold.source, size)]]
             if min((labels == 0).sum(), (labels == 1).sum()) < LEAST:
                 raise InputError(
                     f"size {size:g} is too small: with target {fold.site} it has {(labels == 1).sum()} patients and "
@@ -165,18 +165,18 @@ def check_sizes(cohort: Cohort, targets: Sequence[str] | None, sizes: Sequence[f
                 )
 
 
-def part_size(source: Cohort, size: float) -> int:
-    """Number of subjects of a part of source."""
+def subset_size(source: Cohort, size: float) -> int:
+    """Number of subjects of a subset of source."""
     return round(size * len(source)) if size <= 1 else round(size)
 
 
-def part_of_source(source: Cohort, size: float, repeat: int) -> Cohort:
-    """A part of source in its order, with nearly its proportions of sites and classes; smaller parts are inside larger ones."""
-    return source.select(np.sort(nested_order(source, repeat)[: part_size(source, size)]))
+def subset_of_source(source: Cohort, size: float, repeat: int) -> Cohort:
+    """Subset of source in its order, with nearly its proportions of sites and classes; a larger one contains a smaller one."""
+    return source.select(np.sort(nested_order(source, repeat)[: subset_size(source, size)]))
 
 
 def make_points(cells: Sequence[Cell], sizes: Sequence[float], repeats: int) -> list[Point]:
-    """All trainings of the curve; the whole of source is one part only, so it has one repeat for each cell."""
+    """All trainings of the curve; the whole of source is one subset only, so it has one repeat for each cell."""
     return [
         Point(cell, float(size), repeat)
         for cell in cells
@@ -186,9 +186,12 @@ def make_points(cells: Sequence[Cell], sizes: Sequence[float], repeats: int) -> 
 
 
 def run_point(point: Point, context: CellContext) -> str | None:
-    """Fit on a part of source, predict the target and store the AUC; returns the reason for a failure, or None."""
+    """Fit on a subset of source, predict the target and store the AUC; returns the reason for a failure, or None."""
     try:
-        with fitted_cell(point.cell, context, partial(part_of_source, size=point.size, repeat=point.repeat)) as (fold, fitted):
+        with fitted_cell(point.cell, context, partial(subset_of_source, size=point.size, repeat=point.repeat)) as (
+            fold,
+            fitted,
+        ):
             area = auc(fold.target.labels, fitted.predict_proba(fold.target)[:, 1])
             counts = (len(fold.source), int((fold.source.labels == 1).sum()))
     except (RunEnds, KeyboardInterrupt):
@@ -219,11 +222,11 @@ def summarise(points: pd.DataFrame, seed: int = 0) -> Curve:
     Repeats and seeds are averaged within a site first. Sites without a defined AUC at every size are left out.
     """
     rows, trends = [], {}
-    for method, part in points.groupby("method", sort=False):
-        areas = part.pivot_table(index="target", columns="size", values="AUC", aggfunc="mean").dropna()
+    for method, rows_of_method in points.groupby("method", sort=False):
+        areas = rows_of_method.pivot_table(index="target", columns="size", values="AUC", aggfunc="mean").dropna()
         if not len(areas):
             raise InputError(f"method {method} has no target site with both classes, so there is no AUC.")
-        used = part[part["target"].isin(areas.index)]
+        used = rows_of_method[rows_of_method["target"].isin(areas.index)]
         subjects = used.groupby("size")["subjects"].mean()[areas.columns].to_numpy(dtype=np.float64)
         values = areas.to_numpy(dtype=np.float64)  # (site, size)
         drawn = _bootstrap_means(values, seed)

@@ -50,7 +50,7 @@ def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | Non
 
 
 class _Waiting:
-    """Items that no process has taken yet. A process keeps to one target, whose fitted parts methods share in memory."""
+    """Items that no process has taken yet. A process keeps to one target, where methods share what they fit."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = list(items)
@@ -96,7 +96,7 @@ class _Workers:
 
 
 def _worker_environment(jobs: int) -> dict[str, str]:
-    """Threads of numerical libraries in a worker: a fair part of the cores, unless the user has set another number."""
+    """Threads of numerical libraries in a worker: an equal number of the cores, unless the user has set another number."""
     from joblib import cpu_count
 
     threads = str(max(cpu_count() // jobs, 1))

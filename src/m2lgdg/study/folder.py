@@ -30,8 +30,7 @@ from m2lgdg.study.description import CONNECTOMES, describe, write_connectomes
 from m2lgdg.study.plan import code_version, installed_version, write_declarations
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
-# Temporary files of a run that was killed while writing; the second form is that of version 0.1 and earlier.
-LEFT = re.compile(rf"{TEMPORARY.pattern}|\..+\.(json|csv|cohort|safetensors)\.[a-z0-9_]{{8}}")
+OURS = re.compile(rf"\.lock|{LOCK.pattern}|{TEMPORARY.pattern}")  # what a killed run may leave before study.json
 
 
 @contextlib.contextmanager
@@ -98,7 +97,7 @@ def _check_runs(out: Path, shard: tuple[int, int]) -> None:
     """Refuse cells of another run; locks of dead runs are removed, and their partial files if no other run is active."""
     alone = True
     for path in [path for path in out.iterdir() if LOCK.fullmatch(path.name)]:
-        part, parts = map(int, LOCK.findall(path.name)[0])
+        number, count = map(int, LOCK.findall(path.name)[0])
         try:
             handle = os.open(path, os.O_RDWR)
         except FileNotFoundError:  # that run has just ended
@@ -111,11 +110,11 @@ def _check_runs(out: Path, shard: tuple[int, int]) -> None:
         finally:
             os.close(handle)
         alone = False
-        if (part - shard[0]) % math.gcd(parts, shard[1]) == 0:  # the two shards share cells
-            which = f"shard {part}/{parts}, process {process}" if parts > 1 else f"process {process}"
+        if (number - shard[0]) % math.gcd(count, shard[1]) == 0:  # the two shards share cells
+            which = f"shard {number}/{count}, process {process}" if count > 1 else f"process {process}"
             raise InputError(f"{out} is in use by another run ({which}); wait until it ends, or choose another --out.")
     if alone:
-        for path in [path for path in out.rglob(".*") if LEFT.fullmatch(path.name)]:
+        for path in [path for path in out.rglob(".*") if TEMPORARY.fullmatch(path.name)]:
             path.unlink(missing_ok=True)
 
 
@@ -131,8 +130,7 @@ def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[s
         "method": {name: create(name, **study.method.get(name, {})).fields() for name in study.methods},
         "plugins": [os.path.relpath(plugin, out) for plugin in study.plugins],
     }
-    about: dict[str, Any] = json.loads(json.dumps(resolved))
-    return about
+    return dict(json.loads(json.dumps(resolved)))
 
 
 def _check_folder(out: Path, about: dict[str, Any]) -> None:
@@ -147,45 +145,43 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
             if not isinstance(stored, dict) or stored.get(key, Study.model_fields[key].get_default()) != about[key]:
                 advice = f"choose another --out (and add --reuse {out} to copy cells that both studies have)"
                 raise InputError(f"{out} belongs to another study (key {key} differs); {advice}.")
-    elif out.exists() and (not out.is_dir() or not all(_is_ours(file.name) for file in out.iterdir())):
+    elif out.exists() and (not out.is_dir() or not all(OURS.fullmatch(file.name) for file in out.iterdir())):
         raise InputError(f"{out} is not empty and not a study folder; choose another --out.")
-
-
-def _is_ours(name: str) -> bool:
-    return name == ".lock" or bool(LOCK.fullmatch(name) or LEFT.fullmatch(name))
 
 
 def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) -> None:
     """Write the files that describe the study; after a run was killed here, those still missing."""
-    if not (out / "study.json").is_file():
-        write_text(out / "study.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    texts = {
+        "study.json": lambda: _json(about),
+        "inclusion.csv": lambda: csv_text(_inclusion(cohort)),
+        "checks.json": lambda: _json(leakage_checks(cohort, study.targets)),
+        COHORT: lambda: _json(_facts(cohort)),
+    }
+    for name, text in texts.items():
+        if not (out / name).is_file():
+            write_text(out / name, text())
     write_declarations(out, study.methods)
-    if not (out / "inclusion.csv").is_file():
-        rows = [(subject, site, "included", "", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
-        rows += [(one.subject, one.site, "excluded", one.reason, one.general) for one in cohort.excluded]
-        inclusion = pd.DataFrame(rows, columns=["subject", "site", "status", "reason", "kind"])
-        write_text(out / "inclusion.csv", csv_text(inclusion))
-    if not (out / "checks.json").is_file():
-        checks = leakage_checks(cohort, study.targets)
-        write_text(out / "checks.json", json.dumps(checks, indent=1, ensure_ascii=False) + "\n")
-    if not (out / COHORT).is_file():
-        findings = [one._asdict() for one in with_checks(cohort).findings or ()]
-        facts = {"atlas": cohort.atlas, "rois": cohort.rois, "findings": findings, **describe(cohort)}
-        write_text(out / COHORT, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     if not (out / CONNECTOMES).is_file():
         write_connectomes(cohort, out)
-    environment = _environment(study)
-    if _stored_code(out / "environment.json") != environment["code"]:  # cells of other code are not in the predictions
-        write_text(out / "environment.json", json.dumps(environment, indent=1) + "\n")
+    environment, path = _environment(study), out / "environment.json"
+    if not path.is_file() or environment["code"] not in path.read_text(errors="replace"):
+        write_text(path, _json(environment))  # cells of other code are not in the predictions
 
 
-def _stored_code(path: Path) -> object:
-    """Code version of an environment.json; None if there is none."""
-    try:
-        environment = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return environment.get("code") if isinstance(environment, dict) else None
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _inclusion(cohort: Cohort) -> pd.DataFrame:
+    """Included and excluded subjects, with the reason."""
+    rows = [(subject, site, "included", "", "") for subject, site in zip(cohort.subjects, cohort.sites, strict=True)]
+    rows += [(one.subject, one.site, "excluded", one.reason, one.general) for one in cohort.excluded]
+    return pd.DataFrame(rows, columns=["subject", "site", "status", "reason", "kind"])
+
+
+def _facts(cohort: Cohort) -> dict[str, Any]:
+    findings = [one._asdict() for one in with_checks(cohort).findings or ()]
+    return {"atlas": cohort.atlas, "rois": cohort.rois, "findings": findings, **describe(cohort)}
 
 
 def _environment(study: Study) -> dict[str, str]:

@@ -40,17 +40,17 @@ def by_track(predictions: pd.DataFrame) -> dict[str, pd.DataFrame]:
     adapted = predictions["variant"].map(is_adapted).to_numpy(dtype=bool)
     if not adapted.any():
         return {STRICT: predictions}
-    parts = {STRICT: predictions[~adapted], ADAPTED: predictions[adapted]}
-    parts[ADAPTED] = parts[ADAPTED].assign(variant=parts[ADAPTED]["variant"].map(without_track))
-    return {track: part.reset_index(drop=True) for track, part in parts.items() if len(part)}
+    tracks = {STRICT: predictions[~adapted], ADAPTED: predictions[adapted]}
+    tracks[ADAPTED] = tracks[ADAPTED].assign(variant=tracks[ADAPTED]["variant"].map(without_track))
+    return {track: rows.reset_index(drop=True) for track, rows in tracks.items() if len(rows)}
 
 
 def joined_tracks(tracks: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """One predictions table from the rows of each track (`by_track`)."""
-    parts = [
-        part if track == STRICT else part.assign(variant=part["variant"].map(adapted_variant)) for track, part in tracks.items()
-    ]
-    return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+    if ADAPTED not in tracks:
+        return tracks[STRICT]
+    adapted = tracks[ADAPTED].assign(variant=tracks[ADAPTED]["variant"].map(adapted_variant))
+    return pd.concat([*([tracks[STRICT]] if STRICT in tracks else []), adapted], ignore_index=True)
 
 
 def sweep_variant(field: str, value: object) -> str:
@@ -119,7 +119,7 @@ def read_joined_predictions(folders: Sequence[str | Path]) -> pd.DataFrame:
 
 def _compare_targets(first: str | Path, expected: pd.DataFrame, folder: str | Path, table: pd.DataFrame) -> None:
     """Refuse a study that has not the same labelled subjects at the same target sites as the first."""
-    theirs, own = (_labels(part) for part in (expected, table))
+    theirs, own = _labels(expected), _labels(table)
     for one, other, here, there in ((folder, first, own, theirs), (first, folder, theirs, own)):
         if missing := [site for site in there if site not in here]:
             raise InputError(f"{one} has no predictions at {missing[0]}, a target of {other}; both need the same target sites.")
@@ -131,7 +131,7 @@ def _compare_targets(first: str | Path, expected: pd.DataFrame, folder: str | Pa
 def _labels(table: pd.DataFrame) -> dict[str, dict[str, int]]:
     """Label of each subject by target site."""
     rows = table.drop_duplicates(["target", "subject"])
-    return {str(site): dict(zip(part["subject"], part["label"], strict=True)) for site, part in rows.groupby("target")}
+    return {str(site): dict(zip(here["subject"], here["label"], strict=True)) for site, here in rows.groupby("target")}
 
 
 def _included(path: Path) -> Subjects:

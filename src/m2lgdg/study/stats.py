@@ -30,8 +30,8 @@ def half_interval(sd: float, count: int) -> float:
 def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
     """Scores of a predictions table, one row per cell and metric (method, variant, seed, target, metric, value)."""
     rows = []
-    for key, part in predictions.groupby(CELL, sort=False):
-        values = evaluate(part["label"].to_numpy(), part["proba"].to_numpy(), metrics=metrics)
+    for key, group in predictions.groupby(CELL, sort=False):
+        values = evaluate(group["label"].to_numpy(), group["proba"].to_numpy(), metrics=metrics)
         rows += [(*key, metric, values[metric]) for metric in metrics]
     return pd.DataFrame(rows, columns=[*CELL, "metric", "value"])
 
@@ -57,7 +57,7 @@ def macro_scores(sites: pd.DataFrame) -> pd.DataFrame:
 
 def _deviations(grouped: SeriesGroupBy[Any, Any]) -> list[float]:
     """Standard deviation (ddof 1) of each group without its NaN, in the order of the groups; NaN for fewer than two values."""
-    defined = (values[~np.isnan(values)] for values in (part.to_numpy(dtype=np.float64) for _, part in grouped))
+    defined = (values[~np.isnan(values)] for values in (group.to_numpy(dtype=np.float64) for _, group in grouped))
     return [float(values.std(ddof=1)) if len(values) > 1 else np.nan for values in defined]
 
 
@@ -67,8 +67,8 @@ def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tu
     Sites at which either score is undefined are left out; the correction is over the comparisons within a metric.
     """
     tables = {
-        metric: part.pivot(index="target", columns=["method", "variant"], values="mean")
-        for metric, part in sites.groupby("metric", sort=False)
+        metric: group.pivot(index="target", columns=["method", "variant"], values="mean")
+        for metric, group in sites.groupby("metric", sort=False)
     }
     rows = []
     named = None if others is None else list(others)  # an iterator could be read only once
