@@ -12,7 +12,7 @@ from m2lgdg.cli import main
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.sharing import share_study
-from m2lgdg.study.checks import NOT_CHECKED
+from m2lgdg.study.description import NOT_CHECKED
 
 LOST = '''
 from m2lgdg.method import Method, method

@@ -8,7 +8,7 @@ import pytest
 
 from m2lgdg import InputError
 from m2lgdg.cohort import Cohort
-from m2lgdg.study.checks import failed_checks
+from m2lgdg.study.description import failed_checks
 
 
 @pytest.fixture

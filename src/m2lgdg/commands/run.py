@@ -95,8 +95,8 @@ def run(
     Exit code 0: all cells are done, 1: some failed, or a leakage check failed, 2: the study cannot be run, 130: stopped
     (Ctrl-C, SIGTERM).
     """
-    from m2lgdg.study.checks import cohort_line, failed_checks
     from m2lgdg.study.config import with_only
+    from m2lgdg.study.description import cohort_line, failed_checks
     from m2lgdg.study.runner import run_study
 
     resolved = with_only(study_file(study, changes, plugin), method, site)

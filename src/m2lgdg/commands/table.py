@@ -77,7 +77,7 @@ def changes(folder: Path, predictions: pd.DataFrame) -> list[str]:
     """Failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
     from m2lgdg.report.contents import missing_cells, read_json
     from m2lgdg.report.paper_tables import changed_fields
-    from m2lgdg.study.checks import cohort_line, failed_checks
+    from m2lgdg.study.description import cohort_line, failed_checks
     from m2lgdg.study.plan import declarations
 
     lines = [*failed_checks(folder), cohort_line(folder, "m2lgdg report")]

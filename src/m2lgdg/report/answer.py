@@ -16,7 +16,7 @@ from m2lgdg.registry import SIMPLE
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.operating import motion_of, motion_sentence, of_key
 from m2lgdg.report.paper_tables import FEW, Key, chosen_among, constant_keys, label, what_was_seen
-from m2lgdg.study.checks import NOT_CHECKED
+from m2lgdg.study.description import NOT_CHECKED
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.stats import half_interval
 

@@ -24,8 +24,7 @@ from m2lgdg.findings import Finding, with_kind
 from m2lgdg.registry import Declaration
 from m2lgdg.report.paths import without_paths
 from m2lgdg.storage import InputError, one_line
-from m2lgdg.study.checks import NOT_KNOWN, CohortFacts, read_cohort_facts
-from m2lgdg.study.description import describe
+from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.runner import explanation_path

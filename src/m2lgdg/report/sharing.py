@@ -33,8 +33,7 @@ from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
 from m2lgdg.report.paths import file_name, has_path, starts_path, without_paths
 from m2lgdg.report.subgroups import WITHHELD, few_of_a_class, few_of_a_site, without_small_groups
 from m2lgdg.storage import InputError, write_text
-from m2lgdg.study.checks import COHORT
-from m2lgdg.study.description import CONNECTOMES, LEAST, copy_connectomes
+from m2lgdg.study.description import COHORT, CONNECTOMES, LEAST, copy_connectomes
 from m2lgdg.study.plan import METHODS_FILE
 from m2lgdg.study.runner import explanation_path
 

@@ -1,28 +1,96 @@
-"""Description of a cohort in numbers, without subjects: sites and classes, mean connectomes, planted effects.
+"""What a study folder says of its cohort: leakage checks, findings, and a description in numbers, without subjects.
 
-`study.folder` writes it when a study begins, so that the report can show the data where the cohort file is not available.
+`study.folder` writes `checks.json`, `cohort.json` and `connectomes.safetensors` before the first cell runs. `m2lgdg run` and
+`m2lgdg table` print the sentences, and the report shows the data where the cohort file is not available.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
+from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.data.readers.tables import MALE, MOTION
+from m2lgdg.findings import Finding, data_line, read_finding
 from m2lgdg.storage import InputError, read_tensors, write_tensors
 
-CONNECTOMES = "connectomes.safetensors"
+COHORT, CONNECTOMES = "cohort.json", "connectomes.safetensors"
 FORMAT = "m2lgdg-connectomes-1"
 SITES = "sites"  # the tensor with the mean of each site
 LEAST = 10  # subjects; means of smaller sites are not kept, and smaller groups are hidden in shared reports
-DAMAGED = "{} is damaged; remove it, and repeat m2lgdg run to write it again."
+NOT_CHECKED = "this study has no record of the findings about its cohort; m2lgdg check COHORT lists them."
 Floats = npt.NDArray[np.float64]
+
+
+class CohortFacts(NamedTuple):
+    """Atlas, ROIs and findings of the cohort of a study; None where they are not known (folders of earlier versions).
+
+    `description` is that of `describe`: groups, sites and planted effects; empty where it is not known.
+    """
+
+    atlas: str | None = None
+    rois: tuple[str, ...] | None = None
+    findings: tuple[Finding, ...] | None = None
+    description: Mapping[str, Any] = MappingProxyType({})
+
+
+NOT_KNOWN = CohortFacts()
+
+
+@contextmanager
+def _refusing_damage(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        advice = "remove it, and repeat m2lgdg run to write it again"
+        raise InputError(f"{path} is damaged and cannot be read as {what}; {advice}.") from None
+
+
+def failed_checks(folder: str | Path) -> list[str]:
+    """One sentence for each leakage check that the study failed; empty for a folder without `checks.json`."""
+    path = Path(folder) / "checks.json"
+    with _refusing_damage(path, "leakage checks"):
+        return failure_sentences(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
+
+
+def read_cohort_facts(folder: str | Path) -> CohortFacts:
+    """What a study folder has on its cohort in `cohort.json`."""
+    path = Path(folder) / COHORT
+    if not path.is_file():
+        return NOT_KNOWN
+    with _refusing_damage(path, "facts about a cohort"):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        texts = [facts["atlas"], *facts["rois"]]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("atlas and rois are not texts")
+        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted") if name in facts}
+        for group in (group for name in ("groups", "sites") for group in description.get(name, {}).values()):
+            _check_group(group)
+        return CohortFacts(texts[0], tuple(texts[1:]), tuple(map(read_finding, facts["findings"])), description)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError unless a group has counts, and numbers or texts (of a shared copy) in its other entries."""
+    counts = [group[name] for name in ("subjects", "patients", "controls")]
+    others = [value for entry in group.values() for value in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(count, int) for count in counts) or not all(isinstance(v, int | float | str) for v in others):
+        raise ValueError("a group has entries that are neither numbers nor texts")
+
+
+def cohort_line(folder: str | Path, command: str) -> str:
+    """One line on the findings about the cohort of a study; `command` lists them. Empty if there are none."""
+    findings = read_cohort_facts(folder).findings
+    return f"Data: {NOT_CHECKED}" if findings is None else data_line(findings, command)
 
 
 def describe(cohort: Cohort) -> dict[str, Any]:
@@ -104,21 +172,22 @@ def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
 
 def write_connectomes(cohort: Cohort, folder: Path) -> None:
     """Write the mean connectomes of a cohort as half-precision numbers (40 kB for 116 ROIs)."""
-    means = mean_connectomes(cohort) if len(cohort.rois) > 1 and len(cohort) else {}
-    tensors = {name: values.astype(np.float16) for name, values in means.items()}
-    write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT})  # of several entries, the order varies between runs
+    _write(folder, mean_connectomes(cohort) if len(cohort.rois) > 1 and len(cohort) else {})
 
 
 def copy_connectomes(folder: Path, to: Path, *, sites: bool) -> None:
     """Copy the mean connectomes of a study, with or without those of its sites."""
-    tensors = {name: values.astype(np.float16) for name, values in _read(folder).items() if sites or name != SITES}
-    write_tensors(to / CONNECTOMES, tensors, {"format": FORMAT})
+    _write(to, {name: values for name, values in _read(folder).items() if sites or name != SITES})
+
+
+def _write(folder: Path, means: Mapping[str, Floats]) -> None:
+    tensors = {name: values.astype(np.float16) for name, values in means.items()}
+    write_tensors(folder / CONNECTOMES, tensors, {"format": FORMAT})  # of several entries, the order varies between runs
 
 
 def read_connectomes(folder: Path) -> dict[str, Floats]:
     """(roi, roi) matrices of both classes and of their difference, with a zero diagonal; empty if the folder has none."""
-    tensors = _read(folder)
-    return {name: square(values) for name, values in tensors.items() if name != SITES}
+    return {name: square(values) for name, values in _read(folder).items() if name != SITES}
 
 
 def read_site_connectomes(folder: Path) -> Floats | None:
@@ -137,18 +206,13 @@ def square(edges: Floats) -> Floats:
 
 def _read(folder: Path) -> dict[str, Floats]:
     path = Path(folder) / CONNECTOMES
-    if not path.is_file():
-        return {}
-    _, tensors = read_tensors(path, FORMAT)
+    tensors = read_tensors(path, FORMAT)[1] if path.is_file() else {}
     if not tensors:
         return {}
-    classes = [tensors.get(name) for name in ("patients", "controls", "difference")]
-    edges = 0 if classes[0] is None else classes[0].size
-    n = round((1 + math.sqrt(1 + 8 * edges)) / 2)
-    if not edges or n * (n - 1) // 2 != edges or any(each is None or each.shape != (edges,) for each in classes):
-        raise InputError(DAMAGED.format(path))
-    sites = tensors.get(SITES)
-    finite = all(np.isfinite(each).all() for each in classes if each is not None)
-    if not finite or (sites is not None and (sites.ndim != 2 or sites.shape[1] != edges or np.isinf(sites).any())):
-        raise InputError(DAMAGED.format(path))
+    with _refusing_damage(path, "mean connectomes"):
+        classes = np.stack([tensors[name] for name in ("patients", "controls", "difference")])  # (class, edge)
+        sites = tensors.get(SITES, classes)  # (site, edge)
+        square(classes[0])  # raises ValueError unless the edges are those of a matrix
+        if not np.isfinite(classes).all() or sites.shape[1:] != classes.shape[1:] or np.isinf(sites).any() or not classes.size:
+            raise ValueError("other shapes or numbers")
     return {name: values.astype(np.float64) for name, values in tensors.items()}

@@ -24,9 +24,8 @@ from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.registry import create
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import TEMPORARY, InputError, write_text
-from m2lgdg.study.checks import COHORT, read_cohort_facts
 from m2lgdg.study.config import Study
-from m2lgdg.study.description import CONNECTOMES, describe, write_connectomes
+from m2lgdg.study.description import COHORT, CONNECTOMES, describe, read_cohort_facts, write_connectomes
 from m2lgdg.study.plan import code_version, installed_version, write_declarations
 
 LOCK = re.compile(r"\.lock-(\d+)-of-(\d+)")
