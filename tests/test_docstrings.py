@@ -11,7 +11,7 @@ import m2lgdg
 
 CALLED = [name for name in m2lgdg._HOMES if name not in ("InputError", "METHODS", "Method", "Model")]
 MODULES = [
-    *("cohort", "metrics", "model.model", "splits", "data.check", "data.synthetic", "data.readers", "notebook.arrays"),
+    *("cohort", "metrics", "model.model", "splits", "data.check", "data.synthetic", "data.readers"),
     *("report.page", "report.paper_tables", "sklearn_bridge.estimator", "sklearn_bridge.from_sklearn", "study.runner"),
 ]
 METHODS = [

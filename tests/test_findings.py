@@ -35,7 +35,6 @@ from m2lgdg.report.contents import read_contents
 from m2lgdg.report.sharing import shared_model
 from m2lgdg.storage import read_tensors, write_tensors
 from m2lgdg.study import checks
-from m2lgdg.study.loaded import in_order
 
 PAIR, UNLIKE = ("anna-k", "bert-l"), ("carl-m", "dora-n")  # one label; two labels
 
@@ -110,7 +109,7 @@ def test_other_content_has_no_findings(cohort):
         checked.with_inputs(["sex"]),
         checked.unlabelled(),
         replace(checked, labels=1 - checked.labels),
-        in_order(checked),
+        checked.in_order(),
         *(side for fold in leave_one_site_out(checked) for side in (fold.source, fold.target)),
     ]
     assert [one.findings for one in changed] == [None] * len(changed)

@@ -93,7 +93,7 @@ def test_slices_masks_and_positions(cohort):
     assert [one.subjects[0] for one in cohort] == cohort.subjects.tolist()
     for which, message in (
         ("NYU", "select subjects by position or mask"),
-        ([True, False], "the mask has shape"),
+        ([True, False], "boolean index did not match"),
         ([100], "out of bounds"),
     ):
         with pytest.raises(m2lgdg.InputError, match=message):

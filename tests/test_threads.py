@@ -5,16 +5,15 @@ import threading
 import numpy as np
 import pytest
 
-import m2lgdg.threads
+import m2lgdg.preprocess
 from m2lgdg import make_cohort
 from m2lgdg.connectivity import correlations
-from m2lgdg.preprocess import standardised_series
-from m2lgdg.threads import on_threads
+from m2lgdg.preprocess import on_threads, standardised_series
 
 
 @pytest.fixture(params=[1, 3])
 def threads(request, monkeypatch):
-    monkeypatch.setattr(m2lgdg.threads, "_fewest_threads", lambda pools: request.param)
+    monkeypatch.setattr(m2lgdg.preprocess, "_fewest_threads", lambda pools: request.param)
     return request.param
 
 
@@ -43,7 +42,7 @@ def test_an_error_of_a_subject_is_not_lost(threads):
 def test_features_are_the_same_bits_for_any_number_of_threads(monkeypatch):
     series, found = make_cohort("tiny").series, []
     for count in (1, 3):
-        monkeypatch.setattr(m2lgdg.threads, "_fewest_threads", lambda pools, count=count: count)
+        monkeypatch.setattr(m2lgdg.preprocess, "_fewest_threads", lambda pools, count=count: count)
         found.append((standardised_series(series, 40), correlations(series)))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

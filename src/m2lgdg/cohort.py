@@ -1,6 +1,6 @@
-"""`Cohort`: ROI time series with phenotypes, sites and labels, and the single-file format that stores them.
+"""`Cohort`: ROI time series with phenotypes, sites and labels, from files, arrays or data frames.
 
-Readers create a cohort, `splits` selects subjects from it, and methods are fitted on it.
+Readers create a cohort, `splits` selects subjects from it, and methods are fitted on it. `cohort_file` stores it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,49 +20,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.findings import Exclusion, Finding, Note, read_finding, read_note
-from m2lgdg.notebook.arrays import ArrayAccess
-from m2lgdg.storage import InputError, one_line, pack, read_tensors, series_tensors, stored_series, unpack, write_tensors
+from m2lgdg import cohort_file
+from m2lgdg.cohort_file import UNKNOWN as UNKNOWN
+from m2lgdg.cohort_file import Parcellation as Parcellation
+from m2lgdg.cohort_file import series_defect as series_defect
+from m2lgdg.findings import Exclusion, Finding, Note
+from m2lgdg.findings import is_proxy as is_proxy
+from m2lgdg.storage import DAMAGED, InputError, one_line
 
-FORMAT = "m2lgdg-cohort-1"
-FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas in a cohort file, numbered from 0
-UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 MASKED_SITE = ""
-
-# Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
-# must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
-PROXY = re.compile(
-    r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
-    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|hyper.?impuls|secondary.?dx|"
-    r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?)(ii|sr|total|score|sum)?(?![a-z])",
-    re.IGNORECASE,
-)
-CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
+INPUTS = ("sex", "age", "education")  # phenotypes that are inputs unless others are chosen, as in data folders
+MOST_ROWS = 40  # of a table in a notebook
 
 
 @dataclass(frozen=True, eq=False)
-class Parcellation:
-    """The scans of a cohort in a further atlas: one (time, roi) series per subject, None where a subject has none."""
-
-    rois: tuple[str, ...]
-    series: Sequence[npt.NDArray[np.float32] | None]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rois", tuple(map(str, self.rois)))
-        object.__setattr__(self, "series", tuple(None if one is None else _read_only(one) for one in self.series))
-
-    @property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """(subject,) mask of the subjects that have this atlas."""
-        return np.array([one is not None for one in self.series], dtype=bool)
-
-    def select(self, keep: Sequence[int]) -> Parcellation:
-        """The subjects at these positions."""
-        return Parcellation(self.rois, tuple(self.series[i] for i in keep))
-
-
-@dataclass(frozen=True, eq=False)
-class Cohort(ArrayAccess):
+class Cohort:
     """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
 
     `from_arrays` makes one with fewer words, `m2lgdg.read` from files.
@@ -121,35 +94,33 @@ class Cohort(ArrayAccess):
 
         put("subjects", np.asarray(self.subjects, dtype=np.str_))
         put("sites", np.asarray(self.sites, dtype=np.str_))
-        put("labels", _labels(self.labels))
+        put("labels", np.asarray(self.labels))
         put("rois", tuple(map(str, self.rois)))
         put("inputs", tuple(self.inputs))
         put("tr", np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy())
         put("truth", None if self.truth is None else json.loads(json.dumps(self.truth)))
-        put("series", tuple(_read_only(one) for one in self.series))
+        put("series", tuple(cohort_file.read_only(one) for one in self.series))
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
         self._check_counts(table)
-        put("phenotypes", _canonical_table(table, self.subjects))
-        _check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
+        put("labels", self.labels.astype(np.int8))
+        put("phenotypes", cohort_file.canonical_table(table, self.subjects))
+        cohort_file.check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
         put("parcellations", dict(self.parcellations))
         self._check_parcellations()
         self._check_inputs()
 
     def _check_counts(self, table: pd.DataFrame) -> None:
-        n = len(self.subjects)
-        for what, size in (
-            ("series", len(self.series)),
-            ("sites", len(self.sites)),
-            ("labels", len(self.labels)),
-            ("phenotype rows", len(table)),
-        ):
-            if size != n:
-                raise InputError(f"cohort {self.name}: {n} subjects but {size} {what}.")
-        wrong = np.flatnonzero((self.tr <= 0) | np.isinf(self.tr))
-        if len(wrong):
-            raise InputError(f"cohort {self.name}: subject {self.subjects[wrong[0]]} has a TR of {self.tr[wrong[0]]:g} s.")
-        _check_unique(f"cohort {self.name}", "subject", self.subjects)
-        _check_unique(f"cohort {self.name}", "ROI", np.asarray(self.rois))
+        where, n = f"cohort {self.name}", len(self.subjects)
+        sizes = {"series": self.series, "sites": self.sites, "labels": self.labels, "phenotype rows": table}
+        for what, values in sizes.items():
+            if len(values) != n:
+                raise InputError(f"{where}: {n} subjects but {len(values)} {what}.")
+        for label in self.labels[~np.isin(self.labels, (UNKNOWN, 0, 1))]:
+            raise InputError(f"label {label} is neither 1 (patient), 0 (control) nor -1 (unknown).")
+        for i in np.flatnonzero((self.tr <= 0) | np.isinf(self.tr)):
+            raise InputError(f"{where}: subject {self.subjects[i]} has a TR of {self.tr[i]:g} s.")
+        cohort_file.check_unique(where, "subject", self.subjects)
+        cohort_file.check_unique(where, "ROI", np.asarray(self.rois))
 
     def _check_parcellations(self) -> None:
         for name, other in self.parcellations.items():
@@ -162,13 +133,12 @@ class Cohort(ArrayAccess):
             where = f"cohort {self.name}, atlas {name}"
             if len(other.series) != len(self):
                 raise InputError(f"{where}: {len(self)} subjects but {len(other.series)} series.")
-            _check_unique(where, "ROI", np.asarray(other.rois))
-            _check_series(where, self.subjects, other.series, other.rois)
+            cohort_file.check_unique(where, "ROI", np.asarray(other.rois))
+            cohort_file.check_series(where, self.subjects, other.series, other.rois)
             for subject, first, one in zip(self.subjects, self.series, other.series, strict=True):
                 if one is not None and len(one) != len(first):
-                    raise InputError(
-                        f"{where}: subject {subject} has {len(one)} volumes, but {len(first)} in atlas {self.atlas}."
-                    )
+                    volumes = f"{len(one)} volumes, but {len(first)} in atlas {self.atlas}"
+                    raise InputError(f"{where}: subject {subject} has {volumes}.")
 
     def _check_inputs(self) -> None:
         for column in self.inputs:
@@ -177,10 +147,89 @@ class Cohort(ArrayAccess):
             if self.phenotypes[column].dtype != np.float64:
                 raise InputError(f"cohort {self.name}: input {column} holds text; inputs must be numeric.")
             if is_proxy(column) and not self.allow_proxies:
-                raise InputError(
-                    f"cohort {self.name}: input {column} reveals the diagnosis, so a model could read the label from it; "
-                    "leave it out, or keep it with allow_proxies=True."
-                )
+                advice = "a model could read the label from it; leave it out, or keep it with allow_proxies=True"
+                raise InputError(f"cohort {self.name}: input {column} reveals the diagnosis, so {advice}.")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        series: Any,
+        y: Any,
+        sites: Any,
+        phenotypes: pd.DataFrame | Mapping[str, Any] | None = None,
+        rois: Iterable[str] | None = None,
+        *,
+        subjects: Iterable[Any] | None = None,
+        patient: Any = None,
+        inputs: Iterable[str] | None = None,
+        tr: Any = np.nan,
+        atlas: str = "",
+        name: str = "cohort",
+    ) -> Cohort:
+        """A cohort from arrays in memory.
+
+        Parameters
+        ----------
+        series : list of arrays of shape (time, ROI), or array of shape (subject, time, ROI)
+        y : array of shape (subject,)
+            Labels: 1 patient, 0 control, -1 or missing unknown; or any two values, with `patient` naming one of them.
+        sites : array of shape (subject,), or str
+            Site of each subject; a single text if all are of one site.
+        phenotypes : DataFrame or mapping of columns, optional
+            One row for each subject, in the same order; if its index holds the given `subjects`, rows are found by it.
+        rois : sequence of str, optional
+            Names of the ROIs; numbers by default.
+        subjects : sequence, optional
+            Names of the subjects; by default the index of `phenotypes` if it has names, else sub-0001 and so on.
+        patient : optional
+            Value of y that means patient.
+        inputs : sequence of str, optional
+            Phenotypes that methods may use; by default sex, age and education, if they are numeric columns.
+        tr : float or array of shape (subject,)
+            Repetition time in seconds.
+        atlas, name : str
+
+        Returns
+        -------
+        Cohort
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import m2lgdg
+        >>> series = np.random.default_rng(0).normal(size=(6, 100, 4))
+        >>> m2lgdg.Cohort.from_arrays(series, [0, 1, 0, 1, 0, 1], ["Oslo", "Oslo", "Rome", "Rome", "Lima", "Lima"])
+        Cohort cohort: 6 subjects (3 patients, 3 controls) of 3 sites, 4 ROIs
+        """
+        given = [np.asarray(one) for one in series]
+        if not given:
+            raise InputError(f"cohort {name}: series is empty.")
+        if given[0].ndim != 2:
+            raise InputError(f"cohort {name}: series holds arrays of shape (time, ROI), but the first has {given[0].shape}.")
+        try:
+            table = pd.DataFrame() if phenotypes is None else pd.DataFrame(phenotypes)
+        except ValueError as error:
+            raise InputError(f"cohort {name}: phenotypes are not a table ({one_line(error)[:150]}).") from None
+        if subjects is None and len(table) == len(given) and not pd.api.types.is_integer_dtype(table.index.dtype):
+            subjects = table.index
+        names = [f"sub-{i + 1:04d}" for i in range(len(given))] if subjects is None else [str(one) for one in subjects]
+        table = cohort_file.rows_of(names, table, name)
+        sites = [sites] * len(given) if isinstance(sites, str) else list(sites)
+        if any(pd.isna(site) or not str(site).strip() for site in sites):
+            raise InputError(f"cohort {name}: sites has a missing value; name the site of every subject.")
+        numeric = [each for each in INPUTS if each in table.columns and pd.api.types.is_numeric_dtype(table[each].dtype)]
+        return cls(
+            series=given,
+            subjects=np.array(names, dtype=np.str_),
+            sites=np.array([str(site) for site in sites], dtype=np.str_),
+            labels=cohort_file.coded_labels(y, patient, name),
+            rois=tuple(str(i + 1) for i in range(given[0].shape[1])) if rois is None else tuple(rois),
+            phenotypes=table,
+            inputs=tuple(numeric if inputs is None else inputs),
+            tr=tr,
+            atlas=atlas,
+            name=name,
+        )
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -236,27 +285,13 @@ class Cohort(ArrayAccess):
     @cached_property
     def _digests(self) -> tuple[bytes, ...]:
         """SHA-256 of each subject's data; a selection of subjects takes them over."""
-        columns = self._columns()
-        names = sorted(columns)
-        digests = []
-        for i, one in enumerate(self.series):
-            values = [columns[name][i] for name in names]
-            text = [str(self.subjects[i]), str(self.sites[i]), int(self.labels[i]), _json_value(self.tr[i]), values]
-            others = {name: each.series[i] for name, each in self.parcellations.items()}
-            if others:
-                text.append([name for name, other in others.items() if other is not None])
-            digest = hashlib.sha256(json.dumps(text).encode())
-            for each in (one, *(other for other in others.values() if other is not None)):
-                digest.update(np.ascontiguousarray(each, dtype="<f4").data)
-            digests.append(digest.digest())
-        return tuple(digests)
+        return cohort_file.subject_digests(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def select(
-        self,
-        which: npt.ArrayLike | None = None,
-        *,
-        sites: Iterable[str] | None = None,
-        subjects: Iterable[str] | None = None,
+        self, which: npt.ArrayLike | None = None, *, sites: Iterable[str] | None = None, subjects: Iterable[str] | None = None
     ) -> Cohort:
         """Select the subjects that meet every given condition.
 
@@ -276,14 +311,18 @@ class Cohort(ArrayAccess):
         >>> import m2lgdg
         >>> m2lgdg.make_cohort("tiny").select(sites=["east"])
         Cohort tiny: 10 subjects (6 patients, 4 controls) of 1 site, 12 ROIs (synthetic)
+        >>> len(m2lgdg.make_cohort("tiny")[:10])
+        10
         """
         keep = np.arange(len(self))
         if which is not None:
             keep = keep[np.asarray(which)]
-        if sites is not None:
-            keep = keep[np.isin(self.sites[keep], self._known(sites, self.sites, "site"))]
-        if subjects is not None:
-            keep = keep[np.isin(self.subjects[keep], self._known(subjects, self.subjects, "subject"))]
+        for what, names, values in (("site", sites, self.sites), ("subject", subjects, self.subjects)):
+            if names is not None:
+                wanted = [names] if isinstance(names, str) else list(names)
+                if unknown := sorted(set(wanted) - set(values.tolist())):
+                    raise InputError(f"cohort {self.name} has no {what} {unknown[0]}.")
+                keep = keep[np.isin(values[keep], wanted)]
         chosen = self._changed(
             series=tuple(self.series[i] for i in keep.tolist()),
             subjects=self.subjects[keep],
@@ -291,32 +330,96 @@ class Cohort(ArrayAccess):
             labels=self.labels[keep],
             tr=self.tr[keep],
             phenotypes=self.phenotypes.iloc[keep],
-            parcellations={name: each.select(keep.tolist()) for name, each in self.parcellations.items()},
+            parcellations={
+                name: Parcellation(each.rois, tuple(each.series[i] for i in keep.tolist()))
+                for name, each in self.parcellations.items()
+            },
             findings=self.findings if np.array_equal(np.sort(keep), np.arange(len(self))) else None,
         )
         if "_digests" in self.__dict__:
             chosen.__dict__["_digests"] = tuple(self._digests[i] for i in keep.tolist())
         return chosen
 
-    def _known(self, names: Iterable[str], values: npt.NDArray[np.str_], what: str) -> list[str]:
-        wanted = [names] if isinstance(names, str) else list(names)
-        unknown = sorted(set(wanted) - set(values.tolist()))
-        if unknown:
-            raise InputError(f"cohort {self.name} has no {what} {unknown[0]}.")
-        return wanted
+    def __getitem__(self, which: Any) -> Cohort:
+        """Subjects by position, slice, mask or positions, as in numpy; always a cohort."""
+        if isinstance(which, str):
+            raise InputError(f"cohort {self.name}: select subjects by position or mask, by select(subjects=[...]) or by query.")
+        try:
+            if not isinstance(which, slice):
+                which = np.asarray(which if np.size(which) else np.zeros(0, dtype=int))
+            return self.select(np.atleast_1d(np.arange(len(self))[which]))
+        except IndexError as error:
+            if np.ndim(which) == 0:  # ends a loop over the cohort
+                raise IndexError(f"cohort {self.name} has {len(self)} subjects, so there is no position {which}") from None
+            raise InputError(f"cohort {self.name}: {one_line(error)}.") from None
+
+    def query(self, expression: str) -> Cohort:
+        """Subjects that meet a condition on the columns of `to_frame`.
+
+        Parameters
+        ----------
+        expression : str
+            As in `pandas.DataFrame.query`: columns are site, label, tr, volumes and the phenotypes.
+
+        Returns
+        -------
+        Cohort
+
+        Examples
+        --------
+        >>> import m2lgdg
+        >>> m2lgdg.make_cohort("tiny").query("site == 'east' and age > 20")
+        Cohort tiny: 9 subjects (5 patients, 4 controls) of 1 site, 12 ROIs (synthetic)
+        """
+        frame = self.to_frame()
+        frame["_position"] = np.arange(len(self))
+        try:
+            chosen = frame.query(expression)["_position"]
+        except Exception as error:  # pandas raises many kinds for an expression that it cannot evaluate
+            why = f"cannot evaluate the query {expression[:100]!r} ({one_line(error)[:150]})"
+            raise InputError(f"cohort {self.name}: {why}; its columns are {', '.join(map(str, frame.columns[:-1]))}.") from None
+        return self.select(chosen.to_numpy(dtype=np.int64))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Site, label, TR, number of volumes and phenotypes of each subject.
+
+        Returns
+        -------
+        DataFrame
+            Indexed by subject. A phenotype that has the name of another column is called `phenotype_NAME`.
+
+        Examples
+        --------
+        >>> import m2lgdg
+        >>> m2lgdg.make_cohort("tiny").to_frame().columns.tolist()
+        ['site', 'label', 'tr', 'volumes', 'sex', 'age', 'education']
+        """
+        own = pd.DataFrame(
+            {"site": self.sites.astype(object), "label": self.labels.astype(np.int64), "tr": self.tr, "volumes": self.lengths},
+            index=pd.Index(self.subjects.tolist(), name="subject", dtype=object),
+        )
+        renamed = {column: f"phenotype_{column}" for column in self.phenotypes.columns if column in own.columns}
+        return pd.concat([own, self.phenotypes.rename(columns=renamed).set_axis(own.index, axis=0)], axis=1)
+
+    def _repr_html_(self) -> str:
+        """Sites with their subjects, for notebooks."""
+        rows = []
+        for site in self.site_names:
+            labels, lengths = self.labels[self.sites == site], self.lengths[self.sites == site]
+            span = str(lengths.min()) if lengths.min() == lengths.max() else f"{lengths.min()} to {lengths.max()}"
+            rows.append((site, len(labels), *(int((labels == label).sum()) for label in (1, 0, UNKNOWN)), span))
+        columns = ", ".join(map(str, self.phenotypes.columns[:12])) + (", ..." if len(self.phenotypes.columns) > 12 else "")
+        header = ("site", "subjects", "patients", "controls", "unlabelled", "volumes")
+        return shown_table(repr(self), header, rows, [f"Phenotypes: {columns}."] if columns else [])
 
     def unlabelled(self) -> Cohort:
-        """The cohort as methods see a target: labels and sites masked, ids replaced, only input phenotypes kept.
-
-        Ids are replaced because they often encode site and label.
-        """
+        """The cohort as methods see a target: labels, sites and ids (which often tell both) masked, only input phenotypes."""
         subjects = np.array([f"subject-{i + 1}" for i in range(len(self))], dtype=np.str_)
-        phenotypes = self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0)
         return self._changed(
             subjects=subjects,
             sites=np.full(len(self), MASKED_SITE, dtype=np.str_),
             labels=np.full(len(self), UNKNOWN, dtype=np.int8),
-            phenotypes=phenotypes,
+            phenotypes=self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0),
             excluded=(),
             notes=(),
             truth=None,
@@ -346,15 +449,10 @@ class Cohort(ArrayAccess):
             object.__setattr__(other, key, value)
         return other
 
-    def _each_series(self, change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]) -> Cohort:
-        """A copy of the cohort with every series of every atlas changed."""
-        return self._changed(
-            series=tuple(change(one) for one in self.series),
-            parcellations={
-                name: Parcellation(each.rois, tuple(None if one is None else change(one) for one in each.series))
-                for name, each in self.parcellations.items()
-            },
-        )
+    def in_order(self) -> Cohort:
+        """The cohort with subjects sorted by id and phenotypes by name: the hash does not depend on their order."""
+        ordered = self.select(np.argsort(self.subjects, kind="stable"))
+        return ordered._changed(phenotypes=ordered.phenotypes[sorted(ordered.phenotypes.columns)])
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
         """Write the cohort atomically to one safetensors file with the series and a JSON header.
@@ -364,115 +462,29 @@ class Cohort(ArrayAccess):
         """
         if dtype not in ("float32", "float16"):
             raise InputError(f"cohort files hold float32 or float16 series, not {dtype}.")
-        tensors: dict[str, npt.NDArray[Any]] = {
-            "lengths": self.lengths,
-            "labels": self.labels,
-            "tr": np.asarray(self.tr),
-        }
-        content = self
-        if dtype == "float16":
-            with np.errstate(over="ignore", invalid="ignore"):
-                content = self._each_series(lambda one: unpack(*pack(one)))
-            self._check_range(content)
-        tensors |= series_tensors("", self.series, len(self.rois), dtype)
-        for i, each in enumerate(self.parcellations.values()):
-            present = [one for one in each.series if one is not None]
-            tensors |= series_tensors(FURTHER.format(i), present, len(each.rois), dtype)
-        header = {"format": FORMAT, "hash": content.hash, "cohort": json.dumps(self._header())}
-        return write_tensors(path, tensors, header)
+        return cohort_file.write_cohort(path, self._fields(), (self if dtype == "float32" else self._rounded()).hash, dtype)
 
-    def _check_range(self, rounded: Cohort) -> None:
-        """Refuse series that float16 cannot hold."""
-        for series in (rounded.series, *(each.series for each in rounded.parcellations.values())):
-            for subject, one in zip(self.subjects, series, strict=True):
-                if one is not None and not np.isfinite(one).all():
-                    raise InputError(
-                        f"cohort {self.name}: the series of subject {subject} is out of range for float16; save it as float32."
-                    )
+    def _rounded(self) -> Cohort:
+        """The cohort as a float16 file gives it back."""
 
-    def _columns(self) -> dict[str, list[float | str | None]]:
-        return {str(name): [_json_value(value) for value in self.phenotypes[name].tolist()] for name in self.phenotypes}
+        def change(series: Iterable[npt.NDArray[np.float32] | None]) -> tuple[Any, ...]:
+            where = [f"cohort {self.name}: the series of subject {subject}" for subject in self.subjects]
+            return tuple(None if one is None else cohort_file.rounded(one, at) for at, one in zip(where, series, strict=True))
 
-    def _header(self) -> dict[str, Any]:
-        text = [str(name) for name in self.phenotypes.columns if self.phenotypes[name].dtype != np.float64]
-        further = [
-            {"name": name, "rois": each.rois, "lacking": np.flatnonzero(~each.present).tolist()}
-            for name, each in self.parcellations.items()
-        ]
-        header = {
-            "name": self.name,
-            "atlas": self.atlas,
-            "rois": self.rois,
-            "subjects": self.subjects.tolist(),
-            "sites": self.sites.tolist(),
-            "phenotypes": self._columns(),
-            "text_columns": text,
-            "inputs": self.inputs,
-            "allow_proxies": self.allow_proxies,
-            "excluded": self.excluded,
-            "notes": [note if isinstance(note, str) else note._asdict() for note in self.notes],
-            "truth": self.truth,
-            "findings": None if self.findings is None else [one._asdict() for one in self.findings],
-        }
-        return header | {"parcellations": further} if further else header
+        others = {name: Parcellation(each.rois, change(each.series)) for name, each in self.parcellations.items()}
+        return self._changed(series=change(self.series), parcellations=others)
 
     @classmethod
-    def load(cls, path: str | Path) -> Cohort:
-        """Read a cohort file; float32 series are memory-mapped and read from disk when first used."""
-        meta, tensors = read_tensors(path, FORMAT)
+    def load(cls, path: str | Path, *, in_memory: bool = False) -> Cohort:
+        """Read a cohort file; float32 series are memory-mapped and read from disk when first used, unless `in_memory`."""
+        given, findings, digest = cohort_file.read_cohort(path, in_memory=in_memory)
         try:
-            cohort = cls._from_parts(json.loads(meta["cohort"]), tensors)
-        except (InputError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise InputError(f"{path} is damaged and cannot be read as a cohort ({one_line(error)}).") from None
-        if cohort.hash != meta.get("hash"):
+            cohort = cls(**given)
+        except (InputError, *DAMAGED) as error:
+            raise cohort_file.damaged(path, error) from None
+        if cohort.hash != digest:
             raise InputError(f"{path} was altered after it was written: its content does not match its hash.")
-        return cohort
-
-    @classmethod
-    def _from_parts(cls, head: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]) -> Cohort:
-        columns = {
-            name: values if name in head["text_columns"] else np.array(values, dtype=np.float64)
-            for name, values in head["phenotypes"].items()
-        }
-        cohort = cls(
-            series=stored_series("", tensors, tensors["lengths"]),
-            subjects=head["subjects"],
-            sites=head["sites"],
-            labels=tensors["labels"],
-            rois=head["rois"],
-            phenotypes=pd.DataFrame(columns, index=head["subjects"]),
-            inputs=head["inputs"],
-            tr=tensors["tr"],
-            atlas=head["atlas"],
-            name=head["name"],
-            excluded=tuple((Exclusion if len(each) > 3 else Exclusion.from_reason)(*each) for each in head["excluded"]),
-            notes=tuple(map(read_note, head["notes"])),
-            truth=head["truth"],
-            allow_proxies=head["allow_proxies"],
-            parcellations=_stored_parcellations(head.get("parcellations", []), tensors),
-        )
-        findings = head.get("findings")  # absent in files of earlier versions
-        return cohort if findings is None else cohort.with_findings(map(read_finding, findings))
-
-
-def is_proxy(column: str) -> bool:
-    """Whether a phenotype column reveals the diagnosis (a label proxy), judged by its name."""
-    return any(PROXY.search(text) is not None for text in (column, CAMEL.sub("_", column)))
-
-
-def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
-    """Why a (time, roi) series is unusable, in words, or None. Single flat ROIs are reported by `check` instead."""
-    if len(series) < 2:
-        return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
-    if not np.isfinite(series).all():
-        bad = ~np.isfinite(series)
-        count = int(bad.sum())
-        volume, roi = np.argwhere(bad)[0]
-        kind = "NaN" if np.isnan(series[volume, roi]) else "infinite value"
-        return f"{kind} at volume {volume + 1} of ROI {rois[roi]} ({count} such value{'s' * (count != 1)})"
-    if (series[1:] == series[0]).all():
-        return "every ROI is constant" if series.any() else "the series is zero everywhere"
-    return None
+        return cohort if findings is None else cohort.with_findings(findings)
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
@@ -480,74 +492,8 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
 
 
-def _check_unique(where: str, what: str, values: npt.NDArray[np.str_]) -> None:
-    names, counts = np.unique(values, return_counts=True)
-    if (counts > 1).any():
-        raise InputError(f"{where}: {what} {names[counts > 1][0]} appears {counts.max()} times.")
-
-
-def _check_series(
-    where: str, subjects: npt.NDArray[np.str_], series: Iterable[npt.NDArray[np.float32] | None], rois: tuple[str, ...]
-) -> None:
-    for subject, one in zip(subjects, series, strict=True):
-        if one is None:
-            continue
-        if one.ndim != 2 or one.shape[1] != len(rois):
-            raise InputError(f"{where}: the series of subject {subject} has shape {one.shape}, not (time, {len(rois)}).")
-        defect = series_defect(one, rois)
-        if defect:
-            raise InputError(f"{where}: subject {subject}: {defect}.")
-
-
-def _stored_parcellations(
-    entries: Sequence[Mapping[str, Any]], tensors: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, Parcellation]:
-    """Further atlases of a cohort file; `entries` are those of its header."""
-    lengths = tensors["lengths"]
-    parcellations: dict[str, Parcellation] = {}
-    for i, entry in enumerate(entries):
-        name, lacking = entry["name"], set(entry["lacking"])
-        if name in parcellations or not lacking <= set(range(len(lengths))):
-            raise ValueError(f"atlas {name} is listed twice, or for subjects that the file does not have")
-        stored = lengths[[position not in lacking for position in range(len(lengths))]]
-        if int(stored.sum()) != len(tensors[f"{FURTHER.format(i)}series"]):
-            raise ValueError(f"the series of atlas {name} do not have the volumes of its subjects")
-        parts = iter(stored_series(FURTHER.format(i), tensors, stored))
-        series = [None if position in lacking else next(parts) for position in range(len(lengths))]
-        parcellations[name] = Parcellation(entry["rois"], series)
-    return parcellations
-
-
-def _read_only(series: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    array = np.asarray(series)
-    if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
-        array = np.array(array, dtype=np.float32, order="C")
-        array.flags.writeable = False
-    return array
-
-
-def _labels(labels: npt.ArrayLike) -> npt.NDArray[np.int8]:
-    values = np.asarray(labels)
-    if values.size and not np.isin(values, (UNKNOWN, 0, 1)).all():
-        invalid = values[~np.isin(values, (UNKNOWN, 0, 1))][0]
-        raise InputError(f"label {invalid} is neither 1 (patient), 0 (control) nor -1 (unknown).")
-    return values.astype(np.int8)
-
-
-def _canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.DataFrame:
-    """Convert each column to float64 with NaN, or to text with "", so that a saved table is read back unchanged."""
-    columns = {}
-    for name in table.columns:
-        column = table[name]
-        if pd.api.types.is_numeric_dtype(column.dtype):
-            columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        else:
-            columns[str(name)] = np.array(["" if pd.isna(value) else str(value) for value in column], dtype=object)
-    return pd.DataFrame(columns, index=pd.Index(subjects.tolist(), dtype=object))
-
-
-def _json_value(value: object) -> float | str | None:
-    if isinstance(value, str):
-        return value
-    number = float(value)  # type: ignore[arg-type]
-    return None if np.isnan(number) else number
+def shown_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], lines: Iterable[str] = ()) -> str:
+    """HTML for a notebook: a title, a table of which the middle is left out if it is long, and lines of text."""
+    frame = pd.DataFrame(list(rows), columns=list(header))
+    table = frame.to_html(index=False, border=0, max_rows=MOST_ROWS, float_format="{:.3g}".format) if len(frame) else ""
+    return f"<div><p><b>{escape(title)}</b></p>{table}{''.join(f'<p>{escape(line)}</p>' for line in lines)}</div>"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.threads import on_threads
+from m2lgdg.preprocess import on_threads
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]

@@ -168,6 +168,17 @@ KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
+# must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
+PROXY = re.compile(
+    r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
+    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|hyper.?impuls|secondary.?dx|"
+    r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?)(ii|sr|total|score|sum)?(?![a-z])",
+    re.IGNORECASE,
+)
+CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
+
+
 class Finding(NamedTuple):
     """One statement about a cohort: its kind, the site and the subjects it concerns, and what else its sentence says.
 
@@ -392,3 +403,8 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
         return match[1] if all(values.get(name) not in (None, "", []) for name in names) else ""
 
     return _Words().vformat(re.sub(r"\[([^\]]*)\]", section, template), (), values)
+
+
+def is_proxy(column: str) -> bool:
+    """Whether a phenotype column reveals the diagnosis (a label proxy), judged by its name."""
+    return any(PROXY.search(text) is not None for text in (column, CAMEL.sub("_", column)))

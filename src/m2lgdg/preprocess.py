@@ -5,17 +5,19 @@ Methods call it on a cohort before they learn or predict; fitted values are plai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.threads import on_threads
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Floats = npt.NDArray[np.float64]
 CATEGORICAL = ("sex",)
 SERIES_EPSILON = 1e-8
@@ -131,3 +133,25 @@ def spline_matrix(given: int, wanted: int) -> Floats:
 
     spline = CubicSpline(np.linspace(0.0, 1.0, given), np.eye(given))
     return np.asarray(spline(np.linspace(0.0, 1.0, wanted)))
+
+
+def on_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Results of `work` for each item, in order, on as many threads as BLAS has; the bits are those of one thread.
+
+    The matrices of one subject are too small for BLAS itself to use its threads well, and numpy releases Python's lock.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    blas = ThreadpoolController().select(user_api="blas")  # once, because it looks through all loaded libraries
+    threads = _fewest_threads(blas.info())
+    # Also for one item: the last bits of a product depend on the number of BLAS threads.
+    with blas.limit(limits=1, user_api="blas"):
+        if min(threads, len(items)) <= 1:
+            yield from map(work, items)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(work, items)
+
+
+def _fewest_threads(pools: list[dict[str, Any]]) -> int:
+    return min((int(pool["num_threads"]) for pool in pools), default=1)

@@ -15,9 +15,8 @@ import re
 import shutil
 import socket
 import stat
-import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,8 @@ if TYPE_CHECKING:  # commands that only print a sentence do not wait for numpy
     import numpy.typing as npt
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+# What reading a damaged file may raise, in addition to InputError
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 MARK = ".m2lgdg-"  # in the names of temporary files and folders: .NAME.m2lgdg-MACHINE-RANDOM
 TEMPORARY = re.compile(r"\..*" + re.escape(MARK) + r"[0-9a-f]{6}-[a-z0-9_]{8}")
 
@@ -277,74 +278,51 @@ def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], met
     return Path(path)
 
 
-def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
-    """Metadata and tensors of a safetensors file with the format `kind`; tensors are read-only memory maps."""
-    from safetensors import SafetensorError, safe_open
+def read_tensors(path: str | Path, kind: str, *, in_memory: bool = False) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
+    """Metadata and tensors of a safetensors file with the format `kind`.
 
-    path = Path(path)
+    Tensors are read-only memory maps. With `in_memory` they are views of bytes, which nobody can make writeable and which stay
+    as they are when the file is overwritten or cut short.
+    """
+    import numpy as np
+
     try:
-        with safe_open(path, framework="np") as file:  # the library checks that header and file size agree
-            metadata = dict(file.metadata() or {})
-        if metadata.get("format") == kind:
-            return metadata, _map_tensors(path)
+        with open(path, "rb") as file:
+            header, start = _tensor_header(file)
+            metadata = dict(header.pop("__metadata__", {}))
+            if metadata.get("format") != kind:
+                raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
+            if in_memory:
+                data: npt.NDArray[np.uint8] = np.frombuffer(file.read(), np.uint8)
+            else:
+                data = np.asarray(np.memmap(file, np.uint8, "r"))[start:]
+        tensors = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            tensors[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        if sum(each.nbytes for each in tensors.values()) != len(data):
+            raise ValueError("its header and its size do not agree")
+        return metadata, tensors
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except (OSError, SafetensorError, ValueError, KeyError, struct.error) as error:
+    except DAMAGED as error:
         raise InputError(f"{path} is damaged or not an {kind} file ({one_line(error)}).") from None
-    raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
 
 
-def series_tensors(
-    prefix: str, series: Sequence[npt.NDArray[np.float32]], rois: int, dtype: str
-) -> dict[str, npt.NDArray[Any]]:
-    """Tensors of a cohort file with the series of one atlas, one after the other."""
-    import numpy as np
-
-    if prefix and not series:  # no subject of a selection has this atlas
-        return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
-    if dtype == "float32":
-        return {f"{prefix}series": np.concatenate(series)}
-    with np.errstate(over="ignore", invalid="ignore"):
-        parts = zip(*(pack(one) for one in series), strict=True)
-    half, offset, scale = parts
-    return {f"{prefix}series": np.concatenate(half), f"{prefix}offset": np.stack(offset), f"{prefix}scale": np.stack(scale)}
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """Metadata of a safetensors file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return dict(_tensor_header(file)[0]["__metadata__"])
+    except DAMAGED:
+        return {}
 
 
-def stored_series(
-    prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.float32]]:
-    """Series of one atlas of a cohort file; `lengths` are those of its subjects."""
-    import numpy as np
-
-    parts = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
-    if f"{prefix}scale" in tensors:
-        packed = zip(parts, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)
-        parts = [unpack(*each) for each in packed]
-    return parts
-
-
-def pack(
-    series: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """A (time, roi) series as float16, with the offset and scale of each ROI."""
-    import numpy as np
-
-    offset = series.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
-    flat = np.ptp(series, axis=0) == 0
-    offset[flat] = series[0, flat]
-    centred = series - offset
-    scale = np.abs(centred).max(axis=0)
-    scale[scale == 0] = 1
-    return (centred / scale).astype(np.float16), offset, scale
-
-
-def unpack(
-    half: npt.NDArray[np.float16], offset: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """The series that was packed, up to rounding."""
-    import numpy as np
-
-    return half.astype(np.float32) * scale + offset
+def _tensor_header(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
+    """Header of a safetensors file, and where its data begin."""
+    size = int.from_bytes(file.read(8), "little")
+    header: dict[str, Any] = json.loads(file.read(min(size, os.fstat(file.fileno()).st_size)))
+    return header, 8 + size
 
 
 def file_hash(path: str | Path, most: int) -> str:
@@ -375,21 +353,6 @@ def _open_regular(path: str | Path, most: int) -> Iterator[io.BufferedReader]:
         raise InputError(f"{path} does not exist.") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from None
-
-
-def _map_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    import numpy as np
-
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            tensors[name] = np.asarray(data[start:end]).view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return tensors
 
 
 def _umask() -> int:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.threads import on_threads
+from m2lgdg.preprocess import on_threads
 
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")

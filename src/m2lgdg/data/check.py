@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, is_proxy, natural_key
+from m2lgdg.cohort import Cohort, is_proxy, natural_key, shown_table
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.readers.selection import keep, usual_column
@@ -32,7 +32,6 @@ from m2lgdg.findings import (
     text_finding,
 )
 from m2lgdg.metrics import auc
-from m2lgdg.notebook.html import shown_table
 
 SHORT = 100  # volumes
 RESTLESS = 0.3  # mm, median head motion of a site

@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import keeping_features
-from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
+from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, method_html, need_labels, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.out_of_distribution import SourceDistribution, flags
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
-from m2lgdg.notebook.html import method_html
 from m2lgdg.registry import METHODS, create
 from m2lgdg.storage import InputError
 

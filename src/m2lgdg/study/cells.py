@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from m2lgdg.model.model import Model, make
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.registry import load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
-from m2lgdg.storage import InputError, one_line, write_text, writing
+from m2lgdg.storage import InputError, one_line, read_metadata, write_text, writing
 from m2lgdg.study.folder import one_at_a_time
-from m2lgdg.study.loaded import cohort_in_memory
 from m2lgdg.study.plan import LIBRARIES, Cell, cell_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
@@ -179,6 +179,22 @@ def _method(cell: Cell, context: CellContext) -> Model:
             "restart the workers of a cluster with the code of this machine, and run the same command again",
         )
     return make(cell.method, **cell.fields)
+
+
+def cohort_in_memory(path: str, inputs: tuple[str, ...], allow_proxies: bool, expected: str | None) -> Cohort:
+    """Cohort of a file with these inputs, its subjects in order; refused unless its content has the expected hash.
+
+    It is kept while its file is the same, and not mapped: a map would show new content when the file is overwritten.
+    """
+    held = _held(path, read_metadata(path).get("hash"), inputs, allow_proxies)
+    if expected not in (None, held.hash):
+        raise InputError(f"{path} has the hash {held.hash[:12]}, not {str(expected)[:12]}.")
+    return held
+
+
+@lru_cache(maxsize=1)
+def _held(path: str, stored_hash: str | None, inputs: tuple[str, ...], allow_proxies: bool) -> Cohort:
+    return Cohort.load(path, in_memory=True).with_inputs(inputs, allow_proxies=allow_proxies).in_order()
 
 
 def _cohort(context: CellContext) -> Cohort:

@@ -21,7 +21,6 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.folder import one_at_a_time
-from m2lgdg.study.loaded import in_order
 from m2lgdg.study.plan import Cell
 from m2lgdg.study.predictions import ADAPTED, COLUMNS, STRICT, adapted_variant
 
@@ -81,7 +80,7 @@ class Records:
     @classmethod
     def of(cls, out: Path, cohort: Cohort) -> Records:
         """Records of a study of this cohort."""
-        ordered = in_order(cohort)
+        ordered = cohort.in_order()
         masks = {site: ordered.sites == site for site in ordered.site_names}
         return cls(out, {site: (ordered.subjects[m].tolist(), ordered.labels[m].tolist()) for site, m in masks.items()})
 

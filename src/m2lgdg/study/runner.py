@@ -17,9 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, shown_table
 from m2lgdg.data.readers import read
-from m2lgdg.notebook.html import shown_table
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import LOST, CellContext, RunEnds, forget_features, run_cell

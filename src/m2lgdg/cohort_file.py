@@ -1,0 +1,271 @@
+"""What a cohort is made of, and its file: one safetensors file with the series of every atlas and a JSON header with the rest.
+
+`Cohort.save` and `Cohort.load` call it with the fields of a cohort. Files of 0.1.0 are read too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from m2lgdg.findings import Exclusion, Finding, read_finding, read_note
+from m2lgdg.storage import DAMAGED, InputError, one_line, read_tensors, write_tensors
+
+FORMAT = "m2lgdg-cohort-1"
+UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
+FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas, numbered from 0
+PLAIN = ("name", "atlas", "rois", "inputs", "allow_proxies", "truth")  # fields that the header holds as they are
+Series = npt.NDArray[np.float32]  # (time, roi)
+
+
+@dataclass(frozen=True, eq=False)
+class Parcellation:
+    """The scans of a cohort in a further atlas: one (time, roi) series per subject, None where a subject has none."""
+
+    rois: tuple[str, ...]
+    series: Sequence[npt.NDArray[np.float32] | None]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rois", tuple(map(str, self.rois)))
+        object.__setattr__(self, "series", tuple(None if one is None else read_only(one) for one in self.series))
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """(subject,) mask of the subjects that have this atlas."""
+        return np.array([one is not None for one in self.series], dtype=bool)
+
+
+def read_only(series: npt.NDArray[Any]) -> Series:
+    """A series as float32 that is not written to; a copy unless it is so already."""
+    array = np.asarray(series)
+    if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
+        array = np.array(array, dtype=np.float32, order="C")
+        array.flags.writeable = False
+    return array
+
+
+def canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.DataFrame:
+    """Convert each column to float64 with NaN, or to text with "", so that a saved table is read back unchanged."""
+    columns = {}
+    for name in table.columns:
+        column = table[name]
+        if pd.api.types.is_numeric_dtype(column.dtype):
+            columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        else:
+            columns[str(name)] = np.array(["" if pd.isna(value) else str(value) for value in column], dtype=object)
+    return pd.DataFrame(columns, index=pd.Index(subjects.tolist(), dtype=object))
+
+
+def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
+    """Why a (time, roi) series is unusable, in words, or None. Single flat ROIs are reported by `check` instead."""
+    if len(series) < 2:
+        return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
+    if not np.isfinite(series).all():
+        bad = ~np.isfinite(series)
+        count = int(bad.sum())
+        volume, roi = np.argwhere(bad)[0]
+        kind = "NaN" if np.isnan(series[volume, roi]) else "infinite value"
+        return f"{kind} at volume {volume + 1} of ROI {rois[roi]} ({count} such value{'s' * (count != 1)})"
+    if (series[1:] == series[0]).all():
+        return "every ROI is constant" if series.any() else "the series is zero everywhere"
+    return None
+
+
+def write_cohort(path: str | Path, fields: Mapping[str, Any], digest: str, dtype: str) -> Path:
+    """Write the fields of a cohort atomically; `digest` is the hash of what the file will hold."""
+    table, findings, others = fields["phenotypes"], fields["findings"], fields["parcellations"]
+    header = {name: fields[name] for name in PLAIN} | {
+        "subjects": fields["subjects"].tolist(),
+        "sites": fields["sites"].tolist(),
+        "phenotypes": _json_columns(table),
+        "text_columns": [str(name) for name in table.columns if table[name].dtype != np.float64],
+        "excluded": fields["excluded"],
+        "notes": [note if isinstance(note, str) else note._asdict() for note in fields["notes"]],
+        "findings": None if findings is None else [one._asdict() for one in findings],
+    }
+    if others:
+        header["parcellations"] = [
+            {"name": name, "rois": each.rois, "lacking": np.flatnonzero(~each.present).tolist()}
+            for name, each in others.items()
+        ]
+    lengths = np.array([len(one) for one in fields["series"]], dtype=np.int64)
+    tensors = {"lengths": lengths, "labels": fields["labels"], "tr": fields["tr"]}
+    tensors |= _series_tensors("", fields["series"], len(fields["rois"]), dtype)
+    for i, each in enumerate(others.values()):
+        tensors |= _series_tensors(FURTHER.format(i), [one for one in each.series if one is not None], len(each.rois), dtype)
+    return write_tensors(path, tensors, {"format": FORMAT, "hash": digest, "cohort": json.dumps(header)})
+
+
+def read_cohort(path: str | Path, *, in_memory: bool = False) -> tuple[dict[str, Any], tuple[Finding, ...] | None, str | None]:
+    """Fields of a cohort, its findings (None if it was not checked) and the hash in the file."""
+    metadata, tensors = read_tensors(path, FORMAT, in_memory=in_memory)
+    try:
+        head = json.loads(metadata["cohort"])
+        columns = {
+            name: values if name in head["text_columns"] else np.array(values, dtype=np.float64)
+            for name, values in head["phenotypes"].items()
+        }
+        fields = {name: head[name] for name in (*PLAIN, "subjects", "sites")} | {
+            "series": _stored_series("", tensors, tensors["lengths"]),
+            "labels": tensors["labels"],
+            "tr": tensors["tr"],
+            "phenotypes": pd.DataFrame(columns, index=head["subjects"]),
+            "excluded": tuple((Exclusion if len(each) > 3 else Exclusion.from_reason)(*each) for each in head["excluded"]),
+            "notes": tuple(map(read_note, head["notes"])),
+            "parcellations": _stored_atlases(head.get("parcellations", []), tensors),
+        }
+        findings = None if head.get("findings") is None else tuple(map(read_finding, head["findings"]))
+    except (InputError, *DAMAGED) as error:
+        raise damaged(path, error) from None
+    return fields, findings, metadata.get("hash")
+
+
+def damaged(path: str | Path, error: Exception) -> InputError:
+    """The error for a file that does not hold a cohort."""
+    return InputError(f"{path} is damaged and cannot be read as a cohort ({one_line(error)}).")
+
+
+def subject_digests(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """SHA-256 of the data of each subject, from the fields of a cohort."""
+    columns = _json_columns(fields["phenotypes"])
+    digests = []
+    for i, one in enumerate(fields["series"]):
+        subject, site, label = (kind(fields[name][i]) for name, kind in (("subjects", str), ("sites", str), ("labels", int)))
+        text = [subject, site, label, _json_value(fields["tr"][i]), [columns[name][i] for name in sorted(columns)]]
+        others = {name: each.series[i] for name, each in fields["parcellations"].items()}
+        if others:
+            text.append([name for name, other in others.items() if other is not None])
+        digest = hashlib.sha256(json.dumps(text).encode())
+        for each in (one, *(other for other in others.values() if other is not None)):
+            digest.update(np.ascontiguousarray(each, dtype="<f4").data)
+        digests.append(digest.digest())
+    return tuple(digests)
+
+
+def _json_columns(table: pd.DataFrame) -> dict[str, list[float | str | None]]:
+    return {str(name): [_json_value(value) for value in table[name].tolist()] for name in table}
+
+
+def _json_value(value: Any) -> float | str | None:
+    """A text, or a number with None for NaN."""
+    return value if isinstance(value, str) else None if np.isnan(float(value)) else float(value)
+
+
+def rounded(series: Series, where: str) -> Series:
+    """A series as a float16 file gives it back; refused, by the words of `where`, if it is out of range."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = _unpacked(*_packed(series))
+    if not np.isfinite(result).all():
+        raise InputError(f"{where} is out of range for float16; save it as float32.")
+    return result
+
+
+def _packed(series: Series) -> tuple[npt.NDArray[np.float16], Series, Series]:
+    """A (time, roi) series as float16, with the offset and scale of each ROI."""
+    offset = series.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
+    flat = np.ptp(series, axis=0) == 0
+    offset[flat] = series[0, flat]
+    centred = series - offset
+    scale = np.abs(centred).max(axis=0)
+    scale[scale == 0] = 1
+    return (centred / scale).astype(np.float16), offset, scale
+
+
+def _unpacked(half: npt.NDArray[np.float16], offset: Series, scale: Series) -> Series:
+    """The series that was packed, up to rounding, as a view of bytes, which nobody can make writeable."""
+    series = half.astype(np.float32) * scale + offset
+    return np.frombuffer(series.tobytes(), np.float32).reshape(series.shape)
+
+
+def _series_tensors(prefix: str, series: Sequence[Series], rois: int, dtype: str) -> dict[str, npt.NDArray[Any]]:
+    """Tensors with the series of one atlas, one after the other."""
+    if prefix and not series:  # no subject of a selection has this atlas
+        return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
+    if dtype == "float32":
+        return {f"{prefix}series": np.concatenate(series)}
+    half, offset, scale = zip(*map(_packed, series), strict=True)
+    return {f"{prefix}series": np.concatenate(half), f"{prefix}offset": np.stack(offset), f"{prefix}scale": np.stack(scale)}
+
+
+def _stored_series(prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> list[Series]:
+    """Series of one atlas; `lengths` are those of its subjects."""
+    series = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
+    if f"{prefix}scale" not in tensors:
+        return series
+    return [_unpacked(*each) for each in zip(series, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)]
+
+
+def _stored_atlases(entries: Sequence[Mapping[str, Any]], tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Parcellation]:
+    """Further atlases; `entries` are those of the header."""
+    lengths = tensors["lengths"]
+    atlases: dict[str, Parcellation] = {}
+    for i, entry in enumerate(entries):
+        name, lacking = entry["name"], set(entry["lacking"])
+        if name in atlases or not lacking <= set(range(len(lengths))):
+            raise ValueError(f"atlas {name} is listed twice, or for subjects that the file does not have")
+        stored = lengths[[position not in lacking for position in range(len(lengths))]]
+        if int(stored.sum()) != len(tensors[f"{FURTHER.format(i)}series"]):
+            raise ValueError(f"the series of atlas {name} do not have the volumes of its subjects")
+        present = iter(_stored_series(FURTHER.format(i), tensors, stored))
+        series = [None if position in lacking else next(present) for position in range(len(lengths))]
+        atlases[name] = Parcellation(entry["rois"], series)
+    return atlases
+
+
+def check_unique(where: str, what: str, values: npt.NDArray[np.str_]) -> None:
+    """Refuse names that occur twice."""
+    names, counts = np.unique(values, return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"{where}: {what} {names[counts > 1][0]} appears {counts.max()} times.")
+
+
+def check_series(
+    where: str, subjects: npt.NDArray[np.str_], series: Iterable[npt.NDArray[np.float32] | None], rois: tuple[str, ...]
+) -> None:
+    """Refuse a series of another shape, or an unusable one."""
+    for subject, one in zip(subjects, series, strict=True):
+        if one is None:
+            continue
+        if one.ndim != 2 or one.shape[1] != len(rois):
+            raise InputError(f"{where}: the series of subject {subject} has shape {one.shape}, not (time, {len(rois)}).")
+        defect = series_defect(one, rois)
+        if defect:
+            raise InputError(f"{where}: subject {subject}: {defect}.")
+
+
+def rows_of(names: Sequence[str], table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Rows of the subjects, by the index if it holds their names, else as they are."""
+    index = table.index.astype(str)
+    missing = sorted(set(names) - set(index))
+    if not len(table.columns):
+        return table
+    if missing and len(missing) < len(set(names)):
+        raise InputError(f"cohort {where}: subject {missing[0]} has no row in phenotypes, although others have.")
+    if missing or index.has_duplicates:
+        return table.set_axis(names, axis=0) if len(table) == len(names) else table
+    return table.set_axis(index, axis=0).loc[list(names)]
+
+
+def coded_labels(y: Any, patient: Any, name: str) -> npt.NDArray[np.int8]:
+    """Labels of 1, 0 and -1 from y."""
+    values = pd.Series(np.asarray(y).tolist(), dtype=object)
+    known = values[~values.isna() & ~values.isin([UNKNOWN])] if patient is None else values[~values.isna()]
+    classes = list(dict.fromkeys(known.tolist()))
+    listed = ", ".join(map(str, classes[:5]))
+    if len(classes) > 2:
+        raise InputError(f"cohort {name}: y has {len(classes)} classes ({listed}); a cohort has patients and controls.")
+    if patient is None and not set(classes) <= {0, 1}:
+        raise InputError(f"cohort {name}: y holds {listed}; name the value of patients, such as patient={classes[-1]!r}.")
+    if patient is not None and patient not in classes:
+        raise InputError(f"cohort {name}: patient={patient!r} does not occur in y, which holds {listed}.")
+    labels = np.full(len(values), UNKNOWN, dtype=np.int8)
+    labels[known.index] = (known == (1 if patient is None else patient)).to_numpy(dtype=np.int8)
+    return labels
