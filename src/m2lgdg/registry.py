@@ -100,20 +100,18 @@ class Registry(MutableMapping[str, type[Any]]):
     def declaration(self, name: str) -> Declaration:
         """Field defaults, variants, randomness and reference of a method, from its class."""
         cls = self[name]
-        return Declaration(cls().fields(), cls.variants, cls.stochastic, _first_line(cls.__doc__), cls.reference, cls.role)
+        summary = (cls.__doc__ or "").strip().partition("\n")[0]
+        return Declaration(cls().fields(), cls.variants, cls.stochastic, summary, cls.reference, cls.role)
 
     def __setitem__(self, name: str, cls: type[Any]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)
-        plugin = self._plugins.get(cls.__module__)
-        replaces = plugin is not None and owner in self._plugins and owner not in self._wanted
+        plugin, other = self._plugins.get(cls.__module__), self._plugins.get(owner)
+        replaces = plugin is not None and other is not None and owner not in self._wanted
         if owner != cls.__module__ and not replaces:
-            raise InputError(f"method {name} is already registered by {self._file(owner)}.")
+            raise InputError(f"method {name} is already registered by {other.path if other else owner}.")
         self._loaded[name] = cls
         if plugin is not None:
             plugin.methods[name] = cls
-
-    def _file(self, module: str) -> str:
-        return self._plugins[module].path if module in self._plugins else module
 
     def plugin_of(self, name: str) -> str | None:
         """Real path of the plugin that registered a method; None for all other methods."""
@@ -122,9 +120,9 @@ class Registry(MutableMapping[str, type[Any]]):
 
     def plugin_module(self, stem: str) -> str | None:
         """Module of the plugin whose file has this name without .py, as it was loaded last; None if there is none."""
-        modules = [plugin.module for plugin in self._current.values() if Path(plugin.path).stem == stem]
-        running = [name for name in self._wanted if name in self._plugins and Path(self._plugins[name].path).stem == stem]
-        return next(iter((*running[::-1], *modules[::-1])), None)
+        loaded = [plugin.module for plugin in self._current.values()]
+        loading = [module for module in self._wanted if module in self._plugins]  # one that calls `from_sklearn`, for example
+        return next((module for module in (*loaded, *loading)[::-1] if self.plugin_stem(module) == stem), None)
 
     def plugin_stem(self, module: str) -> str | None:
         """Name of the file of a plugin, without .py, by its module; None for any other module."""
@@ -243,7 +241,3 @@ def create(name: str, variant: str | None = None, **fields: Any) -> Any:
     created = cls(**checked_fields(cls, fields))
     created.check()
     return created
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]

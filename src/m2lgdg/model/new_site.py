@@ -41,6 +41,9 @@ LEAST_SUBJECTS = 10  # per site: figures of fewer are close to the subjects them
 STEP = 1000  # quantiles are rounded up to a thousandth: they equal no subject's score, and sets can only grow
 DIGITS = 3  # decimals of the figures
 
+# Of what a prediction uses from a file.
+RANGES = {"slope": (1e-9, 1e9), "offset": (-1e9, 1e9), "threshold": (0, 1), "slope_sd": (0, 10), "offset_sd": (0, 10)}
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Unseen = Callable[[Cohort, Cohort], Floats]  # (source without some sites, these sites) -> probabilities at these sites
@@ -192,27 +195,19 @@ class NewSiteCalibration:
             content = json.loads(read_bytes(path, LARGEST).decode())
             if content["format"] != FORMAT or tuple(content["levels"]) != COVERAGES:
                 raise ValueError(f"the format is not {FORMAT}")
-            return cls._read(content, None if content.get("adapted") is None else cls._read(content["adapted"], None))
+            return cls._read(content, cls._read(content["adapted"]) if "adapted" in content else None)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
 
     @classmethod
-    def _read(cls, content: Mapping[str, Any], adapted: NewSiteCalibration | None) -> NewSiteCalibration:
-        quantiles = [[_number(value, 0, 1) for value in row] for row in content["quantiles"]]
-        if [len(row) for row in quantiles] != [2] * len(COVERAGES):
+    def _read(cls, content: Mapping[str, Any], adapted: NewSiteCalibration | None = None) -> NewSiteCalibration:
+        numbers = {name: _number(content[name], *ends) for name, ends in RANGES.items()}
+        quantiles = np.array([[_number(value, 0, 1) for value in row] for row in content["quantiles"]])
+        if quantiles.shape != (len(COVERAGES), 2):
             raise ValueError("quantiles are not two per coverage")
-        return cls(
-            slope=_number(content["slope"], 1e-9, 1e9),
-            offset=_number(content["offset"], -1e9, 1e9),
-            threshold=_number(content["threshold"], 0, 1),
-            slope_sd=_number(content["slope_sd"], 0, 10),
-            offset_sd=_number(content["offset_sd"], 0, 10),
-            folds=int(_number(content["folds"], 2, 1e6)),
-            quantiles=np.array(quantiles),
-            whole=_read_figures(content["whole"]),
-            sites={site: _read_figures(figures) for site, figures in content["sites"].items()},
-            adapted=adapted,
-        )
+        whole, sites = _read_figures(content["whole"]), {site: _read_figures(one) for site, one in content["sites"].items()}
+        folds = int(_number(content["folds"], 2, 1e6))
+        return cls(**numbers, folds=folds, quantiles=quantiles, whole=whole, sites=sites, adapted=adapted)
 
 
 def sites_left_out(source: Cohort, folds: int | None = None) -> list[tuple[Indices, Indices]]:
@@ -331,17 +326,14 @@ def _plain(figures: Performance) -> dict[str, Any]:
 
 def _read_figures(content: Mapping[str, Any]) -> Performance:
     """Figures of a site; only the card shows them, so that any finite number will do."""
-    values: dict[str, Any] = {name: int(_number(content[name], 0, 1e9)) for name in ("subjects", "patients")}
-    for name in set(Performance._fields) - set(values):
-        value = content[name]
-        several = name in ("reached", "decided", "right")
-        if several and len(value) != len(COVERAGES):
-            raise ValueError(f"{name} does not have one number per coverage")
-        values[name] = tuple(map(_number_or_nan, value)) if several else _number_or_nan(value)
-    return Performance(**values)
+    several: dict[str, Any] = {name: tuple(map(_figure, content[name])) for name in ("reached", "decided", "right")}
+    if any(len(values) != len(COVERAGES) for values in several.values()):
+        raise ValueError("a figure does not have one number per coverage")
+    single = {name: _figure(content[name]) for name in Performance._fields if name not in several}
+    return Performance(**several | single | {name: int(single[name]) for name in ("subjects", "patients")})
 
 
-def _number_or_nan(value: Any) -> float:
+def _figure(value: Any) -> float:
     return math.nan if value is None else _number(value, -1e9, 1e9)
 
 

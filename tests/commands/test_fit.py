@@ -2,48 +2,60 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import Cohort, make, make_cohort
-from m2lgdg.method import Method
+from m2lgdg import Cohort, Model, make, make_cohort
 from m2lgdg.registry import METHODS
 
 
-@pytest.fixture
-def command(monkeypatch, typed, tmp_path):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """Folder with cohorts of known sites and of a new one, and two models of the known sites."""
+    folder = tmp_path_factory.mktemp("ready")
     cohort = make_cohort("tiny", seed=1)
-    cohort.select(cohort.sites != "west").save("known.cohort")
-    cohort.select(sites=["west"]).save("new.cohort")
+    known, new = cohort.select(cohort.sites != "west"), cohort.select(sites=["west"])
+    known.save(folder / "known.cohort")
+    new.save(folder / "new.cohort")
+    fitted = make("fc-logistic").fit(known, source_distribution=True, new_site_calibration=True)
+    fitted.save(folder / "model")
+    make("fc-logistic", "phenotypes").fit(known, source_distribution=True).save(folder / "with")
+    return folder
+
+
+@pytest.fixture
+def command(monkeypatch, typed, tmp_path, ready):
+    shutil.copytree(ready, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return typed
 
 
 def test_fit_then_predict_is_the_same_in_python(command):
-    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
+    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "own")
     assert code == 0
     assert "trained on 40 subjects from 3 sites" in text
-    code, text, _ = command("predict", "model", "new.cohort", "--out", "p.csv")
+    code, text, _ = command("predict", "own", "new.cohort", "--out", "p.csv")
     assert code == 0
     assert "not a diagnostic device" in text
     table = pd.read_csv("p.csv")
     new = Cohort.load("new.cohort")
     assert table["subject"].tolist() == new.subjects.tolist()
-    np.testing.assert_allclose(table["proba"], Method.load("model").predict_proba(new)[:, 1], atol=1e-12)
-    assert (table["decision"] == (table["proba"] >= Method.load("model").threshold)).all()
+    np.testing.assert_allclose(table["proba"], Model.load("own").predict_proba(new)[:, 1], atol=1e-12)
+    assert (table["decision"] == (table["proba"] >= Model.load("own").threshold)).all()
 
 
 def test_sites_are_left_out_of_training_and_predicted_alone(command):
     known = Cohort.load("known.cohort")
     held, *others = known.site_names
-    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model", "--without", held)
+    code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "own", "--without", held)
     assert code == 0 and "from 2 sites" in text
-    assert f"predict model known.cohort --site {held} --out predictions.csv" in text
-    assert set(Method.load("model").facts_["source"]["sites"]) == set(others)
-    code, text, _ = command("predict", "model", "known.cohort", "--only", held, "--out", "p.csv")
+    assert f"predict own known.cohort --site {held} --out predictions.csv" in text
+    assert set(Model.load("own").facts_["source"]["sites"]) == set(others)
+    code, text, _ = command("predict", "own", "known.cohort", "--only", held, "--out", "p.csv")
     assert code == 0 and "the model was trained on" not in text
     here = known.select(known.sites == held)
     table = pd.read_csv("p.csv")
@@ -59,8 +71,7 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
 
 def test_several_new_sites_are_compared_with_source_one_by_one(command):
     """A median over sites would be the value of none."""
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
-    known, distribution = Cohort.load("known.cohort"), Method.load("model").source_distribution_
+    known, distribution = Cohort.load("known.cohort"), Model.load("model").source_distribution_
     text = command("predict", "model", "known.cohort", "--out", "p.csv")[1].splitlines()
     for site in known.site_names:
         here = known.select(known.sites == site)
@@ -76,8 +87,7 @@ def test_several_new_sites_are_compared_with_source_one_by_one(command):
 
 
 def test_missing_phenotypes_are_imputed_by_source_medians_and_flagged(command):
-    command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "model")
-    new, fitted = Cohort.load("new.cohort"), Method.load("model")
+    new, fitted = Cohort.load("new.cohort"), Model.load("with")
     median = Cohort.load("known.cohort").phenotypes["age"].median()
     filled = fitted.predict_proba(new._changed(phenotypes=new.phenotypes.assign(age=median)))
     lacking = new._changed(phenotypes=new.phenotypes.drop(columns="age"), inputs=("sex", "education"))
@@ -89,14 +99,13 @@ def test_missing_phenotypes_are_imputed_by_source_medians_and_flagged(command):
     wanted = fitted.facts_["inputs"]
     none = new._changed(phenotypes=new.phenotypes[[]], inputs=()).select([0])
     none.save("none.cohort")
-    assert command("predict", "model", "none.cohort", "--out", "one.csv")[0] == 0
+    assert command("predict", "with", "none.cohort", "--out", "one.csv")[0] == 0
     (row,) = pd.read_csv("one.csv").to_dict("records")
     assert row["flags"].split("; ")[0] == f"phenotypes missing: {' '.join(wanted)}"
     assert row["subject"] == new.subjects[0]
 
 
 def test_flags_tell_each_subject_apart(command):
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     new = Cohort.load("new.cohort").select([0, 1, 2])
     series = [np.tile(one, (5, 1))[:length].copy() for one, length in zip(new.series, (99, 100, 150), strict=True)]
     series[2][:, [1, 4]] = 3.0
@@ -119,8 +128,8 @@ def test_the_best_model_is_fitted_unless_another_is_asked_for(command):
         "named": ("--method", name),
     }
     for folder, options in asked.items():
-        assert command("fit", "known.cohort", "--no-promise", *options, "--out", folder)[0] == 0
-    fitted = {folder: Method.load(folder) for folder in asked}
+        assert command("fit", "known.cohort", "--no-new-site-calibration", *options, "--out", folder)[0] == 0
+    fitted = {folder: Model.load(folder) for folder in asked}
     assert {one.name for one in fitted.values()} == {name}
     assert {folder: one.phenotypes for folder, one in fitted.items()} == {
         "best": True,
@@ -132,34 +141,33 @@ def test_the_best_model_is_fitted_unless_another_is_asked_for(command):
 
 
 def test_calibrate_writes_a_model_that_predict_uses(command):
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     code, text, _ = command("calibrate", "model", "new.cohort", "--out", "own")
     assert code == 0
     assert "calibrated on 12 subjects; do not evaluate the model on them" in text
     assert "local calibration" in Path("own/card.md").read_text()
     assert command("predict", "own", "new.cohort", "--out", "p.csv")[0] == 0
-    table, own = pd.read_csv("p.csv"), Method.load("own")
+    table, own = pd.read_csv("p.csv"), Model.load("own")
     np.testing.assert_allclose(table["proba"], own.predict_proba(Cohort.load("new.cohort"))[:, 1], atol=1e-12)
     assert (table["decision"] == (table["proba"] >= own.threshold)).all()
-    assert Method.load("model").facts_.get("local") is None
+    assert Model.load("model").facts_.get("local") is None
 
 
 def test_a_deep_model_is_a_folder_of_tensors_and_json(command):
     changes = ["--set", "epochs=2", "--set", "warmup=1", "--set", "length=32"]
     code, text, _ = command(
-        "fit", "known.cohort", "--method", "m2lgdg", "--variant", "small", *changes, "--out", "model", "--device", "cpu"
+        "fit", "known.cohort", "--method", "m2lgdg", "--variant", "small", *changes, "--out", "deep", "--device", "cpu"
     )
     assert code == 0
     assert "Trained for 2 epochs; best epoch 2 with validation AUC" in text
     assert "Note:" not in text
-    assert sorted(file.name for file in Path("model").iterdir()) == [
+    assert sorted(file.name for file in Path("deep").iterdir()) == [
         *("card.html", "card.md", "method.json", "source_distribution.safetensors", "weights.safetensors")
     ]
-    about = json.loads(Path("model/method.json").read_text())
+    about = json.loads(Path("deep/method.json").read_text())
     assert about["fields"]["epochs"] == 2
     assert about["facts"]["source"]["sites"].keys() == {"east", "north", "south"}
     assert len(about["facts"]["history"]) == 2
-    assert command("predict", "model", "new.cohort", "--out", "p.csv")[0] == 0
+    assert command("predict", "deep", "new.cohort", "--out", "p.csv")[0] == 0
     assert len(pd.read_csv("p.csv")) == 12
 
 
@@ -180,12 +188,12 @@ class Half(Method):
 def test_fit_with_a_plugin_says_what_works_next(command):
     for name in ("half-a", "half-b"):
         Path(f"{name}.py").write_text(PLUGIN.format(name=name))
-    options = ["--plugin", "half-a.py", "--plugin", "half-b.py", "--out", "model"]
+    options = ["--plugin", "half-a.py", "--plugin", "half-b.py", "--out", "half"]
     try:
         code, text, _ = command("fit", "known.cohort", "--method", "half-a", *options)
         assert code == 0
         reported = text.split("Then, with your own NEW_SITE: m2lgdg ")[1].split()
-        assert " ".join(reported) == "predict model NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
+        assert " ".join(reported) == "predict half NEW_SITE --out predictions.csv --plugin half-a.py --plugin half-b.py"
         METHODS.pop("half-a")
         assert command(*[{"NEW_SITE": "new.cohort"}.get(word, word) for word in reported])[0] == 0
         share = Cohort.load("known.cohort").labels.mean()  # what scores that say nothing mean at sites left out, or nearly
@@ -198,7 +206,7 @@ def test_fit_with_a_plugin_says_what_works_next(command):
 def test_what_fit_says_next_can_be_typed_whatever_sites_are_called(command):
     make_cohort("tiny", sizes={"Site A": 14, "b": 14, "c": 14}).save("my cohort.cohort")
     without = ["--without", "Site A", "--without", "Site A"]
-    options = ["--method", "fc-logistic", "--no-promise", "--out", "my model"]
+    options = ["--method", "fc-logistic", "--no-new-site-calibration", "--out", "my model"]
     code, text, _ = command("fit", "my cohort.cohort", *without, *options)
     assert code == 0
     reported = text.split("Next: m2lgdg ")[1].strip()
@@ -217,7 +225,7 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
     ]
     cohort.select(np.sort(first)).save("few.cohort")
     changes = ["--variant", "small", "--set", "epochs=2", "--set", "warmup=1"]
-    code, text, _ = command("fit", "few.cohort", "--method", "erm", *changes, "--out", "model", "--device", "cpu")
+    code, text, _ = command("fit", "few.cohort", "--method", "erm", *changes, "--out", "few", "--device", "cpu")
     assert code == 0
     assert "best epoch 2 with training AUC" in text
     assert "Note: No source subject was held out for validation" in text
@@ -245,13 +253,11 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
     ],
 )
 def test_bad_input_ends_in_one_sentence(command, arguments, words):
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "broken")
+    shutil.copytree("model", "broken")
     Path("broken/weights.safetensors").write_bytes(Path("broken/weights.safetensors").read_bytes()[:-7])
     make_cohort("tiny", n_rois=13).save("other.cohort")
     new = Cohort.load("new.cohort")
     new._changed(series=tuple(one[:19] for one in new.series)).save("brief.cohort")
-    command("fit", "known.cohort", "--method", "phenotype-logistic", "--out", "with")
     new._changed(phenotypes=new.phenotypes.assign(age="old"), inputs=()).save("text.cohort")
     new._changed(rois=(new.rois[1], new.rois[0], *new.rois[2:])).save("swapped.cohort")
     code, _, errors = command(*arguments)
@@ -265,7 +271,6 @@ def test_bad_input_ends_in_one_sentence(command, arguments, words):
 
 def test_the_training_sites_themselves_are_told(command):
     """Else a careless user takes a model's own subjects for a new site, and what it says of them for the truth."""
-    command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
     note = "trained on sites of these names: east, north, south. Predictions for training subjects are optimistic"
     for arguments in (
         ("predict", "model", "known.cohort", "--out", "p.csv"),
@@ -283,8 +288,6 @@ def test_the_training_sites_themselves_are_told(command):
 
 
 def test_a_used_folder_is_refused_before_anything_is_read(command):
-    Path("model").mkdir()
-    Path("model/mine.txt").write_text("keep")
     code, _, errors = command("fit", "not-there.cohort", "--out", "model")
     assert (code, errors) == (2, "m2lgdg: model is not empty; choose another --out.\n")
 
@@ -292,10 +295,10 @@ def test_a_used_folder_is_refused_before_anything_is_read(command):
 def test_a_cohort_without_labels_and_one_site(command):
     new = Cohort.load("new.cohort")
     new.unlabelled().save("blank.cohort")
-    code, text, errors = command("fit", "blank.cohort", "--method", "fc-logistic", "--out", "model")
+    code, text, errors = command("fit", "blank.cohort", "--method", "fc-logistic", "--out", "one")
     assert (code, text) == (2, "")
     assert "no labelled subjects to train on" in errors
-    assert "trained on 12 subjects from 1 site," in command("fit", "new.cohort", "--method", "fc-logistic", "--out", "model")[1]
+    assert "trained on 12 subjects from 1 site," in command("fit", "new.cohort", "--method", "fc-logistic", "--out", "one")[1]
 
 
 def test_ctrl_c_in_fit_is_told_and_leaves_nothing(command, monkeypatch):
@@ -303,6 +306,6 @@ def test_ctrl_c_in_fit_is_told_and_leaves_nothing(command, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(METHODS["fc-logistic"], "learn", stopped)
-    code, _, errors = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "model")
+    code, _, errors = command("fit", "known.cohort", "--method", "fc-logistic", "--out", "stopped")
     assert (code, errors) == (130, "Stopped: nothing was written.\n")
-    assert not Path("model").exists()
+    assert not Path("stopped").exists()
