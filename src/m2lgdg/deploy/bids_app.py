@@ -19,7 +19,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.check import Check, check_cohort
 from m2lgdg.data.readers import read
-from m2lgdg.data.readers.runs import MEAN_FD, REMOVED
+from m2lgdg.data.readers.runs import MEAN_FD, REMOVED, label
 from m2lgdg.data.readers.tables import find_column, read_text_table
 from m2lgdg.fields import nearest
 from m2lgdg.storage import InputError, read_bytes, write_text, write_texts
@@ -43,10 +43,9 @@ def participant_level(
     """Write series and quality of some participants (default: all); returns those written, and the others with reasons."""
     options = dict(options or {})
     table = Path(options.pop("participants", None) or derivatives / "participants.tsv")
-    wanted = _wanted(table, labels)
     options.setdefault("site", "unknown")  # used if the table has no column of sites, which this level does not need
     with tempfile.TemporaryDirectory() as folder:
-        some = _rows(table, wanted, Path(folder))
+        wanted, some = _chosen(table, labels, Path(folder))
         try:
             cohort = read(derivatives, "bids", on_bad="exclude", progress=progress, participants=some, **options)
         except InputError as error:
@@ -80,7 +79,7 @@ def _with_motion(cohort: Cohort, out: Path) -> Cohort:
     """The cohort with the head motion that the participant level found, whose tables of motion are not copied."""
     columns: dict[str, list[float]] = {name: [] for name in MOTION if name not in cohort.phenotypes}
     for subject in cohort.subjects.tolist():
-        path = _folder(subject, out) / f"sub-{_label(subject)}_{QUALITY}"
+        path = _folder(subject, out) / f"sub-{_name(subject)}_{QUALITY}"
         try:
             content = json.loads(read_bytes(path, LARGEST)) if path.is_file() else {}
             numbers = {name: float(content.get(name, np.nan)) for name in columns}
@@ -121,60 +120,49 @@ def describe(out: Path) -> Path:
     return write_text(out / "dataset_description.json", json.dumps(content, indent=1) + "\n")
 
 
-def _wanted(table: Path, labels: Sequence[str]) -> list[str]:
-    """Participants of the table with these labels, with or without sub-; all of them without labels."""
-    listed = {subject.removeprefix("sub-"): subject for subject in _subjects(table)}
-    for label in labels:
-        if label.removeprefix("sub-") not in listed:
-            raise InputError(f"{table} does not list participant {label}{nearest(label.removeprefix('sub-'), listed)}")
-    return [listed[label.removeprefix("sub-")] for label in dict.fromkeys(labels)] or list(listed.values())
-
-
-def _subjects(table: Path) -> list[str]:
+def _chosen(table: Path, labels: Sequence[str], folder: Path) -> tuple[list[str], Path]:
+    """Participants with these labels, with or without sub- (default: all), and a copy of the table with their rows only."""
     rows = read_text_table(table)
     column = find_column(rows, "subject")
     if column is None:
         raise InputError(f"{table} has no column participant_id.")
-    return [str(value).strip() for value in rows[column]]
-
-
-def _rows(table: Path, wanted: Sequence[str], folder: Path) -> Path:
-    """A copy of the table with the wanted participants only, so that nothing else is read."""
+    listed = {label(subject): subject for subject in rows[column]}
+    for one in labels:
+        if label(one) not in listed:
+            raise InputError(f"{table} does not list participant {one}{nearest(label(one), listed)}")
+    wanted = [listed[label(one)] for one in dict.fromkeys(labels)] or list(listed.values())
     separator = "," if table.suffix == ".csv" else "\t"
-    rows = read_text_table(table)
-    column = find_column(rows, "subject")
-    assert column is not None  # because there are wanted participants
-    kept = rows[[str(value).strip() in set(wanted) for value in rows[column]]]
-    return write_text(folder / table.name, kept.to_csv(sep=separator, index=False))
+    text = rows[rows[column].isin(wanted)].to_csv(sep=separator, index=False)
+    return wanted, write_text(folder / table.name, text)
 
 
 def _write_participant(one: Cohort, out: Path) -> None:
     """Series of each atlas as a table with a JSON sidecar, and the quality file."""
-    label = _label(str(one.subjects[0]))
+    name = _name(str(one.subjects[0]))
     texts: dict[str, str | bytes] = {}
     quality: dict[str, Any] = {"findings": [finding.text for finding in check_cohort(one, new_site=True).findings]}
     motion = {name: float(one.phenotypes[name].iloc[0]) for name in MOTION if name in one.phenotypes}
     quality |= {name: value for name, value in motion.items() if np.isfinite(value)}
     tr = float(one.tr[0]) if np.isfinite(one.tr[0]) else None
     for atlas in one.atlases:
-        part = one.parcellation(atlas)
-        stem = f"sub-{label}_atlas-{re.sub(r'[^A-Za-z0-9]', '', atlas) or 'unknown'}"
-        series = np.asarray(part.series[0])
-        texts[f"{stem}_timeseries.tsv"] = _series_text(part.rois, series)
+        scan = one.parcellation(atlas)
+        stem = f"sub-{name}_atlas-{re.sub(r'[^A-Za-z0-9]', '', atlas) or 'unknown'}"
+        series = np.asarray(scan.series[0])
+        texts[f"{stem}_timeseries.tsv"] = _series_text(scan.rois, series)
         texts[f"{stem}_timeseries.json"] = json.dumps({"RepetitionTime": tr} if tr else {}, indent=1) + "\n"
         minutes = None if tr is None else round(len(series) * tr / 60, 2)
-        flat = [part.rois[i] for i in np.flatnonzero(np.ptp(series, axis=0) == 0)]
-        quality[atlas] = {"volumes": len(series), "rois": len(part.rois), "minutes": minutes, "flat_rois": flat}
-    texts[f"sub-{label}_{QUALITY}"] = json.dumps(quality, indent=1, ensure_ascii=False) + "\n"
-    write_texts(_folder(label, out), texts)
+        flat = [scan.rois[i] for i in np.flatnonzero(np.ptp(series, axis=0) == 0)]
+        quality[atlas] = {"volumes": len(series), "rois": len(scan.rois), "minutes": minutes, "flat_rois": flat}
+    texts[f"sub-{name}_{QUALITY}"] = json.dumps(quality, indent=1, ensure_ascii=False) + "\n"
+    write_texts(_folder(name, out), texts)
 
 
-def _label(subject: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]", "", subject.removeprefix("sub-"))
+def _name(subject: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", label(subject))
 
 
 def _folder(subject: str, out: Path) -> Path:
-    return out / f"sub-{_label(subject)}" / "func"
+    return out / f"sub-{_name(subject)}" / "func"
 
 
 def _series_text(rois: Sequence[str], series: npt.NDArray[np.float32]) -> str:
