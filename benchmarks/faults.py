@@ -24,7 +24,7 @@ from typing import NamedTuple
 import m2lgdg
 from m2lgdg import cli
 from m2lgdg.registry import load_methods
-from m2lgdg.study.folder import LEFT
+from m2lgdg.storage import TEMPORARY
 
 STUDY = """
 cohort = "release"
@@ -130,7 +130,7 @@ def killed(folder, engine, wanted, draw, per_study=5):
             if code == -signal.SIGKILL:
                 reported["kills"] += 1
                 moments[moment(out, folder / "quiet")] += 1
-                reported["half_written"] += sum(bool(LEFT.fullmatch(file.name)) for file in out.rglob(".*"))
+                reported["half_written"] += sum(bool(TEMPORARY.fullmatch(file.name)) for file in out.rglob(".*"))
         reported["refused"] += code != 0
         reported["different_files"] += differences(out, folder / "quiet")
     runs.stdin.close()

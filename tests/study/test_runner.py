@@ -140,14 +140,6 @@ def test_a_finished_cell_is_not_run_again(finished):
     assert {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").iterdir()} == before
 
 
-def test_a_damaged_record_is_run_again(finished, undisturbed):
-    folder = finished
-    record = min((folder / "out" / "cells").iterdir())
-    record.write_text(record.read_text()[:50])
-    assert run_study(study(folder), folder / "out").done == 1
-    assert content(folder / "out") == undisturbed
-
-
 def test_keys_change_with_data_fields_and_seed(folder):
     from m2lgdg.study.config import check_study
     from m2lgdg.study.plan import make_cells
@@ -167,17 +159,13 @@ def test_keys_change_with_data_fields_and_seed(folder):
 
 @pytest.mark.parametrize("engine", ["joblib", "dask"])
 def test_engines_give_the_same_bytes(folder, undisturbed, engine):
-    summary = run_study(study(folder), folder / "out", engine=engine, jobs=2)
-    assert summary.failed == []
-    assert content(folder / "out") == undisturbed
-
-
-def test_dask_needs_no_port_of_its_own(folder, undisturbed):
+    """Dask also where another program has its usual port."""
     with socket.socket() as taken:
-        with contextlib.suppress(OSError):  # somebody else holds Dask's usual port already: as good
+        with contextlib.suppress(OSError):
             taken.bind(("0.0.0.0", 8787))
             taken.listen()
-        run_study(study(folder), folder / "out", engine="dask", jobs=1)
+        summary = run_study(study(folder), folder / "out", engine=engine, jobs=2)
+    assert summary.failed == []
     assert content(folder / "out") == undisturbed
 
 
@@ -250,13 +238,14 @@ def test_a_training_taken_over_under_another_name_is_called_by_it(folder):
     assert [(record["variant"], record["status"]) for record in read_contents(folder / "new").records] == [("", "done")] * 4
 
 
-@pytest.mark.parametrize("kept", [{"status": "done"}, {"status": "failed"}, {"status": ["done"]}, {}])
-def test_a_record_without_its_content_is_run_again(finished, kept, undisturbed):
+def test_records_without_their_content_are_run_again(finished, undisturbed):
     folder = finished
-    path = sorted((folder / "out" / "cells").iterdir())[0]
-    path.write_text(json.dumps({"key": json.loads(path.read_text())["key"]} | kept))
-    assert run_study(study(folder), folder / "out").done == 1
-    assert (folder / "out" / "predictions.csv").read_bytes() == undisturbed
+    paths = sorted((folder / "out" / "cells").iterdir())
+    for path, rest in zip(paths, ({"status": "done"}, {"status": "failed"}, {"status": ["done"]}, {}), strict=False):
+        path.write_text(json.dumps({"key": json.loads(path.read_text())["key"]} | rest))
+    paths[4].write_text(paths[4].read_text()[:50])
+    assert run_study(study(folder), folder / "out").done == 5
+    assert content(folder / "out") == undisturbed
 
 
 def test_a_cohort_of_other_content_is_refused(finished):
@@ -357,8 +346,7 @@ class Fatal(Method):
 '''
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, jobs):
+def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder):
     """And the same command goes on: its processes are new. CUDA is stood in for by a method that says what CUDA would."""
     (folder / "fatal.py").write_text(FATAL)
     lines = [
@@ -369,7 +357,7 @@ def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, j
         f'[method.fatal]\nmarks = "{folder}"',
     ]
     (folder / "fatal.toml").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "m2lgdg", "run", "fatal.toml", "--out", "out", "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "m2lgdg", "run", "fatal.toml", "--out", "out", "--jobs", "2"]
     reported = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert reported.returncode == 2
     assert "Traceback" not in reported.stderr
@@ -377,7 +365,7 @@ def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, j
     assert "the GPU failed and can no longer be used by this process (RuntimeError: CUDA error" in sentence
     assert sentence.endswith("of 8 cells are done; run the same command again to continue.")
     failures = pd.read_csv(folder / "out" / "failures.csv")
-    assert len(failures) <= jobs  # not what that process would have been given after it
+    assert len(failures) <= 2  # not what that process would have been given after it
     again = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert len(pd.read_csv(folder / "out" / "predictions.csv")) == 2 * 52
@@ -416,7 +404,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("jobs", "how"), [(1, signal.SIGINT), (2, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGTERM)])
+@pytest.mark.parametrize(("jobs", "how"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_stopped_run_collects_what_is_done_and_says_how_to_go_on(folder, jobs, how):
     """A process does cells of prior, then sleeps in one of slow-coin until it is stopped: by Ctrl-C, or as a cluster does."""
     sleepy = study(folder, methods=["prior", "slow-coin"], seeds=[0], variants=[], method={"slow-coin": {"pause": 600.0}})

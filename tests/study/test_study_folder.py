@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from joblib.externals.loky import get_reusable_executor
-from test_study import PLUGIN, content, study
+from test_runner import PLUGIN, content, study
 
 import m2lgdg.study.folder
 from m2lgdg import InputError, make_cohort, run_study
@@ -178,6 +178,15 @@ def test_a_read_only_folder_is_one_sentence(begun, monkeypatch, capsys):
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755)
         shutil.rmtree(folder)
+
+
+def test_the_environment_is_that_of_the_predictions(folder):
+    run_study(quick(folder), folder / "out")
+    path = folder / "out" / "environment.json"
+    before = path.read_text()
+    path.write_text(before.replace(json.loads(before)["code"], "older").replace(json.loads(before)["numpy"], "0.1"))
+    run_study(quick(folder), folder / "out")
+    assert path.read_text() == before
 
 
 def test_nothing_about_the_host_is_in_a_lock(folder):

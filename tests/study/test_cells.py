@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import m2lgdg.study.folder
 from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort, read, run_study
 from m2lgdg.registry import load_methods
 from m2lgdg.study import runner
 from m2lgdg.study.config import check_study
 from m2lgdg.study.plan import make_cells
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.records import Records
 
 CONSTANT = """
 import numpy as np
@@ -113,9 +110,6 @@ def replaced(path, cohort, how):
         path.write_bytes((path.parent / "other.cohort").read_bytes())
 
 
-# 1: the cohort
-
-
 @pytest.mark.parametrize("how", ["renamed", "in place"])
 def test_a_second_study_of_one_process_sees_the_cohort_that_is_there(folder, how):
     plain = study(folder, "fc-logistic", targets=["east"])
@@ -130,10 +124,7 @@ def test_a_second_study_of_one_process_sees_the_cohort_that_is_there(folder, how
     assert not np.allclose(read_predictions(folder / "old")["proba"], read_predictions(folder / "new")["proba"])
 
 
-@pytest.mark.parametrize(
-    ("engine", "how"),
-    [("serial", "renamed"), ("serial", "in place"), ("joblib", "renamed"), ("joblib", "in place"), ("dask", "in place")],
-)
+@pytest.mark.parametrize(("engine", "how"), [("serial", "renamed"), ("joblib", "in place"), ("dask", "in place")])
 def test_a_cohort_replaced_while_a_study_runs_ends_it(folder, engine, how):
     """The last four cells wait for it, so that fast workers cannot be done before."""
     (folder / "waits.py").write_text(WAITS)
@@ -220,9 +211,6 @@ def test_a_study_with_its_own_inputs_can_be_repeated(folder):
     assert run_study(whole, folder / "whole").done == 4  # a user knows the hash of the file
     with pytest.raises(InputError, match="has changed since the study was run"):
         run_study(whole | {"cohort_hash": "0" * 64}, folder / "none")
-
-
-# 2: plugins
 
 
 def constant(path, value, name="constant"):
@@ -324,9 +312,6 @@ def test_a_cluster_that_lives_on_sees_new_data_and_new_code(folder, monkeypatch)
             assert set(read_predictions(folder / f"here{i}").query("method == 'constant'")["proba"]) == {value}
 
 
-# 3: the key
-
-
 def test_the_order_of_subjects_and_columns_changes_nothing(folder):
     cohort = make_cohort("tiny", seed=1)
     order = np.random.default_rng(0).permutation(len(cohort))
@@ -339,134 +324,6 @@ def test_the_order_of_subjects_and_columns_changes_nothing(folder):
     assert content(folder / "out") == content(folder / "other")
     assert set(records(folder / "out")) == set(records(folder / "other"))
     assert read_predictions(folder / "out")["subject"].tolist()[:10] == sorted(cohort.select(sites=["east"]).subjects.tolist())
-
-
-def test_the_environment_is_that_of_the_predictions(folder):
-    run_study(study(folder, "prior"), folder / "out")
-    path = folder / "out" / "environment.json"
-    before = path.read_text()
-    path.write_text(before.replace(json.loads(before)["code"], "older").replace(json.loads(before)["numpy"], "0.1"))
-    run_study(study(folder, "prior"), folder / "out")
-    assert path.read_text() == before
-
-
-# 4: shards
-
-
-def test_two_shards_that_end_at_once_leave_the_whole_table(folder, monkeypatch):
-    """The first has read the records, the second then ends and waits for its turn, and only then the first writes."""
-    plain = study(folder, "prior")
-    run_study(plain, folder / "whole")
-    read_by_first, second_waits, real = threading.Event(), threading.Event(), Records._tables
-    lock, second = m2lgdg.study.folder._lock, threading.Thread(target=lambda: ends())
-
-    def ends():
-        run_study(plain, folder / "out", shard="2/2", watch=lambda state: state.done == 1 and read_by_first.wait())
-        second_waits.set()
-
-    def locked(handle, wait=False):
-        if threading.current_thread() is second and read_by_first.is_set():
-            second_waits.set()
-        return lock(handle, wait)
-
-    def slowly(self, cells):
-        tables = real(self, cells)
-        if threading.current_thread() is not second:
-            read_by_first.set()
-            second_waits.wait()
-        return tables
-
-    monkeypatch.setattr(Records, "_tables", slowly)
-    monkeypatch.setattr(m2lgdg.study.folder, "_lock", locked)
-    run_study(plain, folder / "out", shard="1/2", watch=lambda state: state.done == 0 and second.start())
-    second.join()
-    assert content(folder / "out") == content(folder / "whole")
-
-
-# 5: records, facts and failures
-
-
-def flipped(record):
-    record["labels"] = [1 - label for label in record["labels"]]
-
-
-def shorter(record):
-    for name in ("subjects", "labels", "proba"):
-        record[name] = record[name][1:]
-
-
-def reordered(record):
-    for name in ("subjects", "labels", "proba"):
-        record[name] = record[name][::-1]
-
-
-def with_proba(*values):
-    def change(record):
-        record["proba"] = [*record["proba"][: len(record["proba"]) - len(values)], *values]
-
-    return change
-
-
-def of(name, value):
-    return lambda record: record.__setitem__(name, value(record[name]))
-
-
-BAD = {
-    "flipped labels": flipped,
-    "one label": of("labels", lambda labels: [1 - labels[0], *labels[1:]]),
-    "labels as floats": of("labels", lambda labels: [float(label) for label in labels]),
-    "labels as truth": of("labels", lambda labels: [bool(label) for label in labels]),
-    "a subject less": shorter,
-    "other order": reordered,
-    "other subjects": of("subjects", lambda subjects: [f"{subject}x" for subject in subjects]),
-    "no subjects": of("subjects", lambda _: None),
-    "wrong length": of("proba", lambda proba: proba[1:]),
-    "longer": of("proba", lambda proba: [*proba, 0.5]),
-    "null": of("proba", lambda _: None),
-    "a null": with_proba(None),
-    "above one": with_proba(1.5),
-    "below zero": with_proba(-0.1),
-    "not a number": with_proba(float("nan")),
-    "infinite": with_proba(float("inf")),
-    "text": with_proba("0.5"),
-    "truth": with_proba(True),
-    "a list": with_proba([0.5]),
-    "an object": of("proba", dict.fromkeys),
-    "another target": of("target", lambda _: "west"),
-    "a reason that is no text": lambda record: record.update(status="failed", reason={"a": 1}),
-}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    make_cohort("tiny", seed=1).save(folder / "tiny.cohort")
-    run_study(study(folder, "phenotype-logistic", targets=["east", "north"]), folder / "out")
-    return folder
-
-
-@pytest.mark.parametrize("change", [*BAD.values(), "deep", "bytes"], ids=[*BAD, "deep JSON", "not UTF-8"])
-def test_a_record_that_does_not_fit_the_cohort_is_run_again(finished, change, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(finished / "out", out)
-    plain = study(finished, "phenotype-logistic", targets=["east", "north"])
-    name, record = next((name, record) for name, record in records(out).items() if record["target"] == "east")
-    path = out / "cells" / name
-    if change == "deep":
-        path.write_text(f'{{"key": "{record["key"]}", "status": "done", "proba": {"[" * 100_000}')
-    elif change == "bytes":
-        path.write_bytes(path.read_bytes().replace(b"east", b"\xffast"))
-    else:
-        change(record)
-        path.write_text(json.dumps(record))
-    taken = run_study(plain, tmp_path / "new", reuse=[out])
-    assert (taken.taken, taken.done) == (1, 1)  # the other one
-    shutil.rmtree(finished / "again", ignore_errors=True)
-    shutil.copytree(out, finished / "again")
-    summary = run_study(plain, finished / "again")
-    assert (summary.reused, summary.done, summary.failed) == (1, 1, [])
-    for folder in (tmp_path / "new", finished / "again"):
-        assert content(folder) == content(finished / "out")
 
 
 FACTS = """
@@ -492,50 +349,42 @@ def test_facts_of_numpy_are_stored_as_plain_values(folder):
     assert "NaN" not in path.read_text()
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("self.facts_['notes'] = {1, 2}", "fact notes holds a value of type set, which cannot be stored; use numbers, text"),
-        ("self.facts_['share'] = [object()]", "fact share holds a value of type object, which cannot be stored"),
-        ("self.facts_['penalties'] = np.array([1j])", "fact penalties holds a value of type ndarray"),
-        ("notes = []; notes.append(notes); self.facts_['notes'] = notes", "fact notes is nested more than 50 levels deep"),
-        ("self.facts_['parameters'] = 10 ** 5000", "ValueError: Exceeds the limit"),
-        ("self.facts_ = None", "TypeError"),
-        (
-            "self.predict_proba = lambda target: np.full((len(target), 2), np.nan)",
-            "did not give one probability between 0 and 1",
-        ),
-        ("self.predict_proba = lambda target: np.full((2, 2), 0.5)", "did not give one probability between 0 and 1"),
-    ],
-)
-def test_what_cannot_be_stored_fails_one_cell(folder, what, words):
-    summary = run_study(acting(folder, what, "prior"), folder / "out")
-    ((cell, reason),) = summary.failed
-    assert (cell, summary.done) == ("acts, target east, seed 0", 7)
-    assert words in reason
-    assert pd.read_csv(folder / "out" / "failures.csv")["reason"].tolist() == [reason]
-    again = run_study(acting(folder, what, "prior"), folder / "out")
-    assert (again.reused, len(again.failed)) == (7, 1)
+FAILURES = {
+    "self.facts_['notes'] = {1, 2}": "fact notes holds a value of type set, which cannot be stored; use numbers, text",
+    "self.facts_['share'] = [object()]": "fact share holds a value of type object, which cannot be stored",
+    "self.facts_['penalties'] = np.array([1j])": "fact penalties holds a value of type ndarray",
+    "notes = []; notes.append(notes); self.facts_['notes'] = notes": "fact notes is nested more than 50 levels deep",
+    "self.facts_['parameters'] = 10 ** 5000": "ValueError: Exceeds the limit",
+    "self.facts_ = None": "TypeError",
+    "self.predict_proba = lambda target: np.full((len(target), 2), np.nan)": "did not give one probability between 0 and 1",
+    "self.predict_proba = lambda target: np.full((2, 2), 0.5)": "did not give one probability between 0 and 1",
+    "sys.exit(0)": "SystemExit: 0",
+    "raise Unusual('odd')": "Unusual: odd",
+    "raise GeneratorExit": "GeneratorExit: ",
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [("sys.exit(0)", "SystemExit: 0"), ("raise Unusual('odd')", "Unusual: odd"), ("raise GeneratorExit", "GeneratorExit: ")],
-)
-def test_a_plugin_that_exits_is_one_failed_cell(folder, what, reason, typed):
-    (folder / "study.json").write_text(json.dumps(acting(folder, what, "prior")))
+def test_what_a_method_raises_or_cannot_store_fails_one_cell(folder, typed):
+    """A sweep over what it does, so that each is a cell of one study."""
+    sweep = {"acts": {"what": list(FAILURES)}}
+    settings = acting(folder, "", "prior", sweep=sweep, targets=["east"])
+    (folder / "study.json").write_text(json.dumps(settings))
     code, text, errors = typed("run", folder / "study.json", "--out", folder / "out")
-    assert code == 1
-    assert "7 of 8 cells done" in text and f"failed: acts, target east, seed 0: {reason}" in errors
-    assert len(read_predictions(folder / "out").drop_duplicates(["method", "target"])) == 7
+    assert code == 1 and "2 of 13 cells done" in text and "Traceback" not in errors
+    assert "failed: acts (what=sys.exit(0)), target east, seed 0: SystemExit: 0" in errors
+    failures = pd.read_csv(folder / "out" / "failures.csv")
+    assert failures["variant"].tolist() == [f"what={what}" for what in FAILURES]
+    for reason, words in zip(failures["reason"], FAILURES.values(), strict=True):
+        assert words in reason
+    again = run_study(settings, folder / "out")
+    assert (again.reused, len(again.failed)) == (2, len(FAILURES))
 
 
-@pytest.mark.parametrize("what", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
-def test_a_killed_worker_loses_its_own_cell_only(folder, what, typed):
+def test_a_worker_that_exits_loses_its_own_cell_only(folder, typed):
     """Twice: at two targets, every time that they are run."""
-    both = f"""
-if not {{"east", "west"}} <= set(source.site_names):
-    {what}
+    both = """
+if not {"east", "west"} <= set(source.site_names):
+    os._exit(0)
 """
     settings = acting(folder, both, "prior", "fc-logistic")
     settings["method"]["acts"]["target"] = "none of these"

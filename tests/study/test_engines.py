@@ -16,7 +16,7 @@ import pytest
 from m2lgdg import make_cohort, run_study
 from m2lgdg.study.predictions import read_predictions
 
-TEXT = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
 BASH = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 (ARRAY,) = [script for script in BASH if "--array" in script]

@@ -59,7 +59,7 @@ def work(tmp_path_factory, tiny):
 @pytest.fixture(scope="module")
 def python(work):
     """Run Python where PyTorch cannot be imported; returns exit code, standard output and error."""
-    paths = [str(work / "blocker"), str(Path(__file__).parents[1] / "src")]
+    paths = [str(work / "blocker"), str(Path(__file__).parents[2] / "src")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
     def run(*words):
@@ -162,7 +162,7 @@ def test_a_network_is_one_sentence(m2lgdg, work, words, what):
 @pytest.mark.parametrize("study", ["abide-all-sites.toml", "rest-meta-mdd.toml"])
 def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work, study):
     """Only the methods that are run need to be usable here."""
-    (work / study).write_text((Path(__file__).parents[1] / "studies" / study).read_text())
+    (work / study).write_text((Path(__file__).parents[2] / "studies" / study).read_text())
     changes = (
         "cohort=tiny.cohort",
         "inputs=[]",
@@ -197,7 +197,7 @@ def test_a_saved_network_is_one_sentence(m2lgdg, work, tiny):
 
 def test_tables_and_report_of_networks(m2lgdg, work):
     """Results that were computed elsewhere can be read."""
-    results = Path(__file__).parents[1] / "results" / "paper" / "connectome"
+    results = Path(__file__).parents[2] / "results" / "paper" / "connectome"
     code, out, err = m2lgdg("table", results)
     assert code == 0 and "m2lgdg-connectome" in out, err
     code, _, err = m2lgdg("report", results, "--share", "--out", "network-report")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from m2lgdg.metrics import METRICS
 from m2lgdg.study.stats import cell_scores, holm, macro_scores, paired_tests, site_scores, training_differences
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 OWN = "M2LG-DG"
 COMPARED = ("MSSTAN", "M2DC", "MM-GTUNets", "MetaExplainer")  # those of Panel B
 PAPER_METRICS = ("ACC", "SPE", "SEN", "AUC", "F1")
