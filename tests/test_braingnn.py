@@ -305,7 +305,7 @@ def test_features_are_fisher_z_and_absolute_partial_correlations(monkeypatch):
     series[4][:, 1:] = 0.0  # one ROI alone is not flat
     cohort = dataclasses.replace(cohort, series=series)
     given = method().features(cohort, torch.device("cpu"))
-    monkeypatch.setattr(braingnn, "PIECE", 3)  # seven subjects then come in three pieces
+    monkeypatch.setattr(braingnn, "CHUNK", 3)  # seven subjects then come in three chunks
     pieces = method().features(cohort, torch.device("cpu"))
     assert given["partial"].dtype == torch.float32 and torch.equal(given["partial"], pieces["partial"])
     for s, covariance in enumerate(covariances(series)):

@@ -43,7 +43,7 @@ TOO_FEW_SITES = (
     "Source-training subjects come from {sites} site(s), too few or too small to be compared within batches: the cross-site "
     "part of {name} was not used in this training."
 )
-PIECE = 64  # subjects in one forward pass of a prediction
+CHUNK = 64  # subjects in one forward pass of a prediction
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,14 @@ class Batch:
         features = {name: value[rows] for name, value in self.features.items()}
         return Batch(features, self.phenotypes[rows], self.label[rows], self.site[rows])
 
+    def chunks(self) -> list[Batch]:
+        """The subjects in chunks small enough for one forward pass."""
+        return [self.take(rows) for rows in torch.arange(len(self), device=self.label.device).split(CHUNK)]
+
 
 @dataclass(frozen=True)
 class Shape:
-    """What `build` needs to know about the data: sizes, and the arrays that `prepare` fitted on source-training subjects.
-
-    `n_inputs` is 0 in a method without phenotypes.
-    """
+    """What `build` needs: sizes (`n_inputs` is 0 without phenotypes), and what `prepare` fitted on source-training subjects."""
 
     n_rois: int
     length: int
@@ -87,9 +88,21 @@ class Shape:
     fitted: Mapping[str, npt.NDArray[Any]]
 
 
+class PartsNetwork(nn.Module):
+    """A network whose `parts` gives its logits and, by name, what its losses and explanations need."""
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """At least `logits` (subject, 2); `fused` is the input of the classifier."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(subject, 2) logits."""
+        return self.parts(batch)["logits"]
+
+
 @dataclass
 class Training:
-    """What the epochs of one training share; `DeepMethod.begin` makes it."""
+    """What the epochs of one training share; `DeepMethod._begin` makes it."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -104,7 +117,7 @@ class Training:
 class DeepMethod(Method):
     """A neural network trained on source. Its fields are common to all deep methods.
 
-    A subclass must write `build`. All other hooks have a default:
+    A subclass names its `network_class`, or writes `build`. All other hooks have a default:
 
     - data: `features`, `prepare`, `make_batch`, `batches`, `lacks_sites`
     - training: `loss`, `step`, `optimizer`, `rate_factor`, `autocast`, `phase`
@@ -139,6 +152,7 @@ class DeepMethod(Method):
     }
 
     loss_weights: ClassVar[Mapping[str, str]] = {}  # term of `loss` -> field with its weight, if that is not TERM_weight
+    network_class: ClassVar[Callable[[Shape, Any], nn.Module]]
     recordable = False  # whether `step` runs without reading values back, so that CUDA can record it
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.
@@ -147,14 +161,11 @@ class DeepMethod(Method):
     class_weight = cast(Tensor | None, None)  # (class,) weights n / (2 n_class) of source-training subjects
 
     def build(self, shape: Shape) -> nn.Module:
-        """Create the network. Its `forward` takes a `Batch` and returns (subject, 2) logits."""
-        raise NotImplementedError(f"{type(self).__name__} must implement build")
+        """Create the network. Its `forward` takes a `Batch` and returns (subject, 2) logits. Default: `network_class`."""
+        return self.network_class(shape, self)
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Inputs of the network computed from the scans: (subject, ...) tensors by name. Default: the standardised series.
-
-        Computed once before training. Each row must depend on its own subject only.
-        """
+        """Inputs from the scans, (subject, ...) tensors by name, each row of its own subject only. Default: the series."""
         return {"series": torch.from_numpy(standardised_series(cohort.series, self.length))}
 
     def taken(self, source: Cohort) -> list[str]:
@@ -162,9 +173,9 @@ class DeepMethod(Method):
         return list(source.inputs) if self.phenotypes else []
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays fitted on source-training subjects before training, such as a group graph. Default: none.
+        """Arrays fitted on source-training subjects and their `features` before training, such as a group graph. Default: none.
 
-        `features` are those of the training subjects. `build` finds the arrays in `shape.fitted`; a saved model keeps them.
+        `build` finds them in `shape.fitted`; a saved model has them.
         """
         return {}
 
@@ -186,8 +197,7 @@ class DeepMethod(Method):
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of one epoch, as positions among source-training subjects; draw random numbers from `order` only.
 
-        Default: all subjects shuffled, without the incomplete last batch. `site` and `label` are those of the subjects;
-        `sampler.site_batches` makes batches that compare sites.
+        Default: all subjects shuffled, without the incomplete last batch. `sampler.site_batches` makes batches by site.
         """
         size = min(self.batch_size, len(label))
         shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
@@ -202,10 +212,7 @@ class DeepMethod(Method):
         return schedule(self.epoch * batches + batch, batches, self.warmup, self.epochs)
 
     def phase(self) -> object:
-        """Training stage of a recordable method; when it changes, step and validation are recorded again.
-
-        Needed if Python code in `step`, `loss` or the network branches on the stage. Default: one stage.
-        """
+        """Training stage of a recordable method whose Python code branches on it; step and validation are recorded for each."""
         return None
 
     def candidate(self, epoch: int) -> bool:
@@ -269,7 +276,7 @@ class DeepMethod(Method):
 
         network = fast_form(self.build(shape)).to(device)
         self.epoch = 0
-        run, held_out = self.begin(network, subjects, training_rows, seed), subjects.take(validation_rows)
+        run, held_out = self._begin(network, subjects, training_rows, seed), subjects.take(validation_rows)
         if self.lacks_sites(run.site, run.label):
             self.facts_["notes"].append(TOO_FEW_SITES.format(name=self.name, sites=len(torch.unique(run.site))))
         self._replayed: Replayed | None = None
@@ -278,7 +285,7 @@ class DeepMethod(Method):
         weights: dict[str, npt.NDArray[Any]] = {}  # of the best epoch
         for epoch in range(self.epochs):
             self.epoch = epoch
-            record = self.run_epoch(run)
+            record = self._run_epoch(run)
             record |= self.validate(network, held_out)
             self._stop_if_not_finite(record, epoch)  # shows whether the last step of the epoch broke the weights
             history.append(record)
@@ -308,15 +315,14 @@ class DeepMethod(Method):
         self._device, self._replayed = device, None
         self.state_["calibration"] = np.array(self.calibrate(held_out), dtype=np.float64)
 
-    def begin(self, network: nn.Module, subjects: Batch, training: Tensor, seed: int) -> Training:
-        """Optimizer, order of subjects and step of a training on some subjects (`training` are their positions)."""
+    def _begin(self, network: nn.Module, subjects: Batch, training: Tensor, seed: int) -> Training:
         optimizer = self.optimizer(network)
         rates = [group["lr"] for group in optimizer.param_groups]
         sites, labels = subjects.site[training].cpu(), subjects.label[training].cpu()
         step = self._stepper(network, optimizer, subjects, training)
         return Training(network, optimizer, rates, torch.Generator().manual_seed(seed), sites, labels, step)
 
-    def run_epoch(self, run: Training) -> dict[str, float]:
+    def _run_epoch(self, run: Training) -> dict[str, float]:
         """Train for the epoch `self.epoch`, and return the mean of each term of the loss over its batches."""
         run.network.train()
         sums: dict[str, Tensor] = {}
@@ -375,8 +381,7 @@ class DeepMethod(Method):
     def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
         """(subject,) difference between the logits of patient and control."""
         with torch.inference_mode():
-            parts = [network(batch.take(rows)) for rows in pieces(len(batch), batch.label.device)]
-            logits = torch.cat(parts).cpu().double()
+            logits = torch.cat([network(chunk) for chunk in batch.chunks()]).cpu().double()
         return (logits[:, 1] - logits[:, 0]).numpy()
 
     def score(self, target: Cohort) -> npt.NDArray[np.float64]:
@@ -386,24 +391,25 @@ class DeepMethod(Method):
 
     def decision(self, target: Cohort) -> npt.NDArray[np.float64]:
         """(subject,) difference between the logits of patient and control, before Platt scaling."""
-        device = getattr(self, "_device", torch.device("cpu"))
-        network = self.network().to(device)
-        scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
+        device, network, scaler = self._ready()
         decision = []
-        for start in range(0, len(target), PIECE):  # in pieces, so that a large site need not fit on the device
-            part = target.select(np.arange(start, min(start + PIECE, len(target))))
-            decision.append(self._decision(network, self.make_batch(part, scaler, device)))
+        for start in range(0, len(target), CHUNK):  # so that a large site need not fit on the device
+            some = target.select(np.arange(start, min(start + CHUNK, len(target))))
+            decision.append(self._decision(network, self.make_batch(some, scaler, device)))
         return np.concatenate(decision)
 
     def represent(self, cohort: Cohort) -> npt.NDArray[np.float32]:
         """(subject, dimension) input of the classifier, for networks with `parts(batch)["fused"]`."""
-        device = getattr(self, "_device", torch.device("cpu"))
-        network: Any = self.network().to(device)
-        scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
-        subjects = self.make_batch(cohort, scaler, device)
+        device, network, scaler = self._ready()
         with torch.inference_mode():
-            fused = [network.parts(subjects.take(rows))["fused"] for rows in pieces(len(cohort), device)]
+            fused = [network.parts(chunk)["fused"] for chunk in self.make_batch(cohort, scaler, device).chunks()]
         return np.asarray(torch.cat(fused).float().cpu().numpy())
+
+    def _ready(self) -> tuple[torch.device, Any, PhenotypeScaler]:
+        """Device, network on it and scaler of phenotypes, for predictions."""
+        device = getattr(self, "_device", torch.device("cpu"))
+        scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
+        return device, self.network().to(device), scaler
 
     def network(self) -> nn.Module:
         """The fitted network in evaluation mode."""
@@ -458,9 +464,9 @@ class DeepMethod(Method):
         """(subject, 2) logits of the source-validation subjects, the same ones after every epoch; recorded on CUDA."""
 
         def logits() -> Tensor:
-            return torch.cat([network(batch.take(rows)) for rows in parts])
+            return torch.cat([network(chunk) for chunk in chunks])
 
-        parts = pieces(len(batch), batch.label.device)
+        chunks = batch.chunks()
         if not batch.label.is_cuda or not self.recordable or self.deterministic:
             return logits()
         self._replayed = self._replayed or Replayed(logits, self.phase)
@@ -483,12 +489,6 @@ def with_phenotypes(fused: Tensor, batch: Batch, inputs: int) -> Tensor:
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:
     """Sum of the terms of a loss, in float32."""
     return torch.stack([term.float() for term in terms.values()]).sum()
-
-
-def pieces(count: int, device: torch.device) -> list[Tensor]:
-    """Positions 0 to `count` - 1 in pieces small enough for one forward pass."""
-    positions = torch.arange(count, device=device)
-    return [positions[start : start + PIECE] for start in range(0, count, PIECE)]
 
 
 def schedule(step: int, per_epoch: int, warmup: int, epochs: int) -> float:

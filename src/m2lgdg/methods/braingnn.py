@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import Series, covariances, fisher_matrices
-from m2lgdg.deep import PIECE, Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import CHUNK, Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.method import method
 
 
@@ -61,7 +61,7 @@ class RoiPooling(nn.Module):
         return nodes * torch.sigmoid(scores)[:, :, None], kept, scores
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Two convolutions, each with pooling and readout, and a classifier on both readouts."""
 
     def __init__(self, shape: Shape, config: BrainGNN) -> None:
@@ -75,10 +75,6 @@ class Network(nn.Module):
             width = out
         self.inputs = shape.n_inputs
         self.classifier = nn.Sequential(*layers, nn.Linear(width + shape.n_inputs, 2))
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, both readouts as `fused`, and for each pooling the scores of all nodes and the positions of the kept ones."""
@@ -167,6 +163,7 @@ class BrainGNN(DeepMethod):
     select_after_warmup: bool = True
     phenotypes: bool = False
 
+    network_class = Network
     bounds = {"ratio": (1e-6, math.inf)}
     may_be_empty = ("head",)
     unused = ("length",)
@@ -185,15 +182,11 @@ class BrainGNN(DeepMethod):
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Fisher-z FC and absolute partial correlations, some subjects at a time, (subject, roi, roi) each."""
-        pieces = [cohort.series[start : start + PIECE] for start in range(0, len(cohort), PIECE)]
+        chunks = [cohort.series[start : start + CHUNK] for start in range(0, len(cohort), CHUNK)]
         return {
             "fc": torch.from_numpy(fisher_matrices(cohort.series)),
-            "partial": torch.cat([partial_correlations(piece, device) for piece in pieces]),
+            "partial": torch.cat([partial_correlations(chunk, device) for chunk in chunks]),
         }
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network for this number of ROIs."""
-        return Network(shape, self)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy, unit loss of both pooling directions, top-k loss of both poolings, consistency loss of the first."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations
-from m2lgdg.deep import Batch, DeepMethod, Shape, schedule, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
 from m2lgdg.method import method
 
 SLOPE = 0.01  # of the leaky ReLU
@@ -64,7 +64,7 @@ def dense(*widths: int) -> nn.Sequential:
     return nn.Sequential(*(part for pair in layers for part in pair))
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Transformer layers over ROIs, the readout, and a classifier of all clusters."""
 
     def __init__(self, shape: Shape, config: BrainNetTransformer) -> None:
@@ -80,10 +80,6 @@ class Network(nn.Module):
         self.hidden = dense(len(self.readout.centres) * config.cluster_width, *config.head)
         self.inputs = shape.n_inputs
         self.classifier = nn.Linear(config.head[-1] + shape.n_inputs, 2)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, and the last hidden layer as `fused`."""
@@ -129,6 +125,7 @@ class BrainNetTransformer(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     bounds = {"mixup": (0, math.inf), "last_rate": (0, math.inf)}
     unused = ("length",)
     reference = "Kan et al. 2022: Brain network transformer, NeurIPS 35"
@@ -147,10 +144,6 @@ class BrainNetTransformer(DeepMethod):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, roi, roi) Pearson correlations, 1 on the diagonal."""
         return {"correlation": torch.from_numpy(correlations(cohort.series).astype(np.float32))}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network for this number of ROIs."""
-        return Network(shape, self)
 
     def rate_factor(self, batch: int, batches: int) -> float:
         """Learning-rate factor: after the warm-up, if any, a cosine from 1 to `last_rate`."""

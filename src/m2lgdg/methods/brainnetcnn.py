@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.method import method
 
 SLOPE = 0.33  # of the leaky ReLU
@@ -33,7 +33,7 @@ class EdgeToEdge(nn.Module):
         return self.row(edges) + self.column(edges)  # type: ignore[no-any-return]  # (.., roi, 1) + (.., 1, roi)
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Edge-to-edge, edge-to-node, node-to-graph and dense layers; leaky ReLU after each but the last."""
 
     def __init__(self, shape: Shape, config: BrainNetCNN) -> None:
@@ -53,10 +53,6 @@ class Network(nn.Module):
                 nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")  # +- sqrt(3 / fan-in)
                 assert layer.bias is not None
                 nn.init.zeros_(layer.bias)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, and the last hidden layer as `fused`."""
@@ -96,6 +92,7 @@ class BrainNetCNN(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     may_be_empty = ("edge_channels", "hidden")
     unused = ("length",)
     reference = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
@@ -123,7 +120,3 @@ class BrainNetCNN(DeepMethod):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, roi, roi) Fisher-z FC, 0 on the diagonal."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.method import method
-from m2lgdg.methods.erm import Network, SiteMethod
+from m2lgdg.methods.erm import ERM, Network, SiteMethod
 from m2lgdg.sampler import balanced_sites
 
 
@@ -70,6 +70,7 @@ class CDANN(SiteMethod):
     beta1: float = 0.5
     update_rule: Literal["adamw", "adam"] = "adamw"
 
+    network_class = AdversarialNetwork
     bounds = {"discriminator_dropout": (0, 1)}
     may_be_empty = ("discriminator_widths",)
     reference = (
@@ -78,10 +79,7 @@ class CDANN(SiteMethod):
     )
     variants = {
         "phenotypes": {"phenotypes": True},
-        "small": {
-            **{"widths": (32, 16), "discriminator_widths": (16, 16)},
-            **{"learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
-        },
+        "small": {**ERM.variants["small"], "discriminator_widths": (16, 16)},
     }
     space = {
         "adversary_weight": (0.01, 0.1, 1.0, 10.0, 100.0),
@@ -92,15 +90,8 @@ class CDANN(SiteMethod):
         "discriminator_rate": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
         "discriminator_decay": (0.0, 1e-6, 1e-4, 1e-2),
         "beta1": (0.0, 0.5),
-        "site_power": (0.0, 0.5, 1.0),
-        "learning_rate": (1e-4, 3e-4, 1e-3, 3e-3),
-        "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),
-        "dropout": (0.0, 0.1, 0.5),
+        **ERM.space,
     }
-
-    def build(self, shape: Shape) -> nn.Module:
-        """The shared network and its discriminator."""
-        return AdversarialNetwork(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Two parameter groups, which `step` updates one at a time."""

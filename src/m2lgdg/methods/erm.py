@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import site_batches
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Multi-layer perceptron on standardised FC; variant `phenotypes` concatenates them before the classifier."""
 
     def __init__(self, shape: Shape, config: SiteMethod) -> None:
@@ -39,10 +39,6 @@ class Network(nn.Module):
         self.encoder = nn.Sequential(*layers)
         self.inputs = shape.n_inputs
         self.classifier = nn.Linear(config.widths[-1] + shape.n_inputs, 2)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the representation of the scan (`fused`)."""
@@ -79,6 +75,7 @@ class SiteMethod(DeepMethod):
     select_after_warmup: bool = True
     phenotypes: bool = False
 
+    network_class = Network
     unused = ("length", "batch_size")
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
@@ -88,10 +85,6 @@ class SiteMethod(DeepMethod):
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Mean and sd of each edge over source-training subjects."""
         return {**source_scaling(features["fc"].cpu().numpy())}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """The network that all these methods share."""
-        return Network(shape, self)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of `sites_per_batch` sites, classes balanced within each."""

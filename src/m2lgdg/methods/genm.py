@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape, schedule, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import balanced_sites, site_batches
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """The feature net F, modulation net G and task net H; the site nets of the first stage are not part of its state."""
 
     def __init__(self, shape: Shape, config: GenM) -> None:
@@ -45,10 +45,6 @@ class Network(nn.Module):
         self.sites: list[nn.Linear] = []  # F_k of each source site, in the first stage
         self.kept: dict[str, Tensor] = {}  # G and H of the best epoch of the first stage
         self.lowest = float("inf")
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the modulated feature (`fused`)."""
@@ -152,6 +148,7 @@ class GenM(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     unused = ("length", "batch_size", "dropout")
     remembers = ("fitted.support",)
     reference = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
@@ -180,10 +177,6 @@ class GenM(DeepMethod):
             rows = balanced_rows(train.sites, train.labels, self.support, torch.randperm(len(train)).numpy())
             fitted["support"] = fc[rows]
         return fitted
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network for this number of edges."""
-        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """One optimizer for all nets, including the site nets created here; a step updates only those with a gradient."""

@@ -53,14 +53,11 @@ class GroupDRO(SiteMethod):
     memory: float = 0.9  # weight of the past in the running mean of a site's loss
     cap: float = 5.0
 
+    network_class = WeighingNetwork
     bounds = {"cap": (1, math.inf), "memory": (0, 1)}
     reference = "Sagawa et al. 2020, Distributionally robust neural networks for group shifts, ICLR"
     variants = ERM.variants
     space = {"eta": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), **ERM.space}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """The shared network, with uniform site weights at the start of each fit."""
-        return WeighingNetwork(shape, self)
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Weighted cross-entropy, with weights updated by the losses of this batch."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
-from m2lgdg.deep import Batch, DeepMethod, Shape, schedule, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
 from m2lgdg.method import method
 
 BACKBONE, MASK, ENHANCED = range(3)  # the stages
@@ -41,7 +41,7 @@ class MessagePassing(nn.Module):
         return functional.relu(self.output(summed.mT))
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Message passing, a readout with a residual, a linear classifier, and the edge mask."""
 
     def __init__(self, shape: Shape, config: IBGNNPlus) -> None:
@@ -63,10 +63,6 @@ class Network(nn.Module):
     def edges(self) -> Tensor:
         """(roi, roi) logit of the fraction of its weight that each edge keeps."""
         return (self.mask + self.mask.T) / 2
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the representation of the graph."""
@@ -121,6 +117,7 @@ class IBGNNPlus(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     unused = ("length",)
     recordable = True
     reference = "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
@@ -139,10 +136,6 @@ class IBGNNPlus(DeepMethod):
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, roi, roi) Fisher-z FC, both the states of the nodes and the weights of the edges."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network for this number of ROIs."""
-        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Groups of the network and the mask; the mask has no weight decay, which would pull it towards one half."""

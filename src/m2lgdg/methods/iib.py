@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from m2lgdg.deep import Batch, Shape, with_phenotypes
 from m2lgdg.method import method
-from m2lgdg.methods.erm import Network, SiteMethod
+from m2lgdg.methods.erm import ERM, Network, SiteMethod
 
 
 class BottleneckNetwork(Network):
@@ -76,19 +76,12 @@ class IIB(SiteMethod):
     rise: float = 0.1  # fraction of the epochs over which the invariance weight ramps up
     aware_decay: float = 1e-2
 
+    network_class = BottleneckNetwork
     bounds = {"head_width": (0, math.inf)}
     reference = "Li et al. 2022, Invariant information bottleneck for domain generalization, AAAI"
     variants = {
         "phenotypes": {"phenotypes": True},
-        "small": {
-            "widths": (32, 16),
-            "latent": 32,
-            "head_width": 16,
-            "learning_rate": 3e-3,  # the noise slows the training of a narrow network
-            "epochs": 40,
-            "warmup": 4,
-            "patience": 15,
-        },
+        "small": {**ERM.variants["small"], "latent": 32, "head_width": 16},
     }
     space = {
         "bottleneck_weight": (1e-4, 1e-3, 6.4e-3, 3e-2, 1e-1),
@@ -96,15 +89,8 @@ class IIB(SiteMethod):
         "rise": (0.05, 0.1, 0.3),
         "latent": (16, 32, 64, 128),
         "head_width": (0, 16, 32),
-        "site_power": (0.0, 0.5, 1.0),
-        "learning_rate": (1e-4, 3e-4, 1e-3, 3e-3),
-        "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),
-        "dropout": (0.0, 0.1, 0.5),
+        **ERM.space,
     }
-
-    def build(self, shape: Shape) -> nn.Module:
-        """The shared network with a bottleneck."""
-        return BottleneckNetwork(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """More weight decay for the site-aware part, which sees few subjects per site and would overfit."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.methods.msstan import strongest_edges, window_correlations
@@ -130,7 +130,7 @@ class Autoencoder(nn.Module):
         return embedding.float(), error
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Backbone and heads; `encode`, the norms and `classify` are separate because the episodes combine them differently."""
 
     def __init__(self, shape: Shape, config: M2DC) -> None:
@@ -161,10 +161,6 @@ class Network(nn.Module):
     def predictor(self) -> list[nn.Parameter]:
         """Parameters of everything but the autoencoder."""
         return [value for name, value in self.named_parameters() if not name.startswith("autoencoder.")]
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site.
@@ -310,6 +306,7 @@ class M2DC(DeepMethod):
     select_from: float = 0.5  # no epoch before this fraction of the training is kept; 0: any epoch, as released
     phenotypes: bool = False
 
+    network_class = Network
     bounds = {
         "head_dropout": (0, 1),
         "temperature": (1e-6, math.inf),
@@ -338,10 +335,6 @@ class M2DC(DeepMethod):
         "support_weight": (0.0, 0.5, 1.0),
         "window": (30, 40, 50, 60),
     }
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Adam as published, with a lower learning rate for the autoencoder."""

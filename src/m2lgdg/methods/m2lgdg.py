@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape
 from m2lgdg.graph import chebyshev, group_graph_of, propagation
 from m2lgdg.losses import cross_site_contrastive_loss, difference_loss, orthogonality_loss, similarity_loss
 from m2lgdg.method import method
@@ -145,7 +145,7 @@ class CrossAttention(nn.Module):
 # ---------------------------------------------------------------- the whole network
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """The whole of M²LG-DG. `forward` returns the logits; `parts` also returns what losses and explanations need."""
 
     def __init__(self, shape: Shape, config: M2LGDG) -> None:
@@ -181,10 +181,6 @@ class Network(nn.Module):
     def encoders(self, shape: Shape) -> tuple[Any, Any]:
         """The global and the local encoder, each with its `output_width`."""
         return GlobalEncoder(shape, self.config), LocalEncoder(shape, self.config)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and fused representation, and, in configurations that have them, the four components and the gate weights."""
@@ -281,6 +277,7 @@ class M2LGDG(DeepMethod):
     decomposition: bool = True
     cross_attention: bool = True
 
+    network_class = Network
     bounds = {
         "temperature": (1e-6, math.inf),
         "percentile": (0, 100),
@@ -335,10 +332,6 @@ class M2LGDG(DeepMethod):
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """A_FC, the group graph of the source-training subjects (Eq. 3)."""
         return {"adjacency": group_graph_of(features["series"], self.percentile)} if self.imaging else {}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
         """Fewer than two sites: the contrastive loss has no positive pairs."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.deep import Batch, Shape, total_of
+from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import method
 from m2lgdg.methods import m2lgdg
@@ -138,16 +138,12 @@ class Network(m2lgdg.Network):
         return rows * self.get_buffer("off_diagonal")
 
 
-class Members(nn.Module):
+class Members(PartsNetwork):
     """Networks trained side by side, each from its own initial weights, on its own batches; their logits are averaged."""
 
     def __init__(self, shape: Shape, config: M2LGDGConnectome) -> None:
         super().__init__()
         self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Mean logits and gate weights of the members, and their representations next to each other as `fused`."""

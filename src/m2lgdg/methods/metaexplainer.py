@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices, source_scaling
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import method
 from m2lgdg.sampler import balanced_sites, site_batches
@@ -79,7 +79,7 @@ class LearnedConnectivity(InnerProducts):
         return super().forward(joined)
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Encoder, learned connectivity, message passing of Fisher-z FC along it, and a classifier."""
 
     def __init__(self, shape: Shape, config: MetaExplainer) -> None:
@@ -102,10 +102,6 @@ class Network(nn.Module):
         self.history: Tensor  # (site, class, roi, roi); with `known` (site,) used in training only, created in `optimizer`
         self.known: Tensor
         self.trial: torch.optim.Optimizer
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the representation of the scan (`fused`), and the learned connectivity."""
@@ -244,6 +240,7 @@ class MetaExplainer(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     bounds = {"mixup": (0, math.inf)}
     unused = ("batch_size",)
     reference = (
@@ -278,10 +275,6 @@ class MetaExplainer(DeepMethod):
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Mean and sd of each edge over source-training subjects."""
         return {**source_scaling(features["fc"].cpu().numpy())}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network for this number of ROIs and time points."""
-        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Adam, and another Adam for the trial steps; also creates the empty history of class means."""

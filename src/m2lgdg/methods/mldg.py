@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from m2lgdg.deep import Batch
 from m2lgdg.method import method
-from m2lgdg.methods.erm import SiteMethod
+from m2lgdg.methods.erm import ERM, SiteMethod
 from m2lgdg.sampler import balanced_sites
 
 
@@ -34,20 +34,13 @@ class MLDG(SiteMethod):
     meta_weight: float = 1.0
 
     reference = "Li et al. 2018, Learning to generalize: meta-learning for domain generalization, AAAI"
-    variants = {
-        "first-order": {"order": 1},
-        "phenotypes": {"phenotypes": True},
-        "small": {"widths": (32, 16), "learning_rate": 3e-3, "epochs": 40, "warmup": 4, "patience": 15},
-    }
+    variants = {"first-order": {"order": 1}, **ERM.variants}
     space = {
         "order": (1, 2),
         "meta_test_sites": (1, 2),
         "inner_rate": (0.001, 0.005, 0.02, 0.1, 0.5),
         "meta_weight": (0.1, 0.3, 1.0, 3.0, 10.0),
-        "site_power": (0.0, 0.5, 1.0),
-        "learning_rate": (1e-4, 3e-4, 1e-3, 3e-3),
-        "weight_decay": (1e-4, 1e-3, 1e-2, 1e-1),
-        "dropout": (0.0, 0.1, 0.5),
+        **ERM.space,
     }
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:

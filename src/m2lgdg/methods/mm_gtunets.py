@@ -446,6 +446,7 @@ class MMGTUNets(DeepMethod):
     phenotypes: bool = True
     used_phenotypes: tuple[str, ...] = ("sex", "age")  # of the cohort's inputs; empty: all
 
+    network_class = Network
     bounds = {"edge_dropout": (0, 1)}
     may_be_empty = ("used_phenotypes",)
     unused = ("length", "batch_size")
@@ -498,10 +499,6 @@ class MMGTUNets(DeepMethod):
         distance = squared_distances(nodes, nodes).sqrt().numpy()
         pairs = distance[np.triu_indices(len(distance), 1)]
         return fitted | {"sigma": np.array(max(float(pairs.mean()), 1e-6), dtype=np.float32)}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """All subjects in each of `draws` batches: one shuffle, rotated so that other pseudo-targets come first each time."""

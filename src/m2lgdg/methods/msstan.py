@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import normalised
 from m2lgdg.method import method
 from m2lgdg.storage import InputError
@@ -121,7 +121,7 @@ class TemporalAttention(nn.Module):
         return attended
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """The whole of MSSTAN; `parts` returns the logits and the input of the head (`fused`)."""
 
     def __init__(self, shape: Shape, config: MSSTAN) -> None:
@@ -137,10 +137,6 @@ class Network(nn.Module):
             nn.Linear(2 * width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second + shape.n_inputs, 2)
         )
         self.inputs = shape.n_inputs
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits and the fused representation (subject, 2 * roi)."""
@@ -193,6 +189,7 @@ class MSSTAN(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     reference = (
         "Kong, Zhang, Wang, Zhou, Li and Yuan (2024): Multi-scale spatial-temporal attention networks for functional "
         "connectome classification, IEEE Transactions on Medical Imaging, doi:10.1109/TMI.2024.3448214"
@@ -205,7 +202,3 @@ class MSSTAN(DeepMethod):
         "window": (0.3, 0.4, 0.5, 0.6, 0.7),
         "density": (0.1, 0.15, 0.2, 0.25, 0.3),
     }
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)

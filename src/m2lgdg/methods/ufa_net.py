@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations, upper_triangle
-from m2lgdg.deep import Batch, DeepMethod, Shape, with_phenotypes
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.method import method
 from m2lgdg.preprocess import scaled_series
 from m2lgdg.sampler import site_batches
@@ -100,7 +100,7 @@ class Block(nn.Module):
         return functional.relu(self.dropout(self.norm_time(filtered)))
 
 
-class Network(nn.Module):
+class Network(PartsNetwork):
     """Blocks on the shared graph, a mean over ROIs, and linear layers without activations, down to one output."""
 
     def __init__(self, shape: Shape, config: UFANet) -> None:
@@ -119,10 +119,6 @@ class Network(nn.Module):
         self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
         self.inputs = shape.n_inputs
         self.output = nn.Linear(widths[-1] + shape.n_inputs, 1)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits."""
-        return self.parts(batch)["logits"]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         """Logits, the output of each dense layer (dense1, dense2, ...), and that of the last as `fused`."""
@@ -195,6 +191,7 @@ class UFANet(DeepMethod):
     select_after_warmup: bool = False
     phenotypes: bool = False
 
+    network_class = Network
     bounds = {"alignment_start": (0, math.inf), "density": (1e-6, math.inf)}
     reference = "Fang et al. 2023: UFA-Net, Medical Image Analysis 84:102707"
     variants = {
@@ -246,10 +243,6 @@ class UFANet(DeepMethod):
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The graph shared by all subjects."""
         return {"graph": shared_graph(features[self.series].cpu().numpy(), self.density)}
-
-    def build(self, shape: Shape) -> nn.Module:
-        """Network of this configuration."""
-        return Network(shape, self)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """`update_rule`, SGD as published; it alone has a momentum."""
