@@ -193,7 +193,7 @@ def _signature(value: Any, width: int = 88) -> str:
 
 def _short(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return re.sub(r"\b(np|npt|pd|collections\.abc|typing)\.", "", text)
+    return re.sub(r"\b(np|npt|pd|collections\.abc|typing)\.", "", text).replace("Floats", "NDArray[float64]")
 
 
 def _paragraphs(text: str) -> list[str]:

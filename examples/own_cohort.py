@@ -27,7 +27,7 @@ cohort = m2lgdg.read(lab)
 check = m2lgdg.check_cohort(cohort)
 print(check.sites.to_string())
 for finding in check.findings:
-    print(f"{finding.level}: {finding.text}")
+    print(f"{finding.severity}: {finding.text}")
 
 for fold in m2lgdg.leave_one_site_out(cohort):
     fitted = m2lgdg.make("fc-logistic").fit(fold.source)

@@ -1,5 +1,6 @@
 """The README and the pages: outputs that were really printed, tables of the committed results, a reference without gaps."""
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -129,6 +130,16 @@ def test_the_reference_has_every_command_key_and_name():
         assert re.search(rf"^##+ m2lgdg\.{name}$", pages["api"], re.M), name
     assert "`.predict_proba(target: Cohort) -> NDArray[float64]`" in pages["api"]
     assert not any("<!-- generated" in page for page in pages.values())
+
+
+def test_names_and_files_that_pages_mention_exist():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text()
+        for name in set(re.findall(r"\bm2lgdg(?:\.[A-Za-z_]\w*)+", text)):
+            if not name.endswith((".py", ".png", ".federated.flower")):
+                assert pkgutil.resolve_name(name), f"{page.name}: {name}"
+        for path in set(re.findall(r"`(?:python )?((?:\w+/)+[a-z_0-9]+\.py)\b", text)):
+            assert (ROOT / path).is_file() or (ROOT / "src" / "m2lgdg" / path).is_file(), f"{page.name}: {path}"
 
 
 def test_numbers_of_a_table_stay_on_one_line():
