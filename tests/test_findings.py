@@ -310,7 +310,7 @@ def test_a_model_fitted_in_python_says_whether_it_was_checked(cohort, tmp_path):
     fitted = make("prior").fit(cohort.with_findings([text_finding("Copied from /home/jane/x.", kind="text")]))
     assert shared_model(fitted).facts_["source"]["findings"][0]["text"] != "Copied from /home/jane/x."
     fitted.facts_["source"]["findings"] = [{"level": "finding", "kind": 3, "text": "x"}]
-    with pytest.raises(InputError, match=r"method.json is damaged \(findings are not a list of texts\)"):
+    with pytest.raises(InputError, match=r"method.json is damaged \(findings is not a list of findings\)"):
         Method.load(fitted.save(tmp_path / "bad"))
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort, shown_table
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.fields import check_bounds
 from m2lgdg.registry import METHODS
@@ -201,20 +201,6 @@ def method(name: str, role: Role = "") -> Callable[[T], T]:
 def both_classes(positive: Floats) -> Floats:
     """(subject, 2) probabilities of control and patient."""
     return np.stack([1 - positive, positive], axis=1)
-
-
-def method_html(name: str, doc: str, fields: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
-    """A method: its fields, and the sites that it was fitted on."""
-    lines = [doc.strip().splitlines()[0]] if doc.strip() else []
-    if facts is None:
-        lines.append("Not fitted.")
-    else:
-        sites = facts["source"]["sites"].values()
-        patients, controls = (sum(site[key] for site in sites) for key in ("patients", "controls"))
-        lines.append(f"Fitted on {patients} patients and {controls} controls of {len(sites)} sites.")
-    texts = {field: f"{value:.3g}" if isinstance(value, float) else str(value) for field, value in fields.items()}
-    rows = [(field, text if len(text) <= 80 else f"{text[:79]}…") for field, text in texts.items()]
-    return shown_table(f"Method {name}", ("field", "value"), rows, lines)
 
 
 def need_labels(name: str, source: Cohort) -> None:

@@ -160,14 +160,14 @@ def test_between_site_sds_recover_what_was_planted():
 
 def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     inside = []
-    for seed in range(6):
+    for seed in range(10):
         new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 60, 1, 0, 0.2, 0.7), 18)
         rng = np.random.default_rng(100 + seed)
         for x in (-1.5, 0.0, 1.0):
             true = sigmoid((1 + 0.2 * rng.normal(size=400)) * x + 0.7 * rng.normal(size=400))
             low, high = new_site.interval(sigmoid(new_site.slope * np.array([x]) + new_site.offset))
             inside.append(((true >= low) & (true <= high)).mean())
-    assert 0.84 < np.mean(inside) < 0.98
+    assert 0.84 < np.mean(inside) < 0.96
     few = NewSiteCalibration.from_scores(*planted(0, 3, 60, 1, 0, 0.2, 0.7), 3)
     widths = [np.subtract(*one.interval([0.5])[::-1])[0] for one in (new_site, few)]
     assert widths[1] > widths[0]  # three sites know less of how sites differ

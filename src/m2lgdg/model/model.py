@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort
+from m2lgdg.cohort import Cohort, shown_table
 from m2lgdg.connectivity import keeping_features
-from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, method_html, need_labels, source_facts
+from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
@@ -81,7 +81,7 @@ class Model:
     def state_(self) -> dict[str, npt.NDArray[Any]]:
         """Learned arrays, named as in a model folder: those of several members start with the number of their atlas."""
         self._check_fitted()
-        if len(self.members) == 1:
+        if self._alone:
             return next(iter(self.members.values())).state_
         numbered = enumerate(self.members.values())
         state = {f"{PREFIX.format(i)}{name}": value for i, member in numbered for name, value in member.state_.items()}
@@ -177,8 +177,9 @@ class Model:
 
     def _uncalibrated(self, target: Cohort) -> Floats:
         """(subject, 2) probabilities of the member, or from the mean logit over the atlases that a subject has."""
-        targets = self._targets(target)
-        if len(self.members) == 1 or not len(target):
+        self._check_fitted()
+        targets = targets_of(self.members, target)
+        if self._alone or not len(target):
             return targets[0].member.predict_proba(targets[0].target)
         logits = [(one.rows, logit(one.member.predict_proba(one.target)[:, 1])) for one in targets]
         with self.method.checking_weights():
@@ -237,7 +238,6 @@ class Model:
         raised: list[list[str]] = [[] for _ in range(len(target))]
         lacking = [list(self.members) for _ in range(len(target))]
         for atlas, member, rows, seen in self._targets(target):
-            seen = member.checked_target(seen)
             common = flags(seen, member.facts_["inputs"], self.source_distributions.get(atlas))
             with member.checking_weights():
                 own = member.method_flags(seen)
@@ -255,9 +255,8 @@ class Model:
         With several atlases: of connectivity in each, and of phenotypes once; NaN without that atlas.
         """
         scores: dict[str, Floats] = {}
-        for atlas, member, rows, seen in self._targets(target):
-            seen = member.checked_target(seen)
-            for kind, values in self.source_distributions[atlas].scores(seen).items() if self.source_distributions else ():
+        for atlas, _, rows, seen in self._targets(target) if self.source_distributions else ():
+            for kind, values in self.source_distributions[atlas].scores(seen).items():
                 name = kind if self._alone or kind == "phenotypes" else f"{kind}_{atlas}"
                 scores.setdefault(name, np.full(len(target), np.nan))[rows] = values
         return scores
@@ -265,8 +264,7 @@ class Model:
     def compare(self, target: Cohort) -> list[str]:
         """Compare a whole target with source, one line per measure; empty without a source distribution."""
         first = self._targets(target)[0]  # the measures are of subjects and scans, and the same in all atlases
-        seen = first.member.checked_target(first.target)
-        return self.source_distributions[first.atlas].compare(seen) if self.source_distributions else []
+        return self.source_distributions[first.atlas].compare(first.target) if self.source_distributions else []
 
     @property
     def source_distribution_(self) -> SourceDistribution | None:
@@ -279,7 +277,7 @@ class Model:
 
     def _targets(self, target: Cohort) -> list[MemberTarget]:
         self._check_fitted()
-        return targets_of(self.members, target)
+        return [one._replace(target=one.member.checked_target(one.target)) for one in targets_of(self.members, target)]
 
     def _check_fitted(self) -> None:
         if not self.members:
@@ -287,7 +285,13 @@ class Model:
 
     def _repr_html_(self) -> str:
         """Fields and source sites, for notebooks."""
-        return method_html(self.name, type(self.method).__doc__ or "", self.fields(), self.facts_ or None)
+        lines = (self.method.__doc__ or "").strip().splitlines()[:1]
+        counts = self.facts_["source"]["sites"].values() if self.facts_ else ()
+        patients, controls = (sum(site[key] for site in counts) for key in ("patients", "controls"))
+        fitted = f"Fitted on {patients} patients and {controls} controls of {len(counts)} sites."
+        texts = {field: f"{value:.3g}" if isinstance(value, float) else str(value) for field, value in self.fields().items()}
+        rows = [(field, text if len(text) <= 80 else f"{text[:79]}…") for field, text in texts.items()]
+        return shown_table(f"Method {self.name}", ("field", "value"), rows, [*lines, fitted if counts else "Not fitted."])
 
     def save(self, folder: str | Path) -> Path:
         """Write a model folder: weights, method.json and, if fitted, source distributions and new-site calibration.
