@@ -96,18 +96,25 @@ def typed(monkeypatch, capsys):
 
 
 @pytest.fixture
-def figures_drawn_once(monkeypatch):
-    """For tests that write the report of one study many times: each figure is drawn once, and kept by its name."""
-    from m2lgdg.report import brains, drawing, figures
+def figures_painted_only(monkeypatch):
+    """For tests of a report but for its pictures: figures are painted and have their texts and tips, but are not rendered."""
+    from html import escape
 
-    drawn = {}
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.text import Text
 
-    def draw(name, *arguments, **options):
-        if name not in drawn:
-            drawn[name] = drawing.draw(name, *arguments, **options)
-        return drawn[name]
+    from m2lgdg.report import brains, curve, data, drawing, figures
 
-    for module in (brains, figures):
+    def draw(name, caption, alt, size, paint, **_):
+        sheet = drawing.Sheet(Canvas(figsize=size, layout="constrained"))
+        paint(sheet)
+        words = [text.get_text() for text in sheet.canvas.findobj(Text)]
+        texts = "".join(f"<text>{escape(word)}</text>" for word in words)
+        tips = "".join(f"<title>{escape(tip)}</title>" for tip in sheet.tips.values())
+        page = f'<svg role="img" aria-label="{escape(alt)}">{texts}{tips}</svg>'
+        return drawing.Figure(drawing.plain(name), caption, alt, page.encode(), page.encode(), page)
+
+    for module in (brains, curve, data, figures):
         monkeypatch.setattr(module, "draw", draw)
 
 

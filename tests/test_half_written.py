@@ -129,7 +129,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_disk_that_is_full_at_any_write_blocks_no_next_try(name, prepared, typed, monkeypatch, figures_drawn_once):
+def test_a_disk_that_is_full_at_any_write_blocks_no_next_try(name, prepared, typed, monkeypatch, figures_painted_only):
     monkeypatch.chdir(prepared)
     sync, count = os.fsync, [0]
     monkeypatch.setattr("os.fsync", lambda handle: (count.__setitem__(0, count[0] + 1), sync(handle)))

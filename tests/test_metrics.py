@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg.metrics import (
     METRICS,
+    PAPER_METRICS,
     auc,
     calibration,
     delong,
@@ -21,6 +22,7 @@ from m2lgdg.metrics import (
     delong_test,
     evaluate,
     rankdata,
+    roc_curve,
     wilson,
 )
 
@@ -382,3 +384,24 @@ def test_inputs_may_be_lists_or_arrays_of_any_kind_and_stay_as_they_were():
     delong_interval(labels, proba)
     np.testing.assert_array_equal(labels, kept[0])
     np.testing.assert_array_equal(proba, kept[1])
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 3])
+def test_roc_curves_are_those_of_scikit_learn(decimals):
+    from sklearn.metrics import roc_curve as reference
+
+    rng = np.random.default_rng(decimals)
+    for count in (2, 3, 4, 30, 75):
+        labels = np.r_[0, 1, rng.integers(0, 2, count - 2)]
+        scores = np.round(rng.random(count), decimals)
+        false_positive, true_positive, _ = reference(labels, scores)
+        ours = roc_curve(np.r_[labels, -1], np.r_[scores, 0.7])  # a subject without a label does not count
+        np.testing.assert_array_equal(ours[0], false_positive)
+        np.testing.assert_array_equal(ours[1], true_positive)
+
+
+def test_only_the_wanted_metrics_are_computed():
+    labels, proba = [0, 1, 0, 1, 1], [0.2, 0.7, 0.6, 0.4, 0.9]
+    every = evaluate(labels, proba)
+    assert list(every) == list(METRICS)
+    assert evaluate(labels, proba, metrics=PAPER_METRICS) == {metric: every[metric] for metric in PAPER_METRICS}

@@ -16,6 +16,8 @@ from m2lgdg.report.published import read_published
 from m2lgdg.report.tables import render
 from m2lgdg.study.stats import paired_tests
 
+pytestmark = pytest.mark.usefixtures("figures_painted_only")
+
 STUDIES = Path(__file__).parents[1] / "studies"
 
 

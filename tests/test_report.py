@@ -1,7 +1,6 @@
-"""Tables and the page: right numbers, ranks and formats; hostile names stay text; nothing is fetched."""
+"""The report of a study: its answer, its sections, what is missing; hostile names stay text; nothing is fetched."""
 
 import html
-import io
 import json
 import os
 import re
@@ -16,14 +15,14 @@ from m2lgdg.registry import METHODS
 from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import missing_cells, read_contents
 from m2lgdg.report.drawing import plain
-from m2lgdg.report.figures import DISTINCT, ROWS, forest, roc_by_target
 from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
-from m2lgdg.report.paper_tables import changed_fields, study_tables, training_table, training_tables
+from m2lgdg.report.paper_tables import study_tables, training_tables
 from m2lgdg.report.tables import render
 from m2lgdg.study.plan import declarations
-from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
+from m2lgdg.study.stats import cell_scores, over_seeds
+
+pytestmark = pytest.mark.usefixtures("figures_painted_only")
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
 
@@ -42,70 +41,12 @@ def predictions():
     return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
 
 
-def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
-    nyu, usm, macro = study_tables(predictions)
-    assert [table.title for table in (nyu, usm, macro)] == ["Target NYU", "Target USM", "Macro average over target sites"]
-    areas = {}
-    for (target, seed), part in predictions[predictions.method == "noisy"].groupby(["target", "seed"]):
-        areas[target, seed] = 100 * auc(part.label.to_numpy(), part.proba.to_numpy())
-    column = nyu.header.index("AUC")
-    pair = [areas["NYU", seed] for seed in (0, 1)]
-    assert nyu.shown[1][0] == "noisy: with-age"
-    assert nyu.shown[1][column] == f"{np.mean(pair):.2f} ± {np.std(pair, ddof=1):.2f}"
-    assert nyu.shown[0][column] == "100.00 ± 0.00"
-    assert (nyu.ranks[0][column], nyu.ranks[1][column]) == (1, 2)
-    sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
-    assert macro.shown[1][macro.header.index("AUC")] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
-    assert macro.shown[1][macro.header.index("AUC minus that of good")] == f"{np.mean(sites) - 100:+.2f}"
-
-
 @pytest.fixture
 def ablated(predictions):
     """One method, whole and without a part that harms it, and the whole again under another name."""
     whole = predictions[predictions.method == "noisy"].assign(variant="")
     better = predictions[predictions.method == "good"].assign(method="noisy", variant="less")
     return pd.concat([whole, better, whole.assign(variant="all")])
-
-
-def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckiest(ablated):
-    macro = study_tables(ablated)[-1]
-    column = macro.header.index("AUC minus that of noisy")
-    areas = [auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in ablated.groupby(["variant", "target", "seed"])]
-    assert [row[0] for row in macro.shown] == ["noisy", "noisy: less", "noisy: all"]
-    assert [row[column] for row in macro.shown] == ["", f"{100 - 100 * np.mean(areas[:4]):+.2f}", "+0.00"]
-    assert "each row minus noisy (negative: worse than noisy)" in macro.note
-    assert "AUC minus that of noisy: less" in study_tables(ablated, best="noisy: less")[-1].header
-
-
-def test_trainings_of_variants_are_told_with_an_interval(ablated):
-    (table,) = training_tables(cell_scores(ablated))
-    whole = ablated[ablated.variant == ""]
-    areas = [100 * auc(part.label.to_numpy(), part.proba.to_numpy()) for _, part in whole.groupby(["target", "seed"])]
-    spread = [np.var(areas[:2], ddof=1), np.var(areas[2:], ddof=1)]  # inside NYU, inside USM
-    mean, half = 100 - np.mean(areas), 4.302653 * np.sqrt(np.mean(spread) / 4)  # Student's t, 2 degrees of freedom
-    assert table.title == "Variants of noisy, paired by site and seed"
-    assert table.shown[0] == ["less", "4", f"{mean:+.2f}", f"{mean - half:+.2f}", f"{mean + half:+.2f}"]
-    assert table.shown[1] == ["all", "4", "+0.00", "-", "-"]
-    assert mean > 1 and table.header[2] == "AUC minus that of noisy"
-    (short,) = [training_table(cell_scores(ablated), "noisy", ["all"], "Sweeps")]
-    assert (short.title, [row[0] for row in short.shown]) == ("Sweeps of noisy, paired by site and seed", ["all"])
-
-
-def test_without_seeds_or_the_whole_no_trainings_are_compared(predictions, ablated):
-    assert training_tables(cell_scores(predictions)) == []  # a variant alone
-    assert training_tables(cell_scores(ablated[ablated.seed == 0])) == []
-
-
-def test_formats(predictions):
-    tables = study_tables(predictions)
-    markdown = render(tables, "markdown")
-    assert "| good | **" in markdown
-    assert "\\textbf{" in render(tables, "latex")
-    assert "\\underline{" in render(tables, "latex")
-    frame = pd.read_csv(io.StringIO(render(tables, "csv")))
-    good = frame[(frame["table"] == "Target NYU") & (frame["method"] == "good") & (frame["metric"] == "AUC")]
-    assert good[["mean", "sd"]].to_numpy().tolist() == [[100.0, 0.0]]
-    assert set(frame["table"]) == {table.title for table in tables}
 
 
 def test_hostile_names_stay_text(predictions, tmp_path):
@@ -133,27 +74,6 @@ def test_the_page_fetches_nothing(predictions, tmp_path):
     assert "not a diagnostic device" in page
     assert "Mean AUC over 2 unseen sites: good 100.0 % (95 % interval 100.0 to 100.0, t over sites)" in page
     assert "With only 2 sites, performance at a further site is uncertain" in page
-
-
-def test_a_target_of_one_class_has_no_auc_but_a_sensitivity(predictions):
-    alone = predictions[(predictions.target == "NYU") & (predictions.label == 1)]
-    table = study_tables(pd.concat([alone, predictions[predictions.target == "USM"]]))[0]
-    assert table.shown[0][table.header.index("AUC")] == "-"
-    assert table.shown[0][table.header.index("SEN")] == "100.00 ± 0.00"
-    assert table.shown[0][table.header.index("SPE")] == "-"
-
-
-def test_what_did_not_run_with_its_defaults_is_told():
-    def reported(name, **changes):
-        study = json.loads(json.dumps({"method": {name: make(name, **changes).fields()}}))
-        return changed_fields(study, {name: METHODS.declaration(name)})
-
-    assert reported("m2lgdg") == ""
-    assert reported("m2lgdg", epochs=17, learning_rate=1e-3) == "m2lgdg (epochs = 17, learning_rate = 0.001)"
-    assert reported("fc-logistic", phenotypes=True) == 'fc-logistic (variant = "phenotypes")'
-    whose = "possibly somebody's (a plugin; its fields are in study.json)"
-    assert changed_fields({"method": {"somebody's": {"width": 3}}}, {}) == whose
-    assert changed_fields({}, {}) == ""
 
 
 def study_of(predictions, folder, **settings):
@@ -247,17 +167,6 @@ def test_a_variant_of_a_field_that_did_not_exist_is_not_missing(tmp_path):
         assert missing_cells(table[:count], study, declarations(tmp_path)) == missing
 
 
-def test_rows_of_fewer_sites_are_told_and_are_not_the_best(predictions):
-    """`noisy` is at NYU alone, and perfect there."""
-    good, noisy = (predictions[predictions.method == name].assign(variant="") for name in ("good", "noisy"))
-    alone = good[good.target == "NYU"].assign(method="alone")
-    macro = study_tables(pd.concat([alone, noisy]))[-1]
-    assert macro.note.startswith("mean ± sd in % over 2 target sites, 40 subjects; differences are each row minus noisy")
-    assert "AUC over fewer than 2 sites: alone (1)" in macro.note
-    patients = pd.concat([good[good.target == "NYU"], good[(good.target == "USM") & (good.label == 1)]])
-    assert "AUC over fewer than 2 sites: all methods (1)" in study_tables(patients)[-1].note
-
-
 def test_the_answer_is_not_about_the_luckiest_value_of_a_sweep_or_ablation(ablated, tmp_path):
     swept = ablated.replace({"variant": {"less": "amount=2", "all": "part"}})
     swept["proba"] = np.where(swept.variant == "part", swept.label, swept.proba)  # perfect too
@@ -293,33 +202,6 @@ def test_the_command_prints_the_trainings_too(ablated, tmp_path, capsys, monkeyp
     assert render(training_tables(cell_scores(ablated)), "text") in capsys.readouterr().out
 
 
-EDITED = {
-    "proba": [(value, "a probability") for value in ("nan", "", "inf", "1.7", "-0.1", "high")],
-    "label": [(value, "1, 0 or -1 (not known)") for value in ("2", "", "patient", "0.5")],
-    "seed": [(value, "a seed") for value in ("a", "", "-1", "0.5")],
-}
-
-
-@pytest.mark.parametrize(("column", "value", "kind"), [(name, *pair) for name, pairs in EDITED.items() for pair in pairs])
-def test_edited_predictions_are_refused_with_their_line(predictions, tmp_path, column, value, kind):
-    edited = predictions.astype({column: object})
-    edited.loc[3, column] = value
-    edited.to_csv(tmp_path / "predictions.csv", index=False)
-    with pytest.raises(InputError, match=re.escape(f"line 5: {column} {value!r} is not {kind}.")):
-        read_predictions(tmp_path)
-
-
-def test_a_subject_twice_or_with_two_labels_is_refused(predictions, tmp_path):
-    pd.concat([predictions, predictions.iloc[[7]]]).to_csv(tmp_path / "predictions.csv", index=False)
-    with pytest.raises(InputError, match=f"line {len(predictions) + 2}: a subject occurs twice in the same cell"):
-        read_predictions(tmp_path)
-    other = predictions.copy()
-    other.loc[3, "label"] = 1 - other.loc[3, "label"]
-    other.to_csv(tmp_path / "predictions.csv", index=False)
-    with pytest.raises(InputError, match="subject s3 at NYU has different labels in different rows"):
-        read_predictions(tmp_path)
-
-
 def test_tables_and_figures_are_files_too(predictions, tmp_path):
     write_report(study_of(predictions, tmp_path / "study"))
     table = pd.read_csv(tmp_path / "study" / "tables" / "Target-NYU.csv", dtype=str)
@@ -327,7 +209,7 @@ def test_tables_and_figures_are_files_too(predictions, tmp_path):
     assert table.to_numpy().tolist() == nyu.shown
     assert "\\toprule" in (tmp_path / "study" / "tables" / "Target-NYU.tex").read_text()
     for name in ("forest", "roc", "calibration"):
-        assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "study" / "figures" / f"{name}.png").read_bytes().startswith(b"<svg")
         assert "<svg" in (tmp_path / "study" / "figures" / f"{name}.svg").read_text()
 
 
@@ -361,47 +243,9 @@ def test_the_comparison_predictive_values_and_decision_curves_are_shown(predicti
     assert not (one_class / "figures" / "decision.svg").exists()
 
 
-def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves(predictions):
-    own = predictions[predictions.method == "good"]
-    many = pd.concat([own.assign(method=f"method {i:02d}") for i in range(DISTINCT + 1)])
-    keys = [(name, "") for name in many.method.unique()]
-    mean, scores = over_seeds(many), site_scores(cell_scores(many))
-    rows = forest(mean, scores, keys).svg.decode()
-    curves = roc_by_target(mean, keys, keys[:2])
-    assert [rows.count(f">{name}<") for name, _ in keys] == [2] * len(keys)  # once a target, and no legend
-    assert [curves.svg.decode().count(f">{name}<") for name, _ in keys] == [1, 1] + [0] * (DISTINCT - 1)
-    assert "Grey: the other 9 methods" in curves.caption
-    sites = pd.concat([many.assign(target=f"site {i}") for i in range(ROWS // len(keys) + 1)])
-    means = forest(over_seeds(sites), site_scores(cell_scores(sites)), keys)
-    assert [means.svg.decode().count(f">{name}<") for name, _ in keys] == [1] * len(keys)
-    assert "Mean AUC over target sites" in means.caption
-    fewer = keys[:DISTINCT]
-    assert forest(mean, scores, fewer).svg.decode().count(">method 03<") == 1  # in the legend
-    assert roc_by_target(mean, fewer, fewer[:2]).svg.decode().count(">method 03<") == 1
-    assert "Grey" not in roc_by_target(mean, fewer, fewer[:2]).caption
-
-
-def test_of_many_sites_and_methods_the_mean_has_its_interval(predictions):
-    rng = np.random.default_rng(0)
-    own = predictions[(predictions.method == "good") & (predictions.target == "NYU") & (predictions.seed == 0)]
-    both = [own.assign(method=f"m{k}", target=f"s{i}", proba=rng.random(20)) for k in range(12) for i in range(11)]
-    scores = site_scores(cell_scores(pd.concat(both)))
-    drawn = forest(over_seeds(pd.concat(both)), scores, [(f"m{k}", "") for k in range(12)])
-    areas = scores[(scores.metric == "AUC") & (scores.method == "m3")]["mean"]
-    half = 2.228 * areas.std() / 11**0.5  # Student's t with ten degrees of freedom
-    assert f"m3: mean AUC {100 * areas.mean():.1f} ± {100 * half:.1f} (95 % interval), 11 sites" in html.unescape(drawn.page)
-
-
 def test_the_same_study_gives_the_same_page(predictions, tmp_path):
     first = write_report(study_of(predictions, tmp_path / "study")).read_bytes()
     assert write_report(tmp_path / "study").read_bytes() == first
-
-
-@pytest.mark.parametrize("names", [("a b", "a-b"), ("漢", "字"), ("", "-"), ("x" * 80, "x" * 81)])
-def test_two_names_never_become_one_file(names):
-    first, second = map(plain, names)
-    assert first != second
-    assert all(re.fullmatch(r"[A-Za-z0-9-]+", one) for one in (first, second))
 
 
 def test_the_record_that_the_predictions_are_of_counts_whatever_its_date(predictions, tmp_path):
@@ -437,3 +281,44 @@ def test_scores_of_cells_are_computed_once_for_a_report(predictions, tmp_path, m
     monkeypatch.setattr(contents, "cell_scores", counted)
     write_report(study_of(predictions, tmp_path / "study"))
     assert calls == [len(predictions)]
+
+
+def predicted(methods, sites=("A", "B")):
+    rng, rows = np.random.default_rng(0), []
+    for method in methods:
+        for site in sites:
+            rows += [(method, "", 0, site, f"{site}{i}", i % 2, rng.uniform(0.3 * (i % 2), 1)) for i in range(30)]
+    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
+
+
+def test_a_learning_curve_in_the_folder_is_in_the_report(tmp_path):
+    table = predicted(["fc-logistic", "fc-svm"])
+    table.to_csv(tmp_path / "predictions.csv", index=False)
+    assert "Learning curve" not in write_report(tmp_path).read_text()
+    sizes = {0.25: 20, 0.5: 40, 1.0: 80}
+    points = [
+        ("fc-svm", site, 0, size, 0, n, n // 2, 0.6 + 0.05 * np.log2(n / 20)) for site in "AB" for size, n in sizes.items()
+    ]
+    columns = ["method", "target", "seed", "size", "repeat", "subjects", "patients", "AUC"]
+    (tmp_path / "curve").mkdir()
+    pd.DataFrame(points, columns=columns).to_csv(tmp_path / "curve" / "points.csv", index=False)
+    page = write_report(tmp_path).read_text()
+    section = page.split('data-section="learning"')[1].split("</section>")[0]
+    assert "fc-svm: AUC 60.0 with 20 subjects, 70.0 with 80 subjects; +5.0 points for each doubling" in section
+    assert (tmp_path / "figures" / "learning-curve.svg").is_file()
+    (tmp_path / "curve" / "points.csv").write_text("method,target\nfc-svm,A\n")
+    with pytest.raises(InputError, match=r"points\.csv is damaged"):
+        write_report(tmp_path)
+
+
+def test_long_tables_fold_after_ten_rows(tmp_path):
+    for count in (12, 13):
+        table = predicted([f"m{i:02d}" for i in range(count)])
+        (tmp_path / str(count)).mkdir()
+        table.to_csv(tmp_path / str(count) / "predictions.csv", index=False)
+        page = write_report(tmp_path / str(count)).read_text()
+        overall = page.split('data-section="overall"')[1].split("</section>")[0]
+        assert ("<summary>3 more rows</summary>" in overall) == (count == 13)
+        first = overall.split("</table>")[0]
+        areas = [float(area) for area in re.findall(r"<tr><td>m\d\d</td>(?:<td[^>]*>[^<]*</td>){3}<td[^>]*>([\d.]+)", first)]
+        assert areas == sorted(areas, reverse=True) and len(areas) == count

@@ -29,6 +29,8 @@ from m2lgdg.study.predictions import (
 )
 from m2lgdg.study.runner import run_study, study_cohort
 
+pytestmark = pytest.mark.usefixtures("figures_painted_only")
+
 METHODS = ["prior", "fc-logistic"]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -9,9 +10,11 @@ import pytest
 
 import m2lgdg
 from m2lgdg import InputError
-from m2lgdg.study.predictions import COLUMNS, adapted_variant, read_joined_predictions
+from m2lgdg.study.predictions import COLUMNS, adapted_variant, read_joined_predictions, read_predictions
 
 METHODS = ("one", "two", "three")
+
+
 SITES = ("A", "B", "C")
 
 
@@ -48,7 +51,10 @@ def test_the_same_tables_as_one_study(parts, form, tmp_path):
 
 
 def test_different_numbers_of_seeds_are_named(tmp_path):
-    first, second = study(tmp_path / "a", predicted(("one",), seeds=2)), study(tmp_path / "b", predicted(("two",), seeds=4))
+    first, second = (
+        study(tmp_path / "a", predicted(("one",), seeds=2)),
+        study(tmp_path / "b", predicted(("two",), seeds=4)),
+    )
     assert "mean ± sd over 2 to 4 seeds" in m2lgdg.table(first, also=[second])
     third = study(tmp_path / "c", predicted(("three",), seeds=1))
     assert "mean ± sd over 2 seeds (one seed where no sd is given)" in m2lgdg.table(first, also=third)
@@ -111,7 +117,10 @@ def test_an_adapted_track_next_to_a_strict_study(tmp_path):
     """The main method of the first study is not in the adapted track, and the note has the size of the adapted study."""
     both = predicted(("two", "three"))
     adapted = both.assign(variant=adapted_variant(""), proba=both["proba"] ** 0.9)
-    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", pd.concat([both, adapted]))
+    first, second = (
+        study(tmp_path / "a", predicted(("one",))),
+        study(tmp_path / "b", pd.concat([both, adapted])),
+    )
     third = study(tmp_path / "c", adapted.query("method == 'two'").assign(variant=adapted_variant("more")))
     (first / "study.json").write_text(json.dumps({"main": "one", "adapt_subjects": 20}))
     (second / "study.json").write_text(json.dumps({"track": ["strict", "adapted"], "adapt_subjects": 5}))
@@ -123,7 +132,10 @@ def test_an_adapted_track_next_to_a_strict_study(tmp_path):
 
 
 def test_the_command(typed, tmp_path):
-    first, second = study(tmp_path / "a", predicted(("one",))), study(tmp_path / "b", predicted(("two", "three")))
+    first, second = (
+        study(tmp_path / "a", predicted(("one",))),
+        study(tmp_path / "b", predicted(("two", "three"))),
+    )
     code, out, err = typed("table", first, "--also", second, "--best", "two")
     assert code == 0 and out.startswith(m2lgdg.table(first, also=[second], best="two").rstrip())
     assert err.strip() == f"Next: m2lgdg report {first}"  # without --best, which the first study does not have
@@ -141,3 +153,31 @@ def test_lines_below_the_tables_name_their_study(typed, tmp_path):
     assert f"{second}: run on another version of the cohort than {first} (" in out
     assert f"{second}: Missing in these tables (failed or not run yet): 3 cells of two." in out
     assert "version of the cohort" not in typed("table", first)[1]
+
+
+EDITED = {
+    "proba": [(value, "a probability") for value in ("nan", "", "inf", "1.7", "-0.1", "high")],
+    "label": [(value, "1, 0 or -1 (not known)") for value in ("2", "", "patient", "0.5")],
+    "seed": [(value, "a seed") for value in ("a", "", "-1", "0.5")],
+}
+
+
+@pytest.mark.parametrize(("column", "value", "kind"), [(name, *pair) for name, pairs in EDITED.items() for pair in pairs])
+def test_edited_predictions_are_refused_with_their_line(tmp_path, column, value, kind):
+    edited = predicted().astype({column: object})
+    edited.loc[3, column] = value
+    edited.to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match=re.escape(f"line 5: {column} {value!r} is not {kind}.")):
+        read_predictions(tmp_path)
+
+
+def test_a_subject_twice_or_with_two_labels_is_refused(tmp_path):
+    predictions = predicted()
+    pd.concat([predictions, predictions.iloc[[7]]]).to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match=f"line {len(predictions) + 2}: a subject occurs twice in the same cell"):
+        read_predictions(tmp_path)
+    other = predictions.copy()
+    other.loc[3, "label"] = 1 - other.loc[3, "label"]
+    other.to_csv(tmp_path / "predictions.csv", index=False)
+    with pytest.raises(InputError, match="subject A3 at A has different labels in different rows"):
+        read_predictions(tmp_path)

@@ -276,3 +276,16 @@ def test_sites_count_the_same_and_what_they_differ_by_is_not_chance():
         assert found.mean == pytest.approx((0.2 - 0.3 + shift) / 2)
         variance = (0.1**2 + 0.1**2 + 0.1**2 + 0.1**2) / 3
         assert found.half == pytest.approx(3.182446 * math.sqrt(variance * (1 / 3 + 1 / 2)) / 2)
+
+
+def test_standard_deviations_are_those_of_pandas():
+    rng = np.random.default_rng(0)
+    rows = [(m, v, t, s, k) for m in "ab" for v in ("", "x") for t in "pq" for s in range(5) for k in METRICS]
+    scores = pd.DataFrame(rows, columns=["method", "variant", "target", "seed", "metric"]).assign(value=rng.random(len(rows)))
+    scores.loc[::7, "value"] = np.nan
+    scores.loc[(scores["method"] == "b") & (scores["metric"] == "AUC") & (scores["seed"] > 0), "value"] = np.nan
+    expected = scores.groupby(["method", "variant", "target", "metric"], sort=False)["value"].std(ddof=1)
+    np.testing.assert_allclose(site_scores(scores)["sd"], expected, rtol=1e-12)
+    sites = site_scores(scores)
+    expected = sites.groupby(["method", "variant", "metric"], sort=False)["mean"].std(ddof=1)
+    np.testing.assert_allclose(macro_scores(sites)["sd"], expected, rtol=1e-12)

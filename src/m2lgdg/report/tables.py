@@ -267,7 +267,7 @@ def latex(text: str) -> str:
 def _letter(letter: str) -> str:
     if letter in SPECIAL:
         return SPECIAL[letter]
-    base, *marks = unicodedata.normalize("NFD", letter)
+    base, *marks = list(unicodedata.normalize("NFD", letter))
     if (" " <= base <= "~" and ("\u00c0" <= letter <= "\u017e" or not marks) and set(marks) <= ACCENTS) or letter in EUROPEAN:
         return letter  # LaTeX reads the UTF-8 of these letters itself
     if letter in SMALL_GREEK + CAPITAL_GREEK:

@@ -1,5 +1,6 @@
 """Figures that are drawn in less time show the same: the glass brain is that of nilearn, training curves keep every line."""
 
+import html
 import io
 import json
 import re
@@ -14,12 +15,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from m2lgdg import InputError
 from m2lgdg.report import figures
 from m2lgdg.report.brains import BLUE, GREY, HALF, RED, TOP, glass_brain, top_edges
-from m2lgdg.report.drawing import colour, hues_of
-from m2lgdg.report.figures import calibration_by_target, decision_curves, forest, roc_by_target, training_curves
-from m2lgdg.report.page import write_report
+from m2lgdg.report.drawing import colour, hues_of, plain
+from m2lgdg.report.figures import DISTINCT, ROWS, calibration_by_target, decision_curves, forest, roc_by_target, training_curves
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
@@ -142,37 +141,61 @@ def test_the_forest_is_sorted_and_in_percent():
     assert "AUC at the unseen site (%)" in text
 
 
-def test_a_learning_curve_in_the_folder_is_in_the_report(tmp_path):
-    table = predicted(["fc-logistic", "fc-svm"])
-    table.to_csv(tmp_path / "predictions.csv", index=False)
-    assert "Learning curve" not in write_report(tmp_path).read_text()
-    sizes = {0.25: 20, 0.5: 40, 1.0: 80}
-    points = [
-        ("fc-svm", site, 0, size, 0, n, n // 2, 0.6 + 0.05 * np.log2(n / 20)) for site in "AB" for size, n in sizes.items()
-    ]
-    columns = ["method", "target", "seed", "size", "repeat", "subjects", "patients", "AUC"]
-    (tmp_path / "curve").mkdir()
-    pd.DataFrame(points, columns=columns).to_csv(tmp_path / "curve" / "points.csv", index=False)
-    page = write_report(tmp_path).read_text()
-    section = page.split('data-section="learning"')[1].split("</section>")[0]
-    assert "fc-svm: AUC 60.0 with 20 subjects, 70.0 with 80 subjects; +5.0 points for each doubling" in section
-    assert (tmp_path / "figures" / "learning-curve.svg").is_file()
-    (tmp_path / "curve" / "points.csv").write_text("method,target\nfc-svm,A\n")
-    with pytest.raises(InputError, match=r"points\.csv is damaged"):
-        write_report(tmp_path)
+def test_a_figure_is_laid_out_once(monkeypatch):
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from m2lgdg.report.drawing import draw
+
+    calls, execute = [], ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: calls.append(execute(self, figure)))
+    figure = draw("one", "caption", "alt", (3, 2), lambda sheet: sheet.canvas.add_subplot().set_ylabel("a long label"))
+    assert len(calls) == 1 and b"a long label" in figure.svg
+    pixels = np.asarray(Image.open(io.BytesIO(figure.png)).convert("L"))
+    assert pixels[:, :3].min() == 255 and pixels[:, :40].min() < 100  # the label has room at the left, and nothing is cut off
 
 
-def test_long_tables_fold_after_ten_rows(tmp_path):
-    for count in (12, 13):
-        table = predicted([f"m{i:02d}" for i in range(count)])
-        (tmp_path / str(count)).mkdir()
-        table.to_csv(tmp_path / str(count) / "predictions.csv", index=False)
-        page = write_report(tmp_path / str(count)).read_text()
-        overall = page.split('data-section="overall"')[1].split("</section>")[0]
-        assert ("<summary>3 more rows</summary>" in overall) == (count == 13)
-        first = overall.split("</table>")[0]
-        areas = [float(area) for area in re.findall(r"<tr><td>m\d\d</td>(?:<td[^>]*>[^<]*</td>){3}<td[^>]*>([\d.]+)", first)]
-        assert areas == sorted(areas, reverse=True) and len(areas) == count
+def test_reports_import_neither_nilearn_nor_scikit_learn():
+    heavy = ("nilearn.plotting", "sklearn", "torch", "scipy.stats")
+    code = f"import sys, m2lgdg.report.page; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves():
+    own = predicted(["good"])
+    many = pd.concat([own.assign(method=f"method {i:02d}") for i in range(DISTINCT + 1)])
+    keys = [(name, "") for name in many.method.unique()]
+    mean, scores = over_seeds(many), site_scores(cell_scores(many))
+    rows = forest(mean, scores, keys).svg.decode()
+    curves = roc_by_target(mean, keys, keys[:2])
+    assert [rows.count(f">{name}<") for name, _ in keys] == [2] * len(keys)  # once a target, and no legend
+    assert [curves.svg.decode().count(f">{name}<") for name, _ in keys] == [1, 1] + [0] * (DISTINCT - 1)
+    assert "Grey: the other 9 methods" in curves.caption
+    sites = pd.concat([many.assign(target=f"site {i}") for i in range(ROWS // len(keys) + 1)])
+    means = forest(over_seeds(sites), site_scores(cell_scores(sites)), keys)
+    assert [means.svg.decode().count(f">{name}<") for name, _ in keys] == [1] * len(keys)
+    assert "Mean AUC over target sites" in means.caption
+    fewer = keys[:DISTINCT]
+    assert forest(mean, scores, fewer).svg.decode().count(">method 03<") == 1  # in the legend
+    assert roc_by_target(mean, fewer, fewer[:2]).svg.decode().count(">method 03<") == 1
+    assert "Grey" not in roc_by_target(mean, fewer, fewer[:2]).caption
+
+
+def test_of_many_sites_and_methods_the_mean_has_its_interval():
+    rng = np.random.default_rng(0)
+    own = predicted(["good"], sites=("A",))
+    both = [own.assign(method=f"m{k}", target=f"s{i}", proba=rng.random(30)) for k in range(12) for i in range(11)]
+    scores = site_scores(cell_scores(pd.concat(both)))
+    drawn = forest(over_seeds(pd.concat(both)), scores, [(f"m{k}", "") for k in range(12)])
+    areas = scores[(scores.metric == "AUC") & (scores.method == "m3")]["mean"]
+    half = 2.228 * areas.std() / 11**0.5  # Student's t with ten degrees of freedom
+    assert f"m3: mean AUC {100 * areas.mean():.1f} ± {100 * half:.1f} (95 % interval), 11 sites" in html.unescape(drawn.page)
+
+
+@pytest.mark.parametrize("names", [("a b", "a-b"), ("漢", "字"), ("", "-"), ("x" * 80, "x" * 81)])
+def test_two_names_never_become_one_file(names):
+    first, second = map(plain, names)
+    assert first != second
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+", one) for one in (first, second))
 
 
 def test_labels_of_many_swept_fields_do_not_overlap(monkeypatch):

@@ -1,4 +1,4 @@
-"""Tables that cannot be misread: constant methods, directions, sites, selection; names as text in LaTeX, Markdown and CSV."""
+"""Renderings of a table: names stay text in LaTeX, Markdown and CSV, whatever they are."""
 
 import csv
 import io
@@ -12,19 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m2lgdg.data.spreadsheets import csv_text, quoted, unquoted, unquoted_table
-from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.registry import METHODS
-from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
-from m2lgdg.report.paper_tables import INTERVAL, chosen_among, study_tables, training_tables
-from m2lgdg.report.tables import latex, markdown, render
+from m2lgdg.report.tables import latex, markdown
 from m2lgdg.study.predictions import read_predictions
-from m2lgdg.study.stats import cell_scores, over_seeds
+
+pytestmark = pytest.mark.usefixtures("figures_painted_only")
 
 COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
-HOSTILE = "a<b>&_50% #1 $x^2$ {c} ~d\\e | \"q\" 'r' `s` [t] *u* ± → ² ≥ é Ł ß µ β Σ 漢 \x07 line\nbreak"
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def predicted(rows, labels=(0, 1) * 10, targets=("A", "B"), seeds=(0, 1)):
@@ -49,99 +45,6 @@ def noisy(amount):
 THREE = {("prior", ""): lambda y, rng: np.full(len(y), 0.6), ("one", ""): noisy(0.1), ("two", ""): noisy(0.4)}
 
 
-def column(table, name):
-    return [row[table.header.index(name)] for row in table.shown]
-
-
-def ranks(table, name):
-    return [row[table.header.index(name)] for row in table.ranks]
-
-
-# Constant methods
-
-
-def test_a_constant_method_is_never_the_best():
-    tables = study_tables(predicted(THREE))
-    for table in tables:
-        assert column(table, "SEN")[0].startswith("100.00")  # of all it is the highest
-        assert not any(any(row) for row in table.ranks[:1])
-        assert all(1 in ranks(table, metric)[1:] for metric in ("ACC", "SPE", "SEN", "AUC", "F1"))
-    for form, marks in (("markdown", ("**", "_100")), ("latex", (r"\textbf", r"\underline"))):
-        for line in render(tables, form).splitlines():
-            if line.startswith(("| prior", "prior")):
-                assert not any(mark in line for mark in marks), line
-
-
-def test_a_method_that_calls_everybody_a_patient_is_not_the_most_sensitive():
-    high = {("all", ""): lambda y, rng: 0.8 + 0.1 * y + 0.001 * rng.random(len(y)), ("one", ""): noisy(0.3)}
-    nyu, *_, macro = study_tables(predicted(high))
-    for table in (nyu, macro):
-        assert column(table, "SEN")[0] == "100.00 ± 0.00" and ranks(table, "SEN") == [0, 1]
-        assert ranks(table, "AUC")[0] == 1  # it ranks subjects, so its AUC counts
-
-
-def test_a_constant_method_is_no_candidate_where_all_others_are_below_chance():
-    below = {("prior", ""): THREE["prior", ""], ("wrong", ""): lambda y, rng: 0.5 - 0.2 * y + 0.3 * rng.random(len(y))}
-    macro = study_tables(predicted(below))[-1]
-    assert "AUC minus that of wrong" in macro.header
-    assert ranks(macro, "AUC") == [0, 1]
-
-
-# Directions
-
-
-def test_a_worse_row_has_a_negative_difference():
-    table = predicted(THREE)
-    macro = study_tables(table)[-1]
-    means = {
-        method: np.mean([auc(part.label, part.proba) for _, part in own.groupby(["target", "seed"])])
-        for method, own in table.groupby("method")
-    }
-    best = max(means, key=means.get)
-    assert best == "one" and macro.header[-2] == "AUC minus that of one"
-    shown = dict(zip(column(macro, "Method"), column(macro, macro.header[-2]), strict=True))
-    assert shown["one"] == ""
-    for method in ("prior", "two"):
-        assert shown[method] == f"{100 * (means[method] - means[best]):+.2f}" and shown[method].startswith("-")
-    for form in ("text", "markdown", "latex", "csv"):
-        assert "AUC minus that of one" in render([macro], form)
-
-
-def test_a_worse_variant_has_a_negative_difference():
-    table = predicted({("net", ""): noisy(0.1), ("net", "less"): noisy(0.6)})
-    (pairs,) = training_tables(cell_scores(table))
-    assert pairs.header[2] == "AUC minus that of net"
-    ((variant, _, mean, low, high),) = pairs.shown
-    assert variant == "less" and float(mean) < 0 and float(low) < float(mean) < float(high)
-
-
-# Sites
-
-
-def test_each_site_has_its_size_and_an_interval():
-    table = predicted(THREE)
-    table = table[~((table.target == "B") & table.subject.isin(["B0", "B1", "B2"]))]
-    a, b, macro = study_tables(table)
-    assert column(a, "n") == ["20"] * 3 and column(b, "n") == ["17"] * 3
-    mean = over_seeds(table)
-    for site, shown in (("A", a), ("B", b)):
-        for method in ("one", "two"):
-            part = mean[(mean.method == method) & (mean.target == site)]
-            low, high = delong_interval(part.label, part.proba)
-            wanted = "-" if np.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f}"
-            assert dict(zip(column(shown, "Method"), column(shown, INTERVAL), strict=True))[method] == wanted
-        assert column(shown, INTERVAL)[0] == "-"  # constant
-    assert "averaged over seeds" in a.note
-    assert "averaged over seeds" not in study_tables(table[table.seed == 0])[0].note
-    assert "2 target sites, 37 subjects" in macro.note
-    rows = pd.read_csv(io.StringIO(render([a], "csv"))).set_index(["method", "metric"])["mean"]
-    low, high = (rows["two", f"{INTERVAL}, {end}"] for end in ("low", "high"))
-    assert (low, high) == tuple(map(float, column(a, INTERVAL)[2].split(" to "))) and rows["one", "n"] == 20
-
-
-# Selection
-
-
 def folder_of(table, path, **study):
     import json
 
@@ -153,33 +56,10 @@ def folder_of(table, path, **study):
     return path
 
 
-def test_a_method_chosen_at_these_sites_is_named_as_such(tmp_path):
-    table = predicted(THREE)
-    sentence = chosen_among("one", 2)  # prior is no candidate
-    assert "one" in sentence and "2 methods" in sentence
-    assert sentence in study_tables(table)[-1].note
-    assert sentence in answer(read_contents(folder_of(table, tmp_path / "chosen"))).answer
-    assert sentence in write_report(tmp_path / "chosen").read_text()
-    fixed = study_tables(table, best="one")[-1]
-    assert "optimistic" not in fixed.note  # chosen beforehand
-    paper = table.replace({"method": {"one": "m2lgdg"}})
-    assert "optimistic" not in answer(read_contents(folder_of(paper, tmp_path / "paper"))).answer
-    alone = table[table.method != "two"]
-    assert "optimistic" not in answer(read_contents(folder_of(alone, tmp_path / "alone"))).answer
-    assert "optimistic" not in study_tables(alone)[-1].note
+HOSTILE = "a<b>&_50% #1 $x^2$ {c} ~d\\e | \"q\" 'r' `s` [t] *u* ± → ² ≥ é Ł ß µ β Σ 漢 \x07 line\nbreak"
 
 
-def test_the_first_table_of_a_sweep_has_methods_only(tmp_path):
-    rows = THREE | {("two", f"width={i}"): noisy(0.3 + 0.01 * i) for i in range(30)}
-    folder = folder_of(predicted(rows), tmp_path / "sweep", sweep={"two": {"width": list(range(30))}})
-    page = write_report(folder).read_text()
-    first, rest, _ = page.split('data-section="overall"')[1].split("</section>")[0].split("<details>")
-    assert first.count("<tr>") == 1 + 3 and rest.count("<tr>") == 1 + 33
-    whole = study_tables(predicted(rows))[-1]
-    assert (folder / "tables" / "Macro-average-over-target-sites.md").read_text() == render([whole], "markdown")
-
-
-# LaTeX
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def check_latex(text):
@@ -236,9 +116,6 @@ def test_signs_of_the_field_are_readable_in_latex():
     assert latex("Zürich, Łódź, 漢_1 50% [x]") == r"Zürich, Łódź, {[}U+6F22{]}\_1 50\% {[}x{]}"
 
 
-# Markdown
-
-
 @given(st.text(max_size=40))
 def test_no_name_is_markup_in_markdown(name):
     text = markdown(name)
@@ -255,9 +132,6 @@ def test_html_of_names_stays_text_in_every_markdown_file(tmp_path):
         assert "<" not in text and not re.search(r"(?<!\\)\]\(", text), file
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
         assert len(widths) == 1, file
-
-
-# CSV
 
 
 @pytest.mark.parametrize(
