@@ -121,12 +121,12 @@ def calibration(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[float, flo
     y, p = _known(labels, proba)
     if len(set(y.tolist())) < 2:
         return np.nan, np.nan
-    logit = np.log(np.clip(p, 1e-6, 1 - 1e-6) / (1 - np.clip(p, 1e-6, 1 - 1e-6)))
-    intercept = _newton(np.ones((len(y), 1)), y, logit)[0]
-    patients, controls, unit = logit[y == 1], logit[y == 0], logit.std()
+    odds = logit(p)
+    intercept = _newton(np.ones((len(y), 1)), y, odds)[0]
+    patients, controls, unit = odds[y == 1], odds[y == 0], odds.std()
     if unit < 1e-9 or patients.min() >= controls.max() or patients.max() <= controls.min():  # touching at one value counts
         return np.nan, float(intercept)
-    slope = _newton(np.stack([np.ones_like(logit), (logit - logit.mean()) / unit], axis=1), y, 0.0)[1] / unit
+    slope = _newton(np.stack([np.ones_like(odds), (odds - odds.mean()) / unit], axis=1), y, 0.0)[1] / unit
     return float(slope), float(intercept)
 
 

@@ -7,9 +7,9 @@ the cohort file, and later commands repeat them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,14 @@ TINY = 10  # subjects at a site
 MANY_FLAT = 0.1  # fraction of a subject's ROIs
 EMPTY = 1e-6  # sd of a scan without signal, relative to the median of the cohort
 LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
-Part = tuple[Cohort, npt.NDArray[np.bool_]]  # cohort of one atlas, and the (subject, roi) mask of its flat ROIs
+
+
+class Scans(NamedTuple):
+    """The scans in one atlas, their ROIs that are constant in time, and the median sd of the others (0 if there is none)."""
+
+    cohort: Cohort
+    flat: npt.NDArray[np.bool_]  # (subject, roi)
+    spread: npt.NDArray[np.float64]  # (subject,)
 
 
 @dataclass(frozen=True)
@@ -85,19 +92,17 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     >>> check.findings[0].text
     'east: 10 of 10 scans have fewer than 100 volumes (89).'
     """
-    parts: list[Part] = [(part, _flat_rois(part)) for part in map(cohort.parcellation, cohort.atlases) if len(part)]
+    scans = _scans(cohort)
     checks = (
-        *(_protocol(cohort), _tiny(cohort), _exclusions(cohort)),
-        *(_by_atlas(cohort, parts, _empty), _duplicates(cohort), _lacking(cohort), _by_atlas(cohort, parts, _flat)),
-        *(_short(cohort), _by_atlas(cohort, parts, lambda part, _: _swapped(part)), _repetition_times(cohort)),
-        *(_motion(cohort), _by_atlas(cohort, parts, _units), _implausible(cohort), _missing(cohort), _proxies(cohort)),
-        _by_atlas(cohort, parts, lambda part, _: _unnamed(part)),
+        *(_protocol(cohort), _tiny(cohort), _exclusions(cohort), _duplicates(cohort), _lacking(cohort), _short(cohort)),
+        *(_in_atlas(one, several=bool(cohort.parcellations)) for one in scans),
+        *(_repetition_times(cohort), _motion(cohort), _implausible(cohort), _missing(cohort), _proxies(cohort)),
         [Finding("inputs", numbers={"listed": ", ".join(cohort.inputs) or "none"})],
         [text_finding(note) if isinstance(note, str) else note for note in cohort.notes],
     )
     findings = [finding for some in checks for finding in some if not (new_site and finding.kind in TRAINING)]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Check(_site_table(cohort, parts), tuple(findings), _inclusion(cohort, findings))
+    return Check(_site_table(cohort, scans), tuple(findings), _inclusion(cohort, findings))
 
 
 def with_checks(cohort: Cohort) -> Cohort:
@@ -119,18 +124,25 @@ def atlas_line(cohort: Cohort) -> str:
     return f"Atlases: {', '.join(listed)}." if cohort.parcellations else ""
 
 
-def _by_atlas(
-    cohort: Cohort, parts: Iterable[Part], check: Callable[[Cohort, npt.NDArray[np.bool_]], Iterator[Finding]]
-) -> Iterator[Finding]:
-    """Findings about each atlas in turn; they name it if the cohort has several."""
-    for part, flat in parts:
-        for finding in check(part, flat):
-            yield finding._replace(atlas=part.atlas if cohort.parcellations else "")
+def _scans(cohort: Cohort) -> list[Scans]:
+    scans = []
+    for each in cohort.each_atlas():
+        flat = [(one == one[0]).all(axis=0) for one in each.series]
+        # In float64, because squares of small or large float32 values are out of range.
+        spread = [
+            0.0 if still.all() else np.median(one.std(axis=0, dtype=np.float64)[~still])
+            for one, still in zip(each.series, flat, strict=True)
+        ]
+        if len(each):
+            scans.append(Scans(each, np.array(flat), np.array(spread)))
+    return scans
 
 
-def _flat_rois(cohort: Cohort) -> npt.NDArray[np.bool_]:
-    """(subject, roi) mask of the ROIs that are constant in time."""
-    return np.array([(one == one[0]).all(axis=0) for one in cohort.series])
+def _in_atlas(scans: Scans, *, several: bool) -> Iterator[Finding]:
+    """Findings about one atlas; they name it if the cohort has several."""
+    for check in (_empty, _flat, _units, _swapped, _unnamed):
+        for finding in check(scans):
+            yield finding._replace(atlas=scans.cohort.atlas if several else "")
 
 
 def _lacking(cohort: Cohort) -> Iterator[Finding]:
@@ -149,8 +161,7 @@ def empty_scans(cohort: Cohort) -> list[int]:
     Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
     a site are so small, its units differ instead, which is another finding. `without_empty_scans` leaves such subjects out.
     """
-    parts = [cohort.parcellation(atlas) for atlas in cohort.atlases]
-    subjects = {str(part.subjects[i]) for part in parts for i in _empty_positions(part, _spreads(part))}
+    subjects = {str(one.cohort.subjects[i]) for one in _scans(cohort) for i in _empty_positions(one)}
     return [i for i, subject in enumerate(cohort.subjects.tolist()) if subject in subjects]
 
 
@@ -160,35 +171,22 @@ def without_empty_scans(cohort: Cohort) -> Cohort:
     return keep(cohort, full, lambda i: ("numerically empty scan",))
 
 
-def _spreads(cohort: Cohort, flat: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
-    """Median sd over the ROIs of each subject that are not flat; 0 if all are."""
-    wide = np.float64  # squares of small or large float32 values are out of range
-    spread = []
-    for i, one in enumerate(cohort.series):
-        still = (one == one[0]).all(axis=0) if flat is None else flat[i]
-        spread.append(np.median(one.std(axis=0, dtype=wide)[~still]) if not still.all() else 0.0)
-    return np.array(spread)
-
-
-def _empty_positions(cohort: Cohort, spread: npt.NDArray[np.float64]) -> list[int]:
-    if not len(spread):
-        return []
+def _empty_positions(scans: Scans) -> list[int]:
+    sites, spread = scans.cohort.sites, scans.spread
     low = np.flatnonzero(spread < EMPTY * np.median(spread)).tolist()
-    at_site = [spread[cohort.sites == cohort.sites[i]] for i in low]
+    at_site = [spread[sites == sites[i]] for i in low]
     return [i for i, here in zip(low, at_site, strict=True) if len(here) == 1 or spread[i] < EMPTY * here.max()]
 
 
-def _empty(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
-    spread = _spreads(cohort, flat)
-    middle = float(np.median(spread)) if len(spread) else 0.0
-    for i in _empty_positions(cohort, spread):
-        numbers = {"sd": float(spread[i]), "median": middle}
-        yield Finding("empty scan", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
+def _empty(scans: Scans) -> Iterator[Finding]:
+    for i in _empty_positions(scans):
+        numbers = {"sd": float(scans.spread[i]), "median": float(np.median(scans.spread))}
+        yield Finding("empty scan", str(scans.cohort.sites[i]), (str(scans.cohort.subjects[i]),), numbers)
 
 
-def _site_table(cohort: Cohort, parts: Iterable[Part]) -> pd.DataFrame:
+def _site_table(cohort: Cohort, scans: Iterable[Scans]) -> pd.DataFrame:
     """One row per site; flat ROIs count in any atlas."""
-    with_flat = {subject for part, flat in parts for subject in part.subjects[flat.any(axis=1)].tolist()}
+    with_flat = {subject for one in scans for subject in one.cohort.subjects[one.flat.any(axis=1)].tolist()}
     flat = np.isin(cohort.subjects, sorted(with_flat))
     lengths = cohort.lengths
     missing = cohort.phenotypes[list(cohort.inputs)].isna().any(axis=1).to_numpy()
@@ -288,7 +286,8 @@ def _duplicates(cohort: Cohort) -> Iterator[Finding]:
         yield Finding(CONFLICT if conflict else DUPLICATE, here, tuple(cohort.subjects[both].tolist()), numbers)
 
 
-def _flat(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
+def _flat(scans: Scans) -> Iterator[Finding]:
+    cohort, flat = scans.cohort, scans.flat
     count, by_roi = flat.sum(axis=1), flat.sum(axis=0)
     if not count.any():
         return
@@ -335,9 +334,9 @@ def _motion(cohort: Cohort) -> Iterator[Finding]:
         yield Finding("motion and label", numbers={"percent": 100 * float(np.mean(areas))})
 
 
-def _swapped(cohort: Cohort) -> Iterator[Finding]:
+def _swapped(scans: Scans) -> Iterator[Finding]:
     """Series that may be transposed. ROIs that have names, or scans of several lengths, speak against it."""
-    lengths = cohort.lengths
+    cohort, lengths = scans.cohort, scans.cohort.lengths
     if (lengths < len(cohort.rois)).all():
         unnamed = len(set(lengths.tolist())) == 1 < len(cohort) and _are_numbers(cohort) and not cohort.atlas
         numbers = {"volumes": _span(lengths.tolist()), "rois": len(cohort.rois)}
@@ -348,10 +347,11 @@ def _are_numbers(cohort: Cohort) -> bool:
     return all(name.isdigit() for name in cohort.rois)
 
 
-def _unnamed(cohort: Cohort) -> Iterator[Finding]:
-    if _are_numbers(cohort):
-        known = recognised(cohort.rois)
-        numbers = {"rois": len(cohort.rois), "first": cohort.rois[0], "last": cohort.rois[-1]}
+def _unnamed(scans: Scans) -> Iterator[Finding]:
+    rois = scans.cohort.rois
+    if _are_numbers(scans.cohort):
+        known = recognised(rois)
+        numbers = {"rois": len(rois), "first": rois[0], "last": rois[-1]}
         yield Finding("atlas codes", numbers=numbers | {"known": known}) if known else Finding("ROI names", numbers=numbers)
 
 
@@ -381,9 +381,9 @@ def _implausible(cohort: Cohort) -> Iterator[Finding]:
             yield Finding("value", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
 
 
-def _units(cohort: Cohort, flat: npt.NDArray[np.bool_]) -> Iterator[Finding]:
+def _units(scans: Scans) -> Iterator[Finding]:
     """Sites whose signal is on another scale, for example in percent where others are in raw units."""
-    spread = _spreads(cohort, flat)
+    cohort, spread = scans.cohort, scans.spread
     typical = {site: float(np.median(spread[cohort.sites == site])) for site in cohort.site_names}
     middle = float(np.median(list(typical.values())))
     for site, value in typical.items():

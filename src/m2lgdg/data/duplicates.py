@@ -61,9 +61,9 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
         return _pairs(cohort)
     pairs: dict[tuple[int, int], Pair] = {}
     for atlas in cohort.atlases:
-        part = cohort.parcellation(atlas)
-        position = np.flatnonzero(np.isin(cohort.subjects, part.subjects)).tolist()
-        for pair in _pairs(part):
+        one = cohort.parcellation(atlas)
+        position = np.flatnonzero(np.isin(cohort.subjects, one.subjects)).tolist()
+        for pair in _pairs(one):
             key = position[pair.first], position[pair.second]
             known = pairs.get(key, pair._replace(first=key[0], second=key[1]))
             pairs[key] = known._replace(atlases=(*known.atlases, atlas))
@@ -80,9 +80,7 @@ def _pairs(cohort: Cohort) -> list[Pair]:
     return list(_LAST[key])
 
 
-_LAST: dict[
-    tuple[int, tuple[bytes, ...]], list[Pair]
-] = {}  # of the last cohort: a study checks its findings, then its folds for leaks
+_LAST: dict[tuple[int, tuple[bytes, ...]], list[Pair]] = {}  # a study checks its cohort, then its folds for leaks
 
 
 def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:

@@ -128,11 +128,7 @@ def _fetch_series(
     """Fetch what is missing, and write the checksums of all files; the number of new files."""
     folder, new = to / FOLDER, 0
     pipeline, _, form = strategy.partition("/")
-    options = {
-        "pipeline": pipeline,
-        "band_pass_filtering": form.startswith("filt"),
-        "global_signal_regression": form.endswith("_global"),
-    }
+    filters = {"band_pass_filtering": form.startswith("filt"), "global_signal_regression": form.endswith("_global")}
     try:
         for count, name in enumerate(names, start=1):
             for atlas in atlases:
@@ -140,7 +136,7 @@ def _fetch_series(
                 if f"{strategy}/{file.name}" not in sums:
                     new += not file.is_file()
                     with _fetching(f"{file.name} (subject {count} of {len(names)})", file, sums):
-                        _nilearn(to, FILE_ID=name, derivatives=[f"rois_{atlas}"], url=url, **options)
+                        _nilearn(to, FILE_ID=name, derivatives=[f"rois_{atlas}"], url=url, pipeline=pipeline, **filters)
                         read_table(file)  # raises an error for an empty file, which nilearn accepts
             if count % EVERY == 0:
                 _write_sums(folder, sums)

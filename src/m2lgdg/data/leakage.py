@@ -7,12 +7,12 @@ and cover what a split cannot know, such as duplicate scans and inputs that reve
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, is_proxy
 from m2lgdg.data.check import TINY, _separates
@@ -32,21 +32,23 @@ def leakage_checks(cohort: Cohort, targets: Iterable[str] | None = None) -> list
 
 def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
     """`leakage_checks` of given folds. Details name sites and counts but no subjects, because reports are shared."""
-    series = {subject: _digest(one) for subject, one in zip(cohort.subjects.tolist(), cohort.series, strict=True)}
-    # Copies in a further atlas only are near-duplicates: their series in the first atlas differ.
     names = cohort.subjects.tolist()
-    pairs = [(names[pair.first], names[pair.second]) for pair in find_duplicates(cohort)]
-    near = [(a, b) for a, b in pairs if series[a] != series[b]]
-    same = [(a, b) for a, b in pairs if series[a] == series[b]]
+    by_series: dict[bytes, list[str]] = {}
+    for subject, one in zip(names, cohort.series, strict=True):
+        by_series.setdefault(hashlib.sha256(one.tobytes()).digest(), []).append(subject)
+    same = [pair for group in by_series.values() for pair in itertools.combinations(group, 2)]
+    itself = [*same, *zip(names, names, strict=True)]  # a subject on both sides is a scan on both sides
+    # Copies in a further atlas only are near-duplicates: their series in the first atlas differ.
+    near = [pair for one in find_duplicates(cohort) if (pair := (names[one.first], names[one.second])) not in same]
     criterion = f"FC correlates above {FC_ALIKE:g} and the aligned series at {SERIES_ALIKE:g} or more"
     inputs = ", ".join(cohort.inputs) or "none"
     checks: list[tuple[str, Callable[[Fold], str], str]] = [  # name, problem of a fold, detail if there is none
         ("target site absent from source", _target_site, "no source subject is from the target site"),
         ("no subject on both sides", _shared_subjects, "no subject id is in both source and target"),
-        ("no identical scan on both sides", lambda fold: _identical(fold, series), "no series of the target is also in source"),
+        ("no identical scan on both sides", lambda fold: _copies(fold, itself), "no series of the target is also in source"),
         (
             "no near-duplicate scan on both sides",
-            lambda fold: _near(fold, near),
+            lambda fold: _copies(fold, near),
             f"no scan of the target is in source with other processing ({criterion})",
         ),
         (
@@ -94,21 +96,14 @@ def _shared_subjects(fold: Fold) -> str:
     return f"{counted(count, 'subject id')} {_are(count)} also in source" if count else ""
 
 
-def _identical(fold: Fold, series: dict[str, bytes]) -> str:
-    held_out = {series[subject] for subject in fold.target.subjects.tolist()}
-    sites = Counter(
-        site
-        for subject, site in zip(fold.source.subjects.tolist(), fold.source.sites.tolist(), strict=True)
-        if series[subject] in held_out
-    )
-    return _scans(sites)
-
-
-def _near(fold: Fold, pairs: list[tuple[str, str]]) -> str:
+def _copies(fold: Fold, pairs: list[tuple[str, str]]) -> str:
+    """Source scans that are also in target, counted by site."""
     target = set(fold.target.subjects.tolist())
     source = dict(zip(fold.source.subjects.tolist(), fold.source.sites.tolist(), strict=True))
     copies = {one for pair in pairs for one, other in (pair, pair[::-1]) if one in source and other in target}
-    return _scans(Counter(source[one] for one in sorted(copies)))
+    sites = Counter(source[one] for one in copies)
+    where = ", ".join(f"{count} at {site}" for site, count in sorted(sites.items()))
+    return f"source contains copies of its scans ({where}; `m2lgdg check` lists them)" if where else ""
 
 
 def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]], scans: str) -> str:
@@ -124,31 +119,13 @@ def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]
     return f"But {counted(len(inside), 'pair')} of {scans} {verb} on the same side ({listed}; `m2lgdg check` lists them)."
 
 
-def _scans(sites: Counter[str]) -> str:
-    """Sentence about source scans that are also in target, counted by site."""
-    where = ", ".join(f"{count} at {site}" for site, count in sorted(sites.items()))
-    return f"source contains copies of its scans ({where}; `m2lgdg check` lists them)" if where else ""
-
-
 def _proxies(fold: Fold) -> str:
     """Inputs of source that reveal the label, by their name or by their values."""
     named = [column for column in fold.source.inputs if is_proxy(column)]
     separating = [column for column in fold.source.inputs if column not in named and _reveals_label(fold.source, column)]
-    sentences = []
-    if named:
-        sentences.append(f"{_listed(named, 'reveals', 'reveal')} the diagnosis (allow_proxies is set)")
-    if separating:
-        kept_out = f"leave {'it' if len(separating) == 1 else 'them'} out of the inputs"
-        sentences.append(
-            f"{_listed(separating, 'separates', 'separate')} patients from controls almost perfectly, as a label proxy does "
-            f"({kept_out})"
-        )
-    return ", and ".join(sentences)
-
-
-def _listed(columns: list[str], one: str, several: str) -> str:
-    """Column names with the verb that agrees with their number."""
-    return f"{', '.join(columns)} {one if len(columns) == 1 else several}"
+    sentences = [f"{column} reveals the diagnosis (allow_proxies is set)" for column in named]
+    like_proxy = "separates patients from controls almost perfectly, as a label proxy does (leave it out of the inputs)"
+    return ", and ".join([*sentences, *(f"{column} {like_proxy}" for column in separating)])
 
 
 def _reveals_label(source: Cohort, column: str) -> bool:
@@ -195,7 +172,3 @@ def _unlabelled(fold: Fold) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _digest(series: npt.NDArray[np.float32]) -> bytes:
-    return hashlib.sha256(series.tobytes()).digest()

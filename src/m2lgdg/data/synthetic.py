@@ -43,22 +43,11 @@ class Recipe:
     duplicates: int = 0  # scans of the first site that are in the cohort again, as other subjects of the second site
 
 
-REST_SITES = {  # the paper's 22 sites; its targets have their real size, the other sites hold the rest of 2,269 subjects
-    **{"S1": 148, "S2": 60, "S3": 36, "S6": 29, "S7": 84, "S8": 150, "S9": 100, "S10": 93, "S11": 70, "S12": 65, "S13": 40},
-    **{
-        "S14": 92,
-        "S15": 100,
-        "S16": 52,
-        "S17": 86,
-        "S18": 42,
-        "S20": 533,
-        "S21": 156,
-        "S22": 50,
-        "S23": 62,
-        "S24": 62,
-        "S25": 159,
-    },
-}
+# The paper's 22 sites; its targets have their real size, the other sites hold the rest of 2,269 subjects
+REST_NUMBERS = (1, 2, 3, *range(6, 19), *range(20, 26))
+REST_SIZES = (148, 60, 36, 29, 84, 150, 100, 93, 70, 65, 40, 92, 100, 52, 86, 42, 533, 156, 50, 62, 62, 159)
+REST_SITES = {f"S{number}": size for number, size in zip(REST_NUMBERS, REST_SIZES, strict=True)}
+DEMO_SITES = {"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35}
 PRESETS = {
     "tiny": Recipe(
         sizes={"north": 16, "south": 14, "west": 12, "east": 10},
@@ -70,14 +59,9 @@ PRESETS = {
         roi_effect=1.5,
         edge_effect=2.0,
     ),
-    "demo": Recipe(
-        sizes={"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35},
-        n_disease_rois=48,
-        roi_effect=3.0,
-        edge_effect=1.0,
-    ),
+    "demo": Recipe(DEMO_SITES, n_disease_rois=48, roi_effect=3.0, edge_effect=1.0),
     "mild": Recipe(  # of the demo: as hard as real cohorts, and with flaws that `check` should report
-        sizes={"Aarhus": 70, "Bergen": 60, "Cork": 50, "Delft": 45, "Evora": 40, "Fermo": 35},
+        DEMO_SITES,
         n_disease_rois=12,
         n_disease_edges=80,
         roi_effect=0.3,
@@ -87,7 +71,7 @@ PRESETS = {
         restless_site="Delft",
         duplicates=1,
     ),
-    "rest-meta-mdd": Recipe(sizes=REST_SITES, patient_share=(0.44, 0.63), lengths=(140, 240), trs=(2.0, 2.5, 3.0)),
+    "rest-meta-mdd": Recipe(REST_SITES, patient_share=(0.44, 0.63), trs=(2.0, 2.5, 3.0)),
 }
 
 
