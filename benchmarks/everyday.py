@@ -46,7 +46,7 @@ def command(source, *words, folder):
 
 
 def reported(name, sides, **more):
-    base, ours = (sides[key] for key in ("base", "ours"))
+    base, ours = sides["base"], sides["ours"]
     times = {key: [round(value, 2) for value in values] for key, values in sides.items()}
     print(json.dumps({"what": name, "times less CPU": round(base[0] / ours[0], 2), "cpu, wall, GiB": times} | more), flush=True)
 
@@ -115,9 +115,8 @@ def main():
         for word in ("table", "report"):
             if word in options.only:
                 study = options.study.resolve() if options.study else folder / "peers-ours"
-                reported(
-                    word, {side: command(each, "-m", "m2lgdg", word, study, folder=folder) for side, each in sources.items()}
-                )
+                sides = {side: command(each, "-m", "m2lgdg", word, study, folder=folder) for side, each in sources.items()}
+                reported(word, sides)
         if "predict" in options.only:
             cold(sources, folder, cohort, options.repeats)
 

@@ -33,7 +33,6 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.federated import exchange
 from m2lgdg.federated.plan import Settings
 from m2lgdg.federated.simulation import simulate
-from m2lgdg.method import Method
 from m2lgdg.metrics import auc
 
 ALLOWED = 1e-6
@@ -157,7 +156,7 @@ def traffic(root: Path, sites: list[str]) -> str:
     return f"{sent / 1e6:.1f} MB sent and {received / 1e6:.1f} MB received by each site"
 
 
-def simulated(cohort: Cohort, **settings: Any) -> Method:
+def simulated(cohort: Cohort, **settings: Any) -> m2lgdg.Model:
     """Federated fit in one process, each site of the cohort a client."""
     study = Settings("0" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs} | settings)
     return simulate(study, {site: cohort.select(sites=[site]) for site in cohort.site_names})
@@ -180,11 +179,11 @@ def leave_out_each(cohort: Cohort) -> float:
     return max(differences)
 
 
-def bits(fitted: Method) -> dict[str, bytes]:
+def bits(fitted: m2lgdg.Model) -> dict[str, bytes]:
     return {key: value.tobytes() for key, value in fitted.state_.items()}
 
 
-def pooled_fit(cohort: Cohort) -> Method:
+def pooled_fit(cohort: Cohort) -> m2lgdg.Model:
     return m2lgdg.make("connectome-adaptive", phenotypes=bool(cohort.inputs)).fit(cohort)
 
 
@@ -227,7 +226,7 @@ def main() -> int:
         for name, way in ways.items():
             root = shutil.copytree(first, folder / name)
             start = time.monotonic()
-            fitted = Method.load(way(root, sites))
+            fitted = m2lgdg.Model.load(way(root, sites))
             seconds = time.monotonic() - start
             difference = float(np.abs(fitted.predict_proba(cohort)[:, 1] - expected).max())
             worst = max(worst, difference)

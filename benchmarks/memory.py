@@ -1,9 +1,8 @@
 """The most memory a worker of a study takes, on a synthetic cohort as large as REST-meta-MDD that lies memory-mapped on disk.
 
 Each method runs one cell (target S20, all others source) through the study runner in a process of its own, whose peak resident
-size the system tells. `--floor`: of a process that only loads the cohort. Pages of the map count as resident, though they
-belong to the file and all workers share them.
-Usage: python benchmarks/memory.py [METHOD ...] [--floor]; prints a JSON line each.
+size the system tells. Pages of the map count as resident, though all workers share them.
+Usage: python benchmarks/memory.py [METHOD ...]; prints a JSON line each.
 """
 
 import argparse
@@ -30,26 +29,22 @@ def worker(name):
     path = Path(tempfile.gettempdir()) / f"m2lgdg-rest-meta-mdd-{m2lgdg.__version__}.cohort"  # made once
     if not path.exists():
         m2lgdg.make_cohort("rest-meta-mdd").save(path)
-    cohort = m2lgdg.Cohort.load(path)
-    if name != "floor":
-        with tempfile.TemporaryDirectory() as folder:
-            study = {"name": "memory", "cohort": str(path), "methods": [name], "seeds": [0], "targets": ["S20"]}
-            summary = m2lgdg.run_study(study | {"method": {name: CELLS[name]}}, Path(folder) / "results")
-            assert not summary.failed, summary.failed
-    del cohort
+    with tempfile.TemporaryDirectory() as folder:
+        study = {"name": "memory", "cohort": str(path), "methods": [name], "seeds": [0], "targets": ["S20"]}
+        summary = m2lgdg.run_study(study | {"method": {name: CELLS[name]}}, Path(folder) / "results")
+        assert not summary.failed, summary.failed
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", default=list(CELLS))
-    parser.add_argument("--floor", action="store_true")
     parser.add_argument("--worker")
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
         return
-    for name in [*(["floor"] if options.floor else []), *options.methods]:
+    for name in options.methods:
         command = [sys.executable, __file__, "--worker", name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         peak = float(said.split()[-1])

@@ -33,7 +33,7 @@ HEADER = (
 
 
 def read_sites(options):
-    """Site -> logits, labels and ids of its subjects."""
+    """Site -> logits, labels and ids."""
     table = by_track(read_predictions(options.folder))["strict"]
     table = table[(table["method"] == options.method) & (table["variant"] == options.variant) & (table["label"] >= 0)]
     table = table[(table["seed"] == table["seed"].min()) & ~table["target"].isin(options.without)]
