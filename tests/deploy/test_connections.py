@@ -31,8 +31,8 @@ HALVES = {
 }
 
 
-@pytest.fixture
-def port(served_model, monkeypatch):
+@pytest.fixture(scope="module")
+def port(served_model):
     """The port of the server of `m2lgdg serve`, in a thread."""
     started, listening = [], threading.Event()
     before = uvicorn.Server.startup
@@ -41,11 +41,13 @@ def port(served_model, monkeypatch):
         await before(self, *arguments, **options)
         started.append(self)
 
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
     on = bound("127.0.0.1", 0)
     thread = threading.Thread(target=run, args=(Model.load(served_model), on, lambda address: listening.set()))
-    thread.start()
-    listening.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "startup", startup)
+        thread.start()
+        listening.wait()
+        asked(on.getsockname()[1])  # the server has started
     yield on.getsockname()[1]
     started[0].should_exit = True
     thread.join()

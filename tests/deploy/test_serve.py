@@ -18,7 +18,6 @@ from uploads import BEGIN, BOUNDARY, FIELDS, FILES, FORMS, good, npy, text
 
 import m2lgdg.explain.gradients  # noqa: F401  (its bytecode is written before anything is watched)
 from m2lgdg import Cohort, Model, make, make_cohort
-from m2lgdg.cli import main
 from m2lgdg.explain.attribution import explain_subject
 
 httpx = pytest.importorskip("httpx")
@@ -391,12 +390,10 @@ def test_names_in_a_hostile_model_stay_text(cohort):
     assert "<script>alert" not in response.text
 
 
-def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, capsys):
+def test_other_hosts_and_a_missing_extra_are_one_sentence(folder, monkeypatch, typed):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["m2lgdg", "serve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, capsys.readouterr().err.strip()
+        code, _, err = typed("serve", *arguments)
+        return code, err.strip()
 
     only = "the page is for this machine only; use 127.0.0.1, localhost or ::1."
     for host in ("0.0.0.0", "192.168.0.7", "::", "example.org"):

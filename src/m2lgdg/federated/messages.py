@@ -26,7 +26,9 @@ STUDY, JOIN = "m2lgdg-federated-study-1", "m2lgdg-federated-join-1"
 REQUEST, ANSWER = "m2lgdg-federated-request-1", "m2lgdg-federated-answer-1"
 LARGEST = 2**28  # bytes of a message
 MOST_SUBJECTS = 10**6  # patients or controls of a site
-JSON_TYPES = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "tuple[str, ...]": list}  # of annotations
+JSON_TYPES: dict[str, type[Any]] = {  # by annotation
+    **{"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "tuple[str, ...]": list},
+}
 ABOUT = {  # in the order in which a file is recognised: a request holds the join messages
     REQUEST: "Request of the coordinator to all sites. It holds totals over sites and directions computed from them.",
     ANSWER: "Answer of one site. Each array is a sum over all labelled subjects of the site; no row belongs to a subject.",
