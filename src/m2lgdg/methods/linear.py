@@ -403,7 +403,7 @@ class ConnectomeAdaptive(Linear):
     Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
     """
 
-    atlases: str | tuple[str, ...] = "all"  # every further atlas adds to the AUC at unseen sites: docs/atlases.md
+    atlases: str | tuple[str, ...] = "all"  # a weak atlas does no harm: docs/atlases.md
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
     blocks = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
