@@ -27,6 +27,7 @@ RATINGS = {"qc_rater_1": ("OK",), "qc_anat_rater_2": ("OK", "maybe"), "qc_func_r
 RATINGS |= {"qc_anat_rater_3": ("OK",), "qc_func_rater_3": ("OK",)}
 Files = dict[str, list[Path]]  # series file by FILE_ID, alone in a list
 INPUTS = {"sex": "SEX", "age": "AGE_AT_SCAN", "viq": "VIQ", "piq": "PIQ", "fiq": "FIQ"}
+NEEDED = ("FILE_ID", "SITE_ID", "DX_GROUP", *INPUTS.values())
 
 # Repetition times from the scan protocols, in seconds; the files do not contain them. The upper edge of the 0.01-0.1 Hz band in
 # the filtered series confirms each (tests/readers/test_abide.py). CMU has two protocols, which only the FILE_ID distinguishes.
@@ -57,31 +58,31 @@ def read(
     table_path = _table_path(path)
     if table_path is None:
         raise InputError(f"{path} has no phenotype table (Phenotypic_V1_0b_preprocessed1.csv).")
-    table = tables.read_text_table(table_path)
-    tables.need_columns(table, ("FILE_ID", "SITE_ID", "DX_GROUP", *INPUTS.values()), table_path)
-    without_file = table[table["FILE_ID"].isin(("", "no_filename"))]
-    table = tables.index_by_subject(table.drop(without_file.index), "FILE_ID", table_path)
+    rows = tables.read_text_table(table_path)
+    tables.need_columns(rows, NEEDED, table_path)
+    without_file = rows[rows["FILE_ID"].isin(("", "no_filename"))]
+    table = tables.SubjectTable.of(rows.drop(without_file.index), "FILE_ID", table_path)
     excluded = [
         Exclusion(str(row.get("SUB_ID", "")), row["SITE_ID"], "no scan in the release") for _, row in without_file.iterrows()
     ]
     strategy, by_atlas = choose_files(path, atlas, strategy)
     if quality_checked:
-        tables.need_columns(table, RATINGS, table_path)
-        present = table[table.index.isin(list(next(iter(by_atlas.values()))))]
+        tables.need_columns(rows, RATINGS, table_path)
+        present = table.rows[table.rows.index.isin(list(next(iter(by_atlas.values()))))]
         failed = present[~present[list(RATINGS)].isin(RATINGS).all(axis=1)]
         excluded += [Exclusion(one, failed.at[one, "SITE_ID"], "failed by the quality raters") for one in failed.index]
-        table = table.drop(failed.index)
+        table.rows = table.rows.drop(failed.index)
         by_atlas = {
             name: {one: file for one, file in files.items() if one not in failed.index} for name, files in by_atlas.items()
         }
-    subjects, sites = [str(one) for one in table.index], tables.sites(table, "SITE_ID", table_path)
+    subjects, sites = table.subjects, table.sites("SITE_ID")
     people = tables.Participants(
         table=table_path,
         subjects=subjects,
         sites=sites,
-        labels=np.full(len(table), UNKNOWN, dtype=np.int8),
+        labels=np.full(len(subjects), UNKNOWN, dtype=np.int8),
         tr=np.array([_repetition_time(*each) for each in zip(subjects, sites.tolist(), strict=True)]),
-        phenotypes=table,
+        phenotypes=table.rows,
         inputs=tuple(INPUTS),
         notes=(),
         column="FILE_ID",
@@ -96,8 +97,9 @@ def read(
 
 def _complete(people: tables.Participants) -> tables.Participants:
     """The people who have a series with their labels and phenotypes; other rows of the table are not interpreted."""
-    labels, note = tables.labels(people.phenotypes, "DX_GROUP", people.table, patient=("1",), control=("2",))
-    phenotypes, implausible = phenotypes_of(people.phenotypes, people.table, ("X", "subject", "FILE_ID", "SITE_ID"))
+    table = tables.SubjectTable(people.phenotypes, people.table)
+    labels, note = table.labels("DX_GROUP", patient=("1",), control=("2",))
+    phenotypes, implausible = phenotypes_of(table, ("X", "subject", "FILE_ID", "SITE_ID"))
     return people._replace(
         labels=labels, phenotypes=phenotypes, notes=(note, "TR from the sites' scan protocols", *implausible)
     )
@@ -161,13 +163,10 @@ def load_1d(file: Path) -> tuple[Rois, Series]:
     return named_columns(file, *read_table(file), match["atlas"] if match else "")
 
 
-def phenotypes_of(table: pd.DataFrame, path: Path, skip: Iterable[str]) -> tuple[pd.DataFrame, list[Finding]]:
+def phenotypes_of(table: tables.SubjectTable, skip: Iterable[str]) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes without some columns, and notes on implausible values."""
-    age, notes = tables.ages(table, INPUTS["age"], path)
-    columns: dict[str, object] = {"sex": tables.sex(table, "SEX", path), "age": age}
-    for name in ("viq", "piq", "fiq"):
-        values = tables.numeric(table, INPUTS[name], path)
-        columns[name] = np.where(values > 0, values, np.nan)
-    unnamed = [name for name in table.columns if name.startswith("Unnamed")]
-    columns |= tables.other_columns(table, {*INPUTS.values(), *unnamed, *skip})
-    return pd.DataFrame(columns, index=table.index), notes
+    age, notes = table.ages(INPUTS["age"])
+    columns = {"sex": table.sex("SEX"), "age": age}
+    columns |= {name: table.numeric(INPUTS[name], above=0) for name in ("viq", "piq", "fiq")}
+    unnamed = [name for name in table.rows.columns if name.startswith("Unnamed")]
+    return table.with_others(columns, {*INPUTS.values(), *unnamed, *skip}), notes

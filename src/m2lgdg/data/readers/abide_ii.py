@@ -78,15 +78,14 @@ def _table_path(path: Path) -> Path | None:
 
 
 def _people(path: Path) -> tables.Participants:
-    table = tables.read_text_table(path, otherwise=ENCODING)
-    tables.need_columns(table, ("SUB_ID", "SITE_ID", "DX_GROUP", *abide.INPUTS.values()), path)
-    table = tables.index_by_subject(table, "SUB_ID", path)
-    sites = tables.sites(table, "SITE_ID", path)
-    labels, note = tables.labels(table, "DX_GROUP", path, patient=("1",), control=("2",))
-    phenotypes, implausible = abide.phenotypes_of(table, path, ("SUB_ID", "SITE_ID", "NDAR_GUID"))
+    rows = tables.read_text_table(path, otherwise=ENCODING)
+    table = tables.SubjectTable.of(rows, "SUB_ID", path, needed=abide.NEEDED[1:])
+    sites = table.sites("SITE_ID")
+    labels, note = table.labels("DX_GROUP", patient=("1",), control=("2",))
+    phenotypes, implausible = abide.phenotypes_of(table, ("SUB_ID", "SITE_ID", "NDAR_GUID"))
     return tables.Participants(
         table=path,
-        subjects=[str(one) for one in table.index],
+        subjects=table.subjects,
         sites=sites,
         labels=labels,
         tr=np.array([TR.get(_site(site), np.nan) for site in sites.tolist()]),

@@ -28,8 +28,7 @@ NOT_ROIS = re.compile(rb"(?m)^[^\t\n]*\t[^\t\n]*\t")  # columns File and Sub-bri
 COLUMNS = ("ScanDir ID", "Site", "Gender", "Age", "DX")
 SITES = {"1": "Peking", "2": "Brown", "3": "KKI", "4": "NeuroIMAGE", "5": "NYU", "6": "OHSU", "7": "Pittsburgh", "8": "WashU"}
 SEXES = {"0": tables.FEMALE, "1": tables.MALE}
-MISSING = (*tables.MISSING_CODES, "-999", "-999.0")
-PENDING = (*MISSING, "pending", "withheld")  # diagnoses of the test set
+MISSING = (*tables.MISSING_CODES, "-999", "-999.0", "pending", "withheld")  # the last two: diagnoses of the test set
 IQ = {"viq": ("Verbal IQ",), "piq": ("Performance IQ",), "fiq": ("Full4 IQ", "Full2 IQ")}
 DIGITS = 7  # of a subject in file names; tables drop the leading zeros
 # Repetition times from the scan protocols, in seconds; the files do not contain them. That of Brown is not included.
@@ -123,46 +122,37 @@ def _people(path: Path, given: Path | None) -> tables.Participants:
     for file in found:
         every.append(tables.read_text_table(file, otherwise="latin-1"))
         tables.need_columns(every[-1], COLUMNS, file)
-    table = pd.concat(every, ignore_index=True).fillna("")
-    table["ScanDir ID"] = [cell.removesuffix(".0").zfill(DIGITS) if cell else "" for cell in table["ScanDir ID"]]
-    table = tables.index_by_subject(table, "ScanDir ID", where)
-    labels, note = tables.labels(table, "DX", where, patient=("1", "2", "3"), control=("0",), missing=PENDING)
-    age, implausible = tables.ages(table, "Age", where, MISSING)
-    sex = tables.sex(table, "Gender", where, MISSING, SEXES, "0 nor 1")  # the tables have 1 for male and 0 for female
-    columns: dict[str, object] = {"sex": sex, "age": age}
-    columns |= {name: _first_score(table, each, where) for name, each in IQ.items() if set(each) & set(table.columns)}
-    inputs = tuple(columns)
+    rows = pd.concat(every, ignore_index=True).fillna("")
+    rows["ScanDir ID"] = [cell.removesuffix(".0").zfill(DIGITS) if cell else "" for cell in rows["ScanDir ID"]]
+    table = tables.SubjectTable.of(rows, "ScanDir ID", where, missing=MISSING)
+    labels, note = table.labels("DX", patient=("1", "2", "3"), control=("0",))
+    age, implausible = table.ages("Age")
+    columns = {"sex": table.sex("Gender", SEXES, "0 nor 1"), "age": age}  # the tables have 1 for male and 0 for female
+    columns |= {name: _first_score(table, each) for name, each in IQ.items() if set(each) & set(rows.columns)}
     scores = {name for each in IQ.values() for name in each}
-    columns |= tables.other_columns(table, {"ScanDir ID", "Site", "Gender", "Age", *scores}, PENDING)
-    sites = _sites(table, where)
+    sites = _sites(table)
     return tables.Participants(
         table=where,
-        subjects=[str(one) for one in table.index],
+        subjects=table.subjects,
         sites=np.array(sites),
         labels=labels,
         tr=np.array([TR.get(site, np.nan) for site in sites]),
-        phenotypes=pd.DataFrame(columns, index=table.index),
-        inputs=inputs,
+        phenotypes=table.with_others(columns, {"ScanDir ID", "Site", "Gender", "Age", *scores}),
+        inputs=tuple(columns),
         notes=(note, "TR from the sites' scan protocols", *implausible),
     )
 
 
-def _sites(table: pd.DataFrame, path: Path) -> list[str]:
+def _sites(table: tables.SubjectTable) -> list[str]:
     """Names of the sites, which the tables number."""
-    numbers = [cell.removesuffix(".0") for cell in tables.sites(table, "Site", path).tolist()]
-    wrong = next((i for i, cell in enumerate(numbers) if cell.isdigit() and cell not in SITES), None)
-    if wrong is not None:
-        raise InputError(
-            f"{path}: subject {table.index[wrong]}, column Site: {numbers[wrong]} is not a site of ADHD-200 (1 to 8)."
-        )
+    numbers = [cell.removesuffix(".0") for cell in table.sites("Site").tolist()]
+    for subject, cell in zip(table.subjects, numbers, strict=True):
+        if cell.isdigit() and cell not in SITES:
+            raise InputError(f"{table.path}: subject {subject}, column Site: {cell} is not a site of ADHD-200 (1 to 8).")
     return [SITES.get(cell, cell) for cell in numbers]
 
 
-def _first_score(table: pd.DataFrame, columns: Sequence[str], path: Path) -> tables.Floats:
+def _first_score(table: tables.SubjectTable, columns: Sequence[str]) -> tables.Floats:
     """A score from the first of several columns that has it."""
-    result = np.full(len(table), np.nan)
-    for column in columns:
-        if column in table.columns:
-            values = tables.numeric(table, column, path, MISSING)
-            result = np.where(np.isnan(result) & (values > 0), values, result)
-    return result
+    scores = [table.numeric(column, above=0) for column in columns if column in table.rows.columns]
+    return np.where(np.isnan(scores[0]), scores[-1], scores[0])

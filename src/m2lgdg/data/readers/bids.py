@@ -243,7 +243,7 @@ def _regions(path: Path, labels: Path | None) -> tuple[Any, dict[int, str]]:
         return image, {index: str(index) for index in present}
     table = tables.read_text_table(labels)
     tables.need_columns(table, ("index", "name"), labels)
-    indices = tables.numeric(table.set_index("name", drop=False), "index", labels)
+    indices = tables.SubjectTable(table.set_index("name", drop=False), labels).numeric("index")
     if np.isnan(indices).any():
         raise InputError(f"{labels}: region {table['name'].iloc[int(np.isnan(indices).argmax())]} has no index.")
     names = {int(index): name for index, name in zip(indices, table["name"], strict=True) if index != 0}

@@ -126,25 +126,25 @@ def _phenotypes(book: Path) -> tuple[pd.DataFrame, list[Finding]]:
     """Both sheets as one table by subject (site, label, the three inputs and all other columns), and notes on odd values."""
     sheets, notes = [], []
     for sheet, label in SHEETS.items():
-        table = tables.read_sheet(book, sheet)
-        tables.need_columns(table, ("ID", *INPUTS.values()), book)
-        table = tables.index_by_subject(table[table["ID"] != ""], "ID", book)
-        for subject in table.index:
+        rows = tables.read_sheet(book, sheet)
+        tables.need_columns(rows, ("ID", *INPUTS.values()), book)
+        table = tables.SubjectTable.of(rows[rows["ID"] != ""], "ID", book)
+        for subject in table.subjects:
             match = SUBJECT.match(subject)
             if match is None:
                 raise InputError(f"{book}: id {subject!r} is not of the form S<site>-<1 or 2>-<number>.")
             if (match["group"] == "1") != label:
                 raise InputError(f"{book}, sheet {sheet}: the id of subject {subject} has the group of the other sheet.")
-        age, implausible = tables.ages(table, INPUTS["age"], book)
+        age, implausible = table.ages(INPUTS["age"])
         notes += implausible
         columns: dict[str, object] = {
-            "site": [site_of(subject) for subject in table.index],
+            "site": [site_of(subject) for subject in table.subjects],
             "label": label,
-            "sex": tables.sex(table, INPUTS["sex"], book),
+            "sex": table.sex(INPUTS["sex"]),
             "age": age,
-            "education": tables.years_of_education(table, INPUTS["education"], book),
+            "education": table.years_of_education(INPUTS["education"]),
         }
-        sheets.append(pd.DataFrame(columns | tables.other_columns(table, {"ID", *INPUTS.values()}), index=table.index))
+        sheets.append(table.with_others(columns, {"ID", *INPUTS.values()}))
     both = pd.concat(sheets)
     if both.index.has_duplicates:
         raise InputError(f"{book}: subject {both.index[both.index.duplicated()][0]} is listed on both sheets.")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers.tables import MOTION, index_by_subject, need_columns, present_columns, read_text_table
+from m2lgdg.data.readers.tables import MOTION, SubjectTable, need_columns, present_columns, read_text_table
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.findings import BY_LIST, NO_MOTION, TOO_MUCH_MOTION, Exclusion
 from m2lgdg.storage import InputError
@@ -73,7 +73,7 @@ def keep_included(cohort: Cohort, path: Path) -> Cohort:
     table = unquoted_table(read_text_table(path))
     need_columns(table, ("subject", "status"), path)
     table = table[(table["subject"] != "") | (table["status"] != "excluded")]  # some releases list scans without a subject
-    table = index_by_subject(table, "subject", path)
+    table = SubjectTable.of(table, "subject", path).rows
     for subject, status in table["status"].items():
         if status not in ("included", "excluded"):
             raise InputError(f"{path}: subject {subject}, column status: {status[:40]!r} is neither included nor excluded.")

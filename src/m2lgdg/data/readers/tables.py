@@ -10,6 +10,7 @@ import io
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,68 +95,66 @@ def read_participants(
     the words of each class to this reader; `where` that about the column of a role that was not found. Names with the same text
     by `same` are one subject.
     """
-    table = read_text_table(path)
-    found = {role: columns.get(role) or find_column(table, role) for role in ALIASES}
+    rows = read_text_table(path)
+    found = {role: columns.get(role) or find_column(rows, role) for role in ALIASES}
     roles = {role: name for role, name in found.items() if name}
-    need_columns(table, roles.values(), path)
+    need_columns(rows, roles.values(), path)
     for role in ("subject", "site"):
         if role not in roles and (role == "subject" or site is None):
             usual = ", ".join(ALIASES[role])
-            raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(table)}; {where[role]}.")
-    table = index_by_subject(table, roles["subject"], path, same)
-    if not len(table):
-        raise InputError(f"{path} lists no subject.")
+            raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(rows)}; {where[role]}.")
     bare = [code.lower().removesuffix(".0") for code in missing]
     codes = (*MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # integers next to gaps are often written as floats
+    table = SubjectTable.of(rows, roles["subject"], path, missing=codes, same=same)
+    if not len(rows):
+        raise InputError(f"{path} lists no subject.")
     if "label" in roles:
-        coded, note = labels(table, roles["label"], path, patient, control, codes, advice)
+        labels, note = table.labels(roles["label"], patient, control, advice)
         notes: list[Note] = [note]
     else:
-        coded = np.full(len(table), UNKNOWN, dtype=np.int8)
+        labels = np.full(len(rows), UNKNOWN, dtype=np.int8)
         note = Finding("label", numbers={"text": "no label column: all subjects are unlabelled"})
-        notes = [note, f"{present_columns(table)}; {where['label']}"]
-    phenotypes, implausible = _phenotypes(table, roles, path, codes)
+        notes = [note, f"{present_columns(rows)}; {where['label']}"]
+    phenotypes, implausible = _phenotypes(table, roles)
     chosen = [name for name in INPUTS if name in phenotypes] if inputs is None else list(inputs)
     for name in chosen:
         if name not in phenotypes:
             raise InputError(f"{path}: input {name} is neither a column nor one of {', '.join(INPUTS)}.")
         if phenotypes[name].dtype != np.float64:
-            phenotypes[name] = numeric(table, name, path, codes)  # raises an error that names the subject
+            phenotypes[name] = table.numeric(name)  # raises an error that names the subject
     return Participants(
         table=path,
-        subjects=[str(one) for one in table.index],
-        sites=sites(table, roles["site"], path) if "site" in roles else np.array([site] * len(table), dtype=np.str_),
-        labels=coded,
-        tr=_repetition_times(table, roles["tr"], path, codes) if "tr" in roles else np.full(len(table), np.nan),
+        subjects=table.subjects,
+        sites=table.sites(roles["site"]) if "site" in roles else np.array([site] * len(rows), dtype=np.str_),
+        labels=labels,
+        tr=_repetition_times(table, roles["tr"]) if "tr" in roles else np.full(len(rows), np.nan),
         phenotypes=phenotypes,
         inputs=tuple(chosen),
         notes=(*(f"{role} from column {name}" for role, name in roles.items() if role != "label"), *notes, *implausible),
     )
 
 
-def _repetition_times(table: pd.DataFrame, column: str, path: Path, codes: Sequence[str]) -> Floats:
-    seconds = numeric(table, column, path, codes)
-    for i in np.flatnonzero(seconds <= 0):
-        raise InputError(f"{path}: subject {table.index[i]}, column {column}: a TR of {seconds[i]:g} s is not positive.")
-    for subject, one in zip(table.index, seconds, strict=True):
-        need_seconds(one, f"{path}: subject {subject}, column {column}")
+def _repetition_times(table: SubjectTable, column: str) -> Floats:
+    seconds = table.numeric(column)
+    for subject, one in sorted(zip(table.subjects, seconds, strict=True), key=lambda each: each[1] > 0):  # others first
+        where = f"{table.path}: subject {subject}, column {column}"
+        if one <= 0:
+            raise InputError(f"{where}: a TR of {one:g} s is not positive.")
+        need_seconds(one, where)
     return seconds
 
 
-def _phenotypes(
-    table: pd.DataFrame, roles: Mapping[str, str], path: Path, codes: Sequence[str]
-) -> tuple[pd.DataFrame, list[Finding]]:
+def _phenotypes(table: SubjectTable, roles: Mapping[str, str]) -> tuple[pd.DataFrame, list[Finding]]:
     """Phenotypes, and notes on implausible values."""
     columns: dict[str, object] = {}
     notes: list[Finding] = []
     if "sex" in roles:
-        columns["sex"] = sex(table, roles["sex"], path, codes)
+        columns["sex"] = table.sex(roles["sex"])
     if "age" in roles:
-        columns["age"], notes = ages(table, roles["age"], path, codes)
+        columns["age"], notes = table.ages(roles["age"])
     if "education" in roles:
-        columns["education"] = years_of_education(table, roles["education"], path, codes)
-    columns |= other_columns(table, {*roles.values(), *columns}, codes)
-    return pd.DataFrame(columns, index=table.index), notes
+        columns["education"] = table.years_of_education(roles["education"])
+    return table.with_others(columns, {*roles.values(), *columns}), notes
 
 
 def read_text_table(path: Path, otherwise: str | None = None) -> pd.DataFrame:
@@ -250,44 +249,128 @@ def find_column(table: pd.DataFrame, role: str) -> str | None:
     return next((lower[alias] for alias in ALIASES[role] if alias in lower), None)
 
 
-def index_by_subject(table: pd.DataFrame, column: str, path: Path, same: Callable[[str], str] = str) -> pd.DataFrame:
-    """Index the table by its subject column; empty or repeated subjects are an error.
+@dataclass
+class SubjectTable:
+    """A table with one row for each subject: cells as text, the file that messages name, and the codes of missing values."""
 
-    Two names are the same subject if `same` gives the same text for both (sub-01 and 01 in BIDS).
-    """
-    names = table[column]
-    lines: dict[str, int] = {}
-    for line, name in names.items():
-        if not name:
-            raise InputError(f"{path}, line {line}: column {column} is empty.")
-        first = lines.setdefault(same(name), line)
-        if first != line and names[first] == name:
-            raise InputError(f"{path}: subject {name} is listed twice in column {column}.")
-        if first != line:
-            both = f"{names[first]} and {name} are the same subject; remove one of the two rows"
-            raise InputError(f"{path}, lines {first} and {line}, column {column}: {both}.")
-    return table.set_index(names.to_numpy())
+    rows: pd.DataFrame
+    path: Path
+    missing: Sequence[str] = MISSING_CODES
 
+    @classmethod
+    def of(
+        cls,
+        rows: pd.DataFrame,
+        subject: str,
+        path: Path,
+        *,
+        needed: Iterable[str] = (),
+        missing: Sequence[str] = MISSING_CODES,
+        same: Callable[[str], str] = str,
+    ) -> SubjectTable:
+        """The table by the column of its subjects; a lacking column, or an empty or repeated subject, is an error.
 
-def sites(table: pd.DataFrame, column: str, path: Path) -> npt.NDArray[np.str_]:
-    """Site of each subject; a subject without one is an error."""
-    named = np.asarray(table[column], dtype=np.str_)
-    empty = np.isin(np.char.lower(named), MISSING_CODES)
-    if empty.any():
-        raise InputError(f"{path}: subject {table.index[empty][0]} has no site in column {column}.")
-    return named
+        Two names are the same subject if `same` gives the same text for both (sub-01 and 01 in BIDS).
+        """
+        need_columns(rows, (subject, *needed), path)
+        names = rows[subject]
+        lines: dict[str, int] = {}
+        for line, name in names.items():
+            if not name:
+                raise InputError(f"{path}, line {line}: column {subject} is empty.")
+            first = lines.setdefault(same(name), line)
+            if first != line and names[first] == name:
+                raise InputError(f"{path}: subject {name} is listed twice in column {subject}.")
+            if first != line:
+                both = f"{names[first]} and {name} are the same subject; remove one of the two rows"
+                raise InputError(f"{path}, lines {first} and {line}, column {subject}: {both}.")
+        return cls(rows.set_index(names.to_numpy()), path, missing)
 
+    @property
+    def subjects(self) -> list[str]:
+        """Names of the subjects."""
+        return [str(one) for one in self.rows.index]
 
-def numeric(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> Floats:
-    """Column as numbers with NaN where missing; text is an error that names the subject."""
-    values = np.full(len(table), np.nan)
-    for i, (subject, cell) in enumerate(table[column].items()):
-        if cell.lower() not in missing:
+    def _error(self, subject: object, column: str, problem: str) -> InputError:
+        return InputError(f"{self.path}: subject {subject}, column {column}: {problem}.")
+
+    def sites(self, column: str) -> npt.NDArray[np.str_]:
+        """Site of each subject; a subject without one is an error."""
+        named = np.asarray(self.rows[column], dtype=np.str_)
+        empty = np.isin(np.char.lower(named), MISSING_CODES)
+        if empty.any():
+            raise InputError(f"{self.path}: subject {self.rows.index[empty][0]} has no site in column {column}.")
+        return named
+
+    def numeric(self, column: str, above: float = -np.inf) -> Floats:
+        """Column as numbers with NaN where missing or not above a limit; text is an error that names the subject."""
+        values = np.full(len(self.rows), np.nan)
+        for i, (subject, cell) in enumerate(self.rows[column].items()):
+            if cell.lower() not in self.missing:
+                try:
+                    values[i] = number(cell)
+                except ValueError:
+                    raise self._error(subject, column, f"{cell[:40]!r} is not a number") from None
+        return np.where(np.isfinite(values) & (values > above), values, np.nan)
+
+    def ages(self, column: str) -> tuple[Floats, list[Finding]]:
+        """Age in years, NaN where missing or 0, and a note on each age below 0 or above 120, which is set to missing."""
+        values = self.numeric(column)
+        notes = [
+            Finding("age", "", (str(self.rows.index[i]),), {"column": column, "value": float(values[i]), "oldest": OLDEST})
+            for i in np.flatnonzero((values < 0) | (values > OLDEST))
+        ]
+        return np.where((values > 0) & (values <= OLDEST), values, np.nan), notes
+
+    def years_of_education(self, column: str) -> Floats:
+        """Years of education, NaN where missing or negative; zero years are valid."""
+        values = self.numeric(column)
+        return np.where(values >= 0, values, np.nan)
+
+    def sex(self, column: str, words: Mapping[str, float] = SEX_WORDS, expected: str = "male nor female") -> Floats:
+        """Sex as 1 male, 2 female, NaN unknown (0 and missing codes); any other word is an error."""
+        values = []
+        for subject, cell in self.rows[column].items():
+            word = cell.lower().removesuffix(".0")
+            if word not in words and word not in self.missing:
+                raise self._error(subject, column, f"{cell[:40]!r} is neither {expected}")
+            values.append(words.get(word, np.nan))
+        return np.array(values, dtype=np.float64)
+
+    def labels(
+        self, column: str, patient: Sequence[str] = (), control: Sequence[str] = (), advice: str = ""
+    ) -> tuple[npt.NDArray[np.int8], Finding]:
+        """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones.
+
+        `advice` ends the message about an unknown word: how to give the words of each class to this reader.
+        """
+        cells = self.rows[column].str.lower().str.removesuffix(".0")
+        patients, controls = _words(patient), _words(control)
+        # A word given for one class is no longer a usual word of the other.
+        patients, controls = patients or PATIENT_WORDS - controls, controls or CONTROL_WORDS - patients
+        present = sorted(word for word in set(cells) if word not in self.missing or word in patients | controls)
+        advice = f"; {advice}" if advice else ""
+        if not patient and {"1", "2"} <= set(present):
+            raise InputError(f"{self.path}, column {column}: labels 1 and 2 are ambiguous{advice}.")
+        for word in present:
+            if word not in patients | controls:
+                subject = self.rows.index[np.flatnonzero((cells == word).to_numpy())[0]]
+                raise self._error(subject, column, f"label {word[:40]!r} is not known{advice}")
+        coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
+        used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
+        coding = ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
+        return coded, Finding("label", numbers={"text": f"label from column {column}: {coding}"})
+
+    def with_others(self, columns: Mapping[str, object], skip: Iterable[str]) -> pd.DataFrame:
+        """Phenotypes: the given columns, then the others without missing codes, as numbers if every cell is one, else text."""
+        others: dict[str, object] = {}
+        for name in self.rows.columns.difference(list(skip), sort=False):
+            cells = ["" if cell.lower() in self.missing else cell for cell in self.rows[name]]
             try:
-                values[i] = number(cell)
+                others[str(name)] = np.array([number(cell) if cell else np.nan for cell in cells], dtype=np.float64)
             except ValueError:
-                raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is not a number.") from None
-    return np.where(np.isfinite(values), values, np.nan)
+                others[str(name)] = np.array(cells, dtype=object)
+        return pd.DataFrame({**columns, **others}, index=self.rows.index)
 
 
 def number(cell: str) -> float:
@@ -295,22 +378,6 @@ def number(cell: str) -> float:
     if "_" in cell:
         raise ValueError("Python reads 17_1 as 171")
     return float(cell)
-
-
-def ages(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> tuple[Floats, list[Finding]]:
-    """Age in years, NaN where missing or 0, and a note on each age below 0 or above 120, which is set to missing."""
-    values = numeric(table, column, path, missing)
-    notes = [
-        Finding("age", "", (str(table.index[i]),), {"column": column, "value": float(values[i]), "oldest": OLDEST})
-        for i in np.flatnonzero((values < 0) | (values > OLDEST))
-    ]
-    return np.where((values > 0) & (values <= OLDEST), values, np.nan), notes
-
-
-def years_of_education(table: pd.DataFrame, column: str, path: Path, missing: Sequence[str] = MISSING_CODES) -> Floats:
-    """Years of education, NaN where missing or negative; zero years are valid."""
-    values = numeric(table, column, path, missing)
-    return np.where(values >= 0, values, np.nan)
 
 
 def need_seconds(seconds: float, where: str) -> float:
@@ -323,55 +390,6 @@ def need_seconds(seconds: float, where: str) -> float:
     return seconds
 
 
-def sex(
-    table: pd.DataFrame,
-    column: str,
-    path: Path,
-    missing: Sequence[str] = MISSING_CODES,
-    words: Mapping[str, float] = SEX_WORDS,
-    expected: str = "male nor female",
-) -> Floats:
-    """Sex as 1 male, 2 female, NaN unknown (0 and missing codes); any other word is an error."""
-    values = []
-    for subject, cell in table[column].items():
-        word = cell.lower().removesuffix(".0")
-        if word not in words and word not in missing:
-            raise InputError(f"{path}: subject {subject}, column {column}: {cell[:40]!r} is neither {expected}.")
-        values.append(words.get(word, np.nan))
-    return np.array(values, dtype=np.float64)
-
-
-def labels(
-    table: pd.DataFrame,
-    column: str,
-    path: Path,
-    patient: Sequence[str] = (),
-    control: Sequence[str] = (),
-    missing: Sequence[str] = MISSING_CODES,
-    advice: str = "",
-) -> tuple[npt.NDArray[np.int8], Finding]:
-    """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones.
-
-    `advice` ends the message about an unknown word: how to give the words of each class to this reader.
-    """
-    cells = table[column].str.lower().str.removesuffix(".0")
-    patients, controls = _words(patient), _words(control)
-    # A word given for one class is no longer a usual word of the other.
-    patients, controls = patients or PATIENT_WORDS - controls, controls or CONTROL_WORDS - patients
-    present = sorted(word for word in set(cells) if word not in missing or word in patients | controls)
-    advice = f"; {advice}" if advice else ""
-    if not patient and {"1", "2"} <= set(present):
-        raise InputError(f"{path}, column {column}: labels 1 and 2 are ambiguous{advice}.")
-    for word in present:
-        if word not in patients | controls:
-            subject = table.index[np.flatnonzero((cells == word).to_numpy())[0]]
-            raise InputError(f"{path}: subject {subject}, column {column}: label {word[:40]!r} is not known{advice}.")
-    coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
-    used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
-    coding = ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
-    return coded, Finding("label", numbers={"text": f"label from column {column}: {coding}"})
-
-
 def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) -> None:
     """Raise an InputError for a word that was given for both classes."""
     both = _words(patient) & _words(control)
@@ -381,15 +399,3 @@ def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) ->
 
 def _words(given: Iterable[str]) -> set[str]:
     return {word.lower().removesuffix(".0") for word in given}
-
-
-def other_columns(table: pd.DataFrame, skip: Iterable[str], missing: Sequence[str] = MISSING_CODES) -> dict[str, object]:
-    """The remaining columns without missing codes: numeric if every other cell is a number, else text."""
-    columns: dict[str, object] = {}
-    for name in table.columns.difference(list(skip), sort=False):
-        cells = ["" if cell.lower() in missing else cell for cell in table[name]]
-        try:
-            columns[str(name)] = np.array([number(cell) if cell else np.nan for cell in cells], dtype=np.float64)
-        except ValueError:
-            columns[str(name)] = np.array(cells, dtype=object)
-    return columns
