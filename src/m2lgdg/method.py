@@ -177,12 +177,17 @@ class Method:
 
     def save(self, folder: str | Path) -> Path:
         """Write a model folder; see `Model.save`."""
-        return typing.cast(Path, importlib.import_module("m2lgdg.model.model").Model(self).save(folder))
+        return typing.cast(Path, _model_class()(self).save(folder))
 
     @staticmethod
     def load(folder: str | Path) -> Any:
         """Load a `Model` from its folder; see `Model.load`."""
-        return importlib.import_module("m2lgdg.model.model").Model.load(folder)
+        return _model_class().load(folder)
+
+
+def _model_class() -> Any:
+    """`Model`, which is made of methods and therefore imported by name, on request."""
+    return importlib.import_module(f"{__package__}.model.model").Model
 
 
 @dataclass_transform()

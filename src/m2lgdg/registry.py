@@ -31,6 +31,7 @@ PAPER = (  # the paper's method and those it is compared with, in the order of i
 )
 
 FC_NETWORK = ("erm", "cdann", "mixup", "mldg", "iib", "coral", "irm", "group-dro")  # algorithms on the network of erm.py
+BY_ESTIMATOR = "sklearn_bridge.from_sklearn"  # defines methods by their field `estimator`; imported on request, as a plugin is
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Registry(MutableMapping[str, type[Any]]):
         """
         if "estimator" not in fields:
             return
-        bridge = importlib.import_module("m2lgdg.sklearn_bridge.from_sklearn")
+        bridge = importlib.import_module(f"{__package__}.{BY_ESTIMATOR}")
         if run:
             bridge.define_from_study(name, fields)
         elif name not in self:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg import __version__
 from m2lgdg.model.site_level import check_stored
 from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, read_tensors, write_tensors, write_text
 
@@ -58,7 +57,8 @@ ALL = {"method": TEXT, "versions": {"*": TEXT}, "facts": FACTS | {"parts?": {"*"
 
 def write_folder(folder: Path, about: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any]], files: Iterable[Path]) -> Path:
     """Write the weights and method.json with the hashes of all files; `files` are those already in the folder."""
-    versions = {"m2lgdg": __version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    own = sys.modules["m2lgdg"].__version__  # of the package, which imports all others and is imported by none
+    versions = {"m2lgdg": own, "numpy": np.__version__, "python": sys.version.split()[0]}
     content = {"format": FORMAT, **about, "versions": versions}
     weights = write_tensors(folder / WEIGHTS, state, {"format": FORMAT})
     hashes = {path.name: file_hash(path, LARGEST) for path in (weights, *files)}
