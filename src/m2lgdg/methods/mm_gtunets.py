@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.deep import Batch, DeepMethod, Shape
+from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape
 from m2lgdg.method import method
 from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
 
@@ -54,11 +54,8 @@ class PhenotypeVAE(nn.Module):
 
     def __init__(self, codes: int, hidden: int, latent: int) -> None:
         super().__init__()
-        self.hidden, self.mean, self.log_variance = (
-            nn.Linear(codes, hidden),
-            nn.Linear(hidden, latent),
-            nn.Linear(hidden, latent),
-        )
+        self.hidden = nn.Linear(codes, hidden)
+        self.mean, self.log_variance = (nn.Linear(hidden, latent) for _ in range(2))
         self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, codes), nn.Sigmoid())
 
     def loss(self, codes: Tensor, noise: Tensor, kl_weight: float) -> Tensor:
@@ -67,8 +64,7 @@ class PhenotypeVAE(nn.Module):
         mean, log_variance = self.mean(hidden), self.log_variance(hidden)  # (subject, latent)
         decoded = self.decoder(mean + noise * torch.exp(log_variance / 2))
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
-        total: Tensor = (decoded - codes).square().sum() + kl_weight * divergence
-        return total
+        return cast(Tensor, (decoded - codes).square().sum() + kl_weight * divergence)
 
     def pretrain(self, codes: Tensor, epochs: int, patience: int, rate: float, weight_decay: float, kl_weight: float) -> None:
         """Full-batch Adam with early stopping on the training loss."""
@@ -95,25 +91,18 @@ class Nodes(NamedTuple):
 
 
 class Source(nn.Module):
-    """What was fitted on source-training subjects, including themselves as nodes; nothing in it is trainable."""
+    """What was fitted on source-training subjects, including themselves as nodes; nothing in it is trainable.
 
-    chosen: Tensor  # (feature,) positions among the FC edges
-    centre: Tensor
-    spread: Tensor
-    varied: Tensor
-    tolerance: Tensor
-    code_column: Tensor
-    code_low: Tensor
-    code_span: Tensor
-    sigma: Tensor
-    fc: Tensor  # (source, feature)
-    phenotypes: Tensor  # (source, input)
-    label: Tensor
+    `chosen` are the positions of the selected FC edges; `fc` (source, feature) and `phenotypes` (source, input) are the nodes.
+    """
 
     def __init__(self, fitted: Arrays) -> None:
         super().__init__()
         for name, value in fitted.items():  # already saved with the fitted arrays, so not as weights
             self.register_buffer(name, torch.from_numpy(np.array(value, order="C")), persistent=False)
+
+    def __getattr__(self, name: str) -> Tensor:
+        return cast(Tensor, super().__getattr__(name))  # for the types: all arrays are tensors
 
     def forward(self, fc: Tensor, phenotypes: Tensor) -> Nodes:
         """(subject, feature) selected edges and (subject, input) scaled phenotypes -> nodes."""
@@ -251,8 +240,7 @@ class TransformerConvolution(nn.Module):
         attention = torch.softmax(match.float().masked_fill(weights == 0, -torch.inf), dim=1)
         read = attention[:, :-1] @ values + attention[:, -1:] * value + (attention * weights).sum(1, keepdim=True) * self.edge
         gate = torch.sigmoid(self.gate(torch.cat([read, skip, read - skip], dim=1)))
-        mixed: Tensor = gate * skip + (1 - gate) * read
-        return mixed
+        return cast(Tensor, gate * skip + (1 - gate) * read)
 
 
 class GTUNet(nn.Module):
@@ -291,8 +279,7 @@ class GTUNet(nn.Module):
 
 def pool_score(nodes: Tensor, projection: Tensor) -> Tensor:
     """(node,) projection onto a direction, in float32."""
-    score: Tensor = (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
-    return score
+    return (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
 
 
 class Fusion(nn.Module):
@@ -323,36 +310,29 @@ class Insertion(NamedTuple):
     value: Tensor  # () total reward
 
 
-class Network(nn.Module):
-    """The whole of MM-GTUNets: `insert` adds queries to a graph, `forward` adds a batch to the graph of source."""
+class Network(PartsNetwork):
+    """The whole of MM-GTUNets: `insert` adds queries to a graph, `parts` adds a batch to the graph of source."""
 
     def __init__(self, shape: Shape, config: MMGTUNets) -> None:
         super().__init__()
         self.source, self.edge_dropout = Source(shape.fitted), config.edge_dropout
         self.affinity = Affinity(len(self.source.tolerance))
         width = len(self.source.chosen)
-        self.imaging, self.phenotype = (
-            GTUNet(width, config.imaging_depth, config),
-            GTUNet(width, config.phenotype_depth, config),
-        )
+        depths = (config.imaging_depth, config.phenotype_depth)
+        self.imaging, self.phenotype = (GTUNet(width, depth, config) for depth in depths)
         self.fusion = Fusion(config.embedding)
         hidden = config.head_width
         self.head = nn.Sequential(nn.Linear(config.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
 
-    def forward(self, batch: Batch) -> Tensor:
-        """(subject, 2) logits of subjects that each query the source graph alone."""
-        return self.parts(batch)["logits"]
-
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the fused representation of the batch."""
+        """Logits and fused representation of subjects that each query the source graph alone."""
         source = self.source
         inserted = self.insert(source(source.fc, source.phenotypes), source.label, self.nodes(batch))
         return {"logits": inserted.logits, "fused": inserted.fused}
 
     def nodes(self, batch: Batch) -> Nodes:
         """The batch's subjects as nodes."""
-        nodes: Nodes = self.source(batch["fc"][:, self.source.chosen], batch.phenotypes)
-        return nodes
+        return cast(Nodes, self.source(batch["fc"][:, self.source.chosen], batch.phenotypes))
 
     def insert(self, base: Nodes, label: Tensor, query: Nodes) -> Insertion:
         """Insert queries into the graph of labelled base nodes, which they read and leave unchanged."""
@@ -395,26 +375,19 @@ class MMGTUNets(DeepMethod):
     A saved model contains the selected features, phenotypes and labels of source-training subjects: they are the graph.
     Differs from the publication (made inductive): everything is fitted on source-training subjects; a target has motivation
     edges to them only, is never pooled away and changes nothing for them. At each update a fraction of source acts as the
-    target: these subjects leave the labelled graph, query it as targets do, and alone enter cross-entropy and batch norm.
-    As published: features are eliminated with the labels of all source-training subjects, so pseudo-targets look easier than
-    targets.
-    Differs from the release: its phenotypes are site, sex and age. The site of a target was not in source and cannot be one;
-    other inputs, such as IQ, are left out by default (`used_phenotypes`).
-    Differs from the release: every phenotype has its own graph and coefficients, none is the site, motivation requires
+    target: these subjects leave the labelled graph, query it, and alone enter cross-entropy and batch norm.
+    As published: features are eliminated with the labels of all source-training subjects, pseudo-targets included.
+    Differs from the release: its phenotypes are site, sex and age; the site of a target was not in source, and other inputs
+    are left out by default (`used_phenotypes`). Every phenotype has its own graph and coefficients, motivation requires
     agreement, their mixture is learned, the reward loss and the modality weights carry gradient, and dropout and VAE noise are
-    off outside training.
-    Differs from the release: the VAE's divergence has weight 0.01; with 1 and phenotypes in [0, 1] its means are the same for
-    all subjects.
+    off outside training. The VAE's divergence has weight 0.01; with 1 its means are the same for all subjects.
     Interpretation: the degree loss is minus the log degree, as usual in graph learning (the release adds it); the graph losses
-    use the graph before edge dropout; the constraint on the coefficients holds for the values in use, and the mixture is a
-    softmax.
+    use the graph before edge dropout; the constraint on the coefficients holds for the values in use.
     Interpretation: continuous phenotypes other than age agree within a quarter of their sd, about what two years are of ABIDE's
     ages; imputed phenotypes count as known; one that does not vary in source is left out.
     """
 
-    epochs: int = 100
     warmup: int = 5
-    patience: int = 20
     weight_decay: float = 5e-4
     dropout: float = 0.3
     selected: int = 500

@@ -173,8 +173,6 @@ class MSSTAN(DeepMethod):
     A window is a fraction of the length, because scans are resampled to one length.
     """
 
-    epochs: int = 100
-    patience: int = 20
     batch_size: int = 64
     learning_rate: float = 3e-4
     weight_decay: float = 1e-3
