@@ -208,9 +208,9 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
-        for k, (number, part) in enumerate(gate.groupby("label")):
+        for k, (number, own) in enumerate(gate.groupby("label")):
             axis.plot([], [], mark(0), color=colour(k), label=names.get(int(str(number)), str(number)))
-            for row in part.to_dict("records"):
+            for row in own.to_dict("records"):
                 (dot,) = axis.plot(
                     [row["imaging"]], [sites.index(row["site"]) + 0.16 * (k - 0.5)], mark(0), color=colour(k), ms=6
                 )
@@ -236,10 +236,10 @@ def representation_map(method: str, target: str, points: pd.DataFrame, number: i
     def paint(sheet: Sheet) -> None:
         for axis, column, groups in zip(sheet.canvas.subplots(1, 2), ("site", "label"), (sites, [0, 1, -1]), strict=True):
             for k, group in enumerate(groups):
-                part = points[points[column] == group]
-                if len(part):
+                own = points[points[column] == group]
+                if len(own):
                     text = short(str(group), 22) if column == "site" else names[int(group)]
-                    axis.scatter(part["x"], part["y"], s=9, color=colour(k), marker=mark(k), lw=0, label=text)
+                    axis.scatter(own["x"], own["y"], s=9, color=colour(k), marker=mark(k), lw=0, label=text)
             circled = points[of_target]
             axis.scatter(circled["x"], circled["y"], s=22, facecolors="none", edgecolors=INK, lw=0.5, label="target site")
             axis.set(xticks=[], yticks=[], title=f"by {column}")

@@ -25,7 +25,6 @@ from m2lgdg.report.paper_tables import changed_fields, label, what_was_seen
 from m2lgdg.report.paths import without_paths
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import Table, columns
-from m2lgdg.splits import leave_one_site_out
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.stats import half_interval, macro_scores
 
@@ -191,8 +190,9 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
     labelled = {site: cohort.labels[(cohort.sites == site) & (cohort.labels >= 0)] for site in cohort.site_names}
     patients, controls = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
     rates = [100 * float(labels.mean()) for labels in labelled.values() if len(labels)]
-    folds = [(fold.source.labels, labelled[fold.site]) for fold in leave_one_site_out(cohort, targets)]
-    sides = [f"{_span(list(map(len, side)))} ({_span([int(y.sum()) for y in side])})" for side in zip(*folds, strict=True)]
+    tested = np.array([(len(labelled[site]), labelled[site].sum()) for site in targets or labelled])  # (target, n / patients)
+    rest = (patients + controls, patients) - tested
+    source, target = (f"{_span(side[:, 0])} ({_span(side[:, 1])})" for side in (rest, tested))
     present = {str(name).lower() for name in cohort.phenotypes}
     kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
     groups = [name for name, names in kinds.items() if present & set(names)]
@@ -207,7 +207,7 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
         "sites": ", ".join(f"{site} {(cohort.sites == site).sum()}" for site in cohort.site_names),
         "balance": f"{100 * patients / (patients + controls):.0f} % of labelled subjects are patients, "
         f"{min(rates):.0f} to {max(rates):.0f} % by site",
-        "fold_sizes": f"Labelled subjects (patients): source {sides[0]}, target {sides[1]}",
+        "fold_sizes": f"Labelled subjects (patients): source {source}, target {target}",
         "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR "
         + (f"{_span(tr)} s" if len(tr) else "unknown"),
         "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",

@@ -45,7 +45,7 @@ def forest(
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
         return _forest_of_means(areas, sites, keys, name, first, hues)
-    step, parts = 0.8 / len(keys), _parts(mean)
+    step, cells = 0.8 / len(keys), _by_cell(mean)
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
@@ -53,15 +53,15 @@ def forest(
             hue, shape = colour(hues[key]), mark(hues[key])
             axis.plot([], [], shape, color=hue, ms=5, label=short(label(*key), 40))
             for s, site in enumerate(sites):
-                part, area = parts.get((*key, site)), 100 * float(areas.get((*key, site), np.nan))
-                if part is None or math.isnan(area):
+                own, area = cells.get((*key, site)), 100 * float(areas.get((*key, site), np.nan))
+                if own is None or math.isnan(area):
                     continue
-                low, high = (100 * end for end in delong_interval(part["label"].to_numpy(), part["proba"].to_numpy()))
+                low, high = (100 * end for end in delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()))
                 y = s + k * step - 0.4 + step / 2
                 axis.plot([low, high], [y, y], color=hue, lw=1.3, alpha=0.6)
                 (dot,) = axis.plot([area], [y], shape, color=hue, ms=4.5)
                 value = f"AUC {area:.1f} (95 % interval {low:.1f} to {high:.1f})"
-                sheet.tip(dot, f"{label(*key)}, {site}: {value}, {len(part)} subjects")
+                sheet.tip(dot, f"{label(*key)}, {site}: {value}, {len(own)} subjects")
         axis.axvline(50, color=FAINT, lw=1, ls=":")
         for edge in np.arange(len(sites) - 1) + 0.5:
             axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
@@ -147,14 +147,14 @@ def roc_by_target(
     """ROC curves of the probabilities averaged over seeds, one panel per target; of many methods only `focus` is coloured."""
     named = list(keys) if len(keys) <= DISTINCT else list(focus)
     others = [key for key in keys if key not in named]
-    parts, hues = _parts(mean), hues or hues_of(named)
+    cells, hues = _by_cell(mean), hues or hues_of(named)
 
     def paint(axis: Axes, site: str) -> None:
         for key in others + named:
-            part = parts.get((*key, site))
-            if part is None or part["label"].nunique() != 2:
+            own = cells.get((*key, site))
+            if own is None or own["label"].nunique() != 2:
                 continue
-            false_positive, true_positive = (100 * rate for rate in roc_curve(part["label"], part["proba"]))
+            false_positive, true_positive = (100 * rate for rate in roc_curve(own["label"], own["proba"]))
             if key in others:
                 axis.plot(false_positive, true_positive, color=FAINT, lw=0.5, alpha=0.5)
             else:
@@ -169,15 +169,15 @@ def roc_by_target(
 
 def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
     """Observed proportion of patients in bins of equal count, with Wilson intervals, one panel per target."""
-    parts, hues = _parts(mean), hues or hues_of(keys)
+    cells, hues = _by_cell(mean), hues or hues_of(keys)
 
     def paint(axis: Axes, site: str) -> None:
         for key in keys:
-            part = parts.get((*key, site))
-            if part is None:
+            own = cells.get((*key, site))
+            if own is None:
                 continue
-            count = max(2, min(8, len(part) // 12))
-            bins = 100 * calibration_bins(part["label"].to_numpy(), part["proba"].to_numpy(), count)
+            count = max(2, min(8, len(own) // 12))
+            bins = 100 * calibration_bins(own["label"].to_numpy(), own["proba"].to_numpy(), count)
             ends = [bins["observed"] - bins["low"], bins["high"] - bins["observed"]]
             style: dict[str, Any] = {"color": colour(hues[key]), "fmt": "o-", "ms": 3, "lw": 1.1, "elinewidth": 0.7}
             axis.errorbar(bins["proba"], bins["observed"], np.maximum(ends, 0), label=short(label(*key), 40), **style)
@@ -192,13 +192,13 @@ def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping
 
 def decision_curves(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
     """Net benefit by threshold, averaged over target sites, compared with treating all and treating none."""
-    sites, parts = _both_classes(mean), _parts(mean)
+    sites, cells = _both_classes(mean), _by_cell(mean)
     thresholds, hues = np.linspace(0.01, 0.99, 99), hues or hues_of(keys)
 
     def curves(key: Key) -> pd.DataFrame | None:
-        given = [parts[*key, site] for site in sites if (*key, site) in parts]
-        both = [part for part in given if part["label"].nunique() == 2]
-        tables = [net_benefit(part["label"], part["proba"], thresholds) for part in both]
+        given = [cells[*key, site] for site in sites if (*key, site) in cells]
+        both = [own for own in given if own["label"].nunique() == 2]
+        tables = [net_benefit(own["label"], own["proba"], thresholds.tolist()) for own in both]
         return sum(tables[1:], tables[0]) / len(tables) if tables else None
 
     drawn = {key: table for key in keys if (table := curves(key)) is not None}
@@ -317,7 +317,7 @@ def _area(epoch: dict[str, float]) -> float:
     return epoch.get("val_auc", math.nan)
 
 
-def _parts(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:
+def _by_cell(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:
     """Predictions by (method, variant, target)."""
     return dict(iter(mean.groupby(["method", "variant", "target"], sort=False)))
 

@@ -27,7 +27,6 @@ from m2lgdg.metrics import (
 )
 from m2lgdg.report.paper_tables import Key, label
 from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
-from m2lgdg.storage import InputError
 from m2lgdg.study.description import motion_column
 from m2lgdg.study.stats import half_interval
 
@@ -126,41 +125,23 @@ def predictive_values(sensitivity: float, specificity: float, prevalence: float)
 
     The predictive values of a case-control cohort, about half of them patients, do not hold in a clinic.
     """
-    _check_proportion("prevalence", prevalence)
     hits, misses = sensitivity * prevalence, (1 - sensitivity) * prevalence
     rejections, alarms = specificity * (1 - prevalence), (1 - specificity) * (1 - prevalence)
     return _divided(hits, hits + alarms), _divided(rejections, rejections + misses)
 
 
-def net_benefit(
-    labels: npt.ArrayLike, proba: npt.ArrayLike, thresholds: npt.ArrayLike, prevalence: float | None = None
-) -> pd.DataFrame:
-    """Decision curve: net benefit of the model, of treating all and of treating none, by threshold.
+def net_benefit(labels: npt.ArrayLike, proba: npt.ArrayLike, thresholds: Sequence[float]) -> pd.DataFrame:
+    """Decision curve: net benefit of the model, of treating all and of treating none, by threshold from 0 to below 1.
 
-    Net benefit is true positives minus false positives times the odds of the threshold, per subject. The prevalence is that
-    of the labels unless given.
+    Net benefit is true positives minus false positives times the odds of the threshold, per subject.
     """
-    y, p = np.asarray(labels, dtype=np.int64), np.asarray(proba, dtype=np.float64)
-    y, p = y[y >= 0], p[y >= 0]
-    if prevalence is not None:
-        _check_proportion("prevalence", prevalence)
-    rate = prevalence if prevalence is not None else _divided(float(y.sum()), len(y))
     rows = []
-    for threshold in np.atleast_1d(np.asarray(thresholds, dtype=np.float64)).tolist():
-        if not 0 <= threshold < 1:
-            raise InputError(f"threshold {threshold:g} is not a number from 0 to below 1.")
-        odds = threshold / (1 - threshold)
-        hits, misses, rejections, alarms = confusion(y, p, threshold)
-        sensitivity, false_rate = _divided(hits, hits + misses), _divided(alarms, alarms + rejections)
-        gain = sensitivity * rate if rate else 0.0
-        cost = false_rate * (1 - rate) if 1 - rate else 0.0
-        rows.append((threshold, gain - cost * odds, rate - (1 - rate) * odds, 0.0))
+    for threshold in thresholds:
+        hits, misses, rejections, alarms = confusion(labels, proba, threshold)
+        n, odds = hits + misses + rejections + alarms, threshold / (1 - threshold)
+        treated = (hits + misses - (rejections + alarms) * odds) / n
+        rows.append((threshold, (hits - alarms * odds) / n, treated, 0.0))
     return pd.DataFrame(rows, columns=["threshold", "model", "treat_all", "treat_none"])
-
-
-def _check_proportion(what: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise InputError(f"{what} {value:g} is not a number from 0 to 1.")
 
 
 def _divided(count: float, whole: float) -> float:

@@ -149,7 +149,7 @@ def _scores(own: pd.DataFrame) -> list[Cell]:
     ends = Interval(max(area - half, 0), min(area + half, 1)) if variance > 0 else Interval(NAN, NAN)
     hits, misses, rejections, alarms = confusion(own["label"], own["proba"])
     rates = [(hits, hits + misses), (rejections, rejections + alarms), (hits + rejections, len(own))]
-    return [len(own), hits + misses, area, ends, sites, *(part / whole if whole else NAN for part, whole in rates)]
+    return [len(own), hits + misses, area, ends, sites, *(count / whole if whole else NAN for count, whole in rates)]
 
 
 def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
