@@ -3,19 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from m2lgdg import check_cohort, make_cohort
 from m2lgdg.data.check import empty_scans
 from m2lgdg.data.duplicates import best_alignment, find_duplicates
 from m2lgdg.findings import Exclusion
-
-
-def changed(cohort, **values):
-    from dataclasses import replace
-
-    return replace(cohort, **values)
 
 
 def texts(result, level=None):
@@ -41,7 +34,7 @@ def test_one_site_one_class_no_label_are_unusable(tiny):
     assert check_cohort(north, new_site=True).exit_code < 2
     patients = check_cohort(tiny.select(tiny.labels == 1))
     assert any("All labelled subjects are patients" in text for text in texts(patients, "unusable"))
-    assert any("No subject has a label" in text for text in texts(check_cohort(changed(tiny, labels=np.full(len(tiny), -1)))))
+    assert any("No subject has a label" in text for text in texts(check_cohort(replace(tiny, labels=np.full(len(tiny), -1)))))
 
 
 def test_one_class_and_tiny_sites(tiny):
@@ -57,7 +50,7 @@ def test_many_tiny_sites_are_one_sentence_and_swapped_series_are_noticed(tiny):
     found = texts(check_cohort(few), "finding")
     listed = "(east 3, north 3, south 3, west 3)"
     assert f"Several sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
-    wide = changed(tiny, series=[one[:11] for one in tiny.series])
+    wide = replace(tiny, series=[one[:11] for one in tiny.series])
     assert "Every scan has fewer volumes (11) than ROIs (12). Are the time and ROI axes swapped?" in texts(
         check_cohort(wide), "note"
     )
@@ -70,12 +63,13 @@ def test_flat_rois_short_scans_and_units(tiny):
     odd = np.flatnonzero(tiny.sites == "west")
     for i in odd:
         series[i] *= 300
-    result = check_cohort(changed(tiny, series=series))
+    result = check_cohort(replace(tiny, series=series))
     first = str(tiny.subjects[0])
     assert f"{first} ({tiny.sites[0]}) has 3 flat ROIs out of 12." in texts(result, "finding")
     assert any(text.startswith("west: the standard deviation of the signal is") for text in texts(result, "finding"))
     assert sum("units may differ" in text for text in texts(result)) == 1
     assert result.sites.set_index("site").loc[tiny.sites[0], "with flat ROIs"] == 1
+    assert result.inclusion["subject"].tolist() == tiny.subjects.tolist()
     row = result.inclusion.set_index("subject").loc[first]
     assert row["status"] == "included"
     assert "3 flat ROIs" in row["reason"]
@@ -88,7 +82,7 @@ def test_exclusions_are_counted_by_reason_and_site(tiny):
         Exclusion.from_reason("c", "S4", "site left out: its subjects are those of S14 again"),
         Exclusion.from_reason("d", "west", "x.npy: subject d: NaN at volume 3 of ROI r."),
     )
-    result = check_cohort(changed(tiny, excluded=gone))
+    result = check_cohort(replace(tiny, excluded=gone))
     assert "2 subjects excluded: listed but no series file (north 2)." in texts(result, "finding")
     assert any(text.startswith("1 subject (c) excluded: site left out") for text in texts(result, "note"))
     assert any("x.npy: subject d: NaN at volume 3" in text for text in texts(result, "finding"))
@@ -99,7 +93,7 @@ def test_missingness_that_tells_the_site_or_the_label(tiny):
     table = tiny.phenotypes.fillna(10.0)
     table.loc[tiny.sites == "east", "age"] = np.nan
     table.loc[tiny.labels == 0, "education"] = np.nan
-    found = texts(check_cohort(changed(tiny, phenotypes=table)), "finding")
+    found = texts(check_cohort(replace(tiny, phenotypes=table)), "finding")
     assert (
         "age is missing at east (10 of 10), but for only 0 % of subjects elsewhere; its missingness reveals the site." in found
     )
@@ -109,10 +103,10 @@ def test_missingness_that_tells_the_site_or_the_label(tiny):
 def test_proxies_by_name_and_by_value(tiny):
     rng = np.random.default_rng(0)
     table = tiny.phenotypes.assign(HAMD=rng.normal(size=len(tiny)), score=tiny.labels + 0.1 * rng.normal(size=len(tiny)))
-    result = check_cohort(changed(tiny, phenotypes=table))
+    result = check_cohort(replace(tiny, phenotypes=table))
     assert "Not inputs, because they reveal the diagnosis: HAMD." in texts(result, "note")
     assert "Column score separates patients from controls almost perfectly. Is it a label proxy?" in texts(result, "note")
-    as_input = check_cohort(changed(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
+    as_input = check_cohort(replace(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
     assert "Input score separates patients from controls almost perfectly. Is it a label proxy?" in texts(as_input, "finding")
     assert "Input HAMD reveals the diagnosis; a model can read the label from it." in texts(as_input, "finding")
 
@@ -128,7 +122,7 @@ def twins():
     series[10] = series[8][15:-10]  # volumes dropped, inside a site
     noisy = series[2] + 0.15 * series[2].std(axis=0) * rng.normal(size=series[2].shape)
     series[25] = noisy[5:]  # processed a little apart and shifted
-    return changed(cohort, series=series), {(3, 20): True, (5, 30): False, (8, 10): False, (2, 25): False}
+    return replace(cohort, series=series), {(3, 20): True, (5, 30): False, (8, 10): False, (2, 25): False}
 
 
 def test_duplicates_of_every_kind_are_found_and_nobody_else(twins):
@@ -164,18 +158,12 @@ def test_alignment_equals_a_slow_search():
     assert best > 0.7
 
 
-def test_inclusion_lists_every_subject_once(tiny):
-    inclusion = check_cohort(tiny).inclusion
-    assert isinstance(inclusion, pd.DataFrame)
-    assert inclusion["subject"].tolist() == tiny.subjects.tolist()
-
-
 def test_odd_values_in_a_cohort_file_are_findings(tiny):
     table = tiny.phenotypes.copy()
     table.loc[tiny.subjects[4], "age"] = 300
     tr = np.array(tiny.tr)
     tr[5] = 2000
-    findings = texts_of(replace(tiny, phenotypes=table, tr=tr), "finding")
+    findings = texts(check_cohort(replace(tiny, phenotypes=table, tr=tr)), "finding")
     assert f"Subject {tiny.subjects[4]}, column age: 300 is not plausible." in findings
     assert any(text.startswith(f"1 subject has a TR above 20 s ({tiny.subjects[5]}: 2000 s)") for text in findings)
 
@@ -199,13 +187,13 @@ def test_a_site_in_other_units_is_not_empty(tiny):
     series = [one * np.float32(1e-9) if at == site else one for one, at in zip(tiny.series, tiny.sites, strict=True)]
     cohort = replace(tiny, series=series)
     assert empty_scans(cohort) == []
-    assert any(text.startswith(f"{site}: the standard deviation") for text in texts_of(cohort, "finding"))
+    assert any(text.startswith(f"{site}: the standard deviation") for text in texts(check_cohort(cohort), "finding"))
 
 
 def test_missing_and_mixed_tr_are_findings(tiny):
     here = np.flatnonzero(tiny.sites == "north")
     tr = np.array(tiny.tr)
-    assert not any("TR" in text for text in texts_of(tiny, "finding"))
+    assert not any("TR" in text for text in texts(check_cohort(tiny), "finding"))
     tr[here[:3]] = np.nan
     tr[here[3]] = 0.8
     cohort = replace(tiny, tr=tr)
@@ -214,7 +202,3 @@ def test_missing_and_mixed_tr_are_findings(tiny):
     assert [subjects for text, subjects in findings.items() if text.startswith(unknown)] == [tuple(tiny.subjects[here[:3]])]
     rest = f"{tiny.tr[here[4]]:g} s {len(here) - 4}"
     assert any(text.startswith(f"north has scans with 2 TRs (0.8 s 1, {rest})") for text in findings)
-
-
-def texts_of(cohort, level):
-    return [finding.text for finding in check_cohort(cohort).findings if finding.severity == level]

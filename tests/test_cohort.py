@@ -1,44 +1,76 @@
-"""The cohort: what it refuses, what selection, masking and hashing keep, and the file format bit for bit."""
+"""The cohort: what it refuses, what selection, masking and hashing keep, several atlases, arrays and data frames, HTML."""
+
+import re
+from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from sklearn.svm import SVC
 
-from m2lgdg import Cohort, InputError, make_cohort
-from m2lgdg.cohort import MASKED_SITE, is_proxy, natural_key
-from m2lgdg.findings import Exclusion
+import m2lgdg
+from m2lgdg import Cohort, InputError
+from m2lgdg.cohort import MASKED_SITE, Parcellation, is_proxy, natural_key
+from m2lgdg.findings import Exclusion, Finding
+from m2lgdg.study.audit import audit
+from m2lgdg.study.predictions import read_predictions
 
-ROIS = ("a", "b", "c")
+LENGTHS = (4, 6, 5, 4)
+HO = ("p", "q")
+
+
+def numbers(volumes, rois, step):
+    """Exact binary fractions, so that the stored hashes below hold on every machine."""
+    return (np.arange(volumes * rois).reshape(volumes, rois) * step % 11 - 5) / 4
 
 
 def small(**changes):
-    rng = np.random.default_rng(0)
     values = {
-        "series": [rng.normal(size=(length, 3)) for length in (4, 6, 5, 4)],
+        "series": [numbers(length, 3, 7) for length in LENGTHS],
         "subjects": ["s1", "s2", "s3", "s4"],
         "sites": ["x", "x", "y", "y"],
         "labels": [1, 0, 1, 0],
-        "rois": ROIS,
-        "phenotypes": pd.DataFrame({"age": [20.5, np.nan, 31, 44], "ADOS_TOTAL": [9, 1, 12, 2.0], "hand": ["R", "", "L", "R"]}),
+        "rois": ("a", "b", "c"),
+        "phenotypes": pd.DataFrame({"age": [20.5, np.nan, 31, 44], "hand": ["R", "", "L", "R"]}),
         "inputs": ("age",),
         "tr": np.array([2.0, 2.0, 1.5, np.nan]),
+        "atlas": "aal",
+        "excluded": (Exclusion("s9", "x", "why"),),
+        "notes": ("note",),
     }
     return Cohort(**(values | changes))
 
 
+def ho(lacking=(1,), step=5, **changes):
+    series = [None if i in lacking else numbers(length, 2, step) for i, length in enumerate(LENGTHS)]
+    for position, one in changes.pop("at", {}).items():
+        series[position] = one
+    return replace(Parcellation(HO, series), **changes)
+
+
+def several(**changes):
+    cc = Parcellation([str(i) for i in range(1, 6)], [numbers(length, 5, 3) for length in LENGTHS])
+    return small(**({"parcellations": {"ho": ho(), "cc": cc}} | changes))
+
+
 def assert_same(first, second):
     assert first.hash == second.hash
-    for name in ("name", "atlas", "rois", "inputs", "excluded", "notes", "truth", "allow_proxies"):
+    for name in ("name", "atlas", "atlases", "rois", "inputs", "excluded", "notes", "truth", "allow_proxies"):
         assert getattr(first, name) == getattr(second, name), name
     for name in ("subjects", "sites", "labels", "tr"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     pd.testing.assert_frame_equal(first.phenotypes, second.phenotypes)
-    for one, other in zip(first.series, second.series, strict=True):
-        assert one.dtype == other.dtype == np.float32
-        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))  # bits, so that -0.0 counts
+    for one, other in [(first, second), *zip(first.parcellations.values(), second.parcellations.values(), strict=True)]:
+        assert one.rois == other.rois
+        for mine, theirs in zip(one.series, other.series, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert mine.dtype == theirs.dtype == np.float32
+                np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))  # bits, so that -0.0 counts
+
+
+SCORES = pd.DataFrame({"ADOS_TOTAL": [9, 1, 12, 2.0], "hand": ["R", "", "L", "R"]})
 
 
 @pytest.mark.parametrize(
@@ -53,12 +85,20 @@ def assert_same(first, second):
         ({"tr": np.inf}, "subject s1 has a TR of inf s"),
         ({"inputs": ("weight",)}, "input weight is not a phenotype column"),
         ({"inputs": ("hand",)}, "input hand holds text"),
-        ({"inputs": ("ADOS_TOTAL",)}, "input ADOS_TOTAL reveals the diagnosis"),
+        ({"phenotypes": SCORES, "inputs": ("ADOS_TOTAL",)}, "input ADOS_TOTAL reveals the diagnosis"),
         ({"series": [np.zeros((4, 3))] * 4}, "subject s1: the series is zero everywhere"),
         ({"series": [np.ones((4, 3))] * 4}, "subject s1: every ROI is constant"),
         ({"series": [np.eye(3)[:1]] * 4}, "subject s1: the series has 1 volume"),
         ({"series": [np.array([[1, 2, 3], [1, np.nan, 4]])] * 4}, "subject s1: NaN at volume 2 of ROI b (1 such value)"),
         ({"series": [np.array([[1, 2, 3], [1, 5, np.inf]])] * 4}, "infinite value at volume 2 of ROI c"),
+        ({"atlas": "", "parcellations": {"ho": ho()}}, "its first atlas has no name, so it cannot hold atlas ho too."),
+        ({"parcellations": {" ": ho()}}, "one of its atlases has no name."),
+        ({"parcellations": {"aal": ho()}}, "atlas aal appears 2 times."),
+        ({"parcellations": {"ho": Parcellation(HO, [None])}}, "atlas ho: 4 subjects but 1 series."),
+        ({"parcellations": {"ho": ho(rois=("p", "p"))}}, "atlas ho: ROI p appears 2 times."),
+        ({"parcellations": {"ho": ho(rois=("p", "q", "r"))}}, "atlas ho: the series of subject s1 has shape (4, 2)"),
+        ({"parcellations": {"ho": ho(at={2: numbers(4, 2, 5)})}}, "subject s3 has 4 volumes, but 5 in atlas aal."),
+        ({"parcellations": {"ho": ho(at={3: np.full((4, 2), 2.0)})}}, "atlas ho: subject s4: every ROI is constant."),
     ],
 )
 def test_refuses_in_a_sentence(changes, words):
@@ -68,19 +108,21 @@ def test_refuses_in_a_sentence(changes, words):
 
 
 def test_proxies_are_allowed_when_the_user_insists():
-    assert small(inputs=("ADOS_TOTAL",), allow_proxies=True).inputs == ("ADOS_TOTAL",)
-    assert small().with_inputs(["ADOS_TOTAL"], allow_proxies=True).inputs == ("ADOS_TOTAL",)
+    assert small(phenotypes=SCORES, inputs=("ADOS_TOTAL",), allow_proxies=True).inputs == ("ADOS_TOTAL",)
+    cohort = small(phenotypes=SCORES, inputs=())
+    assert cohort.with_inputs(["ADOS_TOTAL"], allow_proxies=True).inputs == ("ADOS_TOTAL",)
     with pytest.raises(InputError):
-        small().with_inputs(["ADOS_TOTAL"])
+        cohort.with_inputs(["ADOS_TOTAL"])
 
 
 def test_series_cannot_be_changed_in_place():
-    mine = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
-    cohort = small(series=[mine] * 4)
-    with pytest.raises(ValueError, match="read-only"):
-        cohort.series[0][0, 0] = 7
-    mine[0, 0] = 7  # the caller's own array stays the caller's
-    assert cohort.series[0][0, 0] != 7
+    mine, other = numbers(4, 3, 7).astype(np.float32), numbers(4, 2, 5).astype(np.float32)
+    cohort = small(series=[mine] * 4, parcellations={"ho": ho(lacking=(1, 2, 3), at={0: other})})
+    for given, held in ((mine, cohort.series[0]), (other, cohort.parcellations["ho"].series[0])):
+        with pytest.raises(ValueError, match="read-only"):
+            held[0, 0] = 7
+        given[0, 0] = 7  # the caller's own array stays the caller's
+        assert held[0, 0] != 7
 
 
 def test_select_by_mask_site_and_subject_keeps_rows_together():
@@ -110,10 +152,42 @@ def test_unlabelled_shows_nothing_but_series_inputs_and_tr():
     assert other.unlabelled().hash == bare.hash
 
 
+def test_selection_masking_and_inputs_carry_every_atlas():
+    cohort = several()
+    chosen = cohort.select([3, 1, 0])
+    assert chosen.atlases == ("aal", "ho", "cc")
+    assert chosen.parcellations["ho"].present.tolist() == [True, False, True]
+    np.testing.assert_array_equal(chosen.parcellations["cc"].series[0], cohort.parcellations["cc"].series[3])
+    assert cohort.select(sites=["x"]).parcellation("ho").subjects.tolist() == ["s1"]
+    assert cohort.unlabelled().parcellation("ho").subjects.tolist() == ["subject-1", "subject-3", "subject-4"]
+    checked = cohort.with_findings([Finding("no labels")])
+    for one in (checked, cohort.with_inputs([]), replace(cohort, sites=["z"] * 4)):
+        assert one.atlases == cohort.atlases
+    assert checked.parcellation("aal").findings is None  # those of all atlases
+
+
+def test_atlases_and_the_cohort_of_each():
+    cohort = several(truth={"rois": ["a"]})
+    assert (small().atlases, small(atlas="").atlases, cohort.atlases) == (("aal",), ("",), ("aal", "ho", "cc"))
+    first, second = cohort.parcellation("aal"), cohort.parcellation("ho")
+    assert first.hash == small().hash and (first.atlases, first.truth) == (("aal",), {"rois": ["a"]})
+    keep = [0, 2, 3]
+    expected = small(series=[numbers(LENGTHS[i], 2, 5) for i in keep], rois=HO, atlas="ho", **{
+        name: np.array(getattr(small(), name))[keep] for name in ("subjects", "sites", "labels", "tr")
+    }, phenotypes=small().phenotypes.iloc[keep])  # fmt: skip
+    assert_same(second, expected)
+    assert len(cohort.parcellation("cc")) == 4
+    with pytest.raises(InputError, match=r"^cohort cohort has no atlas power; it has aal, ho, cc\.$"):
+        cohort.parcellation("power")
+    with pytest.raises(InputError, match=r"^cohort cohort has no atlas aal; its only atlas has no name\.$"):
+        small(atlas="").parcellation("aal")
+
+
 def test_hash_ignores_order_and_history_but_not_content():
+    """The stored one is that of 0.1.0."""
     cohort = small()
-    assert cohort.select([3, 1, 0, 2]).hash == cohort.hash
-    assert small(notes=("x",), excluded=(Exclusion("a", "b", "c"),)).hash == cohort.hash
+    assert cohort.hash == "8d64b677d8645c996b5e31f53e72b015d2d2ff0a01fa6b4b2801db5d3b28353f"
+    assert cohort.select([3, 1, 0, 2]).hash == small(notes=(), excluded=()).hash == cohort.hash
     one_bit = [np.array(one) for one in cohort.series]
     one_bit[2][0, 0] = np.nextafter(one_bit[2][0, 0], np.float32(9))
     changed = [
@@ -128,134 +202,207 @@ def test_hash_ignores_order_and_history_but_not_content():
     assert len({cohort.hash, *(one.hash for one in changed)}) == 8
 
 
-def test_file_round_trip_is_bit_exact(tmp_path, tiny):
-    for cohort in (tiny, small(excluded=(Exclusion("s9", "x", "why"),), notes=("é",), name="mine", atlas="aal")):
-        assert_same(cohort, Cohort.load(cohort.save(tmp_path / "c.cohort")))
-
-
-finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_cohort_survives_its_file(tmp_path_factory, data):
-    subjects = data.draw(st.lists(text.filter(bool), min_size=1, max_size=5, unique=True))
-    n, rois = len(subjects), data.draw(st.integers(2, 4))
-    series = []
-    for _ in range(n):
-        one = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(2, 5)), rois), elements=finite))
-        one[0, 0], one[1, 0] = 0, 1  # not constant
-        series.append(one)
-    cohort = Cohort(
-        series=series,
-        subjects=subjects,
-        sites=data.draw(st.lists(text, min_size=n, max_size=n)),
-        labels=data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)),
-        rois=range(rois),
-        phenotypes=pd.DataFrame(
-            {
-                "age": data.draw(hnp.arrays(np.float64, n, elements=st.floats(0, 100) | st.just(np.nan))),
-                "words": np.array(data.draw(st.lists(text, min_size=n, max_size=n)), dtype=object),
-            }
-        ),
-        inputs=("age",),
-    )
-    path = tmp_path_factory.mktemp("any") / "c.cohort"
-    assert_same(cohort, Cohort.load(cohort.save(path)))
-
-
-@given(st.integers(0, 1000), st.floats(0.01, 1e4), st.floats(-1e4, 1e4))
-@settings(max_examples=30, deadline=None)
-def test_float16_keeps_each_roi_to_a_two_thousandth(tmp_path_factory, seed, scale, offset):
-    rng = np.random.default_rng(seed)
-    one = (offset + scale * rng.normal(size=(50, 3))).astype(np.float32)
-    one[:, 2] = offset  # a flat ROI stays flat
-    cohort = small(series=[one] * 4)
-    path = cohort.save(tmp_path_factory.mktemp("half") / "c.cohort", "float16")
-    loaded = Cohort.load(path)
-    error = np.abs(loaded.series[0] - one).max(axis=0)
-    reach = np.abs(one - one.mean(axis=0)).max(axis=0)
-    assert (error <= reach / 2000 + np.abs(one).max(axis=0) * 2e-7).all()
-    assert np.ptp(loaded.series[0][:, 2]) == 0
-
-
-def test_an_altered_file_is_refused(tmp_path, tiny):
-    path = tiny.save(tmp_path / "c.cohort")
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"was altered|damaged"):
-        Cohort.load(path)
-
-
-def test_loaded_series_share_the_file(tmp_path):
-    cohort = make_cohort("tiny")
-    loaded = Cohort.load(cohort.save(tmp_path / "c.cohort"))
-    base = loaded.series[0]
-    while base.base is not None and not isinstance(base, np.memmap):
-        base = base.base
-    assert isinstance(base, np.memmap)
-
-
-def test_nothing_is_left_behind_when_writing_fails(tmp_path, tiny, monkeypatch):
-    import safetensors.numpy
-
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
-    with pytest.raises(InputError, match=r"cannot write .*c\.cohort: No space left on device"):
-        tiny.save(tmp_path / "c.cohort")
-    assert list(tmp_path.iterdir()) == []
+def test_hash_covers_every_atlas():
+    cohort = several()
+    cc = cohort.parcellations["cc"]
+    one_bit = numbers(4, 2, 5).astype(np.float32)
+    one_bit[0, 0] = np.nextafter(one_bit[0, 0], np.float32(9))
+    others = [
+        small(),
+        *(several(parcellations={"ho": other, "cc": cc}) for other in (ho(lacking=()), ho(step=4), ho(rois=("q", "p")))),
+        several(parcellations={"ho": ho(at={3: one_bit}), "cc": cc}),
+        *(several(parcellations=each) for each in ({"ho": ho()}, {"harvard": ho(), "cc": cc}, {"cc": cc, "ho": ho()})),
+        several(atlas="AAL"),
+        several(labels=[1, 0, 1, 1]),
+    ]
+    assert len({cohort.hash, *(one.hash for one in others)}) == 11
+    assert several().hash == cohort.select([3, 1, 0, 2]).hash == cohort.hash
+    # Digests that a selection takes over are those that it would compute.
+    assert cohort.select([1, 2])._digests == several().select([1, 2])._digests == several()._digests[1:3]
 
 
 def test_repr_and_site_names_read_well():
-    assert repr(small()) == "Cohort cohort: 4 subjects (2 patients, 2 controls) of 2 sites, 3 ROIs"
+    assert repr(small(atlas="")) == "Cohort cohort: 4 subjects (2 patients, 2 controls) of 2 sites, 3 ROIs"
+    assert repr(several()).endswith("3 ROIs (aal), 2 ROIs (ho), 5 ROIs (cc)")
     assert small(sites=["S10", "S2", "S2", "S1"]).site_names == ["S1", "S2", "S10"]
     assert natural_key("S2") < natural_key("S10")
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        *(
-            "HAMD",
-            "HAMA total",
-            "ADOS_TOTAL",
-            "ADI_R_SOCIAL_TOTAL_A",
-            "SRS_RAW_TOTAL",
-            "DSM_IV_TR",
-            "DX_GROUP",
-            "On medication?",
-        ),
-        *("HDRS17", "HDRS", "hrsd", "hrsd_24", "qids", "QIDS-SR16", "qidsTotal", "CARS", "cars2_total", "SSRI", "on_ssris"),
-        *("onSsri", "BDI", "BDI2", "bdi_ii", "bditotal", "MADRS", "PHQ9", "phq_9", "SCQ_TOTAL", "AQ", "AQ_TOTAL", "aq10"),
-        *("AQ-50", "antidepressants", "Antidepressant use"),
-    ],
-)
-def test_label_proxies_are_known_by_name(column):
-    assert is_proxy(column)
+PROXIES = """HAMD,HAMA total,ADOS_TOTAL,ADI_R_SOCIAL_TOTAL_A,SRS_RAW_TOTAL,DSM_IV_TR,DX_GROUP,On medication?,HDRS17,HDRS,hrsd
+hrsd_24,qids,QIDS-SR16,qidsTotal,CARS,cars2_total,SSRI,on_ssris,onSsri,BDI,BDI2,bdi_ii,bditotal,MADRS,PHQ9,phq_9,SCQ_TOTAL,AQ,AQ_TOTAL
+aq10,AQ-50,antidepressants,Antidepressant use"""
+ORDINARY = """sex,age,education,viq,fiq,BMI,HANDEDNESS_SCORES,func_mean_fd,AGE_AT_SCAN,site,SITE_ID,PIQ,mean_fd,scars,oscars_won
+subdivision,aquisition,aqueduct,plaque,Iraq,cardiac"""
+
+
+def test_label_proxies_are_known_by_name():
+    assert [name for name in re.split("[,\n]", PROXIES) if not is_proxy(name)] == []
+    assert [name for name in re.split("[,\n]", ORDINARY) if is_proxy(name)] == []
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    return m2lgdg.make_cohort("tiny", seed=3, edge_effect=2.0)
+
+
+def arrays(cohort, **changes):
+    given = {
+        "series": list(cohort.series), "y": cohort.labels, "sites": cohort.sites, "phenotypes": cohort.phenotypes,
+        "rois": cohort.rois, "tr": cohort.tr, "atlas": cohort.atlas, "name": cohort.name,
+    }  # fmt: skip
+    return Cohort.from_arrays(**given | changes)
+
+
+def test_from_arrays_is_the_same_cohort(cohort):
+    again = arrays(cohort)
+    assert again.hash == cohort.hash and again.inputs == ("sex", "age", "education")
+    assert again.subjects.tolist() == cohort.subjects.tolist()
+    mixed = cohort.phenotypes.sample(frac=1, random_state=1)
+    assert arrays(cohort, phenotypes=mixed, subjects=cohort.subjects).hash == cohort.hash
+    words = np.where(cohort.labels == 1, "ASD", "TD")
+    assert arrays(cohort, y=words, patient="ASD").hash == cohort.hash
+    assert arrays(cohort, y=pd.Series(cohort.labels.astype(bool))).hash == cohort.hash
+    assert arrays(cohort, phenotypes=cohort.phenotypes.to_dict("list"), subjects=cohort.subjects).hash == cohort.hash
+
+
+def test_from_arrays_by_default():
+    series = np.random.default_rng(0).normal(size=(4, 50, 3))
+    made = Cohort.from_arrays(
+        series, [0, 1, np.nan, -1], "Oslo", {"age": [1, 2, 3, 4], "iq": [9, 8, 7, 6], "sex": list("MFMF")}
+    )
+    assert made.subjects.tolist() == ["sub-0001", "sub-0002", "sub-0003", "sub-0004"]
+    assert made.labels.tolist() == [0, 1, -1, -1] and made.sites.tolist() == ["Oslo"] * 4
+    assert made.rois == ("1", "2", "3") and made.inputs == ("age",) and np.isnan(made.tr).all()
+    assert Cohort.from_arrays(series, [0, 1, 0, 1], ["a", "a", "b", "b"], {"iq": range(4)}, inputs=["iq"]).inputs == ("iq",)
+    np.testing.assert_array_equal(made.series[2], series[2].astype(np.float32))
 
 
 @pytest.mark.parametrize(
-    "column",
+    ("changes", "message"),
     [
-        *(
-            "sex",
-            "age",
-            "education",
-            "viq",
-            "fiq",
-            "BMI",
-            "HANDEDNESS_SCORES",
-            "func_mean_fd",
-            "AGE_AT_SCAN",
-            "site",
-            "SITE_ID",
-        ),
-        *("PIQ", "mean_fd", "scars", "oscars_won", "subdivision", "aquisition", "aqueduct", "plaque", "Iraq", "cardiac"),
+        ({"y": np.arange(52) % 3}, "y has 3 classes (0, 1, 2); a cohort has patients and controls."),
+        ({"y": np.where(np.arange(52) % 2, "a", "b")}, "y holds b, a; name the value of patients, such as patient='a'."),
+        ({"patient": "c"}, "patient='c' does not occur in y"),
+        ({"y": [0, 1]}, "52 subjects but 2 labels."),
+        ({"sites": ["x"] * 51 + [None]}, "sites has a missing value; name the site of every subject."),
+        ({"sites": ["x"] * 3}, "52 subjects but 3 sites."),
+        ({"series": []}, "series is empty."),
+        ({"series": np.zeros((52, 30))}, "series holds arrays of shape (time, ROI), but the first has (30,)."),
+        ({"series": "nan"}, "subject east-0002: NaN at volume 4 of ROI roi-003 (1 such value)."),
+        ({"rois": ["a"]}, "not (time, 1)."),
+        ({"phenotypes": pd.DataFrame({"age": [1, 2]})}, "52 subjects but 2 phenotype rows."),
+        ({"phenotypes": "one missing", "subjects": "own"}, "subject east-0001 has no row in phenotypes, although others have."),
+        ({"inputs": ["iq"]}, "input iq is not a phenotype column."),
     ],
-)
-def test_ordinary_phenotypes_are_no_proxies(column):
-    assert not is_proxy(column)
+)  # fmt: skip
+def test_bad_arrays_are_one_sentence(cohort, changes, message):
+    broken = [np.array(one) for one in cohort.series]
+    broken[1][3, 2] = np.nan
+    values = {"nan": broken, "one missing": cohort.phenotypes.iloc[1:], "own": cohort.subjects}
+    changes = {
+        key: values.get(value, value) if isinstance(value, str) and key != "patient" else value
+        for key, value in changes.items()
+    }
+    with pytest.raises(InputError) as error:
+        arrays(cohort, **changes)
+    assert message in str(error.value)
+
+
+def test_slices_masks_and_positions(cohort):
+    assert cohort[:10].subjects.tolist() == cohort.subjects[:10].tolist()
+    assert cohort[::-1].hash == cohort.hash and cohort[-1].subjects.tolist() == [cohort.subjects[-1]]
+    assert cohort[cohort.labels == 1].labels.tolist() == [1] * int(cohort.labels.sum())
+    assert cohort[[3, 1]].subjects.tolist() == cohort.subjects[[3, 1]].tolist()
+    assert cohort[cohort.phenotypes["age"] > 30].hash == cohort.query("age > 30").hash
+    assert len(cohort[[]]) == len(cohort[5:5]) == 0
+    assert [one.subjects[0] for one in cohort] == cohort.subjects.tolist()
+    for which, message in (
+        ("NYU", "select subjects by position or mask"),
+        ([True, False], "boolean index did not match"),
+        ([100], "out of bounds"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cohort[which]
+    with pytest.raises(IndexError):
+        cohort[100]
+
+
+def test_query(cohort):
+    assert set(cohort.query("site == 'east'").sites) == {"east"}
+    chosen = cohort.query("label == 1 and volumes > 60 and site in ['east', 'west']")
+    expected = (cohort.labels == 1) & (cohort.lengths > 60) & np.isin(cohort.sites, ["east", "west"])
+    assert chosen.subjects.tolist() == cohort.subjects[expected].tolist()
+    assert len(cohort.query("age < 0")) == 0
+    for expression in ("sites == 'east'", "age >", "age + 1", ""):
+        with pytest.raises(InputError, match=r"cannot evaluate the query.*its columns are site, label, tr, volumes, sex"):
+            cohort.query(expression)
+
+
+def test_to_frame_and_back(cohort):
+    frame = cohort.to_frame()
+    assert frame.columns.tolist() == ["site", "label", "tr", "volumes", "sex", "age", "education"]
+    assert frame.index.tolist() == cohort.subjects.tolist()
+    pd.testing.assert_frame_equal(frame[["sex", "age", "education"]], cohort.phenotypes, check_names=False)
+    again = arrays(cohort, y=frame["label"], sites=frame["site"], phenotypes=frame[["sex", "age", "education"]], tr=frame["tr"])
+    assert again.hash == cohort.hash
+    named = arrays(cohort, phenotypes=cohort.phenotypes.assign(site="x"))
+    assert named.to_frame().columns.tolist()[-1] == "phenotype_site" and set(named.query("site == 'east'").sites) == {"east"}
+
+
+def test_study_of_a_cohort_in_memory(cohort, tmp_path):
+    study = {"cohort": cohort, "methods": ["fc-logistic", "prior"], "targets": ["east", "west"]}
+    summary = m2lgdg.run_study(study, tmp_path / "memory")
+    cohort.save(tmp_path / "tiny.cohort")
+    m2lgdg.run_study(study | {"cohort": str(tmp_path / "tiny.cohort")}, tmp_path / "file")
+    pd.testing.assert_frame_equal(read_predictions(tmp_path / "memory"), read_predictions(tmp_path / "file"))
+    assert (summary.done, summary.folder) == (4, str(tmp_path / "memory"))
+    assert m2lgdg.run_study(study, tmp_path / "memory").reused == 4
+    assert m2lgdg.run_study(tmp_path / "memory" / "study.json", tmp_path / "memory").reused == 4
+    with pytest.raises(InputError, match="belongs to another study"):
+        m2lgdg.run_study(study | {"cohort": cohort[1:]}, tmp_path / "memory")
+    scores = summary.scores()
+    assert scores.index.tolist() == ["fc-logistic", "prior"] and scores.columns.tolist() == ["east", "west", "mean"]
+    part = read_predictions(tmp_path / "memory").query("method == 'fc-logistic' and target == 'east'")
+    assert scores.loc["fc-logistic", "east"] == m2lgdg.evaluate(part["label"], part["proba"])["AUC"]
+    assert scores.loc["prior", "mean"] == 0.5
+
+
+def test_methods_of_a_study_can_be_objects(cohort, tmp_path):
+    svm = m2lgdg.from_sklearn(SVC(kernel="linear"), name="an-svm")
+    try:
+        methods = [svm, m2lgdg.make("fc-logistic", phenotypes=True), "prior"]
+        summary = m2lgdg.run_study({"cohort": cohort, "methods": methods, "targets": ["east"]}, tmp_path / "out")
+    finally:
+        del m2lgdg.METHODS["an-svm"]
+    assert summary.failed == [] and summary.done == 3
+    predictions = read_predictions(tmp_path / "out").set_index("method")["proba"]
+    (fold,) = m2lgdg.leave_one_site_out(cohort, ["east"])
+    expected = m2lgdg.make("fc-logistic", phenotypes=True).fit(fold.source).predict_proba(fold.target)[:, 1]
+    np.testing.assert_allclose(np.sort(predictions["fc-logistic"]), np.sort(expected), rtol=1e-9)
+
+
+def test_audit_of_a_cohort_in_memory(cohort):
+    (result,) = audit({"cohort": cohort, "methods": ["prior"]})
+    assert result.passed
+
+
+def cells(html):
+    return re.findall(r"<td>(.*?)</td>", html)
+
+
+def test_html(cohort, tmp_path):
+    html = cohort._repr_html_()
+    assert cells(html)[:5] == ["east", "10", "5", "5", "0"] and "52 subjects" in html
+    method = m2lgdg.make("fc-svm", site_folds=3)
+    assert "Not fitted." in method._repr_html_() and cells(method._repr_html_())[:4] == ["atlases", "first", "site_folds", "3"]
+    assert "Fitted on 23 patients and 29 controls of 4 sites." in method.fit(cohort)._repr_html_()
+    check = m2lgdg.check_cohort(cohort)
+    assert check.findings and all(escape(one.text) in check._repr_html_() for one in check.findings)
+    summary = m2lgdg.run_study({"cohort": cohort, "methods": ["fc-logistic"], "targets": ["east"]}, tmp_path / "out")
+    assert "1 of 1 cells done, 0 failed" in summary._repr_html_()
+    assert cells(summary._repr_html_())[0] == "fc-logistic"
+
+
+def test_html_is_escaped(cohort):
+    odd = arrays(cohort, sites=np.where(cohort.sites == "east", "<script>", cohort.sites), name="<b>")
+    assert "<script>" not in odd._repr_html_() and "&lt;script&gt;" in odd._repr_html_() and "<b>:" not in odd._repr_html_()

@@ -1,12 +1,24 @@
-"""The file of a cohort: files of 0.1.0 are read, with their hash, exclusions, notes and findings."""
+"""The file of a cohort: bit for bit, in float16, damaged, in memory; and files of 0.1.0."""
 
+import json
+import struct
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import safetensors.numpy
+from breakage import header, tensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from test_cohort import HO, LENGTHS, assert_same, ho, several, small
 
-from m2lgdg import Cohort
+from m2lgdg import Cohort, InputError
+from m2lgdg.cohort import Parcellation
 from m2lgdg.data.check import duplicate_flags
 from m2lgdg.findings import Exclusion, problems
+from m2lgdg.study.cells import cohort_in_memory
 
 FORMER = Path(__file__).parent / "data" / "cohort-0.1.0.safetensors"  # written by 0.1.0, with float16 series
 
@@ -53,3 +65,179 @@ def test_its_findings_keep_their_sentences(former):
     assert found[0].anonymous.startswith("A subject (a) and another subject (b) have identical series")
     assert [bool(flags) for flags in duplicate_flags(former)] == [True, False, False, True, False, False]
     assert former.notes[0].kind == "label"
+
+
+@pytest.mark.parametrize("lacking", [None, (), (1,), (0, 1, 2, 3)])
+def test_round_trip_is_bit_exact_and_mapped(tmp_path, tiny, lacking):
+    others = {} if lacking is None else {"ho": ho(lacking), "a b/é": ho((3,), rois=("x", "y"))}
+    for cohort in (small(notes=("é",), parcellations=others), *([tiny] if lacking is None else [])):
+        loaded = Cohort.load(cohort.save(tmp_path / "c.cohort"))
+        assert_same(cohort, loaded)
+        for one in (loaded, *loaded.parcellations.values()):
+            base = next((each for each in one.series if each is not None), None)
+            while base is not None and not isinstance(base, np.memmap):
+                assert base.base is not None  # read from disk when first used
+                base = base.base
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_cohort_survives_its_file(tmp_path_factory, data):
+    subjects = data.draw(st.lists(text.filter(bool), min_size=1, max_size=5, unique=True))
+    n, rois = len(subjects), data.draw(st.integers(2, 4))
+    series = []
+    for _ in range(n):
+        one = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(2, 5)), rois), elements=finite))
+        one[0, 0], one[1, 0] = 0, 1  # not constant
+        series.append(one)
+    cohort = Cohort(
+        series=series,
+        subjects=subjects,
+        sites=data.draw(st.lists(text, min_size=n, max_size=n)),
+        labels=data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)),
+        rois=range(rois),
+        phenotypes=pd.DataFrame(
+            {
+                "age": data.draw(hnp.arrays(np.float64, n, elements=st.floats(0, 100) | st.just(np.nan))),
+                "words": np.array(data.draw(st.lists(text, min_size=n, max_size=n)), dtype=object),
+            }
+        ),
+        inputs=("age",),
+    )
+    path = tmp_path_factory.mktemp("any") / "c.cohort"
+    assert_same(cohort, Cohort.load(cohort.save(path)))
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 1e4), st.floats(-1e4, 1e4))
+@settings(max_examples=30, deadline=None)
+def test_float16_keeps_each_roi_to_a_two_thousandth(tmp_path_factory, seed, scale, offset):
+    rng = np.random.default_rng(seed)
+    one = (offset + scale * rng.normal(size=(50, 3))).astype(np.float32)
+    one[:, 2] = offset  # a flat ROI stays flat
+    cohort = small(series=[one] * 4)
+    path = cohort.save(tmp_path_factory.mktemp("half") / "c.cohort", "float16")
+    loaded = Cohort.load(path)
+    error = np.abs(loaded.series[0] - one).max(axis=0)
+    reach = np.abs(one - one.mean(axis=0)).max(axis=0)
+    assert (error <= reach / 2000 + np.abs(one).max(axis=0) * 2e-7).all()
+    assert np.ptp(loaded.series[0][:, 2]) == 0
+
+
+def test_float16_is_scaled_by_atlas(tmp_path):
+    rng = np.random.default_rng(0)
+    series = [(1000 * rng.normal(size=(length, 2)) + 1e5).astype(np.float32) for length in LENGTHS]
+    series[2] = None
+    cohort = several(parcellations={"ho": Parcellation(HO, series)})
+    path = cohort.save(tmp_path / "c.cohort", "float16")
+    loaded = Cohort.load(path)
+    for one, other in zip(series, loaded.parcellations["ho"].series, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            reach = np.abs(one - one.mean(axis=0)).max(axis=0)
+            assert (np.abs(one - other).max(axis=0) <= reach / 2000 + 0.02).all()
+    alone = Cohort.load(small().save(tmp_path / "alone", "float16"))
+    assert all((one == other).all() for one, other in zip(loaded.series, alone.series, strict=True))
+    wide = Parcellation(HO, [None, np.array([[3e38, 1], *[[-3e38, 0]] * 5]), None, None])
+    with pytest.raises(InputError, match="subject s2 is out of range for float16; save it as float32"):
+        several(parcellations={"ho": wide}).save(tmp_path / "c.cohort", "float16")
+
+
+def stored_header(path):
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["cohort"])
+
+
+def edited(**changes):
+    """Changes the entry of the second atlas in the header of a cohort file."""
+
+    def spoil(path):
+        head = stored_header(path)
+        head["parcellations"][0] |= changes
+        header(path, cohort=json.dumps(head))
+
+    return spoil
+
+
+def cut(path):
+    tensors(path, **{"atlas-0.series": lambda series: series[:-1]})
+
+
+def flipped(path):
+    tensors(path, **{"atlas-0.series": lambda series: series + np.float32(1)})
+
+
+def wider(path):
+    tensors(path, **{"atlas-0.series": lambda series: np.c_[series, series[:, :1]]})
+
+
+def empty_list(path):
+    header(path, cohort=json.dumps(stored_header(path) | {"parcellations": []}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (cut, "is damaged and cannot be read as a cohort (the series of atlas ho do not have the volumes"),
+        (wider, "is damaged and cannot be read as a cohort ("),
+        (flipped, "was altered after it was written"),
+        (empty_list, "was altered after it was written"),
+        (edited(name="harvard"), "was altered after it was written"),
+        (edited(rois=["q", "p"]), "was altered after it was written"),
+        (edited(name="cc"), "is damaged and cannot be read as a cohort (atlas cc is listed twice"),
+        (edited(name="aal"), "is damaged and cannot be read as a cohort (cohort cohort: atlas aal appears 2 times"),
+        (edited(name=7), "is damaged and cannot be read as a cohort (cohort cohort: one of its atlases has no name"),
+        (edited(lacking=[9]), "is damaged and cannot be read as a cohort (atlas ho is listed twice, or for subjects"),
+        (edited(lacking=[0]), "is damaged and cannot be read as a cohort (the series of atlas ho do not have the volumes"),
+        (edited(lacking=None), "is damaged and cannot be read as a cohort"),
+        (edited(rois=None), "is damaged and cannot be read as a cohort"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, spoil, words, dtype):
+    path = several().save(tmp_path / "c.cohort", dtype)
+    spoil(path)
+    with pytest.raises(InputError) as caught:
+        Cohort.load(path)
+    assert str(caught.value).startswith(f"{path} {words}")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_cut_and_flipped_byte_is_an_input_error(tmp_path):
+    content = several(tr=2.0).save(tmp_path / "c.cohort").read_bytes()
+    rng = np.random.default_rng(0)
+    path = tmp_path / "bad.cohort"
+    for end in rng.integers(0, len(content), 40):
+        path.write_bytes(content[:end])
+        with pytest.raises(InputError):
+            Cohort.load(path)
+    (size,) = struct.unpack("<Q", content[:8])
+    for place in rng.integers(8 + size, len(content), 40):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=r"altered|damaged"):
+            Cohort.load(path)
+
+
+def test_a_worker_reads_every_atlas_into_memory(tmp_path):
+    for dtype in ("float32", "float16"):
+        path = several().save(tmp_path / dtype, dtype)
+        held = cohort_in_memory(str(path), ("age",), False, None)
+        assert held.hash == Cohort.load(path).hash
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            held.parcellations["cc"].series[0].flags.writeable = True
+
+
+def test_nothing_is_left_behind_when_writing_fails(tmp_path, tiny, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    with pytest.raises(InputError, match=r"cannot write .*c\.cohort: No space left on device"):
+        tiny.save(tmp_path / "c.cohort")
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
-"""The paper's rules for missing phenotypes and their scaling, case by case and against a loop over subjects."""
+"""The paper's rules for missing phenotypes and their scaling, and work on threads that gives the bits of one thread."""
 
 import math
+import threading
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m2lgdg import Cohort
-from m2lgdg.preprocess import PhenotypeScaler
+import m2lgdg.preprocess
+from m2lgdg import Cohort, make_cohort
+from m2lgdg.connectivity import correlations
+from m2lgdg.preprocess import PhenotypeScaler, on_threads, standardised_series
 
 NAN = math.nan
 SERIES = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
@@ -225,3 +228,40 @@ def test_ages_equal_a_loop_over_subjects(source_rows, target_ages):
     scaler = PhenotypeScaler.fit(source)
     got = [*scaler.transform(source)[:, 0], *scaler.transform(target)[:, 0]]
     np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request, monkeypatch):
+    monkeypatch.setattr(m2lgdg.preprocess, "_fewest_threads", lambda pools: request.param)
+    return request.param
+
+
+def test_results_come_in_the_order_given_from_as_many_threads_as_blas_has(threads):
+    meeting, names = threading.Barrier(threads), set()
+
+    def work(number):
+        meeting.wait(timeout=60)  # nobody goes on before all threads are there
+        names.add(threading.get_ident())
+        return number**2
+
+    assert list(on_threads(work, range(6))) == [0, 1, 4, 9, 16, 25]
+    assert len(names) == threads
+
+
+def test_an_error_of_a_subject_is_not_lost(threads):
+    def work(number):
+        if number == 2:
+            raise ValueError("the third")
+        return number
+
+    with pytest.raises(ValueError, match="the third"):
+        list(on_threads(work, range(4)))
+
+
+def test_features_are_the_same_bits_for_any_number_of_threads(monkeypatch):
+    series, found = make_cohort("tiny").series, []
+    for count in (1, 3):
+        monkeypatch.setattr(m2lgdg.preprocess, "_fewest_threads", lambda pools, count=count: count)
+        found.append((standardised_series(series, 40), correlations(series)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

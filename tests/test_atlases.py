@@ -1,18 +1,25 @@
-"""Included atlases: what their tables hold, which files they name, and ROIs by name in check, run, explain and report."""
+"""Included atlases: what their tables hold, against real scans too; ROIs by name in check, run, explain and report; own places.
+
+Connectivity falls with the distance between two regions, and a region is strongly connected with its mirror image: a shifted,
+permuted or mirrored table would not fit the scans of the folder that M2LGDG_ABIDE names.
+"""
 
 import dataclasses
-import json
 from importlib.resources import files
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import spearmanr
 
 from m2lgdg import InputError, make, make_cohort, read
 from m2lgdg.cohort import Parcellation
 from m2lgdg.data import atlases
+from m2lgdg.data.atlases import read_centroids
 from m2lgdg.data.check import check_cohort
+from m2lgdg.data.readers.arrays import read_table
 from m2lgdg.explain.attribution import explain
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.method import Method
@@ -226,7 +233,8 @@ def write_folder(folder, columns, header=None, dataset=None, volumes=24):
     return folder
 
 
-def test_each_atlas_names_a_folder_and_its_explanation(atlas, table, tmp_path):
+@pytest.mark.parametrize("atlas", ["ho", "dosenbach160", "schaefer200"])
+def test_an_atlas_names_a_folder_and_its_explanation(atlas, table, tmp_path):
     folder = write_folder(tmp_path / "lab", len(table))
     cohort = read(folder, atlas=atlas)
     assert (cohort.atlas, cohort.rois) == (atlas, tuple(table["name"]))
@@ -335,11 +343,6 @@ def test_where_no_brain_can_be_drawn_a_sentence_says_so(tiny):
     assert "no MNI coordinates for all ROIs of atlas brodmann: give them with --rois" in sentences[0]
 
 
-def test_the_description_is_valid_json():
-    text = (files("m2lgdg.data.atlases") / "about.json").read_text()
-    assert json.loads(text) == atlases.about()
-
-
 def test_lobes_of_a_model_of_several_atlases(tmp_path):
     whole = read(write_folder(tmp_path / "lab", 111), atlas="ho")
     rng = np.random.default_rng(1)
@@ -355,3 +358,103 @@ def test_lobes_of_a_model_of_several_atlases(tmp_path):
         "Mean over atlases",
     ]
     assert explained.about_rois() == []
+
+
+SCANS = 40
+# Highest rank correlation of FC and distance, and lowest proportion of regions with their partner among the five strongest.
+MEASURED = {"aal": (-0.45, 0.9), "ho": (-0.38, 0.75), "cc200": (-0.33, 0.75), "ez": (-0.44, 0.8), "tt": (-0.4, 0.85)}
+MEASURED["dosenbach160"] = (-0.22, 0.5)
+
+
+@pytest.fixture(scope="module", params=MEASURED)
+def scanned(request, abide_folder):
+    """Atlas, its table in the order of the files, and the mean FC of some scans."""
+    atlas = request.param
+    paths = sorted(abide_folder.glob(f"**/*_rois_{atlas}.1D"))
+    paths = paths[:: max(1, len(paths) // SCANS)][:SCANS]
+    if len(paths) < 36:
+        pytest.skip(f"the folder has no series of atlas {atlas}")
+    read = [read_table(path) for path in paths]
+    (header,) = {tuple(header) for header, _ in read}
+    table = atlases.regions(atlas)
+    assert header == tuple(table["code"])
+    assert atlases.roi_names(header, atlas) == tuple(table["name"])
+    with np.errstate(all="ignore"):
+        matrices = [np.corrcoef(series.T.astype(float)) for _, series in read]  # nan for a flat ROI
+    return atlas, table, np.nanmean(np.arctanh(np.clip(matrices, -0.999, 0.999)), axis=0)
+
+
+def fall(matrix, places):
+    """Rank correlation of FC and distance."""
+    rows, columns = np.triu_indices(len(places), 1)
+    distance = np.linalg.norm(places[rows] - places[columns], axis=1)
+    return spearmanr(matrix[rows, columns], distance, nan_policy="omit").statistic
+
+
+def test_connectivity_falls_with_distance(scanned):
+    atlas, table, matrix = scanned
+    places = table[["x", "y", "z"]].to_numpy()
+    here = fall(matrix, places)
+    assert here < MEASURED[atlas][0]
+    assert here < fall(matrix, np.roll(places, 1, axis=0)) - 0.05
+    assert here < fall(matrix, np.roll(places, 2, axis=0)) - 0.05
+    assert abs(fall(matrix, np.random.default_rng(0).permutation(places))) < 0.1
+
+
+def test_a_region_is_connected_with_its_mirror_image(scanned):
+    atlas, table, matrix = scanned
+    places = table[["x", "y", "z"]].to_numpy()
+    gaps = np.linalg.norm((places * [-1, 1, 1])[:, None] - places[None], axis=2)
+    np.fill_diagonal(gaps, np.inf)
+    partner = gaps.argmin(axis=1)
+    others = np.where(np.eye(len(table), dtype=bool), -np.inf, np.nan_to_num(matrix, nan=-1.0))
+    ranks = (others > others[np.arange(len(table)), partner][:, None]).sum(axis=1) + 1
+    lateral = table["x"].abs() > 8
+    assert (ranks[lateral] <= 5).mean() > MEASURED[atlas][1]
+
+
+def test_a_table_gives_names_codes_and_places(tmp_path):
+    path = tmp_path / "rois.tsv"
+    path.write_text("name\tcode\tx\ty\tz\nB\t07\t1\t2\t3\nA\t01\t-4.5\t5\t6\n")
+    table = read_centroids(path, ["A", "B"]).set_index("name")
+    assert table.loc["A"].tolist() == ["01", -4.5, 5.0, 6.0]
+    assert table.loc["B", "code"] == "07"
+    (tmp_path / "rois.csv").write_text("name,x,y,z\nA,1,2,3\n")
+    assert read_centroids(tmp_path / "rois.csv", ["A"]).to_numpy().tolist() == [["A", "", 1, 2, 3]]
+
+
+def test_an_image_gives_centroids_in_the_order_of_its_labels(tmp_path):
+    volume = np.zeros((20, 20, 20), dtype=np.int16)
+    volume[2:5, 2:5, 2:5] = 40
+    volume[12:15, 8:11, 4:7] = 7
+    affine = np.diag([2.0, 2.0, 2.0, 1.0])
+    affine[:3, 3] = (-20, -10, 0)
+    nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "atlas.nii.gz")
+    table = read_centroids(tmp_path / "atlas.nii.gz", ["first", "second"])
+    assert table["name"].tolist() == ["first", "second"]
+    assert table["code"].tolist() == ["7", "40"]
+    np.testing.assert_allclose(table[["x", "y", "z"]].to_numpy(), [[6, 8, 10], [-14, -4, 6]], atol=2.0)
+    with pytest.raises(InputError, match="has 2 regions, but the cohort has 3 ROIs"):
+        read_centroids(tmp_path / "atlas.nii.gz", ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name\tx\ty\nA\t1\t2\n", "has no column z"),
+        ("name\tx\ty\tz\nA\t1\t2\t3\n", "has no coordinates for 1 ROI, B"),
+        ("name\tx\ty\tz\nA\tleft\t2\t3\nB\t1\t1\t1\n", "has no coordinates for 1 ROI, A"),
+        ("", "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, text, words):
+    (tmp_path / "rois.tsv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_centroids(tmp_path / "rois.tsv", ["A", "B"])
+
+
+def test_a_damaged_or_missing_file_is_refused(tmp_path):
+    (tmp_path / "atlas.nii.gz").write_bytes(b"no image")
+    for name in ("atlas.nii.gz", "none.nii.gz", "none.tsv"):
+        with pytest.raises(InputError, match=name):
+            read_centroids(tmp_path / name, ["A"])
