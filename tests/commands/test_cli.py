@@ -61,7 +61,7 @@ def test_check_writes_lists_and_convert_keeps_what_they_include(command, tmp_pat
     assert code == 0
     kept = Cohort.load("kept.cohort")
     assert len(kept) == 48
-    assert [one.reason for one in kept.excluded] == ["left out by mine.csv"] * 4
+    assert [one.reason for one in kept.excluded] == ["left out by an inclusion list (mine.csv)"] * 4
 
 
 def test_labels_of_a_bids_folder_are_coded_by_options(command, tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import METHODS, make
-from m2lgdg.study.plan import LIBRARIES, code_version
 from m2lgdg.study.predictions import read_predictions
 
 NAMES = sorted(METHODS)  # before another test of this process adds its own
@@ -71,6 +70,36 @@ def python(work):
     return run
 
 
+# Several commands in one process, each as from a shell; importing takes longer than most of them.
+SEVERAL = """
+import contextlib, io, json, sys
+from m2lgdg.cli import main
+ended = []
+for words in json.loads(sys.argv[1]):
+    sys.argv, streams = ["m2lgdg", *words], (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    ended.append((code, *(stream.getvalue() for stream in streams)))
+print(json.dumps(ended))
+"""
+
+
+@pytest.fixture(scope="module")
+def several(python):
+    """Run commands one after the other; returns exit code, standard output and error of each."""
+
+    def run(*commands):
+        code, out, err = python("-c", SEVERAL, json.dumps([[str(word) for word in words] for words in commands]))
+        assert code == 0, err
+        return [tuple(one) for one in json.loads(out.splitlines()[-1])]
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def m2lgdg(python):
     return lambda *words: python("-m", "m2lgdg", *words)
@@ -103,37 +132,33 @@ def test_a_study_with_workers(work, study):
     assert environment["torch"] == "not installed" and environment["numpy"] != "not installed"
 
 
-def test_its_tables_and_report(m2lgdg, work, study):
-    for words in (("table", study), ("report", study), ("share", study, "--out", "shared"), ("audit", "study.toml")):
-        code, _, err = m2lgdg(*words)
-        assert code == 0, err
-    assert (work / study / "report.html").stat().st_size > 10000
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("check", "tiny.cohort", "--out", "check"),
-        ("convert", "new.cohort", "copy.cohort"),
-        ("methods",),
-        ("methods", "connectome-adaptive"),
-        ("predict", "model", "new.cohort", "--out", "predictions.csv"),
-        ("adapt", "model", "new.cohort", "--out", "adapted"),
-        ("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated"),
-        ("explain", "model", "new.cohort", "--out", "explained"),
-        ("card", "model"),
-        ("export", "model", "--share", "--out", "to-share"),
-    ],
-    ids=lambda words: words[0],
+COMMANDS = (
+    ("check", "tiny.cohort", "--out", "check"),
+    ("convert", "new.cohort", "copy.cohort"),
+    ("methods",),
+    ("methods", "connectome-adaptive"),
+    ("predict", "model", "new.cohort", "--out", "predictions.csv"),
+    ("adapt", "model", "new.cohort", "--out", "adapted"),
+    ("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated"),
+    ("explain", "model", "new.cohort", "--out", "explained"),
+    ("card", "model"),
+    ("export", "model", "--share", "--out", "to-share"),
+    ("table", "results"),
+    ("report", "results"),
+    ("share", "results", "--out", "shared"),
+    ("audit", "study.toml"),
+    ("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", 1),
 )
-def test_commands_of_a_linear_model(m2lgdg, fitted, words):
-    code, _, err = m2lgdg(*words)
-    assert code in ((0, 1) if words[0] == "check" else (0,)), err
 
 
-def test_every_method_is_listed(m2lgdg):
-    out = m2lgdg("methods")[1]
-    assert [name for name in NAMES if f"  {name}  " not in out] == []
+def test_commands_of_linear_models(several, work, fitted, study):
+    (work / "both.toml").write_text('cohort = "tiny.cohort"\nmethods = ["erm", "fc-logistic"]\ntargets = ["north"]\n')
+    ended = dict(zip(COMMANDS, several(*COMMANDS), strict=True))
+    for words, (code, _, err) in ended.items():
+        assert code in ((0, 1) if words[0] == "check" else (0,)), (words, err)
+    assert [name for name in NAMES if f"  {name}  " not in ended[("methods",)][1]] == []  # networks are listed, too
+    assert (work / study / "report.html").stat().st_size > 10000
+    assert "2 of 2 trainings done" in ended[COMMANDS[-1]][1]
 
 
 def test_the_demo_leaves_the_network_out(m2lgdg, work):
@@ -143,25 +168,26 @@ def test_the_demo_leaves_the_network_out(m2lgdg, work):
     assert "m2lgdg" not in set(read_predictions(work / "demo" / "results")["method"])
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("fit", "tiny.cohort", "--method", "m2lgdg", "--out", "network"), "method m2lgdg is a network, which"),
-        (
-            ("run", "study.toml", "--set", 'methods=["erm"]', "--set", "explain=[]", "--out", "networks"),
-            "method erm is a network, which",
-        ),
-        (("methods", "brainnetcnn"), "method brainnetcnn is a network, which"),
-    ],
-)
-def test_a_network_is_one_sentence(m2lgdg, work, words, what):
-    assert m2lgdg(*words)[::2] == (2, f"m2lgdg: {what} {MISSING}.\n")
-    assert not (work / "network").exists() and not (work / "networks").exists()
+def test_a_network_is_one_sentence(several, work, tiny, fitted):
+    make("erm", epochs=1, warmup=1).fit(tiny).save(work / "network-model")
+    erm = f"method erm is a network, which {MISSING}"
+    run = ("run", "study.toml", "--set", 'methods=["erm"]', "--set", "explain=[]", "--out", "no-study")
+    said = {
+        ("fit", "tiny.cohort", "--method", "m2lgdg", "--out", "no-model"): f"method m2lgdg is a network, which {MISSING}",
+        run: erm,
+        ("methods", "brainnetcnn"): f"method brainnetcnn is a network, which {MISSING}",
+        ("predict", "network-model", "new.cohort", "--out", "no.csv"): erm,
+        ("card", "network-model"): erm,
+        ("export", fitted, "--out", "no.onnx"): 'ONNX export needs torch; install it with: pip install "m2lgdg[onnx]"',
+    }
+    for (words, sentence), (code, _, err) in zip(said.items(), several(*said), strict=True):
+        assert (code, err) == (2, f"m2lgdg: {sentence}.\n"), words
+    assert not list(work.glob("no*.*")) and not (work / "no-model").exists() and not (work / "no-study").exists()
 
 
-@pytest.mark.parametrize("study", ["abide-all-sites.toml", "rest-meta-mdd.toml"])
-def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work, study):
+def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work):
     """Only the methods that are run need to be usable here."""
+    study = "rest-meta-mdd.toml"
     (work / study).write_text((Path(__file__).parents[2] / "studies" / study).read_text())
     changes = (
         "cohort=tiny.cohort",
@@ -180,33 +206,12 @@ def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work, study):
     assert not (work / f"{study}-networks").exists()
 
 
-def test_the_curve_of_a_study_with_networks(m2lgdg, work):
-    (work / "both.toml").write_text('cohort = "tiny.cohort"\nmethods = ["erm", "fc-logistic"]\ntargets = ["north"]\n')
-    code, out, err = m2lgdg("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", 1)
-    assert code == 0, err
-    assert "2 of 2 trainings done" in out
-
-
-def test_a_saved_network_is_one_sentence(m2lgdg, work, tiny):
-    make("erm", epochs=1, warmup=1).fit(tiny).save(work / "network-model")
-    wanted = f"m2lgdg: method erm is a network, which {MISSING}.\n"
-    for words in (("predict", "network-model", "new.cohort", "--out", "no.csv"), ("card", "network-model")):
-        assert m2lgdg(*words)[::2] == (2, wanted)
-    assert not (work / "no.csv").exists()
-
-
-def test_tables_and_report_of_networks(m2lgdg, work):
+def test_tables_and_report_of_networks(several):
     """Results that were computed elsewhere can be read."""
     results = Path(__file__).parents[2] / "results" / "paper" / "connectome"
-    code, out, err = m2lgdg("table", results)
-    assert code == 0 and "m2lgdg-connectome" in out, err
-    code, _, err = m2lgdg("report", results, "--share", "--out", "network-report")
-    assert code == 0, err
-
-
-def test_an_onnx_graph_is_one_sentence(m2lgdg, fitted):
-    wanted = 'm2lgdg: ONNX export needs torch; install it with: pip install "m2lgdg[onnx]".\n'
-    assert m2lgdg("export", fitted, "--out", "model.onnx")[::2] == (2, wanted)
+    table, report = several(("table", results), ("report", results, "--share", "--out", "network-report"))
+    assert table[0] == 0 and "m2lgdg-connectome" in table[1], table
+    assert report[0] == 0, report
 
 
 def test_in_python(python):
@@ -223,23 +228,6 @@ def test_linear_commands_do_not_import_torch_where_it_is_installed(work, fitted)
     for words in (
         ("explain", fitted, "new.cohort", "--out", "explained-again"),
         ("predict", fitted, "new.cohort", "--out", "again.csv"),
-        ("methods",),
     ):
         ended = subprocess.run([sys.executable, "-c", code, *words], cwd=work, capture_output=True, text=True, check=True)
         assert ended.stdout.splitlines()[-1] == "[]", words
-
-
-def test_the_key_of_a_cell_still_has_the_version_of_torch(monkeypatch):
-    """Results of networks depend on it; where PyTorch is missing the key says so."""
-    from m2lgdg.study import cells
-
-    assert LIBRARIES == ("torch", "numpy", "scipy", "scikit-learn")
-    before = code_version()
-    monkeypatch.setattr(cells, "installed_version", lambda name: "not installed" if name == "torch" else cells.version(name))
-    cells.package_code.cache_clear()
-    try:
-        assert code_version() != before
-    finally:
-        monkeypatch.undo()
-        cells.package_code.cache_clear()
-    assert code_version() == before

@@ -353,7 +353,7 @@ FAILURES = {
     "self.facts_['notes'] = {1, 2}": "fact notes holds a value of type set, which cannot be stored; use numbers, text",
     "self.facts_['share'] = [object()]": "fact share holds a value of type object, which cannot be stored",
     "self.facts_['penalties'] = np.array([1j])": "fact penalties holds a value of type ndarray",
-    "notes = []; notes.append(notes); self.facts_['notes'] = notes": "fact notes is nested more than 50 levels deep",
+    "notes = []; notes.append(notes); self.facts_['notes'] = notes": "RecursionError",
     "self.facts_['parameters'] = 10 ** 5000": "ValueError: Exceeds the limit",
     "self.facts_ = None": "TypeError",
     "self.predict_proba = lambda target: np.full((len(target), 2), np.nan)": "did not give one probability between 0 and 1",

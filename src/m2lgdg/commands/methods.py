@@ -43,19 +43,24 @@ def methods(
     for title, names in groups.items():
         terminal.say(title, style="bold")
         for method in (method for method in names if method in known):
-            declaration = known.declaration(method)
-            mark = "[default of `m2lgdg fit`] " if method == known.default else ""
-            terminal.say(f"  {method}  {mark}{declaration.summary}")
-            terminal.say(*([f"    {declaration.reference}"] if declaration.reference else []), style="dim")
+            values = _values(known, method)
+            mark = "[default of `m2lgdg fit`] " if values["default"] else ""
+            terminal.say(f"  {method}  {mark}{values['summary']}")
+            terminal.say(*([f"    {values['reference']}"] if values["reference"] else []), style="dim")
     terminal.say("With the name of a method, the command prints its fields and variants.")
     suggestions.print_next(context, "methods", known.default)
 
 
 def _values(known: Registry, name: str) -> dict[str, Any]:
-    """A method as plain values, for --json."""
-    from m2lgdg.registry import PAPER
+    """A method as plain values; of a network without PyTorch, that it needs it."""
+    from m2lgdg.registry import PAPER, Declaration
+    from m2lgdg.storage import InputError
 
-    values = dataclasses.asdict(known.declaration(name)) | {"paper": name in PAPER, "default": name == known.default}
+    try:
+        declaration = known.declaration(name)
+    except InputError as error:
+        declaration = Declaration({}, {}, True, str(error))
+    values = dataclasses.asdict(declaration) | {"paper": name in PAPER, "default": name == known.default}
     return {"name": name} | {key: values[key] for key in sorted(values)}
 
 

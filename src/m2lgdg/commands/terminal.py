@@ -35,7 +35,7 @@ class Group(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # built by `get_command`
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # built by `get_command`
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, without importing them."""

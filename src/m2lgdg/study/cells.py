@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
-from m2lgdg.model.model import Model, make
+from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
-from m2lgdg.registry import load_methods
+from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text, writing
 from m2lgdg.study.folder import one_at_a_time
@@ -178,7 +178,8 @@ def _method(cell: Cell, context: CellContext) -> Model:
             f"{cell} was not run: the code has changed since the study began, or a worker has other code ({of})",
             "restart the workers of a cluster with the code of this machine, and run the same command again",
         )
-    return make(cell.method, **cell.fields)
+    METHODS.define_estimator(cell.method, cell.fields)
+    return Model(find(cell.method)(**cell.fields))  # the plan has checked the fields
 
 
 def cohort_in_memory(path: str, inputs: tuple[str, ...], allow_proxies: bool, expected: str | None) -> Cohort:

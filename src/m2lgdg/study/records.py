@@ -24,8 +24,6 @@ from m2lgdg.study.folder import one_at_a_time
 from m2lgdg.study.plan import Cell
 from m2lgdg.study.predictions import ADAPTED, COLUMNS, STRICT, adapted_variant
 
-DEEPEST = 50  # levels of lists and tables in a fact
-
 
 def record_path(out: str | Path, key: str) -> Path:
     """File of a cell's record."""
@@ -47,27 +45,24 @@ def encoded(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def plain(value: Any, where: str, depth: int = 0) -> Any:
+def plain(value: Any, where: str) -> Any:
     """A fact as JSON can hold it: NumPy scalars and arrays as numbers and lists, tuples as lists, names as text.
 
     A number that is not finite is left out of a table and is null in a list. Anything else is refused.
     """
-    if depth > DEEPEST:
-        raise InputError(f"{where} is nested more than {DEEPEST} levels deep, so it cannot be stored.")
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        entries = {str(name): plain(entry, where, depth + 1) for name, entry in value.items()}
-        return {name: entries[str(name)] for name, entry in value.items() if entry is None or entries[str(name)] is not None}
+        entries = [(str(name), entry, plain(entry, where)) for name, entry in value.items()]
+        return {name: stored for name, entry, stored in entries if entry is None or stored is not None}
     if isinstance(value, list | tuple):
-        return [plain(entry, where, depth + 1) for entry in value]
+        return [plain(entry, where) for entry in value]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
-        return plain(value.tolist(), where, depth + 1)
-    raise InputError(
-        f"{where} holds a value of type {type(value).__name__}, which cannot be stored; use numbers, text or lists."
-    )
+        return plain(value.tolist(), where)
+    kind = type(value).__name__
+    raise InputError(f"{where} holds a value of type {kind}, which cannot be stored; use numbers, text or lists.")
 
 
 @dataclass(frozen=True)
@@ -113,10 +108,6 @@ class Records:
             record = self.read(cell, other) or {}
             explained = explanation_path(other, cell.key)
             if record.get("status") != "done" or (cell.explain and "unexplained" not in record and not explained.is_dir()):
-                continue
-            try:
-                record = plain(record, "record")
-            except InputError:  # nested too deeply: not written by a run
                 continue
             if explained.is_dir():
                 shutil.copytree(explained, explanation_path(self.out, cell.key), dirs_exist_ok=True)
