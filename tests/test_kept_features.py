@@ -17,7 +17,6 @@ from m2lgdg.connectivity import (
 from m2lgdg.methods import linear
 from m2lgdg.study.cells import FEATURES as FOLDER
 from m2lgdg.study.cells import SharedFeatures, share_features
-from m2lgdg.study.engines import _Waiting
 from m2lgdg.study.runner import run_study
 
 PEERS = ["fc-logistic", "fc-svm", "fc-adaptive", "tangent-ridge", "connectome-ensemble", "connectome-adaptive"]
@@ -168,20 +167,6 @@ def test_the_hash_of_a_selection_is_that_of_the_same_subjects_alone(cohort):
     assert part.with_inputs(cohort.inputs[:1]).hash == fresh.with_inputs(cohort.inputs[:1]).hash != part.hash
     moved = part._changed(labels=1 - part.labels)
     assert moved.hash != part.hash
-
-
-def test_a_process_keeps_to_one_target():
-    class Item:
-        def __init__(self, target):
-            self.target = target
-
-    waiting = _Waiting([Item(target) for target in "aaabbbcc"])
-    taken = {0: "", 1: ""}
-    for i in (0, 1, 0, 1, 0, 1, 0, 0):
-        taken[i] += waiting.next_for(i).target
-    assert taken == {0: "aaacc", 1: "bbb"}
-    last = _Waiting([Item("a"), Item("a")])
-    assert [last.next_for(i).target for i in (0, 1)] == ["a", "a"]  # nothing else is left
 
 
 def test_only_subjects_of_the_cohort_are_found(cohort):

@@ -38,6 +38,7 @@ def test_demo_from_nothing_to_a_report(command, tmp_path, monkeypatch):
     assert code == 0
     assert "Macro average over target sites" in text
     assert "Effect planted in patients" in text
+    assert f"Next: m2lgdg table {tmp_path / 'demo' / 'results'}" in text
     page = (tmp_path / "demo" / "results" / "report.html").read_text()
     assert "connectome-adaptive" in page
     assert Cohort.load(tmp_path / "demo" / "tiny.cohort").hash == make_cohort("tiny").hash

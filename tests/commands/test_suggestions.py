@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from m2lgdg import Cohort
-from m2lgdg.commands import demo
 from m2lgdg.commands.suggestions import free
 
 STUDY = 'cohort = "{}"\nmethods = ["prior", "phenotype-logistic", "fc-logistic"]\nseeds = [0]\ntargets = ["east", "north"]\n'
@@ -161,19 +160,17 @@ def test_a_study_from_audit_to_report(paste, tiny, tmp_path):
     assert paste("table", "all", "--site", "east")[0] == ["table", "report"]
 
 
-def test_methods_demo_and_card(paste, tiny, monkeypatch):
-    monkeypatch.setattr(demo, "NETWORKS", re.sub("epochs = .", "epochs = 2\nwarmup = 1", demo.NETWORKS))
+def test_methods_card_and_calibrate(paste, tiny, linear_study):
     assert paste("methods")[0] == ["methods", "methods"]
-    assert paste("demo", "--preset", "tiny", "--jobs", 1, "--out", "a demo")[0] == ["demo", "table", "report"]
     tiny.save("tiny.cohort")
     paste("fit", "tiny.cohort", "--method", "fc-logistic", "--out", "model")
     for words in (
         ("card", "model"),
-        ("card", "model", "--study", "a demo/results"),
+        ("card", "model", "--study", linear_study),
         ("export", "model", "--share", "--out", "s"),
+        ("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated"),
     ):
         assert len(paste(*words)[0]) == 1
-    assert len(paste("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated")[0]) == 1
 
 
 def test_suggested_names_are_free(tmp_path):

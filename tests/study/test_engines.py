@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from m2lgdg import make_cohort, run_study
+from m2lgdg.study.engines import _Workers
 from m2lgdg.study.predictions import read_predictions
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
@@ -130,3 +131,17 @@ def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsy
     run_study(study, tmp_path / "serial", engine="serial")
     ran, quiet = (tmp_path / out / "predictions.csv" for out in ("runs/abide-paper", "serial"))
     assert ran.read_bytes() == quiet.read_bytes()
+
+
+def test_a_process_keeps_to_one_target():
+    class Item:
+        def __init__(self, target):
+            self.target = target
+
+    waiting = _Workers([Item(target) for target in "aaabbbcc"], print, 2)
+    taken = {0: "", 1: ""}
+    for i in (0, 1, 0, 1, 0, 1, 0, 0):
+        taken[i] += waiting.take(i).target
+    assert taken == {0: "aaacc", 1: "bbb"}
+    last = _Workers([Item("a"), Item("a")], print, 2)
+    assert [last.take(i).target for i in (0, 1)] == ["a", "a"]  # nothing else is left

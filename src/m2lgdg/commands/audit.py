@@ -31,7 +31,7 @@ def audit(
     """Test for leakage: replace a target site by noise or withhold its labels, and compare fitted weights and predictions.
 
     The target is also fitted after other targets in one process, and files that a method uses are reported.
-    A second table shows how well phenotypes, head motion, missing values and the site classify without brain data.
+    A second table shows how well phenotypes, head motion, missing values and the site classify without imaging.
     Exit code 0: all methods passed, 1: a method leaks, 2: the audit or a method could not be run.
     """
     from rich.markup import escape
@@ -52,7 +52,7 @@ def audit(
         table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
     terminal.out.print(table)
     terminal.say(LIMITS)
-    with terminal.progress("fitting baselines without brain data"):
+    with terminal.progress("fitting baselines without imaging"):
         scores = no_brain_scores(resolved, target=results[0].target)
     terminal.out.print(_baseline_table(scores))
     leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)
@@ -68,7 +68,7 @@ def _baseline_table(scores: list[NoBrainScore]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Baselines without brain data: AUC in percent (95 % interval)", title_justify="left")
+    table = Table(title="Baselines without imaging: AUC in percent (95 % interval)", title_justify="left")
     for column in ("baseline", "AUC", "chance", "uses"):
         table.add_column(column, overflow="fold")
     for score in scores:

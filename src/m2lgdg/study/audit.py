@@ -29,7 +29,7 @@ from m2lgdg.method import is_network
 from m2lgdg.model.model import Model
 from m2lgdg.registry import create, load_methods
 from m2lgdg.storage import InputError
-from m2lgdg.study.audit_watch import Used, Watch, digest, kept_outside
+from m2lgdg.study.audit_watch import Used, Watch, digest, held_elsewhere
 from m2lgdg.study.baselines import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
 from m2lgdg.study.cells import CellContext, adapted_proba, failure_reason, fitted_cell
 from m2lgdg.study.config import Study
@@ -74,7 +74,7 @@ class Seen:
 
     learned: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
-    kept: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
+    held: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
     proba: dict[tuple[str, str], Proba] = field(default_factory=dict)  # track, and how the target was given
     tolerance: float = 0.0
     used: Used = field(default_factory=Used)
@@ -144,12 +144,12 @@ def _after_others(cell: Cell, others: list[str]) -> list[Cell]:
 
 def _forget_unstable(seen: dict[str, list[Seen]], repeat: Callable[[], list[Seen]]) -> None:
     """Where worlds differ in what is kept, drop names that also differ between two runs of one world, such as a timer."""
-    if all(noise.kept == withheld.kept for noise, withheld in zip(seen[NOISE], seen[WITHHELD], strict=True)):
+    if all(noise.held == withheld.held for noise, withheld in zip(seen[NOISE], seen[WITHHELD], strict=True)):
         return
     for first, second, noise in zip(seen[WITHHELD], repeat(), seen[NOISE], strict=True):
-        for name in {name for name in first.kept | second.kept if first.kept.get(name) != second.kept.get(name)}:
-            first.kept.pop(name, None)
-            noise.kept.pop(name, None)
+        for name in {name for name in first.held | second.held if first.held.get(name) != second.held.get(name)}:
+            first.held.pop(name, None)
+            noise.held.pop(name, None)
 
 
 def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
@@ -237,11 +237,11 @@ def _run_before(cell: Cell, context: CellContext) -> None:
 
 def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
     cls = type(create(cell.method, **cell.fields))
-    before = kept_outside(cls)
+    before = held_elsewhere(cls)
     with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
         seen.learned = digests(fitted)
-        seen.kept = {name: value for name, value in kept_outside(cls, fitted.method).items() if before.get(name) != value}
+        seen.held = {name: value for name, value in held_elsewhere(cls, fitted.method).items() if before.get(name) != value}
         tracks = {STRICT: partial(_predicted, fitted)} | ({ADAPTED: partial(_adapted, fitted, cell)} if cell.adapt else {})
         for track, predicted in tracks.items():
             seen.proba[track, AS_IS] = predicted(target)
@@ -307,8 +307,8 @@ def _compare(cell: Cell, seen: dict[str, Seen]) -> Audited:
         ("fitting other targets first in the same process", after.learned),
     )
     differs += [f"{how} changes {_named(real.learned, other)}" for how, other in fits if other != real.learned]
-    if noise.kept != withheld.kept:
-        differs.append(f"a target of noise changes {_named(withheld.kept, noise.kept)}, kept outside of state_ and facts_")
+    if noise.held != withheld.held:
+        differs.append(f"a target of noise changes {_named(withheld.held, noise.held)}, kept outside of state_ and facts_")
     if after.learned == real.learned:
         real.proba[STRICT, AFTER_OTHERS] = after.proba[STRICT, AS_IS]
     return dataclasses.replace(head, differs=(*differs, *_compare_predictions(real, withheld)))

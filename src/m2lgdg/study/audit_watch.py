@@ -200,25 +200,25 @@ UNORDERED = (dict, types.MappingProxyType, set, frozenset)
 DEEPEST = 20  # nesting at which a value counts by its type only
 
 
-def kept_outside(cls: type[Method], fitted: Method | None = None) -> dict[str, str]:
+def held_elsewhere(cls: type[Method], fitted: Method | None = None) -> dict[str, str]:
     """Digests by name: globals, classes and functions of the method's modules, environment variables, and attributes.
 
     Modules are those of the method's classes, and all that are neither installed nor of the interpreter.
     """
-    kept = {f"environment variable {name}": digest(value) for name, value in os.environ.items()}
+    held = {f"environment variable {name}": digest(value) for name, value in os.environ.items()}
     for module_name, module in _modules(cls):
         for name, value in list(vars(module).items()):
             if name.startswith("__") or isinstance(value, types.ModuleType):
                 continue
             if isinstance(value, type):
-                kept |= _class_attributes(value) if value.__module__ == module_name else {}
+                held |= _class_attributes(value) if value.__module__ == module_name else {}
             else:
-                kept[f"global {name} of {os.path.basename(str(vars(module).get('__file__', module_name)))}"] = digest(value)
+                held[f"global {name} of {os.path.basename(str(vars(module).get('__file__', module_name)))}"] = digest(value)
     if fitted is not None:
         fields = {field.name for field in dataclasses.fields(fitted)}
         own = {name: value for name, value in vars(fitted).items() if name not in fields and name not in KNOWN}
-        kept |= {f"attribute {name}": digest(value) for name, value in own.items()}
-    return kept
+        held |= {f"attribute {name}": digest(value) for name, value in own.items()}
+    return held
 
 
 def _modules(cls: type[Method]) -> Iterator[tuple[str, types.ModuleType]]:

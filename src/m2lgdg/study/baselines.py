@@ -1,4 +1,4 @@
-"""Baselines without brain data: how well phenotypes, head motion, missing values and the site alone classify subjects.
+"""Baselines without imaging: how well phenotypes, head motion, missing values and the site alone classify subjects.
 
 `m2lgdg audit` shows them after its own table; a method is only useful above them. Each is fitted on source like any method
 of the study. Motion and missingness are tested whether or not they are inputs.

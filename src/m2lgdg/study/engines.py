@@ -34,49 +34,46 @@ def serial(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) 
 
 def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) -> Results[Item]:
     """Run in `jobs` local processes. If one is killed its item is reported as lost, and a new process takes its place."""
-    workers, waiting = _Workers(work, jobs), _Waiting(items)
+    workers = _Workers(items, work, jobs)
     try:
         for i in range(min(jobs, len(items))):
-            workers.submit(i, waiting.next_for(i))
+            workers.start_next(i)
         while workers.running:
             for future in futures.wait(workers.running, return_when=futures.FIRST_COMPLETED).done:
                 i, item = workers.running.pop(future)
-                if waiting.items:
-                    workers.submit(i, waiting.next_for(i))
+                if workers.waiting:
+                    workers.start_next(i)
                 lost = isinstance(future.exception(), futures.BrokenExecutor)
                 yield item, WORKER_LOST if lost else future.result()
     finally:
         workers.close()
 
 
-class _Waiting:
-    """Items that no process has taken yet. A process keeps to one target, where methods share what they fit."""
+class _Workers:
+    """Pools of one process each, so that a lost process takes nothing but its own item with it.
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = list(items)
+    A process keeps to one target, where methods share what they fit.
+    """
+
+    def __init__(self, items: Sequence[Any], work: Work, jobs: int) -> None:
+        self.waiting, self.work, self.environment = list(items), work, _worker_environment(jobs)
         self.targets: dict[int, Any] = {}  # last target of each process
+        self.pools: dict[int, Any] = {}
+        self.running: dict[futures.Future[str | None], tuple[int, Any]] = {}  # pool and item
 
-    def next_for(self, i: int) -> Any:
+    def take(self, i: int) -> Any:
         """Next item for the i-th process: of its own target, else of one that no process has, else any."""
-        targets = [getattr(item, "target", None) for item in self.items]
+        targets = [getattr(item, "target", None) for item in self.waiting]
         taken = set(self.targets.values())
         same = (k for k, target in enumerate(targets) if i in self.targets and target == self.targets[i])
         free = (k for k, target in enumerate(targets) if target not in taken)
         chosen = next(same, next(free, 0))
         self.targets[i] = targets[chosen]
-        return self.items.pop(chosen)
+        return self.waiting.pop(chosen)
 
-
-class _Workers:
-    """Pools of one process each, so that a lost process takes nothing but its own item with it."""
-
-    def __init__(self, work: Work, jobs: int) -> None:
-        self.work, self.environment = work, _worker_environment(jobs)
-        self.pools: dict[int, Any] = {}
-        self.running: dict[futures.Future[str | None], tuple[int, Any]] = {}  # pool and item
-
-    def submit(self, i: int, item: Any) -> None:
-        """Run an item in the i-th process, which is started if there is none or the last one was lost."""
+    def start_next(self, i: int) -> None:
+        """Run the next item in the i-th process, which is started if there is none or the last one was lost."""
+        item = self.take(i)
         try:
             future = self.pools[i].submit(self.work, item)
         except (KeyError, futures.BrokenExecutor):
