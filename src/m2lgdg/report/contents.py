@@ -27,7 +27,7 @@ from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
-from m2lgdg.study.runner import explanation_path
+from m2lgdg.study.records import explanation_path
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
 Key = tuple[str, str]  # method and variant

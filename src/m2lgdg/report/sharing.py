@@ -35,7 +35,7 @@ from m2lgdg.report.subgroups import WITHHELD, few_of_a_class, few_of_a_site, wit
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.description import COHORT, CONNECTOMES, LEAST, copy_connectomes
 from m2lgdg.study.plan import METHODS_FILE
-from m2lgdg.study.runner import explanation_path
+from m2lgdg.study.records import explanation_path
 
 COPIED = ("method", "variant", "target", "seed", "key", "status", "seconds", "learned", "unexplained")  # keys of a record
 HIDDEN_FINDING = "A finding that may name a subject or a file is withheld."

@@ -28,7 +28,6 @@ from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.plan import distinct, make_cells
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.records import Records
-from m2lgdg.study.records import explanation_path as explanation_path  # also imported from here
 
 
 @dataclass
