@@ -26,6 +26,7 @@ from m2lgdg.splits import leave_one_site_out, nested_order
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.cells import CellContext, RunEnds, failure_reason, fitted_cell
 from m2lgdg.study.config import Study, usable, with_only
+from m2lgdg.study.engines import Engine
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.plan import Cell, make_cells
 from m2lgdg.study.runner import Summary, Watch, cell_context, check_device, run_items, study_cohort
@@ -136,7 +137,8 @@ def learning_curve(
     points = make_points(cells, sizes, repeats)
     path, context = cell_context(study, cohort, out)
     summary = Summary(total=len(points))
-    work, engine = partial(run_point, context=context), "joblib" if jobs > 1 else "serial"
+    work = partial(run_point, context=context)
+    engine: Engine = "joblib" if jobs > 1 else "serial"
     with locked_folder(out, study, cohort, path, (1, 1)):
         run_items(points, work, lambda point: _stored(out, point) is not None, summary, context, engine, jobs, watch=watch)
     rows = [row for row in (_stored(out, point) for point in points) if row is not None]

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def _check_folder(out: Path, about: dict[str, Any]) -> None:
 
 def _describe(out: Path, about: dict[str, Any], study: Study, cohort: Cohort) -> None:
     """Write the files that describe the study; after a run was killed here, those still missing."""
-    texts = {
+    texts: dict[str, Callable[[], str]] = {
         "study.json": lambda: _json(about),
         "inclusion.csv": lambda: csv_text(_inclusion(cohort)),
         "checks.json": lambda: _json(leakage_checks(cohort, study.targets)),
