@@ -448,18 +448,9 @@ def test_a_header_that_declares_too_much(tmp_path):
 
 def test_more_bytes_than_declared(tmp_path):
     """They are counted in chunks, and no further than the first that is too many."""
-    path = nifti(tmp_path / "a.nii.gz", extra=bytes(200 << 20))
+    path = nifti(tmp_path / "a.nii.gz", extra=bytes(20 << 20))
     with refused("has more than the 832 bytes that its header declares"):
         need_whole(path, load_image(path))
-
-
-def test_an_extension_that_never_ends(tmp_path):
-    path = nifti(tmp_path / "a.nii.gz", vox_offset=2e9)
-    with refused(r"its voxels start at byte 2e\+09"):
-        load_image(path)
-    path = nifti(tmp_path / "b.nii.gz", vox_offset=np.nan)
-    with refused("not a readable image"):
-        load_image(path)
 
 
 def test_the_limit_is_that_of_the_voxels(tmp_path, monkeypatch):

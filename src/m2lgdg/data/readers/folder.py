@@ -9,20 +9,18 @@ from __future__ import annotations
 import bisect
 import glob
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.arrays import Rois, Series, load_array, numbered_rois
+from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import (
     JOINED,
     TRANSPOSE,
@@ -35,58 +33,13 @@ from m2lgdg.data.readers.series import (
     read_series,
     requested,
 )
-from m2lgdg.storage import InputError, one_line, read_bytes
+from m2lgdg.storage import InputError
 
 RUN = "[A-Za-z0-9]+"  # the name of a run
 FOLDERS = ("", "series/", "timeseries/")
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
 POSITIONAL = "aal"  # its files have one order: columns of any names are named by position, and another number is refused
 ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
-IN_UNION = re.compile(r"str|int|float|constrained-float|dict\[.*")  # inserted by pydantic into the location of an error
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Labels(_Strict):
-    """The words of the label column for each class."""
-
-    patient: list[str | int] = []
-    control: list[str | int] = []
-
-
-class FurtherAtlas(_Strict):
-    """[atlases.NAME] of dataset.toml: the same scans in another atlas; what is not given is as in the first."""
-
-    pattern: str | None = Field(default=None, description="path of a series, as the pattern of the first atlas")
-    variable: str | None = None
-    orientation: Literal["time,roi", "roi,time"] | None = None
-    rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
-
-
-class Dataset(_Strict):
-    """dataset.toml: every key is optional."""
-
-    name: str | None = None
-    participants: str = "participants.tsv"
-    pattern: str | None = Field(
-        default=None, description="path of a series with {subject}, {site} and {run}, such as 'ts/{subject}_aal.csv'"
-    )
-    join_runs: bool = Field(default=False, description="join the runs of a subject, each z-scored per ROI")
-    orientation: Literal["time,roi", "roi,time"] = "time,roi"
-    variable: str | None = Field(default=None, description="variable of a .mat file")
-    atlas: str = ""
-    rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
-    tr: Seconds | dict[str, Seconds] | None = Field(default=None, description="seconds per volume, for all sites or by site")
-    site: str | None = Field(default=None, description="the site, if there is no site column")
-    inputs: list[str] | None = None
-    allow_proxies: bool = False
-    missing: list[str | int | float] = []
-    columns: dict[str, str] = {}
-    labels: Labels = Labels()
-    atlases: dict[str, FurtherAtlas] = Field(default={}, description="further atlases of the same scans, by name")
 
 
 def matches(path: Path) -> bool:
@@ -111,9 +64,9 @@ def read(
     subject, also of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by
     position.
     """
-    dataset = _dataset(path / "dataset.toml", join_runs, atlas)
+    dataset = read_dataset(path / "dataset.toml", join_runs, requested(atlas, ()))
     people = _people(path, dataset)
-    every = {name: _AtlasFolder(path, each, people) for name, each in _by_atlas(dataset).items()}
+    every = {name: _AtlasFolder(path, each, people) for name, each in dataset.by_atlas().items()}
     names = _chosen(path / "dataset.toml", atlas, tuple(every))
     first = every[names[0]]
     absent = [each for each in zip(people.subjects, people.sites.tolist(), strict=True) if each[0] not in first.runs]
@@ -161,15 +114,6 @@ def _people(path: Path, dataset: Dataset) -> tables.Participants:
     by_site = dataset.tr if isinstance(dataset.tr, dict) else dict.fromkeys(people.sites.tolist(), dataset.tr)
     given = np.array([by_site.get(site) for site in people.sites.tolist()], dtype=np.float64)  # None becomes NaN
     return people._replace(tr=np.where(np.isnan(people.tr), given, people.tr))
-
-
-def _by_atlas(dataset: Dataset) -> dict[str, Dataset]:
-    """The atlases of dataset.toml, each with its own keys."""
-    every = {dataset.atlas: dataset}
-    for name, further in dataset.atlases.items():
-        given = {key: value for key, value in further.model_dump().items() if value is not None}
-        every[name] = dataset.model_copy(update={"rois": None, **given, "atlas": name})
-    return every
 
 
 def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]:
@@ -354,60 +298,3 @@ def _none_present(table: Path, source: _AtlasFolder, subject: str, site: str) ->
     example = f", and a file is called {next(iter(source.files.values())).name}" if source.files else ""
     advice = "write the ids as in the names of the files, or set pattern in dataset.toml, such as pattern = "
     return f'{message}{example}; {advice}"sub-{{subject}}_aal.csv".'
-
-
-def _dataset(path: Path, join_runs: bool, atlas: Atlases) -> Dataset:
-    """Content of dataset.toml, with the options; an included atlas that was requested is that of the files."""
-    dataset = _parsed(path) if path.exists() else Dataset()
-    dataset = dataset.model_copy(update={"join_runs": dataset.join_runs or join_runs})
-    for key, pattern in _patterns(dataset).items():
-        if "{run}" in pattern and not dataset.join_runs:
-            raise InputError(f"{path}, key {key}: {{run}} needs join_runs = true, which joins the runs of a subject.")
-    names = requested(atlas, ())
-    if dataset.atlas or dataset.atlases or len(names) != 1 or included(names[0]) is None:
-        return dataset
-    return dataset.model_copy(update={"atlas": names[0]})
-
-
-def _patterns(dataset: Dataset) -> dict[str, str]:
-    """Patterns of all atlases by their key in dataset.toml."""
-    further = {f"atlases.{name}.pattern": each.pattern for name, each in dataset.atlases.items()}
-    return {key: pattern for key, pattern in {"pattern": dataset.pattern, **further}.items() if pattern}
-
-
-def _parsed(path: Path) -> Dataset:
-    try:
-        dataset = Dataset.model_validate(tomllib.loads(read_bytes(path, tables.LARGEST_TABLE).decode("utf-8")))
-    except RecursionError:
-        raise InputError(f"{path} is not valid TOML (it is nested too deeply).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML ({one_line(error)}).") from None
-    except ValidationError as error:
-        first = max(error.errors(), key=lambda one: len(one["loc"]))  # for a union of types, the deepest error
-        key = ".".join(str(name) for name in first["loc"] if not IN_UNION.fullmatch(str(name)))[:100]
-        keys = FurtherAtlas.model_fields if first["loc"][0] == "atlases" else Dataset.model_fields
-        known = f"; known keys: {', '.join(keys)}" if first["type"] == "extra_forbidden" else ""
-        raise InputError(f"{path}, key {key}: {first['msg'][0].lower()}{first['msg'][1:]}{known}.") from None
-    unknown = set(dataset.columns) - set(tables.ALIASES)
-    if unknown:
-        raise InputError(f"{path}, key columns.{min(unknown)[:100]}: not one of {', '.join(tables.ALIASES)}.")
-    tables.need_distinct(list(map(str, dataset.labels.patient)), list(map(str, dataset.labels.control)), f"{path}, key labels")
-    for pattern_key, pattern in _patterns(dataset).items():
-        if "{subject}" not in pattern:
-            raise InputError(f"{path}, key {pattern_key}: {pattern!r} does not contain {{subject}}.")
-        if Path(pattern).is_absolute():
-            raise InputError(f"{path}, key {pattern_key}: {pattern!r} is absolute; write it relative to {path.parent}.")
-    _check_atlases(path, dataset)
-    for site, seconds in dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]:
-        tables.need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")
-    return dataset
-
-
-def _check_atlases(path: Path, dataset: Dataset) -> None:
-    for name, each in dataset.atlases.items():
-        if not dataset.atlas:
-            raise InputError(f'{path}, key atlases.{name}: the first atlas needs a name, too: atlas = "...".')
-        if name == dataset.atlas or not name.strip():
-            raise InputError(f"{path}, key atlases.{name}: the name of a further atlas is not that of the first, nor empty.")
-        if each.pattern is None and each.variable is None:
-            raise InputError(f"{path}, key atlases.{name}: give the pattern of its files, or their variable.")
