@@ -1,4 +1,4 @@
-"""`m2lgdg adapt`: set a model to the level of one site with some of its unlabelled subjects."""
+"""`m2lgdg adapt`: correct the intercept of a model for one site, with some of its unlabelled subjects."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 from m2lgdg.commands import models, options, suggestions, terminal
 
 ASSUMED = (
-    "The share of patients at this site was not given, so that of the training sites ({:.0f} %) is assumed. If fewer of these "
-    "subjects are patients, too many are called patients now, and if more are, too few: give the share with --prevalence."
+    "The prevalence at this site was not given, so that of the training sites ({:.0f} %) is assumed. If fewer of these "
+    "subjects are patients, too many are called patients now, and if more are, too few: give it with --prevalence."
 )
 GIVEN = (
-    "With {:.0f} % patients at the site, probabilities and the threshold move together, so that the share itself changes no "
-    "decision: about the same proportion of patients, and of controls, is called a patient as at the training sites."
+    "With {:.0f} % patients at the site, probabilities and the threshold move together, so that it changes no "
+    "decision by itself: about the same proportion of patients, and of controls, is called a patient as at the training sites."
 )
 
 
@@ -27,19 +27,20 @@ def adapt(
     prevalence: Annotated[
         float | None,
         typer.Option(
-            help="Share of patients at the site, such as 0.3 (default: that of the training sites).", show_default=False
+            help="Prevalence of patients at the site, such as 0.3 (default: that of the training sites).", show_default=False
         ),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Add these subjects to the level that the model already has; the site is the same.")
+        bool,
+        typer.Option("--update", help="Add these subjects to those the model was adapted with; the site is the same."),
     ] = False,
     site: options.Site = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Set a model to the level of one site, with unlabelled subjects of it; weights do not change.
+    """Correct the intercept of a model for one site, with unlabelled subjects of it; weights do not change.
 
     Sites differ in the mean of a model's scores. The logits are shifted so that the mean probability of these subjects is the
-    share of patients. Labels in the cohort are not used.
+    prevalence. Labels in the cohort are not used.
     """
     from m2lgdg.data.check import with_checks
     from m2lgdg.deploy.adapt import adapt as adapt_model

@@ -97,13 +97,13 @@ def _can_be_explained(fitted: Model, cohort: Cohort) -> bool:
 
 
 def _level_lines(fitted: Model, cohort: Cohort) -> Iterator[str]:
-    """Lines on the level of the site that the model was adapted to, if any, and on subjects of other sites."""
+    """Lines on the site that the model was adapted to, if any, and on subjects of other sites."""
     level = fitted.site_level
     if level is not None:
         yield level.sentence()
         others = [name for name in cohort.site_names if name != level.site]
         if others:
-            yield f"Note: the level does not hold for subjects of other sites: {', '.join(others)}."
+            yield f"Note: the correction does not hold for subjects of other sites: {', '.join(others)}."
 
 
 def _compared(fitted: Model, cohort: Cohort) -> Iterator[str]:

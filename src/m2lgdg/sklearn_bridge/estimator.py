@@ -115,7 +115,8 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Class of each subject, (subject,): the second of `classes_` where its probability is above 0.5; X as in `fit`."""
-        return np.asarray(self.classes_[(self.decision_function(X) > 0).astype(np.intp)])
+        decision = self.decision_function(X)  # first, as it refuses an estimator that is not fitted
+        return np.asarray(self.classes_[(decision > 0).astype(np.intp)])
 
     def _subjects(self, X: Any, y: Any, *, fitting: bool) -> Subjects:
         """X, checked; vectors and matrices are refused for methods that need series."""

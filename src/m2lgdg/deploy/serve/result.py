@@ -69,7 +69,7 @@ class Result:
     ood_scores: list[tuple[str, str, bool]]  # name, score, whether outside
     compared: list[str]
     explained: Explained
-    level: str = ""  # sentence on the level of the site that the model was adapted to
+    level: str = ""  # sentence on the site that the model was adapted to
 
     @property
     def positive(self) -> bool:
