@@ -293,7 +293,7 @@ def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
         f"{LEAST_SUBJECTS} subjects count only in the last row"
     )
     names = ("in set", "lowest site", "median site", "one class", "correct")
-    by_level = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
+    by_level: list[list[Cell]] = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
     level_note = "% of subjects of all left-out sites; nominal coverage in the first column"
     level_header = [Column("Coverage"), *columns("percent", *names, form=".1f")]
     return [

@@ -199,7 +199,7 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     order = np.argsort(-np.abs(means["difference"][above]), kind="stable")[:MOST_EDGES]
     pairs = [(int(above[0][k]), int(above[1][k])) for k in order]
     kinds = ("controls", "patients", "difference")
-    rows = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
+    rows: list[list[Cell]] = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
     header = [Column("ROI"), Column("other ROI"), *columns("number", "controls", "patients", form=".3f")]
     note = (
         f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z FC, patients minus controls within sites; "

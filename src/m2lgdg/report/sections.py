@@ -169,7 +169,8 @@ def _results(shown: Shown) -> list[Section]:
     *sites, overall = shown.titled(contents, whole.tables())
     text, first, folded = "", overall, one_panel(whole.panels())
     if len(shown.keys) < len(contents.keys):
-        text = f"The folded table below also has the {len(contents.keys) - len(shown.keys)} ablations and sweep values."
+        more = len(contents.keys) - len(shown.keys)
+        text = f"The folded table below also has the {more} ablations and sweep values of this study."
         methods = contents.of_methods(shown.keys)
         compared = shown.compared(methods)
         *_, first = shown.titled(methods, compared.tables())

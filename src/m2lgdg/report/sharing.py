@@ -244,7 +244,8 @@ def _shared_member(fitted: Method, filtered: Filter) -> Method:
 
 
 def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
-    found = {name: _filtered_findings(facts[name], filtered) for name in ("source", "local", "site_level") if name in facts}
+    names = ("source", "local", "site_level")
+    found: dict[str, Any] = {name: _filtered_findings(facts[name], filtered) for name in names if name in facts}
     found["source"] = found["source"] | {"cohort": cohort_name(facts["source"]["cohort"])}
     if "site_level" in found:
         found["site_level"].pop("logits", None)  # counts of scores, which only an update needs
