@@ -18,7 +18,7 @@ from m2lgdg.study.stats import paired_tests
 
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
 
-STUDIES = Path(__file__).parents[1] / "studies"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def folder_of(table, path, **study):
 HOSTILE = "a<b>&_50% #1 $x^2$ {c} ~d\\e | \"q\" 'r' `s` [t] *u* ± → ² ≥ é Ł ß µ β Σ 漢 \x07 line\nbreak"
 
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def check_latex(text):

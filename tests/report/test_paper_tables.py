@@ -281,7 +281,7 @@ def test_the_first_table_of_a_sweep_has_methods_only(tmp_path):
     assert (folder / "tables" / "Macro-average-over-target-sites.md").read_text() == render([whole], "markdown")
 
 
-STUDIES = Path(__file__).parents[1] / "studies"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 RIVALS = ("msstan", "m2dc", "mm-gtunets", "metaexplainer")
