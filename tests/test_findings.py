@@ -34,7 +34,7 @@ from m2lgdg.report.checklists import known_facts
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.sharing import shared_model
 from m2lgdg.storage import read_tensors, write_tensors
-from m2lgdg.study import checks
+from m2lgdg.study import description
 
 PAIR, UNLIKE = ("anna-k", "bert-l"), ("carl-m", "dora-n")  # one label; two labels
 
@@ -233,7 +233,7 @@ def test_the_pairs_are_named_from_check_to_calibrate(chain, cohort, typed, monke
     assert code == 0 and f"{words} and " in text and "; m2lgdg check pairs.cohort lists them.\n" in text
     stored = json.loads((chain / "out" / "cohort.json").read_text())
     assert (stored["rois"], stored["atlas"]) == (list(cohort.rois), cohort.atlas)
-    assert checks.read_cohort_facts("out").findings == with_checks(cohort).findings
+    assert description.read_cohort_facts("out").findings == with_checks(cohort).findings
     assert words in typed("table", "out")[1]
 
     assert typed("report", "out")[0] == 0
@@ -295,8 +295,8 @@ def test_an_unchecked_cohort_is_checked_on_the_way(cohort, typed, tmp_path, monk
     assert "Data: 2 pairs of subjects with the same scan" in typed("run", "study.toml", "--out", "out")[1]
     # A folder of an earlier version has no such record, and says so until it is run again.
     (tmp_path / "out" / "cohort.json").unlink()
-    assert f"Data: {checks.NOT_CHECKED}" in typed("table", "out")[1]
-    assert data_box(read_contents("out")).summary == checks.NOT_CHECKED
+    assert f"Data: {description.NOT_CHECKED}" in typed("table", "out")[1]
+    assert data_box(read_contents("out")).summary == description.NOT_CHECKED
     assert typed("run", "study.toml", "--out", "out")[0] == 0
     assert data_box(read_contents("out")).shown[0].startswith(f"{PAIR[0]} (north) and {PAIR[1]} (north)")
     (tmp_path / "out" / "cohort.json").write_text("{")

@@ -23,7 +23,6 @@ TRAINING = (  # kinds that do not matter where subjects are only predicted
 )
 NAMED = 6  # subjects or sites that a sentence names at most
 METRICS = "too few for reliable metrics as a target"
-LOST = "its missingness reveals the"
 SAME = "appear to be the same scan ([atlas {atlases}: ]"
 HOW = {  # two scans are recognised as one
     "identical": "have identical series[ (atlas {atlases})]",
@@ -32,140 +31,83 @@ HOW = {  # two scans are recognised as one
     "resampled": SAME + "their series correlate at {correlation:.3f} if one is resampled in time)",
     "fc": SAME + "their FC correlates at {correlation:.3f}, more than that of two people does)",
 }
-# Severity, sentence, and the sentence without ids and file names if it has any. A section in [] is left out if a value in it is
-# not given; {size:subject} is a number with its noun.
-KINDS: dict[str, tuple[Any, ...]] = {
-    "one site": ("unusable", "All subjects are from one site, {site}; leave-one-site-out needs at least two."),
-    "no labels": ("unusable", "No subject has a label, so no method can be fitted or evaluated."),
-    "one class": ("unusable", "All labelled subjects are {present}; both patients and controls are needed."),
-    "no label": ("finding", "{count:subject} {have} no label."),
-    "no controls at a site": (
-        "finding",
-        "{site} has {size:patient} and no controls; as a target, only its sensitivity is defined.",
-    ),
-    "no patients at a site": (
-        "finding",
-        "{site} has {size:control} and no patients; as a target, only its specificity is defined.",
-    ),
-    "small site": ("finding", f"{{site}} has only {{size:subject}}, {METRICS}."),
-    "small sites": ("finding", f"Several sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}})."),
-    "exclusion": (
-        "finding",
-        "{count:subject}[ ({only})] excluded: {reason}[, for example {example}; inclusion.csv names all] ({sites}).",
-        "{count:subject} excluded: {reason} ({sites}).",
-    ),
-    "expected exclusion": (
-        "note",
-        "{count:subject}[ ({only})] excluded: {reason} ({sites}).",
-        "{count:subject} excluded: {reason} ({sites}).",
-    ),
-    "empty scan": (
-        "finding",
-        "{subject} ({site}) is an unusable subject: its scan is numerically empty (standard deviation {sd:.1g}, in the cohort "
-        "{median:.1g}); leave it out with `m2lgdg convert --drop-bad`.",
-        "The scan of a subject ({site}) is numerically empty.",
-    ),
-    DUPLICATE: (
-        "finding",
-        "{subject} ({site}) and {other} ({there}) {how}: the scan {leak}.",
-        "A subject ({site}) and another subject ({there}) {how}: the scan {leak}.",
-    ),
-    CONFLICT: (
-        "finding",
-        "{subject} ({site}) and {other} ({there}) {how}, with different labels: the scan {leak}.",
-        "A subject ({site}) and another subject ({there}) {how}, with different labels: the scan {leak}.",
-    ),
-    "no series of an atlas": (
-        "finding",
-        "{count:subject} {have} no series of atlas {lacking} ({names}).",
-        "{count:subject} {have} no series of atlas {lacking}.",
-    ),
-    "unusable series": (
-        "finding",
-        "Subject {subject} has no series of atlas {lacking}: {reason}.",
-        "A subject has no series of atlas {lacking}, because its file is unusable.",
-    ),
-    "flat ROI": ("finding", "{count:subject} {have} at least one flat ROI (most often {rois})."),
-    "many flat ROIs": (
-        "finding",
-        "{subject} ({site}) has {flat:flat ROI} out of {rois}.",
-        "A subject ({site}) has more than {percent} % flat ROIs.",
-    ),
-    "short scan": ("finding", "{site}: {count} of {size} scans have fewer than {fewest} volumes ({volumes})."),
-    "axes": (
-        "finding",
-        "Every scan has fewer volumes ({volumes}) than ROIs ({rois}), the same number in all, and no ROI has a name. If the "
-        'time and ROI axes are swapped, write orientation = "roi,time" into dataset.toml; else name the atlas.',
-    ),
-    "few volumes": (
-        "note",
-        "Every scan has fewer volumes ({volumes}) than ROIs ({rois}). Are the time and ROI axes swapped?",
-    ),
-    "unknown TR": (
-        "finding",
-        "The TR of {count} of {size:subject} is not known[ ({sites})]; give it in a column tr, in dataset.toml (tr = 2.0), in "
-        "a JSON sidecar, or (REST-meta-MDD) with --tr.",
-    ),
-    "long TR": (
-        "finding",
-        "{count:subject} {have} a TR above {longest:g} s ({subject}: {tr:g} s), which looks like milliseconds.",
-        "{count:subject} {have} a TR above {longest:g} s (for example {tr:g} s), which looks like milliseconds.",
-    ),
-    "several TRs": ("finding", "{site} has scans with {trs} TRs ({counts}); they may be two protocols or an error."),
-    "motion": (
-        "finding",
-        "{site}: high head motion (median FD {median:.2f} mm[, other sites {elsewhere:.2f}]); exclude with --max-motion.",
-    ),
-    "motion and label": (
-        "note",
-        "Head motion alone separates patients from controls with a mean AUC of {percent:.0f} % inside sites.",
-    ),
-    "units": (
-        "finding",
-        "{site}: the standard deviation of the signal is [{times:.0f} times that][1/{fraction:.0f} of that] of a typical site; "
-        "its units may differ.",
-    ),
-    "value": (
-        "finding",
-        "Subject {subject}, column {column}: {value:g} is not plausible.",
-        "A subject, column {column}: {value:g} is not plausible.",
-    ),
-    "age": (
-        "finding",
-        "Subject {subject}, column {column}: age {value:g} is not between 0 and {oldest:g} years; it was set to missing.",
-        "A subject, column {column}: age {value:g} is not between 0 and {oldest:g} years; it was set to missing.",
-    ),
-    "missing at sites": (
-        "finding",
-        f"{{column}} is missing at {{listed}}, but for only {{elsewhere:.0f}} % of subjects elsewhere; {LOST} site.",
-    ),
-    "missing": ("finding", "{column} is missing for {percent:.0f} % of subjects."),
-    "missing by label": (
-        "finding",
-        f"{{column}} is missing for {{controls:.0f}} % of controls and {{patients:.0f}} % of patients; {LOST} label.",
-    ),
-    "proxy input": ("finding", "Input {column} reveals the diagnosis; a model can read the label from it."),
-    "separating input": ("finding", "Input {column} separates patients from controls almost perfectly. Is it a label proxy?"),
-    "separating column": ("note", "Column {column} separates patients from controls almost perfectly. Is it a label proxy?"),
-    "proxy columns": ("note", "Not inputs, because they reveal the diagnosis: {listed}."),
-    "ROI names": (
-        "note",
-        "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
-        "name them by a header, or in dataset.toml by rois or atlas, before a model is applied to other data.",
-    ),
-    "atlas codes": (
-        "note",
-        "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
-        'they are the codes of the included atlas {known}: name it in dataset.toml (atlas = "{known}").',
-    ),
-    "inputs": ("note", "Inputs of the methods: {listed}."),
-    "scrubbed": ("note", "scrubbed volumes: {listed}", "scrubbed volumes: of {count:subject}"),
-    "session": ("note", "session: {text}"),
-    "run": ("note", "run: {text}"),
-    "label": ("note", "{text}"),
-    "text": ("finding", "{text}", "{anonymous}"),
-    "note": ("note", "{text}", "{anonymous}"),
+EXCLUDED = "{count:subject}[ ({only})] excluded: {reason}[, for example {example}; inclusion.csv names all] ({sites})."
+NUMBERED = (
+    "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
+)
+SEPARATES = "{column} separates patients from controls almost perfectly. Is it a label proxy?"
+# The sentence of each kind. A section in [] is left out if a value in it is missing; {size:subject} is a number with its noun.
+SENTENCES: dict[Severity, dict[str, str]] = {
+    "unusable": {
+        "one site": "All subjects are from one site, {site}; leave-one-site-out needs at least two.",
+        "no labels": "No subject has a label, so no method can be fitted or evaluated.",
+        "one class": "All labelled subjects are {present}; both patients and controls are needed.",
+    },
+    "finding": {
+        "no label": "{count:subject} {have} no label.",
+        "no controls at a site": "{site} has {size:patient} and no controls; as a target, only its sensitivity is defined.",
+        "no patients at a site": "{site} has {size:control} and no patients; as a target, only its specificity is defined.",
+        "small site": f"{{site}} has only {{size:subject}}, {METRICS}.",
+        "small sites": f"Several sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}}).",
+        "exclusion": EXCLUDED,
+        "empty scan": "{subject} ({site}) is an unusable subject: its scan is numerically empty (standard deviation "
+        "{sd:.1g}, in the cohort {median:.1g}); leave it out with `m2lgdg convert --drop-bad`.",
+        DUPLICATE: "{subject} ({site}) and {other} ({there}) {how}: the scan {leak}.",
+        CONFLICT: "{subject} ({site}) and {other} ({there}) {how}, with different labels: the scan {leak}.",
+        "no series of an atlas": "{count:subject} {have} no series of atlas {lacking}[ ({names})].",
+        "unusable series": "{who} has no series of atlas {lacking}: {reason}.",
+        "flat ROI": "{count:subject} {have} at least one flat ROI (most often {rois}).",
+        "many flat ROIs": "{subject} ({site}) has {flat:flat ROI} out of {rois}.",
+        "short scan": "{site}: {count} of {size} scans have fewer than {fewest} volumes ({volumes}).",
+        "axes": "Every scan has fewer volumes ({volumes}) than ROIs ({rois}), the same number in all, and no ROI has a "
+        'name. If the time and ROI axes are swapped, write orientation = "roi,time" into dataset.toml; else name the atlas.',
+        "unknown TR": "The TR of {count} of {size:subject} is not known[ ({sites})]; give it in a column tr, in "
+        "dataset.toml (tr = 2.0), in a JSON sidecar, or (REST-meta-MDD) with --tr.",
+        "long TR": "{count:subject} {have} a TR above {longest:g} s ({subject}: {tr:g} s), which looks like milliseconds.",
+        "several TRs": "{site} has scans with {trs} TRs ({counts}); they may be two protocols or an error.",
+        "motion": "{site}: high head motion (median FD {median:.2f} mm[, other sites {elsewhere:.2f}]); exclude with "
+        "--max-motion.",
+        "units": "{site}: the standard deviation of the signal is [{times:.0f} times that][1/{fraction:.0f} of that] of a "
+        "typical site; its units may differ.",
+        "value": "{who}, column {column}: {value:g} is not plausible.",
+        "age": "{who}, column {column}: age {value:g} is not between 0 and {oldest:g} years; it was set to missing.",
+        "missing at sites": "{column} is missing at {listed}, but for only {elsewhere:.0f} % of subjects elsewhere; its "
+        "missingness reveals the site.",
+        "missing": "{column} is missing for {percent:.0f} % of subjects.",
+        "missing by label": "{column} is missing for {controls:.0f} % of controls and {patients:.0f} % of patients; its "
+        "missingness reveals the label.",
+        "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
+        "separating input": f"Input {SEPARATES}",
+        "text": "{text}",
+    },
+    "note": {
+        "expected exclusion": EXCLUDED,
+        "few volumes": "Every scan has fewer volumes ({volumes}) than ROIs ({rois}). Are the time and ROI axes swapped?",
+        "motion and label": "Head motion alone separates patients from controls with a mean AUC of {percent:.0f} % inside "
+        "sites.",
+        "separating column": f"Column {SEPARATES}",
+        "proxy columns": "Not inputs, because they reveal the diagnosis: {listed}.",
+        "ROI names": NUMBERED
+        + "name them by a header, or in dataset.toml by rois or atlas, before a model is applied to other data.",
+        "atlas codes": NUMBERED
+        + 'they are the codes of the included atlas {known}: name it in dataset.toml (atlas = "{known}").',
+        "inputs": "Inputs of the methods: {listed}.",
+        "scrubbed": "scrubbed volumes: {listed}",
+        "session": "session: {text}",
+        "run": "run: {text}",
+        "label": "{text}",
+        "note": "{text}",
+    },
 }
+# Where the sentence without ids and file names is more than that with "A subject" in place of the id
+ANONYMOUS = {
+    "empty scan": "The scan of a subject ({site}) is numerically empty.",
+    "unusable series": "A subject has no series of atlas {lacking}, because its file is unusable.",
+    "many flat ROIs": "A subject ({site}) has more than {percent} % flat ROIs.",
+    "long TR": "{count:subject} {have} a TR above {longest:g} s (for example {tr:g} s), which looks like milliseconds.",
+    "scrubbed": "scrubbed volumes: of {count:subject}",
+}
+KINDS = {kind: (severity, sentence) for severity, some in SENTENCES.items() for kind, sentence in some.items()}
 
 
 # Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
@@ -197,34 +139,36 @@ class Finding(NamedTuple):
     @property
     def severity(self) -> Severity:
         """Whether the cohort is unusable, or needs attention, or neither."""
-        severity: Severity = KINDS[self.kind][0]
-        return severity
+        return KINDS[self.kind][0]
 
     @property
     def text(self) -> str:
         """The sentence."""
-        return self._sentence("text", KINDS[self.kind][1])
+        subject, other = (*self.subjects[:2], "", "")[:2]
+        named = {"subject": subject, "other": other, "who": f"Subject {subject}", "names": list(self.subjects)}
+        return self._sentence("text", KINDS[self.kind][1], named | dict(self.numbers))
 
     @property
     def anonymous(self) -> str:
         """The sentence without ids and file names, for model cards and shared reports."""
-        return self._sentence("anonymous", KINDS[self.kind][-1])
+        named = {"subject": "A subject", "other": "another subject", "who": "A subject"}
+        hidden = {"names": "", "only": "", "example": ""}
+        sentence = ANONYMOUS.get(self.kind, KINDS[self.kind][1])
+        return self._sentence("anonymous", sentence, named | dict(self.numbers) | hidden)
 
     def shared(self) -> dict[str, str]:
         """Severity, kind and anonymous sentence, as a model folder stores them."""
         return {"level": self.severity, "kind": self.kind, "text": self.anonymous}
 
-    def _sentence(self, stored: str, template: str) -> str:
+    def _sentence(self, stored: str, sentence: str, values: dict[str, Any]) -> str:
         if "text" in self.numbers and "anonymous" in self.numbers:  # of 0.1.0
             return str(self.numbers[stored])
-        subject, other = (*self.subjects[:2], "", "")[:2]
-        values: dict[str, Any] = {"count": len(self.subjects), "have": "has" if len(self.subjects) == 1 else "have"}
-        values |= {"names": list(self.subjects), "site": self.site, "subject": subject, "other": other, **self.numbers}
+        values |= {"site": self.site, "count": len(self.subjects), "have": "has" if len(self.subjects) == 1 else "have"}
         if "how" in values:
-            values["how"] = _filled(HOW[values["how"]], values)
             apart = self.site != values["there"]
+            values["how"] = _filled(HOW[values["how"]], values)
             values["leak"] = "would be in both source and target" if apart else "could be in both training and validation data"
-        return (f"Atlas {self.atlas}: " if self.atlas else "") + _filled(template, values)
+        return (f"Atlas {self.atlas}: " if self.atlas else "") + _filled(sentence, values)
 
 
 Note = str | Finding  # of a reader
