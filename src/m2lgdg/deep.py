@@ -152,7 +152,7 @@ class DeepMethod(Method):
     }
 
     loss_weights: ClassVar[Mapping[str, str]] = {}  # term of `loss` -> field with its weight, if that is not TERM_weight
-    network_class: ClassVar[Callable[[Shape, Any], nn.Module]]
+    network_class: ClassVar[Any]  # called with a `Shape` and the method
     recordable = False  # whether `step` runs without reading values back, so that CUDA can record it
 
     # Set by the training loop, for use in the hooks. Not annotated, because annotations would make them hyper-parameters.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from networks import numbers, randomised
 
-from m2lgdg import make, make_cohort
+from m2lgdg import make_cohort
 from m2lgdg.connectivity import fisher_matrices
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods.metaexplainer import (
@@ -24,6 +24,7 @@ from m2lgdg.methods.metaexplainer import (
     stability,
     unrecorded,
 )
+from m2lgdg.registry import create as make
 
 torch.set_num_threads(1)
 ROIS, INPUTS, SITES = 5, 2, 4
@@ -438,13 +439,3 @@ def test_the_number_of_parameters_and_what_is_saved():
     graph = 3 * 9 * 8 + 3 * 117 * 116 + 117 * 64 + 65 * 8 + 3 * 2 * 116
     classifier = (8 * 116 + 1) * 256 + 257 * 32 + (32 + 3 + 1) * 2
     assert sum(value.numel() for value in network.parameters()) == encoder + graph + classifier == 311_268
-
-
-def test_overfits_32_subjects():
-    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, seed=0)
-    off = {"dropout": 0.0, "weight_decay": 0.0, "mixup": 0.0, "sparsity_weight": 0.0, "stability_weight": 0.0}
-    fields = dict(MetaExplainer.variants["small"]) | {"length": 40, "epochs": 25, "patience": 60, "warmup": 1} | off
-    own = make("metaexplainer", **fields)
-    own.validation_share = 0.0
-    fitted = own.fit(cohort, seed=0)
-    assert ((fitted.predict_proba(cohort)[:, 1] >= 0.5) == cohort.labels).all()

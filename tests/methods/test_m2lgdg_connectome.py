@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from m2lgdg import METHODS, leave_one_site_out, make, make_cohort
+from m2lgdg import METHODS, leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features, frame_weighted, upper_triangle
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.devices import fast_form, plain_form
@@ -19,6 +19,7 @@ from m2lgdg.methods.linear import balance
 from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
 from m2lgdg.metrics import logit
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import create as make
 
 NAME = "m2lgdg-connectome"
 CPU = torch.device("cpu")

@@ -5,10 +5,10 @@ import pytest
 import torch
 from test_coral import batch_of, gradients, network
 
-from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch
 from m2lgdg.methods.mixup import mixed_connectivity, site_pairs
+from m2lgdg.registry import create as make
 
 SITE = torch.tensor([5, 0, 2, 9]).repeat_interleave(6)
 LABEL = torch.tensor([0, 0, 0, 1, 1, 1]).repeat(4)
@@ -111,11 +111,3 @@ def test_nothing_mixed_is_erm(site, alpha):
     given = gradients(mixing, network(mixing), batch)
     assert not torch.allclose(given["encoder.0.weight"], expected["encoder.0.weight"])
     assert all(torch.isfinite(value).all() for value in given.values())
-
-
-def test_overfits_32_subjects():
-    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, seed=0)
-    fields = {"widths": (32, 16), "epochs": 60, "warmup": 2, "patience": 60, "validation_share": 0.0}
-    fields |= {"dropout": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0, "alpha": 0.0}
-    fitted = make("mixup", **fields).fit(cohort, seed=0)
-    assert ((fitted.predict_proba(cohort)[:, 1] >= 0.5) == cohort.labels).all()

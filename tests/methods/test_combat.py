@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from m2lgdg import leave_one_site_out, make, make_cohort
+from m2lgdg import leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.methods.combat import combat, shrunk
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import create as make
 
 
 def mean(values):
