@@ -33,10 +33,10 @@ def hits(table, columns, planted):
     return sum(one in wanted for one in top) / len(wanted), len(wanted) / len(table)
 
 
-def with_state(method, state):
+def with_state(model, state):
     """The same fitted method with other arrays."""
-    other = dataclasses.replace(method)
-    other.facts_, other.state_ = method.facts_, state
+    other = type(model.method)(**model.fields())
+    other.facts_, other.state_ = model.facts_, state
     return other
 
 

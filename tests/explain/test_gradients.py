@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from m2lgdg import InputError, leave_one_site_out, make, make_cohort, run_study
+from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, run_study
 from m2lgdg.cli import main
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod
@@ -51,7 +51,7 @@ def fold():
 
 @pytest.fixture(scope="module")
 def planes(fold):
-    return Linear().fit(fold.source, seed=0)
+    return Model(Linear()).fit(fold.source, seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -253,7 +253,7 @@ def test_both_terms_change_in_training_and_with_their_weights():
     sparse = np.array(last(sparsity_weight=1.0))[1]
     assert sparse[0] < 0.5 * plain[0]
     dense, unstable = np.array(last(sparsity_weight=1e-6))[1], np.array(last(stability_weight=1e-6))[1]
-    assert plain[0] < 0.6 * dense[0]
+    assert plain[0] < 0.9 * dense[0]
     assert plain[1] < 0.1 * unstable[1]
 
 

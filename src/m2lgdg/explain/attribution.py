@@ -48,7 +48,7 @@ AVERAGE = "mean of source, feature by feature"
 
 
 def explain(
-    fitted: Model,
+    fitted: Model | Method,
     cohort: Cohort,
     *,
     of: Of = "logit",
@@ -68,6 +68,9 @@ def explain(
     """
     if not len(cohort):
         raise InputError(f"cohort {cohort.name} has no subjects to explain.")
+    fitted = fitted if isinstance(fitted, Model) else Model(fitted)
+    if not fitted.members:
+        raise InputError(f"method {fitted.name} is not fitted yet.")
     sources = {} if source is None else {one.atlas: one.target for one in targets_of(fitted.members, source)}
     explained = {
         one.atlas: _explain_member(one.member, one.target, of, steps, device, sources.get(one.atlas), progress)

@@ -243,16 +243,16 @@ def mean_over_methods(explained: Mapping[str, Explanation]) -> Explanation:
 
 
 def _mean_scores(tables: Mapping[str, pd.DataFrame], keys: list[str]) -> pd.DataFrame:
-    """Scores, directions and their mean over methods, which may lack rows; highest first."""
-    found = pd.concat([table[keys] for table in tables.values()]).drop_duplicates().set_index(keys)
-    numbers = dict.fromkeys(("score", "sd", "direction"), np.nan) if keys != ["roi"] else dict.fromkeys(("score", "sd"), np.nan)
-    mean = found.assign(**numbers | {name: 0.0 for name in numbers if name != "sd"})
-    for method, table in tables.items():
-        scaled = table.set_index(keys).select_dtypes("number") / (table["score"].sum() or 1.0)
-        mean[method] = scaled["score"].reindex(mean.index).fillna(0.0)
-        for name in set(numbers) - {"sd"}:
-            mean[name] += scaled[name].reindex(mean.index).fillna(0.0) / len(tables)
-    return _sorted(mean.reset_index())
+    """Scores of each method and their mean, highest first; a row that a method lacks counts as 0."""
+    scaled = {
+        name: table.set_index(keys).select_dtypes("number") / (table["score"].sum() or 1.0) for name, table in tables.items()
+    }
+    index = pd.concat([table[keys] for table in tables.values()]).drop_duplicates().set_index(keys).index
+    each = {name: table.reindex(index).fillna(0.0) for name, table in scaled.items()}
+    mean = pd.DataFrame(index=index).assign(score=sum(one["score"] for one in each.values()) / len(each), sd=np.nan)
+    if keys != ["roi"]:
+        mean["direction"] = sum(one["direction"] for one in each.values()) / len(each)
+    return _sorted(mean.assign(**{name: one["score"] for name, one in each.items()}).reset_index())
 
 
 def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

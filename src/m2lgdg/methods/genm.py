@@ -108,20 +108,18 @@ def linear(width: int, out: int, scale: float = 1.0, offset: float = 0.0) -> nn.
 class GenM(DeepMethod):
     """GenM: one-layer features of Fisher-z FC, modulated by a net that is meta-learned across source sites.
 
-    Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index and
-    never the first.
+    Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index.
     Differs from the release: its attention mixes the subjects that are predicted together. Here a subject attends to itself and
-    to a support set of source-training subjects, the same in training and prediction ("bank"), or is modulated alone ("dot").
-    A saved model of "bank" contains the connectivity of the support set.
+    to a support set of source-training subjects ("bank"), or is modulated alone ("dot"). A saved model of "bank" contains the
+    connectivity of the support set.
     Differs from the release: the working copy of a feature net starts each episode with a fresh optimizer.
-    Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives.
-    Interpretation: G and H of the first stage are those of the epoch with the lowest source-validation loss, with each subject
-    passed through the nets of all sites but its own; through its own net a subject does best before G has learned anything.
-    Differs from the publication: edges are standardised with source statistics. With them, full He weights give each subject a
-    random sign in G and a random component in F that no update removes; nets on edges start at a tenth of these weights
-    (`initial`), and G in "dot" with an offset of 1.
+    Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives. G and H of the first
+    stage are those of the epoch with the lowest source-validation loss, with each subject passed through the nets of all sites
+    but its own.
+    Differs from the publication: edges are standardised with source statistics, so nets on edges start at a tenth of the He
+    weights (`initial`), and G in "dot" with an offset of 1; full weights leave random components that no update removes.
     Differs from the publication: 1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant
-    rate (variant `long` has 10,000): at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
+    rate (variant `long`): at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
     Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 

@@ -84,14 +84,11 @@ class IBGNNPlus(DeepMethod):
     Differs from the release: messages are an MLP of states and edge weight; the release's linear message cannot distinguish
     which neighbour has which weight on a dense graph.
     Differs from the release: the mask is symmetric and its diagonal stays; while it is learned, messages are not multiplied by
-    its logits as well, dropout is off and the network is frozen; afterwards dropout is on again.
+    its logits as well, dropout is off and the network is frozen.
     Interpretation: the readout is the paper's MLP with a residual, which the release's default leaves out. Edges keep their
-    sign, since without a degree there is no need for absolute weights.
-    Interpretation: nodes keep their unmasked rows, as in the release, so that edges can be removed at little loss;
-    `mask_nodes` masks the rows as well.
-    Differs from the publication: the sums over neighbours and over nodes are divided by the number of ROIs; otherwise the loss
-    starts near 2000 at 116 ROIs. Linear layers follow both sums, so the set of networks that can be learned is the same.
-    Differs from the publication: each stage has its own warm-up and cosine schedule.
+    sign. Nodes keep their unmasked rows, as in the release; `mask_nodes` masks the rows as well.
+    Differs from the publication: the sums over neighbours and over nodes are divided by the number of ROIs (otherwise the loss
+    starts near 2000), and each stage has its own warm-up and cosine schedule.
     Differs from the release: the mask and the last stage start from the epoch of the first stage with the best source
     validation (`keep_best_backbone`), because the network fits the source completely within a hundred epochs.
     Cost: a layer's messages are subject x hidden x ROI x ROI numbers, 14 MB for a batch at 116 ROIs and 164 MB at 400.

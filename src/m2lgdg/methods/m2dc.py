@@ -256,20 +256,17 @@ class M2DC(DeepMethod):
     """M2DC: sliding-window graph network, meta-learned over source sites with sampling batch norm and a distance constraint.
 
     Differs from the release: it adds the cosine similarity of a class's subjects where a distance is meant (1 - cosine here),
-    passes a variance to the sampling as its sd (`spread`), counts the constraint's gradient twice (one joint backward pass
-    here), keeps the weights of the inner step (restored here bit for bit, with the running statistics), draws its episodes once
-    for all epochs (anew in each epoch here) and evaluates a random crop of the target in each epoch.
-    As released: no time code (its default experiment is without one), and random crops in training, a fraction of the scan as
-    its 100 of 140 points. Here a prediction is the mean of the logits of `crops` crops at fixed places, with the same number of
-    windows. Variant `clock` has the time code, an LSTM over the series; it memorised more.
+    passes a variance to the sampling as its sd (`spread`), counts the constraint's gradient twice, keeps the weights of the
+    inner step (restored here bit for bit), draws its episodes once for all epochs and evaluates a random crop of the target.
+    As released: no time code, and random crops in training. A prediction is the mean over `crops` crops at fixed places.
+    Variant `clock` has the time code, an LSTM over the series; it memorised more.
     Interpretation: the release's outer loss has no loss of the meta-train sites, which reached its weights through the inner
     step; with that step reverted they have `support_weight` 1. Variant `released` has the release's spread and weight.
     Interpretation: the release lacks the autoencoder: here a linear layer to 8 dimensions is the embedding, followed by batch
     norm, ReLU and a linear layer. Its error is the mean over support plus the mean over query.
-    Differs from the publication: the inner step is first order, since a second-order term at a hundredth of the learning rate
-    is negligible. Running statistics come from meta-train sites before the inner step alone.
+    Differs from the publication: the inner step is first order. Running statistics come from meta-train sites before it.
     Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule. An epoch
-    of the second half is kept (`select_from`). The release can keep any epoch; on ABIDE that was often one of the first ten.
+    of the second half is kept (`select_from`); with any epoch, as released, it was often one of the first ten on ABIDE.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 

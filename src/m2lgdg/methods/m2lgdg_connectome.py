@@ -212,41 +212,19 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     )
     reference = "beyond the paper: docs/choosing.md"
     variants = {
-        "M1": {"imaging": False, "contrastive_weight": 0.0},
-        "M2": {"phenotypes": False, "contrastive_weight": 0.0},
-        "C1": {"decomposition": False},
-        "C2": {"cross_attention": False},
-        "C3": {"contrastive_weight": 0.0},
-        "C4": {},
+        **{name: M2LGDG.variants[name] for name in ("M1", "M2", "C1", "C2", "C3", "C4")},
         "scan": {"phenotypes": False},
         "plus": {"plus": True},
         "quick": {"members": 2, "epochs": 20, "warmup": 3},
         "small": {
-            "hidden": 16,
-            "local_channels": (16,),
-            "readout": 4,
-            "imaging_width": 64,
-            "phenotype_hidden": (16, 16),
-            "phenotype_width": 16,
-            "shared_width": 32,
-            "fusion_layers": 1,
-            "fused_width": 32,
-            "batch_size": 16,
-            "learning_rate": 1e-3,
-            "dropout": 0.0,
-            "readout_dropout": 0.5,
-            "edge_dropout": 0.0,
-            "epochs": 12,
-            "warmup": 2,
-            "members": 2,
-            "validation_share": 0.15,
+            **{"hidden": 16, "local_channels": (16,), "readout": 4, "imaging_width": 64, "phenotype_hidden": (16, 16)},
+            **{"phenotype_width": 16, "shared_width": 32, "fusion_layers": 1, "fused_width": 32, "batch_size": 16},
+            **{"learning_rate": 1e-3, "dropout": 0.0, "readout_dropout": 0.5, "edge_dropout": 0.0, "epochs": 12, "warmup": 2},
+            **{"members": 2, "validation_share": 0.15},
         },
     }
     space = {
-        "decomposition_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
-        "contrastive_weight": (0.001, 0.01, 0.05, 0.1, 0.15, 0.2, 0.5),
-        "temperature": (0.01, 0.03, 0.05, 0.07, 0.1, 0.15, 0.3),
-        "percentile": (60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0),
+        **{name: M2LGDG.space[name] for name in ("decomposition_weight", "contrastive_weight", "temperature", "percentile")},
         "scaling_power": (1.0, 1.5, 2.0, 3.0, 4.0),
     }
 

@@ -187,26 +187,20 @@ class MetaExplainer(DeepMethod):
 
     Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
     (normalisation "release"); no sigmoid before cross-entropy.
-    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text,
-    with a projection of its own for the values. It averages over ROIs until all edges of a subject are equal to seven digits,
-    and a contrast of them is rounding error.
-    Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws, since 5
-    subjects per class are few.
-    Differs from the release: subjects are mixed in learned connectivity and correlations, not in series, since mixed series are
-    not a scan of anyone.
+    As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text; it
+    averages over ROIs until all edges of a subject are equal to seven digits.
+    Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws; subjects
+    are mixed in learned connectivity and correlations, since mixed series are not a scan of anyone.
     Interpretation: convolution, batch norm, ReLU, in the order of the text; dropout before and within the classifier; Fisher z
     instead of Pearson correlations.
-    Differs from the release: it standardises each column of a site's class contrast and takes a sigmoid, which makes sparsity
-    and stability almost constant. Here a contrast is divided by its sum. Sparsity is its entropy, as in the release's text,
-    relative to the entropy of equal edges; stability is a soft Dice loss with squares, 0 for equal contrasts. Both are between
-    0 and 1 whatever the size of the learned connectivity, and means over sites and pairs of sites.
+    Differs from the release: a contrast is divided by its sum, where the release's standardisation and sigmoid make sparsity
+    and stability almost constant. Sparsity is its entropy relative to that of equal edges; stability is a soft Dice loss with
+    squares. Both are between 0 and 1 and means over sites and pairs of sites.
     Interpretation: the trial step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two
-    optimizers keep their own moments. No second derivatives.
-    Batch norm: running statistics are updated by the outer sites' unmixed subjects only.
-    Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`): learned
-    edges are almost equal at first, and their sum alone would give every ROI the same state.
-    Differs from the publication: with fewer than 13 sites half are outer; sites with
-    fewer than 5 subjects of a class are inner only; 2,000 steps with warm-up and cosine.
+    optimizers keep their own moments. No second derivatives. Running statistics are of the outer sites' unmixed subjects.
+    Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`), since
+    learned edges are almost equal at first. With fewer than 13 sites half are outer; sites with fewer than 5 subjects of a
+    class are inner only; 2,000 steps with warm-up and cosine.
     """
 
     channels: tuple[int, ...] = (32, 32, 16)

@@ -140,30 +140,19 @@ class Network(PartsNetwork):
 class UFANet(DeepMethod):
     """UFA-Net: spatio-temporal graph network on ROI series with learned edge masks; linear MMD aligns source sites.
 
-    Differs from the publication: the graph is estimated from source-training subjects alone, and the target site takes no part
-    in the alignment.
-    Differs from the publication: all sites of a batch pass the network together, so that batch norm does not hide differences
-    between them in training.
-    As released: ROIs are not standardised one by one. Differs from the release: the mean of each ROI is removed and each scan
-    is divided by one number, its root mean square, since scanners have different units (`scaling`).
-    Differs from the release: gradients are clipped at 1. Without clipping, 9 of 13 trainings on the paper's ABIDE subjects
-    diverged.
-    Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128. With
-    `mmd = "biased"` and 32 subjects most of it is sampling noise. A negative estimate counts as 0. Variant
-    `two-sites` has two sites of 64 subjects in a batch.
+    Differs from the publication: the graph is estimated from source-training subjects alone, the target site takes no part in
+    the alignment, and all sites of a batch pass the network together, so that batch norm does not hide their differences.
+    Differs from the release: each scan is divided by its root mean square, since scanners have different units (`scaling`);
+    gradients are clipped at 1, without which 9 of 13 trainings on the paper's ABIDE subjects diverged.
+    Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128 (with
+    `mmd = "biased"` most of it is sampling noise). A negative estimate counts as 0. Variant `two-sites` has two sites of 64.
     Differs from the publication, in variant `sparse` only: the graph has the strongest tenth of its edges and self-loops. The
     dense graph averages all ROIs within a few layers.
-    Differs from the publication: batches are class-balanced within sites, so that alignment does not equalise the sites'
-    proportions of patients.
-    As published: no activations between the dense layers; one output x, returned as logits [0, x], whose softmax is the sigmoid
-    of x.
-    As published: the dense layers use every time point, though the phase of a resting scan is arbitrary; `time_bins` averages
-    instead.
-    As published: the alignment is a plain sum over dimensions, which at first outweighs the cross-entropy; training works
-    nevertheless.
+    Differs from the publication: batches are class-balanced within sites.
+    As published: no activations between the dense layers; one output x, returned as logits [0, x]; the dense layers use every
+    time point (`time_bins` averages instead); the alignment is a plain sum over dimensions.
     Differs from the publication: warm-up and cosine replace the halving of the learning rate, and one run with a late start of
     the alignment replaces the two stages. The selected epoch is one with alignment, unless the run is too short to have any.
-    Patience is long, because the alignment at first undoes what was learned without it.
     """
 
     channels: tuple[int, ...] = (16, 16, 16, 16)
