@@ -382,7 +382,7 @@ def test_methods_of_a_study_can_be_objects(cohort, tmp_path):
 
 
 def test_audit_of_a_cohort_in_memory(cohort):
-    (result,) = audit({"cohort": cohort, "methods": ["prior"]})
+    (result,) = audit({"cohort": cohort, "methods": ["prior"], "targets": ["east"], "seeds": [0]})
     assert result.passed
 
 

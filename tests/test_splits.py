@@ -112,9 +112,9 @@ def assert_partition(cohort, train, held):
 
 @quick
 @given(labelled_sites, st.integers(0, 10_000), st.sampled_from([0.15, 0.15, 0.1, 0.25, 0.3]))
-def test_validation_takes_its_share_of_every_cell(sizes, seed, share):
+def test_validation_takes_its_share_of_every_cell(sizes, seed, proportion):
     cohort = cohort_of(expand(sizes), seed)
-    train, held = validation_split(cohort, seed=seed, share=share)
+    train, held = validation_split(cohort, seed=seed, proportion=proportion)
     assert_partition(cohort, train, held)
     whole, taken = counts_of(cohort), counts_of(cohort, held)
     least = most = 0
@@ -122,15 +122,15 @@ def test_validation_takes_its_share_of_every_cell(sizes, seed, share):
         if n == 1:
             assert taken[key] == 0  # a subject alone in its cell is for training
             continue
-        assert abs(taken[key] - share * n) < 1 + 1e-9, key
+        assert abs(taken[key] - proportion * n) < 1 + 1e-9, key
         assert taken[key] < n, key
-        least += math.floor(share * n + 1e-9)
-        most += math.ceil(share * n - 1e-9)
-    # The whole share, unless so many subjects are alone in their cell that the others cannot make up for them.
-    possible = min(max(share * len(cohort), least), most)
+        least += math.floor(proportion * n + 1e-9)
+        most += math.ceil(proportion * n - 1e-9)
+    # The whole proportion, unless so many subjects are alone in their cell that the others cannot make up for them.
+    possible = min(max(proportion * len(cohort), least), most)
     assert abs(len(held) - possible) <= 0.5 + 1e-9
     if 1 not in whole.values():
-        assert abs(len(held) - share * len(cohort)) < 1
+        assert abs(len(held) - proportion * len(cohort)) < 1
     if both_classes(cohort.labels):
         assert both_classes(cohort.labels[train])
 
@@ -169,16 +169,16 @@ def test_anyone_but_those_alone_in_their_cell_can_be_drawn():
 @given(
     st.lists(st.tuples(cell, cell).filter(any), min_size=2, max_size=7), st.integers(0, 10_000), st.sampled_from([0.15, 0.4])
 )
-def test_validation_by_site_takes_whole_sites_until_the_share_is_reached(sizes, seed, share):
+def test_validation_by_site_takes_whole_sites_until_the_share_is_reached(sizes, seed, proportion):
     cohort = cohort_of(expand(sizes), seed)
-    train, held = validation_split(cohort, seed=seed, share=share, by="site")
+    train, held = validation_split(cohort, seed=seed, proportion=proportion, by="site")
     assert_partition(cohort, train, held)
     assert len(train) and len(held)
     assert not set(cohort.sites[train].tolist()) & set(cohort.sites[held].tolist())
     members = Counter(cohort.sites[held].tolist())
-    assert len(held) >= share * len(cohort) - 1e-9 or len(set(cohort.sites[train].tolist())) == 1
-    # Whichever came last, the share was not reached without it.
-    assert len(members) == 1 or len(held) - max(members.values()) < share * len(cohort)
+    assert len(held) >= proportion * len(cohort) - 1e-9 or len(set(cohort.sites[train].tolist())) == 1
+    # Whichever came last, the proportion was not reached without it.
+    assert len(members) == 1 or len(held) - max(members.values()) < proportion * len(cohort)
 
 
 def test_validation_by_site_needs_two_sites():

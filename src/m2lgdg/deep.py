@@ -365,7 +365,7 @@ class DeepMethod(Method):
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
         """Positions of source-training and source-validation subjects; both are all of source if none can be held out."""
-        training, validation = validation_split(source, seed=seed, share=self.validation_share, by=self.validation_by)
+        training, validation = validation_split(source, seed=seed, proportion=self.validation_share, by=self.validation_by)
         if len(validation):
             self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
             return training, validation

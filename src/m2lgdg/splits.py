@@ -62,42 +62,42 @@ def leave_one_site_out(cohort: Cohort, targets: Iterable[str] | None = None) -> 
 
 
 def validation_split(
-    source: Cohort, *, seed: int, share: float = 0.15, by: Literal["subject", "site"] = "subject"
+    source: Cohort, *, seed: int, proportion: float = 0.15, by: Literal["subject", "site"] = "subject"
 ) -> tuple[Indices, Indices]:
     """Positions of the training and the validation subjects within source.
 
-    By subject: a fraction `share` of the subjects, stratified by site and label. The only subject of a site x label group
-    stays in training. By site: whole sites, drawn at random until they hold a fraction `share` of the subjects.
+    By subject: a fraction `proportion` of the subjects, stratified by site and label. The only subject of a site x label group
+    stays in training. By site: whole sites, drawn at random until they hold a fraction `proportion` of the subjects.
     """
     rng = np.random.default_rng(seed)
-    chosen = _draw_sites(source, share, rng) if by == "site" else _draw_subjects(source, share, rng)
+    chosen = _draw_sites(source, proportion, rng) if by == "site" else _draw_subjects(source, proportion, rng)
     positions = np.arange(len(source))
     return np.setdiff1d(positions, chosen), chosen
 
 
-def _draw_subjects(source: Cohort, share: float, rng: np.random.Generator) -> Indices:
+def _draw_subjects(source: Cohort, proportion: float, rng: np.random.Generator) -> Indices:
     strata = [
         np.flatnonzero((source.sites == site) & (source.labels == label)) for site in source.site_names for label in (0, 1)
     ]
     strata = [stratum for stratum in strata if len(stratum) > 1]
-    exact = np.array([share * len(stratum) for stratum in strata])
+    exact = np.array([proportion * len(stratum) for stratum in strata])
     counts = np.floor(exact).astype(int)
     # Remainders are drawn at random, so that many small strata together still give their part.
-    missing = min(round(share * len(source)) - int(counts.sum()), int((exact > counts).sum()))
+    missing = min(round(proportion * len(source)) - int(counts.sum()), int((exact > counts).sum()))
     if missing > 0:
         remainder = exact - counts
         counts[rng.choice(len(strata), missing, replace=False, p=remainder / remainder.sum())] += 1
-    parts = [rng.permutation(stratum)[:count] for stratum, count in zip(strata, counts, strict=True)]
-    return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+    chosen = [rng.permutation(stratum)[:count] for stratum, count in zip(strata, counts, strict=True)]
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
 
 
-def _draw_sites(source: Cohort, share: float, rng: np.random.Generator) -> Indices:
+def _draw_sites(source: Cohort, proportion: float, rng: np.random.Generator) -> Indices:
     names = source.site_names
     if len(names) < 2:
         raise InputError(f"validation by site needs at least two source sites; source has only {names[0]}.")
     chosen: list[str] = []
     for site in rng.permutation(names).tolist():
-        if chosen and (np.isin(source.sites, chosen).mean() >= share or len(chosen) == len(names) - 1):
+        if chosen and (np.isin(source.sites, chosen).mean() >= proportion or len(chosen) == len(names) - 1):
             break
         chosen.append(site)
     return np.flatnonzero(np.isin(source.sites, chosen))

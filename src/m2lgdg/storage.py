@@ -90,10 +90,10 @@ def one_line(error: BaseException) -> str:
 def writing(path: str | Path) -> Iterator[Path]:
     """Context with a temporary path that replaces `path` if the block succeeds and is deleted if it fails."""
     path = Path(path)
-    with _staged(path) as part:
-        yield part
-        _make_safe(part)
-        os.replace(part, path)
+    with _staged(path) as draft:
+        yield draft
+        _make_safe(draft)
+        os.replace(draft, path)
 
 
 @contextlib.contextmanager
@@ -102,16 +102,16 @@ def _staged(path: Path) -> Iterator[Path]:
     try:
         if path.exists() and not path.is_file():  # replacing a device such as /dev/null would harm the whole machine
             raise OSError(0, "it is a folder" if path.is_dir() else "it is not a regular file")
-        with _folder_for(path), _temporary(path.parent, path.name, folder=False) as part:
-            yield part
+        with _folder_for(path), _temporary(path.parent, path.name, folder=False) as draft:
+            yield draft
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
 
 
-def _make_safe(part: Path) -> None:
+def _make_safe(draft: Path) -> None:
     """Give a temporary file, which only its owner can read, the usual permissions, and wait until the disk has it."""
-    os.chmod(part, 0o666 & ~_umask())
-    with part.open("rb+") as file:
+    os.chmod(draft, 0o666 & ~_umask())
+    with draft.open("rb+") as file:
         os.fsync(file.fileno())
 
 
@@ -123,20 +123,20 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     need_unused(path)
-    part = path
+    draft = path
     try:
         if path.is_dir():  # it may be the working folder or a mounted disk, so its content is moved into it at the end
-            with _temporary(path, "new", folder=True) as part:
-                yield part
-                for file in list(part.iterdir()):
+            with _temporary(path, "new", folder=True) as draft:
+                yield draft
+                for file in list(draft.iterdir()):
                     file.rename(path / file.name)
         else:
-            with _folder_for(path), _temporary(path.parent, path.name, folder=True) as part:
-                yield part
-                os.chmod(part, 0o777 & ~_umask())
-                part.rename(path)
+            with _folder_for(path), _temporary(path.parent, path.name, folder=True) as draft:
+                yield draft
+                os.chmod(draft, 0o777 & ~_umask())
+                draft.rename(path)
     except InputError as error:  # it names a file of the temporary folder, which is gone
-        raise InputError(str(error).replace(str(part), str(path))) from None
+        raise InputError(str(error).replace(str(draft), str(path))) from None
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
 
@@ -179,31 +179,31 @@ def _temporary(parent: Path, name: str, *, folder: bool) -> Iterator[Path]:
     while True:
         prefix = f".{name[:50]}{MARK}{_machine()}-"
         if folder:
-            part = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            handle = os.open(part, os.O_RDONLY) if fcntl else None
+            draft = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            handle = os.open(draft, os.O_RDONLY) if fcntl else None
         else:
             handle, path = tempfile.mkstemp(prefix=prefix, dir=parent)
-            part = Path(path)
+            draft = Path(path)
             if fcntl is None:  # Windows does not replace a file that is open
                 os.close(handle)
                 handle = None
-        if _locked(handle, part):
+        if _locked(handle, draft):
             break
     try:
-        yield part
+        yield draft
     finally:
-        _remove(part)
+        _remove(draft)
         if handle is not None:
             os.close(handle)
 
 
-def _locked(handle: int | None, part: Path) -> bool:
+def _locked(handle: int | None, draft: Path) -> bool:
     """Lock an open temporary file; False if another process took it for abandoned before it was locked."""
     if handle is None or fcntl is None:
         return True
     with contextlib.suppress(OSError):  # no locks on this file system
         fcntl.flock(handle, fcntl.LOCK_EX)
-    if part.exists():
+    if draft.exists():
         return True
     os.close(handle)
     return False
@@ -238,29 +238,29 @@ def _folder_for(path: Path) -> Iterator[None]:
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file atomically; characters that are not valid Unicode (in some file names) are escaped."""
-    with writing(path) as part:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    with writing(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file atomically."""
-    with writing(path) as part:
-        part.write_bytes(content)
+    with writing(path) as draft:
+        draft.write_bytes(content)
     return Path(path)
 
 
 def write_texts(folder: str | Path, texts: Mapping[str, str | bytes]) -> Path:
     """Write several files of a folder by name; none is replaced before all are safely on the disk."""
     with contextlib.ExitStack() as stack:
-        parts = {}
+        drafts = {}
         for name, text in texts.items():
             path = Path(folder) / name
-            parts[path] = stack.enter_context(_staged(path))
-            parts[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
-            _make_safe(parts[path])
-        for path, part in parts.items():
-            os.replace(part, path)
+            drafts[path] = stack.enter_context(_staged(path))
+            drafts[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
+            _make_safe(drafts[path])
+        for path, draft in drafts.items():
+            os.replace(draft, path)
     return Path(folder)
 
 
@@ -270,9 +270,9 @@ def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], met
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    with writing(path) as part:
+    with writing(path) as draft:
         try:
-            save_file({key: np.asarray(value, order="C") for key, value in tensors.items()}, part, metadata=dict(metadata))
+            save_file({key: np.asarray(value, order="C") for key, value in tensors.items()}, draft, metadata=dict(metadata))
         except SafetensorError as error:  # raised by the library for a full disk, too
             raise OSError(0, one_line(error)) from None
     return Path(path)

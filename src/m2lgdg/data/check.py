@@ -416,12 +416,12 @@ def _proxies(cohort: Cohort) -> Iterator[Finding]:
         yield Finding("proxy columns", numbers={"listed": unused})
     yield from (Finding("proxy input", numbers={"column": column}) for column in cohort.inputs if is_proxy(column))
     for column in columns:
-        if not is_proxy(column) and _separates(cohort, column):
+        if not is_proxy(column) and separates(cohort, column):
             kind = "separating input" if column in cohort.inputs else "separating column"
             yield Finding(kind, numbers={"column": column})
 
 
-def _separates(cohort: Cohort, column: str) -> bool:
+def separates(cohort: Cohort, column: str) -> bool:
     """Whether a numeric column alone ranks patients against controls with an AUC above 0.95 or below 0.05."""
     values = cohort.phenotypes[column]
     if values.dtype != np.float64:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from m2lgdg.cohort import Cohort, is_proxy
-from m2lgdg.data.check import TINY, _separates
+from m2lgdg.data.check import TINY, separates
 from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.site_names import alike, shown
 from m2lgdg.findings import counted
@@ -133,7 +133,7 @@ def _reveals_label(source: Cohort, column: str) -> bool:
 
     Within sites only subjects of the same site are compared, because a scale may have other units elsewhere.
     """
-    if _separates(source, column):
+    if separates(source, column):
         return True
     values = source.phenotypes[column].to_numpy()
     known = np.isfinite(values)

@@ -27,5 +27,5 @@ class Pseudonyms:
         renamed = table.assign(subject=[self(str(one)) for one in table["subject"]])
         if not by:
             return renamed.sort_values("subject", ignore_index=True)
-        groups = [part.sort_values("subject") for _, part in renamed.groupby(by, sort=False)]
+        groups = [rows.sort_values("subject") for _, rows in renamed.groupby(by, sort=False)]
         return pd.concat(groups, ignore_index=True)
