@@ -136,7 +136,7 @@ def test_names_and_files_that_pages_mention_exist():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         text = page.read_text()
         for name in set(re.findall(r"\bm2lgdg(?:\.[A-Za-z_]\w*)+", text)):
-            if not name.endswith((".md", ".py", ".png", ".federated.flower")):
+            if not name.endswith((".md", ".py", ".png", ".sif", ".tar", ".federated.flower")):
                 assert pkgutil.resolve_name(name), f"{page.name}: {name}"
         for path in set(re.findall(r"`(?:python )?((?:\w+/)+[a-z_0-9]+\.py)\b", text)):
             assert (ROOT / path).is_file() or (ROOT / "src" / "m2lgdg" / path).is_file(), f"{page.name}: {path}"
