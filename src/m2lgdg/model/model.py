@@ -68,6 +68,11 @@ class Model:
             raise AttributeError(name)
         return getattr(self.method, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A field is set on the method, which is the one that learns with it."""
+        holder = self.method if "method" in self.__dict__ and name in self.method.fields() else self
+        object.__setattr__(holder, name, value)
+
     @property
     def name(self) -> str:
         """Registered name of the method."""
