@@ -74,7 +74,7 @@ class Batch:
 
     def chunks(self) -> list[Batch]:
         """The subjects in chunks small enough for one forward pass."""
-        return [self.take(rows) for rows in torch.arange(len(self), device=self.label.device).split(CHUNK)]
+        return [self.take(rows) for rows in torch.split(torch.arange(len(self), device=self.label.device), CHUNK)]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class DeepMethod(Method):
 
     def build(self, shape: Shape) -> nn.Module:
         """Create the network. Its `forward` takes a `Batch` and returns (subject, 2) logits. Default: `network_class`."""
-        return self.network_class(shape, self)
+        return cast(nn.Module, self.network_class(shape, self))
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """Inputs from the scans, (subject, ...) tensors by name, each row of its own subject only. Default: the series."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,7 @@ class SiteMethod(DeepMethod):
     select_after_warmup: bool = True
     phenotypes: bool = False
 
-    network_class = Network
+    network_class: ClassVar[Any] = Network
     unused = ("length", "batch_size")
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:

@@ -240,7 +240,7 @@ class TransformerConvolution(nn.Module):
         attention = torch.softmax(match.float().masked_fill(weights == 0, -torch.inf), dim=1)
         read = attention[:, :-1] @ values + attention[:, -1:] * value + (attention * weights).sum(1, keepdim=True) * self.edge
         gate = torch.sigmoid(self.gate(torch.cat([read, skip, read - skip], dim=1)))
-        return cast(Tensor, gate * skip + (1 - gate) * read)
+        return gate * skip + (1 - gate) * read
 
 
 class GTUNet(nn.Module):
@@ -279,7 +279,7 @@ class GTUNet(nn.Module):
 
 def pool_score(nodes: Tensor, projection: Tensor) -> Tensor:
     """(node,) projection onto a direction, in float32."""
-    return (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
+    return cast(Tensor, (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection))
 
 
 class Fusion(nn.Module):
