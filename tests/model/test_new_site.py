@@ -100,9 +100,9 @@ def test_sets_by_hand():
 
 @pytest.mark.parametrize(("slope", "offset"), [(0.4, 0.0), (2.0, -1.0), (1.0, 0.0)])
 def test_recalibration_recovers_planted_miscalibration(slope, offset):
-    new_site = NewSiteCalibration.from_scores(*planted(1, sites=3, size=1000, slope=slope, offset=offset), 3)
-    assert new_site.slope == pytest.approx(slope, abs=0.1)
-    assert new_site.offset == pytest.approx(offset, abs=0.1)
+    new_site = NewSiteCalibration.from_scores(*planted(1, sites=5, size=1000, slope=slope, offset=offset), 5)
+    assert new_site.slope == pytest.approx(slope, abs=0.06)
+    assert new_site.offset == pytest.approx(offset, abs=0.06)
     assert new_site.whole.slope == pytest.approx(1, abs=0.05)  # figures are of calibrated scores
     assert new_site.whole.intercept == pytest.approx(0, abs=0.05)
 
@@ -149,25 +149,25 @@ def test_between_site_sds_are_posterior_mean_squares():
 
 
 def test_between_site_sds_recover_what_was_planted():
-    proba, labels, sites = planted(6, 40, 100, slope_sd=0.3, offset_sd=0.8)
+    proba, labels, sites = planted(6, 60, 100, slope_sd=0.3, offset_sd=0.8)
     slope_sd, offset_sd = between_sites(logit(proba), labels, sites)
     assert slope_sd == pytest.approx(0.3, abs=0.1)
     assert offset_sd == pytest.approx(0.8, abs=0.15)
-    proba, labels, sites = planted(7, 40, 100)
+    proba, labels, sites = planted(7, 60, 100)
     alike = between_sites(logit(proba), labels, sites)
-    assert max(alike) < 0.2
+    assert max(alike) < 0.15
 
 
 def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     inside = []
-    for seed in range(10):
+    for seed in range(16):
         new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 60, 1, 0, 0.2, 0.7), 18)
         rng = np.random.default_rng(100 + seed)
         for x in (-1.5, 0.0, 1.0):
             true = sigmoid((1 + 0.2 * rng.normal(size=400)) * x + 0.7 * rng.normal(size=400))
             low, high = new_site.interval(sigmoid(new_site.slope * np.array([x]) + new_site.offset))
             inside.append(((true >= low) & (true <= high)).mean())
-    assert 0.84 < np.mean(inside) < 0.96
+    assert 0.86 < np.mean(inside) < 0.96
     few = NewSiteCalibration.from_scores(*planted(0, 3, 60, 1, 0, 0.2, 0.7), 3)
     widths = [np.subtract(*one.interval([0.5])[::-1])[0] for one in (new_site, few)]
     assert widths[1] > widths[0]  # three sites know less of how sites differ

@@ -507,7 +507,7 @@ def test_the_command_prints_two_tables_and_ends_with_a_code(folder, typed, monke
     study.write_text(
         f'cohort = "{folder / "tiny.cohort"}"\nmethods = ["prior", "plain"]\nplugins = ["{plugin}"]\nseeds = [0]\n'
     )
-    code, text, _ = typed("audit", study, "--method", "plain", "--target", "east", "--seed", "7", "--set", "name=mine")
+    code, text, _ = typed("audit", study, "--method", "plain", "--site", "east", "--seed", "7", "--set", "name=mine")
     text = " ".join(text.split())
     assert code == 0
     assert "Leakage audit of mine, target east" in text and "plain │ yes │ none" in text and LIMITS in text
@@ -518,7 +518,7 @@ def test_the_command_prints_two_tables_and_ends_with_a_code(folder, typed, monke
     assert f"│ site-only │ {100 * site.auc:.1f} │ {100 * site.chance:.1f} │ pooled AUC" in text
     code, _, error = typed("audit", study, "--method", "plian")
     assert (code, error) == (2, "m2lgdg: plian is not one of the study's methods; did you mean plain?\n")
-    code, _, error = typed("audit", study, "--target", "nowhere")
+    code, _, error = typed("audit", study, "--site", "nowhere")
     assert (code, error[:53]) == (2, "m2lgdg: target nowhere is not a site of cohort tiny (")
     fine, leaks = Audited("a", "east", 0), Audited("b", "east", 0, differs=("weights w",))
     broken = Audited("c", "east", 0, reason="no luck")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from m2lgdg.study.baselines import NoBrainScore
 
 
-@terminal.command(context_settings=options.former(target="site"))
+@terminal.command()
 def audit(
     context: typer.Context,
     study: options.StudyFile,

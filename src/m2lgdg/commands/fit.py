@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from m2lgdg.cohort import Cohort
     from m2lgdg.model.model import Model
 
-FORMER = options.former(promise="new_site_calibration", no_promise="no_new_site_calibration", promise_folds="calibration_folds")
 
-
-@terminal.command(context_settings=FORMER)
+@terminal.command()
 def fit(
     context: typer.Context,
     path: options.Cohort,

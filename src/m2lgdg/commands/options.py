@@ -1,13 +1,13 @@
 """Arguments that several commands share, so that a name has the same meaning everywhere.
 
-`Site` selects sites in every command that reads a cohort or a study. Earlier names of options are accepted through `former`.
+`Site` selects sites in every command that reads a cohort or a study.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,12 +65,6 @@ TargetSite = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
-
-
-def former(**names: str) -> dict[str, Any]:
-    """Settings of a command that still accepts earlier names of options, given as former name = present name."""
-    present = {old.replace("_", "-"): new.replace("_", "-") for old, new in names.items()}
-    return {"token_normalize_func": lambda option: present.get(option, option)}
 
 
 def refuse_existing(to: Path, overwrite: bool) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_SITES = 5  # up to this many sites are compared with source one by one
 
 
-@terminal.command(context_settings=options.former(only="site"))
+@terminal.command()
 def predict(
     context: typer.Context,
     model: options.Model,

@@ -68,7 +68,7 @@ def _check_command(study: Study, folder: Path) -> str:
     return check_command(folder / "cohort.cohort" if Path(study.cohort).is_dir() else study.cohort)
 
 
-@terminal.command(context_settings=options.former(only="method"))
+@terminal.command()
 def run(
     context: typer.Context,
     study: options.StudyFile,

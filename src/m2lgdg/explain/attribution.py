@@ -126,7 +126,7 @@ def explain_subject(fitted: Model, cohort: Cohort, *, steps: int = 64) -> Explan
         return explain(fitted, cohort, steps=steps)
     if len(fitted.members) > 1:
         targets = targets_of(fitted.members, cohort)
-        scale = fitted.calibration[0] * (fitted.recalibration or (1.0, 0.0))[0] / len(targets)
+        scale = fitted.mean_recalibration[0] * (fitted.recalibration or (1.0, 0.0))[0] / len(targets)
         explained = {one.atlas: _subject(one.member, one.target, scale) for one in targets}
         total = pd.concat([one.phenotypes for one in explained.values()]).groupby("phenotype", sort=False)["direction"].sum()
         return joined(explained, phenotype_table(total.to_numpy()[None], total.index.tolist()))

@@ -48,7 +48,7 @@ class Model:
         self.method = method
         self.members: dict[str, Method] = {}
         self.facts_: dict[str, Any] = {}
-        self.calibration = np.array([1.0, 0.0])  # of the mean logit of several members
+        self.mean_recalibration = np.array([1.0, 0.0])  # of the mean logit of several members
         self.source_distributions: dict[str, SourceDistribution] = {}
         self.new_site_: NewSiteCalibration | None = None
         if hasattr(method, "state_"):
@@ -90,7 +90,7 @@ class Model:
             return next(iter(self.members.values())).state_
         numbered = enumerate(self.members.values())
         state = {f"{PREFIX.format(i)}{name}": value for i, member in numbered for name, value in member.state_.items()}
-        return state | {"calibration": self.calibration}
+        return state | {"calibration": self.mean_recalibration}
 
     def fit(
         self,
@@ -149,7 +149,7 @@ class Model:
             else:
                 facts = source_facts(source, source.findings, seed)
                 self._hold(fit_members(self.method, source, names, **settings), facts)
-                self.calibration = np.array(mean_calibration(self.members, source))
+                self.mean_recalibration = np.array(mean_calibration(self.members, source))
             if source_distribution:
                 self.source_distributions = {name: SourceDistribution.fit(source.parcellation(name)) for name in names}
             if new_site_calibration:
@@ -188,7 +188,7 @@ class Model:
             return targets[0].member.predict_proba(targets[0].target)
         logits = [(one.rows, logit(one.member.predict_proba(one.target)[:, 1])) for one in targets]
         with self.method.checking_weights():
-            slope, offset = self.calibration
+            slope, offset = self.mean_recalibration
             positive = sigmoid(slope * mean_of(logits, len(target)) + offset)
         return both_classes(targets[0].member.probabilities(positive, len(target)))
 
@@ -357,7 +357,7 @@ class Model:
                 prefix = PREFIX.format(i)
                 member.state_ = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
                 member.facts_, member._folder = dict(facts["parts"][name]), folder
-            model.calibration = state.get("calibration", np.full(2, np.nan))
+            model.mean_recalibration = state.get("calibration", np.full(2, np.nan))
         else:
             method.state_, method.facts_ = state, facts
             members = {facts["atlas"]: method}
