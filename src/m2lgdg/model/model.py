@@ -69,8 +69,9 @@ class Model:
         return getattr(self.method, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A field is set on the method, which is the one that learns with it."""
-        holder = self.method if "method" in self.__dict__ and name in self.method.fields() else self
+        """A field is set on the method, which is the one that learns with it; what the model itself holds stays here."""
+        own = name in ("method", "members", "calibration")  # networks have fields of the last two names
+        holder = self if own or "method" not in self.__dict__ or name not in self.method.fields() else self.method
         object.__setattr__(holder, name, value)
 
     @property
