@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_next_lines import derivatives
+from test_suggestions import derivatives
 
 from m2lgdg import Cohort, Method
 from m2lgdg.cli import terminal
