@@ -20,6 +20,11 @@ def test_a_field_set_on_a_model_is_the_methods(fold):
     assert not np.array_equal(m2lgdg.make("fc-logistic").fit(fold.source).predict_proba(fold.target), given)
 
 
+def test_what_a_model_holds_is_not_set_on_its_method(fold):
+    model = m2lgdg.make("m2lgdg-connectome", members=3)
+    assert model.members == {} and model.method.members == model.fields()["members"] == 3
+
+
 def test_a_method_alone_predicts_as_its_model(fold):
     alone = m2lgdg.METHODS["fc-logistic"]().fit(fold.source, seed=0)
     model = m2lgdg.make("fc-logistic").fit(fold.source, seed=0)

@@ -45,12 +45,12 @@ class Model:
     """
 
     def __init__(self, method: Method) -> None:
-        self.method = method
         self.members: dict[str, Method] = {}
         self.facts_: dict[str, Any] = {}
         self.mean_recalibration = np.array([1.0, 0.0])  # of the mean logit of several members
         self.source_distributions: dict[str, SourceDistribution] = {}
         self.new_site_: NewSiteCalibration | None = None
+        self.method = method  # last, as fields are set on it, and m2lgdg-connectome has one called `members`
         if hasattr(method, "state_"):
             self._hold({method.facts_["atlas"]: method}, method.facts_)
 
@@ -69,10 +69,9 @@ class Model:
         return getattr(self.method, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A field is set on the method, which is the one that learns with it; what the model itself holds stays here."""
-        own = name in ("method", "members", "calibration")  # networks have fields of the last two names
-        holder = self if own or "method" not in self.__dict__ or name not in self.method.fields() else self.method
-        object.__setattr__(holder, name, value)
+        """A field is set on the method, which learns with it; what the model itself holds stays here."""
+        fields = self.method.fields() if "method" in self.__dict__ else {}
+        object.__setattr__(self.method if name in fields and name not in self.__dict__ else self, name, value)
 
     @property
     def name(self) -> str:
