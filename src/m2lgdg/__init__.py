@@ -2,20 +2,21 @@
 
 The root holds what a method author writes with; each folder answers one question of a lab.
 
-cohort, splits, preprocess, connectivity, graph, losses, sampler, metrics
+cohort, cohort_file, findings, splits, preprocess, connectivity, tangent, graph, losses, sampler, metrics
             subjects, folds, features, the paper's equations as pure functions, scores
-method, registry, deep, devices, storage, threads
-            `Method` and its two verbs, the training loop of networks, where it runs, files
+method, fields, registry, deep, devices, storage
+            `Method` and its two verbs, names, the training loop of networks, where it runs, files
 data        what do I have, and what is wrong with it: readers, atlases, checks
 methods     which classifier: one file an idea
 fast        the same networks in less time
-model       can I trust it at a new site: model folder, out-of-distribution scores, calibration
+model       can I trust it at a new site: `Model`, its folder, out-of-distribution scores, calibration
 study       does it work at a site never seen: study files, runner, statistics, audit
 sklearn_bridge
             scikit-learn in both directions: our methods as estimators, and estimators as methods
 explain     which ROIs, edges and phenotypes decide
 report      tables, figures, the page, the model card
 deploy      ONNX, calibration to a site, the local page for one subject
+federated   one linear model of hospitals that keep their subjects
 commands    the command line
 
 `docs/architecture.md` has the whole picture.

@@ -1,7 +1,7 @@
 """`Finding` and `Exclusion`: what is known about the data of a cohort and who was left out, as values, not as sentences.
 
-Readers and `m2lgdg check` make them, a cohort carries them, and studies, models and reports repeat them. KINDS has the severity
-and the sentence of each kind; code decides by the kind and never reads a sentence.
+Readers and `m2lgdg check` make them, a cohort carries them, and studies, models and reports repeat them. SENTENCES has the
+sentence of each kind by its severity; code decides by the kind and never reads a sentence.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _options(
     session: Annotated[
         str | None,
         typer.Option(
-            help="bids, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."
+            help="bids, abide-ii, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."
         ),
     ] = None,
     confounds: Annotated[
@@ -79,7 +79,8 @@ def _options(
     join_runs: Annotated[
         bool,
         typer.Option(
-            "--join-runs", help="bids, folder: join the runs of a subject, each z-scored per ROI, instead of stopping."
+            "--join-runs",
+            help="bids, folder, abide-ii, adhd-200: join the runs of a subject, each z-scored per ROI, instead of stopping.",
         ),
     ] = False,
     max_motion: Annotated[

@@ -1,1 +1,1 @@
-"""Federated training at hospitals that keep their subjects: `connectome-adaptive` from sums over sites, and networks."""
+"""Federated training at hospitals that keep their subjects: `connectome-adaptive` from sums over sites."""

@@ -1,7 +1,7 @@
 """The simple peers: linear models on connectivity, regional amplitude and phenotypes, which a new method has to beat.
 
 Each is a weighted sum of blocks (FC, tangent space, amplitude, phenotypes) with one linear learner per block; the penalty is
-chosen and probabilities are Platt-scaled on held-out source sites. The features are in `connectivity.py`.
+chosen and probabilities are Platt-scaled on held-out source sites. Features: `connectivity.py`, `tangent.py`.
 """
 
 from __future__ import annotations

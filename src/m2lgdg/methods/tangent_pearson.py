@@ -1,6 +1,6 @@
 """Tangent-Pearson ridge: a ridge classifier on the tangent space of covariances between rows of the correlation matrix.
 
-A linear peer, trained as those of `linear.py`; only its features are different. They are in `connectivity.py`.
+A linear peer, trained as those of `linear.py`; only its features are different. They are in `connectivity.py` and `tangent.py`.
 """
 
 from __future__ import annotations

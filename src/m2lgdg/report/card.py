@@ -188,7 +188,7 @@ def _federated(fitted: Model) -> list[CardSection]:
     ]
     if "network" in about:  # a model of 0.1.0
         facts[-1] = ("server saw", "the weights of each site's network after every round, and sums over each site")
-    if "noise" in about:
+    if "noise" in about:  # likewise
         facts.append(("noise on the sums", f"epsilon {about['noise']['epsilon']:.3g}, delta {about['noise']['delta']:.0e}"))
     if "left_out" in about:
         facts.append(("left out for evaluation", about["left_out"]))
@@ -311,11 +311,15 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
     variant, same = _variant(fitted, contents, variants)
     contents = contents.of_methods([(fitted.name, variant)])
     operating = operating_table(contents.mean)
+    at = {column.name: i for i, column in enumerate(operating.columns)}
+    before, after = ("n", "patients"), ("SEN", "SPE", "intercept", "slope", "Brier", "ECE")
     rows: list[list[Cell]] = []
-    for row, (_, own) in zip(operating.rows, contents.mean.groupby("target", sort=False), strict=True):
+    for row, (target, own) in zip(operating.rows, contents.mean.groupby("target", sort=False), strict=True):
         y, p = own["label"].to_numpy(), own["proba"].to_numpy()
-        rows.append([*row[1:4], Estimate(auc(y, p), *delong_interval(y, p)), *row[8:]])
-    header = [Column("Left-out site"), *operating.columns[2:4], Column("AUC", "percent", ".1f"), *operating.columns[8:]]
+        area = Estimate(auc(y, p), *delong_interval(y, p))
+        rows.append([str(target), *(row[at[name]] for name in before), area, *(row[at[name]] for name in after)])
+    shown = [[operating.columns[at[name]] for name in names] for names in (before, after)]
+    header = [Column("Left-out site"), *shown[0], Column("AUC", "percent", ".1f"), *shown[1]]
     table = Table("Left-out sites", header, rows, f"AUC in % with DeLong interval; {operating.note}")
     macro = macro_scores(contents.site_scores)
     facts = []

@@ -72,7 +72,7 @@ class Contents:
         return size if isinstance(size, int) else 0
 
     def of_adapted_track(self) -> Contents | None:
-        """The same study with the adapted track as its predictions; None if it has both tracks or only the strict one."""
+        """The same study with the adapted track as its predictions; None if the study has one track."""
         return None if self.adapted is None else replace(self, predictions=self.adapted, track=ADAPTED, adapted=None)
 
     def of_methods(self, keys: Sequence[Key]) -> Contents:

@@ -1,6 +1,6 @@
 """Numbers in the file of one scan: text (.1D, .csv, .tsv, .txt), .npy and .mat, each as a table with one row a volume.
 
-Every reader loads its files through here. Nothing is unpickled, and an error names the first cell that is not a number.
+Readers load these files through here; NIfTI and CIFTI have `images.py`. Nothing is unpickled, and an error names the first cell that is not a number.
 """
 
 from __future__ import annotations
