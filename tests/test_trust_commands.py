@@ -25,7 +25,8 @@ def test_drop_bad_leaves_numerically_empty_scans_out(command, tmp_path, monkeypa
     code, text, _ = command("convert", "spoiled.cohort", "dropped.cohort", "--drop-bad")
     dropped = Cohort.load("dropped.cohort")
     assert (code, len(dropped)) == (0, len(cohort) - 1) and empty not in dropped.subjects.tolist()
-    assert dropped.excluded[-1] == (empty, str(cohort.sites[3]), "numerically empty scan")
+    last = dropped.excluded[-1]
+    assert (last.subject, last.site, last.reason) == (empty, str(cohort.sites[3]), "numerically empty scan")
 
 
 def test_runs_of_a_subject_are_joined_on_request(command, tmp_path, monkeypatch):

@@ -285,27 +285,28 @@ def read_tensors(path: str | Path, kind: str, *, in_memory: bool = False) -> tup
     as they are when the file is overwritten or cut short.
     """
     import numpy as np
+    from safetensors import SafetensorError, safe_open
 
     try:
+        with safe_open(path, framework="np") as checked:  # the library checks shapes, offsets and the size of the file
+            metadata = dict(checked.metadata() or {})
+        if metadata.get("format") != kind:
+            raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
         with open(path, "rb") as file:
             header, start = _tensor_header(file)
-            metadata = dict(header.pop("__metadata__", {}))
-            if metadata.get("format") != kind:
-                raise InputError(f"{path} is not an {kind} file (its format is {metadata.get('format', 'not given')}).")
             if in_memory:
                 data: npt.NDArray[np.uint8] = np.frombuffer(file.read(), np.uint8)
             else:
                 data = np.asarray(np.memmap(file, np.uint8, "r"))[start:]
+        header.pop("__metadata__")
         tensors = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             tensors[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        if sum(each.nbytes for each in tensors.values()) != len(data):
-            raise ValueError("its header and its size do not agree")
         return metadata, tensors
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except DAMAGED as error:
+    except (SafetensorError, *DAMAGED) as error:
         raise InputError(f"{path} is damaged or not an {kind} file ({one_line(error)}).") from None
 
 

@@ -55,7 +55,7 @@ def test_sites_are_left_out_of_training_and_predicted_alone(command):
     assert code == 0 and "from 2 sites" in text
     assert f"predict own known.cohort --site {held} --out predictions.csv" in text
     assert set(Model.load("own").facts_["source"]["sites"]) == set(others)
-    code, text, _ = command("predict", "own", "known.cohort", "--only", held, "--out", "p.csv")
+    code, text, _ = command("predict", "own", "known.cohort", "--site", held, "--out", "p.csv")
     assert code == 0 and "the model was trained on" not in text
     here = known.select(known.sites == held)
     table = pd.read_csv("p.csv")

@@ -53,7 +53,7 @@ def test_linear_methods_are_calibrated_together_in_several_atlases(fold):
         return dataclasses.replace(cohort, atlas="fine", parcellations={"coarse": coarse})
 
     both = make("average", "small", atlases="all").fit(with_coarse(fold.source))
-    assert list(both.members) == ["fine", "coarse"] and both.calibration[0] != 1
+    assert list(both.members) == ["fine", "coarse"] and both.mean_recalibration[0] != 1
     found = both.predict_proba(with_coarse(fold.target))
     assert np.isfinite(found).all() and np.ptp(found[:, 1]) > 0
 
