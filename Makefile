@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
-MORE := types or browser or kernels or fuzz or pages or onnx
+MORE := types or long or browser or kernels or fuzz or pages or onnx
 
 .PHONY: demo test test-more docs wheel wheel-check benchmark faults federated fuzz clean
 
@@ -21,8 +21,8 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not ($(MORE))"
 
-# The groups that need more time or a browser: types, pages in Chromium, kernels in Triton's interpreter, random bytes, the
-# numbers of the pages computed again from results/, and ONNX graphs of all networks.
+# The groups that need more time or a browser: types, long trainings and audits, pages in Chromium, kernels in Triton's
+# interpreter, random bytes, the numbers of the pages computed again from results/, and ONNX graphs of all networks.
 test-more: .venv/installed
 	$(BIN)/mypy
 	$(PYTEST) -m "$(MORE)"

@@ -146,6 +146,7 @@ def test_other_code_other_content_and_another_order_have_files_of_their_own(coho
     assert len(keys) == 4
 
 
+@pytest.mark.long
 def test_a_study_leaves_no_features_behind_and_engines_agree(cohort, tmp_path):
     path = cohort.save(tmp_path / "some.cohort")
     study = {"cohort": str(path), "methods": ["fc-logistic", "connectome-adaptive", "tangent-ridge"], "seeds": [0]}

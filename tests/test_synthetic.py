@@ -62,6 +62,7 @@ def mild():
     return make_cohort("mild")
 
 
+@pytest.mark.long
 def test_the_cohort_of_the_demo_is_as_hard_as_real_ones(mild):
     from m2lgdg import evaluate, leave_one_site_out, make
 

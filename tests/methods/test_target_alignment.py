@@ -95,6 +95,7 @@ def test_coral_gives_source_the_mean_and_covariance_of_the_batch():
     np.testing.assert_allclose(np.cov(trained.T), np.cov(scored.T), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_the_audit_covers_a_method_that_sees_the_batch(tmp_path):
     path = make_cohort("tiny", sizes={"a": 16, "b": 16, "c": 16}, seed=6).save(tmp_path / "small.cohort")
     study = {"cohort": str(path), "methods": NAMES, "seeds": [0], "targets": ["a"], "track": "adapted", "adapt_subjects": 6}

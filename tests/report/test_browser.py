@@ -15,7 +15,10 @@ from m2lgdg import make_cohort, run_study
 from m2lgdg.report.page import write_report
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)"),
+]
 HOSTILE = ["<script>window.stolen = 1</script>", "\"quoted' & </td></table>", "x" * 200, "東京 – Ωmega ‮kcab", "$a$ {{ 7*7 }}"]
 
 

@@ -219,6 +219,7 @@ def test_a_damaged_adapted_record_is_run_again(cohort_file, tmp_path):
     assert (tmp_path / "out" / "predictions.csv").read_bytes() == before
 
 
+@pytest.mark.long
 def test_the_audit_covers_the_track(cohort_file):
     (result,) = audit(content(cohort_file, methods=["fc-logistic"], targets=["a"], variants=[]))
     assert result.passed

@@ -425,6 +425,7 @@ def test_study_file(study, cohort, tmp_path, typed):
     assert code == 0 and "my-svm" in out and "by-plugin" in out
 
 
+@pytest.mark.long
 def test_audit(study):
     (study.parent / "leaky.py").write_text(
         "import numpy as np\nfrom sklearn.linear_model import LogisticRegression\nimport m2lgdg\n\n"

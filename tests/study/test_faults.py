@@ -110,6 +110,7 @@ def test_a_clock_that_is_set_while_a_study_runs(quiet, monkeypatch):
     same(quiet.parent / "set", quiet)
 
 
+@pytest.mark.long
 def test_a_full_and_a_read_only_file_system(tmp_path):
     """Real ones, of the long run, at a few sizes."""
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:

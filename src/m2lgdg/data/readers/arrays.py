@@ -1,6 +1,7 @@
 """Numbers in the file of one scan: text (.1D, .csv, .tsv, .txt), .npy and .mat, each as a table with one row a volume.
 
-Readers load these files through here; NIfTI and CIFTI have `images.py`. Nothing is unpickled, and an error names the first cell that is not a number.
+Readers load these files through here; NIfTI and CIFTI have `images.py`. Nothing is unpickled, and an error names the first
+cell that is not a number.
 """
 
 from __future__ import annotations
