@@ -49,7 +49,7 @@ def test_many_tiny_sites_are_one_sentence_and_swapped_series_are_noticed(tiny):
     few = tiny.select(np.concatenate([np.flatnonzero(tiny.sites == site)[:3] for site in tiny.site_names]))
     found = texts(check_cohort(few), "finding")
     listed = "(east 3, north 3, south 3, west 3)"
-    assert f"Several sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
+    assert f"4 sites have fewer than 10 subjects, too few for reliable metrics as a target {listed}." in found
     wide = replace(tiny, series=[one[:11] for one in tiny.series])
     assert "Every scan has fewer volumes (11) than ROIs (12). Are the time and ROI axes swapped?" in texts(
         check_cohort(wide), "note"

@@ -24,6 +24,7 @@ from m2lgdg.findings import (
     anonymous_sentences,
     data_line,
     problems,
+    read_note,
     summary,
     text_finding,
 )
@@ -374,3 +375,29 @@ def test_the_real_pairs_of_abide(abide_folder, tmp_path):
     assert [one.subject for one in kept.excluded[len(cohort.excluded) :]] == [um[1], *yale]
     remarks = [one["remark"] for one in leakage_checks(cohort) if "remark" in one]
     assert [("(1 at UM_1;" in one, "(1 at YALE;" in one) for one in remarks] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "severity", "text", "anonymous", "subjects"),
+    [
+        (
+            "implausible value: subject s1, column AGE: age 200 is not between 0 and 120 years; it was set to missing",
+            "finding",
+            "Subject s1, column AGE: age 200 is not between 0 and 120 years; it was set to missing.",
+            "A value is not plausible.",
+            ("s1",),
+        ),
+        (
+            "unusable series: subject s2, atlas ho: x.1D is empty",
+            "finding",
+            "Subject s2 has no series of atlas ho: x.1D is empty.",
+            "A subject has no series of atlas ho, because its file is unusable.",
+            ("s2",),
+        ),
+        ("scrubbed volumes: s3 12", "note", "scrubbed volumes: s3 12", "scrubbed volumes: of some subjects", ()),
+        ("site and label from the id", "note", "site and label from the id", "site and label from the id", ()),
+    ],
+)
+def test_notes_of_0_1_0_are_the_findings_they_were(stored, severity, text, anonymous, subjects):
+    note = read_note(stored)
+    assert (note.severity, note.text, note.anonymous, note.subjects) == (severity, text, anonymous, subjects)

@@ -48,7 +48,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "no controls at a site": "{site} has {size:patient} and no controls; as a target, only its sensitivity is defined.",
         "no patients at a site": "{site} has {size:control} and no patients; as a target, only its specificity is defined.",
         "small site": f"{{site}} has only {{size:subject}}, {METRICS}.",
-        "small sites": f"Several sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}}).",
+        "small sites": f"{{many}} sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}}).",
         "exclusion": EXCLUDED,
         "empty scan": "{subject} ({site}) is an unusable subject: its scan is numerically empty (standard deviation "
         "{sd:.1g}, in the cohort {median:.1g}); leave it out with `m2lgdg convert --drop-bad`.",
@@ -205,7 +205,18 @@ def read_finding(stored: Any) -> Finding:
 def read_note(stored: Any) -> Note:
     """A note from its JSON form; in 0.1.0, all were texts."""
     if isinstance(stored, str):
-        return Finding("label", numbers={"text": stored}) if stored.startswith(("label from ", "no label ")) else stored
+        if stored.startswith(("label from ", "site and label from ", "no label ")):
+            return Finding("label", numbers={"text": stored})
+        kind, _, text = stored.partition(": ")
+        if kind == "implausible value":
+            subject = text.removeprefix("subject ").partition(",")[0] if text.startswith("subject ") else ""
+            who = (subject,) if subject else ()
+            return text_finding(f"{text[:1].upper()}{text[1:]}.", "A value is not plausible.", kind="text", subjects=who)
+        if kind == "unusable series":
+            subject, _, rest = text.removeprefix("subject ").partition(", atlas ")
+            atlas, _, reason = rest.partition(": ")
+            return Finding("unusable series", "", (subject,), {"lacking": atlas, "reason": reason})
+        return text_finding(stored, "scrubbed volumes: of some subjects") if kind == "scrubbed volumes" else stored
     return read_finding(stored)
 
 

@@ -7,6 +7,7 @@ is loaded again, also in a process that lives on.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -102,7 +103,12 @@ class Registry(MutableMapping[str, type[Any]]):
         """Field defaults, variants, randomness and reference of a method, from its class."""
         cls = self[name]
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        return Declaration(cls().fields(), cls.variants, cls.stochastic, summary, cls.reference, cls.role)
+        defaults = {
+            one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+            for one in dataclasses.fields(cls)
+            if (one.default, one.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        }
+        return Declaration(defaults, cls.variants, cls.stochastic, summary, cls.reference, cls.role)
 
     def __setitem__(self, name: str, cls: type[Any]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)

@@ -239,6 +239,7 @@ def test_a_site_with_a_slash_is_shared_by_its_name(linear_study, tmp_path):
 
 
 def test_a_shared_report(study, cohort, tmp_path, typed):
+    assert typed("report", study)[0] == 0
     assert typed("report", study, "--share", "--3d", "--out", tmp_path / "given")[0] == 0
     assert {"report.html", "predictions.csv", "roi.csv"} <= assert_silent(tmp_path / "given", cohort)
     page = (tmp_path / "given" / "report.html").read_text()

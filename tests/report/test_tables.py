@@ -15,7 +15,7 @@ from m2lgdg.data.spreadsheets import csv_text, quoted, unquoted, unquoted_table
 from m2lgdg.registry import METHODS
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
-from m2lgdg.report.tables import latex, markdown
+from m2lgdg.report.tables import Column, Table, latex, markdown, render
 from m2lgdg.study.predictions import read_predictions
 
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
@@ -189,3 +189,8 @@ def test_formulas_are_in_no_csv_of_a_study_and_its_report(tmp_path, tiny):
     }
     (record, explanation), *_ = contents.explanations["fc-svm"]
     assert record["target"] == "=HYPERLINK(1)" and "=roi" in set(explanation.rois["roi"])
+
+
+def test_large_counts_are_numbers_in_a_csv():
+    made = Table("t", [Column("m"), Column("n", "count")], [["a", 1234]])
+    assert ",1234," in render([made], "csv") and "1234" in render([made], "text")

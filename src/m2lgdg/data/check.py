@@ -258,7 +258,7 @@ def _tiny(cohort: Cohort) -> Iterator[Finding]:
     sizes = {site: int((cohort.sites == site).sum()) for site in cohort.site_names}
     tiny = {site: size for site, size in sizes.items() if size < TINY}
     if len(tiny) > 3:
-        yield Finding("small sites", numbers={"fewest": TINY, "sizes": tiny})
+        yield Finding("small sites", numbers={"fewest": TINY, "sizes": tiny, "many": len(tiny)})
     else:
         yield from (Finding("small site", site, (), {"size": size}) for site, size in tiny.items())
 

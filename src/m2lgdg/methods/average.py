@@ -5,9 +5,10 @@ Methods that err on different subjects are better together. `linear_head.py` doe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,29 +41,52 @@ class Average(Method):
     def check(self) -> None:
         """Also refuse anything but two or three different methods, and settings that no method has."""
         super().check()
-        if len(set(self.methods)) != len(self.methods) or not 2 <= len(self.methods) <= 3:
+        if len({given.removesuffix(":") for given in self.methods}) != len(self.methods) or not 2 <= len(self.methods) <= 3:
             raise InputError(f"method {self.name}, field methods: name two or three different methods.")
         for given in (*self.methods, *self.settings):
             if given.partition(":")[0] == self.name or given not in self.methods:
                 raise InputError(f"method {self.name}: {given} is not one of the methods that can be averaged here.")
-        self._made()
+        if not all(isinstance(one, dict) for one in self.settings.values()):
+            raise InputError(f"method {self.name}, field settings: give a table of fields for each method.")
+        for given, one in zip(self.methods, self._made(), strict=True):
+            if one.sees_batch:  # its track needs the other subjects of a site, which `score` does not have
+                raise InputError(f"method {self.name}: {given} needs other subjects of a site and cannot be averaged.")
+            if "estimator" in one.fields() and type(one).__module__.startswith("m2lgdg."):  # other processes do not know it
+                raise InputError(f"method {self.name}: {given} is defined in a study file; to average it, write a plugin.")
+            if "atlases" in one.unused and self.atlases != type(self).atlases:
+                raise InputError(f"method {self.name}: {given} takes one atlas only.")
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Fit each method on its own."""
         self._fitted = [one.fit(source, seed=seed, device=device, progress=progress) for one in self._made()]
-        self.facts_["members"] = [one.facts_ for one in self._fitted]
         taken = {name for one in self._fitted for name in one.facts_["inputs"]}
         self.facts_["inputs"] = [name for name in source.inputs if name in taken]
-        self.complete_state()
+        named = zip(self.methods, self._fitted, strict=True)
+        notes = [f"{given}: {note}" for given, one in named for note in one.facts_.get("notes", ())]
+        self.facts_ |= {"notes": notes} if notes else {}
+        self._collect()
 
     def complete_state(self) -> None:
         """Arrays of all methods, which may complete theirs."""
-        for i, one in enumerate(self.averaged.values()):
+        for one in self.averaged.values():
             one.complete_state()
-            self.state_ |= {f"{PREFIX.format(i)}{name}": value for name, value in one.state_.items()}
+        self._collect()
+
+    def _collect(self) -> None:
+        """Take the facts and arrays of the fitted methods."""
+        self.facts_["members"] = {given: one.facts_ for given, one in self.averaged.items()}
+        numbered = enumerate(self.averaged.values())
+        self.state_ = {f"{PREFIX.format(i)}{name}": value for i, one in numbered for name, value in one.state_.items()}
+
+    def with_averaged(self, fitted: Sequence[Method], facts: dict[str, Any]) -> Self:
+        """The same average with other fitted methods and facts, for a copy that is shared."""
+        other = copy.copy(self)
+        other._fitted, other.facts_ = list(fitted), dict(facts)
+        other._collect()
+        return other
 
     def _made(self) -> list[Method]:
-        """The methods with their fields; of the package or a plugin only, so that a model folder runs nothing else."""
+        """The methods with their fields."""
         made = []
         for given in self.methods:
             name, _, variant = given.partition(":")
@@ -76,11 +100,14 @@ class Average(Method):
     def averaged(self) -> dict[str, Method]:
         """The fitted methods, by their entry in `methods`."""
         if not hasattr(self, "_fitted"):  # from a model folder
-            self._fitted = self._made()
-            for i, (one, facts) in enumerate(zip(self._fitted, self.facts_["members"], strict=True)):
+            stored, made = self.facts_.get("members", {}), self._made()
+            if set(stored) != set(self.methods):
+                raise InputError(f"{self._folder}: its facts are not those of the methods that it averages.")
+            for i, (given, one) in enumerate(zip(self.methods, made, strict=True)):
                 prefix = PREFIX.format(i)
                 one.state_ = {name.removeprefix(prefix): v for name, v in self.state_.items() if name.startswith(prefix)}
-                one.facts_, one._folder = facts, self._folder
+                one.facts_, one._folder = stored[given], self._folder
+            self._fitted = made
         return dict(zip(self.methods, self._fitted, strict=True))
 
     def score(self, target: Cohort) -> Floats:

@@ -52,7 +52,8 @@ FACTS = {
         **{"study": TEXT, "masks": TRUTH, "alone": TEXTS, "left_out?": TEXT},
     },
 }
-ALL = {"method": TEXT, "versions": {"*": TEXT}, "facts": FACTS | {"parts?": {"*": FACTS}}}
+AVERAGED = {"members?": {"*": FACTS}}  # of the methods of an average
+ALL = {"method": TEXT, "versions": {"*": TEXT}, "facts": FACTS | AVERAGED | {"parts?": {"*": FACTS | AVERAGED}}}
 
 
 def write_folder(folder: Path, about: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any]], files: Iterable[Path]) -> Path:

@@ -44,9 +44,9 @@ def site_table(contents: Contents) -> Table | None:
     for site, group in sorted(sites.items(), key=lambda item: (-item[1]["subjects"], item[0])):
         rows.append((site, group | {"excluded": excluded[site], "role": "target" if site in targets else "source"}))
     show: dict[Column, Callable[[Group], Cell]] = {
-        Column("subjects", "count"): lambda group: group["subjects"],
-        Column("left out", "count"): lambda group: group.get("excluded", NAN),
-        Column("patients", "count"): lambda group: group.get("patients", NAN),
+        Column("subjects", "number", ",.0f"): lambda group: group["subjects"],
+        Column("left out", "number", ",.0f"): lambda group: group.get("excluded", NAN),
+        Column("patients", "number", ",.0f"): lambda group: group.get("patients", NAN),
         Column("patients, %", "percent", ".0f"): _prevalence,
         Column("age, years", "number", ".1f"): lambda group: _quartiles(group.get("age")),
         Column("male, %", "percent", ".0f"): lambda group: group["male"] / group["sex_known"] if "male" in group else NAN,
@@ -205,7 +205,7 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
         f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z FC, patients minus controls within sites; "
         "all subjects of the cohort, so neither tested nor a result of a left-out site"
     )
-    header.append(Column("difference within sites", "number", "+.3f"))
+    header.append(Column("difference within sites", "number", "+z.3f"))
     named = "; ".join(f"{first} and {second} {value:+.3f}" for first, second, *_, value in rows[:NAMED])
     return _matrices(means, named), Table("Edges that differ most between classes", header, rows, note)
 

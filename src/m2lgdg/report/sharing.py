@@ -26,6 +26,7 @@ from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.findings import text_finding
 from m2lgdg.method import Method
+from m2lgdg.methods.average import Average
 from m2lgdg.model.model import Model
 from m2lgdg.model.out_of_distribution import MEASURES, SourceDistribution
 from m2lgdg.report.checklists import YEARS, age_band
@@ -229,6 +230,9 @@ def shared_model(fitted: Model) -> Model:
 
 
 def _shared_member(fitted: Method, filtered: Filter) -> Method:
+    if isinstance(fitted, Average):
+        inner = [_shared_member(one, filtered) for one in fitted.averaged.values()]
+        return fitted.with_averaged(inner, _shared_facts(fitted.facts_, filtered))
     remembered = [name for name in fitted.remembers if name in fitted.state_] or _rows_of_subjects(fitted)
     if remembered:
         names = ", ".join(remembered)

@@ -68,7 +68,7 @@ class Column(NamedTuple):
         if math.isnan(value):
             return "-"
         if self.kind == "count":
-            return f"{value:,.0f}"
+            return f"{value:.0f}"
         if self.kind == "p":
             return "<0.001" if value < 0.001 else f"{value:.3f}"
         return format(100 * value if self.kind == "percent" else value, self.form)

@@ -146,7 +146,8 @@ def _digest(content: object) -> str:
 def write_declarations(folder: Path, names: Iterable[str]) -> None:
     """Write the declarations of these methods, unless the folder has them as they are now."""
     known, path = load_methods(), folder / METHODS_FILE
-    text = json.dumps({name: asdict(known.declaration(name)) for name in names}, indent=1, ensure_ascii=False) + "\n"
+    declared = {name: asdict(known.declaration(name)) for name in names}
+    text = json.dumps(declared, indent=1, ensure_ascii=False, default=str) + "\n"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
 
