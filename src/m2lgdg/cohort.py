@@ -35,19 +35,21 @@ MOST_ROWS = 40  # of a table in a notebook
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Subjects of several sites: one (time, roi) series each, phenotypes, site and label (1 patient, 0 control, -1 unknown).
-
-    `from_arrays` makes one with fewer words, `m2lgdg.read` from files.
+    """Subjects of several sites; `from_arrays` makes a cohort with fewer words, `m2lgdg.read` from files.
 
     Parameters
     ----------
     series : sequence of arrays of shape (time, ROI)
     subjects, sites : sequences of str
     labels : array of int
+        1 patient, 0 control, -1 unknown.
     rois : sequence of str
     phenotypes : DataFrame, optional
+        Every column of the release, indexed by subject: numbers with NaN where missing, or text with "".
     inputs : sequence of str, optional
+        Columns that a method may use.
     tr : float or array, optional
+        Repetition time in seconds, NaN where unknown.
     atlas, name : str, optional
 
     Examples
@@ -61,14 +63,10 @@ class Cohort:
 
     Notes
     -----
-    `phenotypes` holds every column of the release, indexed by subject: numbers with NaN where missing, or text with "".
-    `inputs` names the columns that a method may use. `tr` is the repetition time in seconds, NaN where unknown.
-    `excluded` and `notes` record how the cohort was made. `truth` holds the planted effects of a synthetic cohort.
-    `findings` are those of `m2lgdg check`, None if this very cohort was not checked: any other content, such as a part of its
-    subjects, has findings of its own. They are stored with the cohort but are not part of its hash.
+    `excluded` and `notes` record how the cohort was made, `truth` the planted effects of a synthetic one. `findings` are those
+    of `m2lgdg check`, None if this very content was not checked; they are stored, but are not part of the hash.
 
-    A cohort may hold its scans in several atlases. `series`, `rois` and `atlas` are those of the first; `parcellations` holds
-    the others by name, and `parcellation` gives a cohort of one atlas alone.
+    `series`, `rois` and `atlas` are those of the first of several atlases; `parcellations` holds the others by name.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -89,25 +87,27 @@ class Cohort:
     findings: tuple[Finding, ...] | None = field(default=None, init=False)  # so that dataclasses.replace drops them
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        put("subjects", np.asarray(self.subjects, dtype=np.str_))
-        put("sites", np.asarray(self.sites, dtype=np.str_))
-        put("labels", np.asarray(self.labels))
-        put("rois", tuple(map(str, self.rois)))
-        put("inputs", tuple(self.inputs))
-        put("tr", np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy())
-        put("truth", None if self.truth is None else json.loads(json.dumps(self.truth)))
-        put("series", tuple(cohort_file.read_only(one) for one in self.series))
+        self._put(
+            subjects=np.asarray(self.subjects, dtype=np.str_),
+            sites=np.asarray(self.sites, dtype=np.str_),
+            labels=np.asarray(self.labels),
+            rois=tuple(map(str, self.rois)),
+            inputs=tuple(self.inputs),
+            tr=np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy(),
+            truth=None if self.truth is None else json.loads(json.dumps(self.truth)),
+            series=tuple(cohort_file.read_only(one) for one in self.series),
+            parcellations=dict(self.parcellations),
+        )
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
         self._check_counts(table)
-        put("labels", self.labels.astype(np.int8))
-        put("phenotypes", cohort_file.canonical_table(table, self.subjects))
+        self._put(labels=self.labels.astype(np.int8), phenotypes=cohort_file.canonical_table(table, self.subjects))
         cohort_file.check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
-        put("parcellations", dict(self.parcellations))
         self._check_parcellations()
         self._check_inputs()
+
+    def _put(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _check_counts(self, table: pd.DataFrame) -> None:
         where, n = f"cohort {self.name}", len(self.subjects)
@@ -173,14 +173,13 @@ class Cohort:
         series : list of arrays of shape (time, ROI), or array of shape (subject, time, ROI)
         y : array of shape (subject,)
             Labels: 1 patient, 0 control, -1 or missing unknown; or any two values, with `patient` naming one of them.
-        sites : array of shape (subject,), or str
-            Site of each subject; a single text if all are of one site.
+        sites : array of shape (subject,), or one str
         phenotypes : DataFrame or mapping of columns, optional
             One row for each subject, in the same order; if its index holds the given `subjects`, rows are found by it.
         rois : sequence of str, optional
-            Names of the ROIs; numbers by default.
+            By default, numbers.
         subjects : sequence, optional
-            Names of the subjects; by default the index of `phenotypes` if it has names, else sub-0001 and so on.
+            By default the index of `phenotypes` if it has names, else sub-0001 and so on.
         patient : optional
             Value of y that means patient.
         inputs : sequence of str, optional
@@ -297,10 +296,8 @@ class Cohort:
 
         Parameters
         ----------
-        which : array of bool or int, optional
-            A mask, or positions.
+        which : array of bool (a mask) or int (positions), optional
         sites, subjects : str or sequence of str, optional
-            Names of sites, of subjects.
 
         Returns
         -------
@@ -323,21 +320,17 @@ class Cohort:
                 if unknown := sorted(set(wanted) - set(values.tolist())):
                     raise InputError(f"cohort {self.name} has no {what} {unknown[0]}.")
                 keep = keep[np.isin(values[keep], wanted)]
+        rows = keep.tolist()
+        others = {name: Parcellation(each.rois, [each.series[i] for i in rows]) for name, each in self.parcellations.items()}
         chosen = self._changed(
-            series=tuple(self.series[i] for i in keep.tolist()),
-            subjects=self.subjects[keep],
-            sites=self.sites[keep],
-            labels=self.labels[keep],
-            tr=self.tr[keep],
+            **{name: getattr(self, name)[keep] for name in ("subjects", "sites", "labels", "tr")},
+            series=tuple(self.series[i] for i in rows),
             phenotypes=self.phenotypes.iloc[keep],
-            parcellations={
-                name: Parcellation(each.rois, tuple(each.series[i] for i in keep.tolist()))
-                for name, each in self.parcellations.items()
-            },
-            findings=self.findings if np.array_equal(np.sort(keep), np.arange(len(self))) else None,
+            parcellations=others,
+            findings=self.findings if sorted(rows) == list(range(len(self))) else None,
         )
         if "_digests" in self.__dict__:
-            chosen.__dict__["_digests"] = tuple(self._digests[i] for i in keep.tolist())
+            chosen.__dict__["_digests"] = tuple(self._digests[i] for i in rows)
         return chosen
 
     def __getitem__(self, which: Any) -> Cohort:
@@ -359,7 +352,7 @@ class Cohort:
         Parameters
         ----------
         expression : str
-            As in `pandas.DataFrame.query`: columns are site, label, tr, volumes and the phenotypes.
+            As in `pandas.DataFrame.query`.
 
         Returns
         -------
@@ -442,11 +435,9 @@ class Cohort:
     def _changed(self, **values: object) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
         other = copy.copy(self)
-        for kept in ("hash", "_digests"):
-            other.__dict__.pop(kept, None)
-        object.__setattr__(other, "findings", None)
-        for key, value in values.items():
-            object.__setattr__(other, key, value)
+        for cached in ("hash", "_digests"):
+            other.__dict__.pop(cached, None)
+        other._put(**{"findings": None} | values)
         return other
 
     def in_order(self) -> Cohort:

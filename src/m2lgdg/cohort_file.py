@@ -44,7 +44,7 @@ class Parcellation:
 
 
 def read_only(series: npt.NDArray[Any]) -> Series:
-    """A series as float32 that is not written to; a copy unless it is so already."""
+    """A series as float32 that cannot be written to."""
     array = np.asarray(series)
     if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
         array = np.array(array, dtype=np.float32, order="C")
@@ -138,8 +138,8 @@ def subject_digests(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
     columns = _json_columns(fields["phenotypes"])
     digests = []
     for i, one in enumerate(fields["series"]):
-        subject, site, label = (kind(fields[name][i]) for name, kind in (("subjects", str), ("sites", str), ("labels", int)))
-        text = [subject, site, label, _json_value(fields["tr"][i]), [columns[name][i] for name in sorted(columns)]]
+        text = [str(fields["subjects"][i]), str(fields["sites"][i]), int(fields["labels"][i]), _json_value(fields["tr"][i])]
+        text.append([columns[name][i] for name in sorted(columns)])
         others = {name: each.series[i] for name, each in fields["parcellations"].items()}
         if others:
             text.append([name for name, other in others.items() if other is not None])
@@ -155,7 +155,6 @@ def _json_columns(table: pd.DataFrame) -> dict[str, list[float | str | None]]:
 
 
 def _json_value(value: Any) -> float | str | None:
-    """A text, or a number with None for NaN."""
     return value if isinstance(value, str) else None if np.isnan(float(value)) else float(value)
 
 
@@ -186,7 +185,6 @@ def _unpacked(half: npt.NDArray[np.float16], offset: Series, scale: Series) -> S
 
 
 def _series_tensors(prefix: str, series: Sequence[Series], rois: int, dtype: str) -> dict[str, npt.NDArray[Any]]:
-    """Tensors with the series of one atlas, one after the other."""
     if prefix and not series:  # no subject of a selection has this atlas
         return {f"{prefix}series": np.empty((0, rois), dtype=np.float32)}
     if dtype == "float32":
@@ -196,7 +194,6 @@ def _series_tensors(prefix: str, series: Sequence[Series], rois: int, dtype: str
 
 
 def _stored_series(prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> list[Series]:
-    """Series of one atlas; `lengths` are those of its subjects."""
     series = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
     if f"{prefix}scale" not in tensors:
         return series
@@ -204,7 +201,6 @@ def _stored_series(prefix: str, tensors: Mapping[str, npt.NDArray[Any]], lengths
 
 
 def _stored_atlases(entries: Sequence[Mapping[str, Any]], tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Parcellation]:
-    """Further atlases; `entries` are those of the header."""
     lengths = tensors["lengths"]
     atlases: dict[str, Parcellation] = {}
     for i, entry in enumerate(entries):
@@ -236,8 +232,7 @@ def check_series(
             continue
         if one.ndim != 2 or one.shape[1] != len(rois):
             raise InputError(f"{where}: the series of subject {subject} has shape {one.shape}, not (time, {len(rois)}).")
-        defect = series_defect(one, rois)
-        if defect:
+        if defect := series_defect(one, rois):
             raise InputError(f"{where}: subject {subject}: {defect}.")
 
 

@@ -36,10 +36,9 @@ def standardised(series: npt.NDArray[np.floating[Any]]) -> Floats:
 
 
 def frame_weighted(series: npt.NDArray[np.float32]) -> Floats:
-    """`standardised` with high-amplitude time points weighted down, so that a few of them do not dominate correlations.
+    """`standardised`, a time point with mean square e over ROIs having the weight 1 / (1 + (e / median e)^2).
 
-    A time point with mean square e over ROIs has the weight 1 / (1 + (e / median)^2), where the median is over time points.
-    The weighted series has mean 0 and variance 1.
+    So a few time points of high amplitude do not dominate correlations. The weighted series has mean 0 and variance 1.
     """
     wide = standardised(series)
     size = (wide**2).mean(axis=1)
@@ -121,11 +120,7 @@ def _amplitude(series: Singles) -> Floats:
 
 
 def covariances(series: Series) -> Floats:
-    """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
-
-    The shrinkage has a closed form: S = X'X / t is shrunk towards mu I, by the ratio of the estimation error of S to its
-    squared distance from mu I. They are rounded to float32, like the other features.
-    """
+    """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite."""
     n = series[0].shape[1]
     return _kept(series, "covariances", (n, n), lambda every: on_threads(_covariance, every)).astype(np.float64)
 
@@ -146,7 +141,7 @@ def _covariance(series: Singles) -> Floats:
 
 
 def _shrunk(x: Floats) -> Floats:
-    """Ledoit-Wolf covariance of (observation, roi) values with mean 0."""
+    """Ledoit-Wolf covariance of (observation, roi) values with mean 0: S = X'X / t, shrunk towards mu I."""
     t, n = x.shape
     sample = x.T @ x / t
     mu = np.trace(sample) / n
@@ -161,8 +156,7 @@ def _shrunk(x: Floats) -> Floats:
 class KeptFeatures:
     """Features of the subjects of a cohort, each kind computed once, when it is first asked for.
 
-    A feature belongs to the array that holds a subject's series, so a changed or unknown series never gets the features of
-    another. Nothing that is kept is fitted: a row depends on one subject only.
+    They belong to the array that holds a subject's series, so another series never gets them. None of them is fitted.
     """
 
     def __init__(self, series: Series) -> None:

@@ -59,12 +59,11 @@ class Batch:
         return len(self.label)
 
     def __getitem__(self, name: str) -> Tensor:
-        """(subject, ...) tensor of one feature, by name."""
         return self.features[name]
 
     @property
     def series(self) -> Tensor:
-        """(subject, roi, time) standardised series, if the method has them among its features."""
+        """(subject, roi, time) standardised series."""
         return self.features["series"]
 
     def take(self, rows: Tensor) -> Batch:
@@ -79,7 +78,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Shape:
-    """What `build` needs: sizes (`n_inputs` is 0 without phenotypes), and what `prepare` fitted on source-training subjects."""
+    """What `build` needs: sizes (`n_inputs` is 0 without phenotypes), and what `prepare` fitted."""
 
     n_rois: int
     length: int
@@ -173,31 +172,28 @@ class DeepMethod(Method):
         return list(source.inputs) if self.phenotypes else []
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays fitted on source-training subjects and their `features` before training, such as a group graph. Default: none.
-
-        `build` finds them in `shape.fitted`; a saved model has them.
-        """
+        """Arrays fitted on source-training subjects before training, for `shape.fitted`. Default: none."""
         return {}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Create the optimizer, whose rates `rate_factor` scales. Default: `update_rule` for all parameters."""
+        """The optimizer, whose rates `rate_factor` scales. Default: `update_rule` for all parameters."""
         return self.updating(network.parameters())
 
     def updating(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
-        """Optimizer of the field `update_rule` for parameters or groups of them; `options` are those of its class."""
+        """Optimizer of the field `update_rule` for parameters or groups of them."""
         rules: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay} | options
         return cast(torch.optim.Optimizer, rules[self.update_rule](parameters, **options))
 
     def clip_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Scale the gradient of some parameters down to the norm `clip`; unchanged if `clip` is 0."""
+        """Scale the gradient of some parameters down to the norm `clip`."""
         if self.clip:
             nn.utils.clip_grad_norm_(parameters, self.clip)
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
         """Batches of one epoch, as positions among source-training subjects; draw random numbers from `order` only.
 
-        Default: all subjects shuffled, without the incomplete last batch. `sampler.site_batches` makes batches by site.
+        Default: all subjects shuffled, without the incomplete last batch.
         """
         size = min(self.batch_size, len(label))
         shuffled = torch.randperm(len(label), generator=order)[: len(label) // size * size]
@@ -212,7 +208,7 @@ class DeepMethod(Method):
         return schedule(self.epoch * batches + batch, batches, self.warmup, self.epochs)
 
     def phase(self) -> object:
-        """Training stage of a recordable method whose Python code branches on it; step and validation are recorded for each."""
+        """Training stage of a recordable method whose Python code branches on it; each is recorded anew."""
         return None
 
     def candidate(self, epoch: int) -> bool:
@@ -228,7 +224,7 @@ class DeepMethod(Method):
         return smoothed_cross_entropy(logits, batch.label, self.class_weight, self.label_smoothing)
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Make one update of the weights and return the detached loss terms. Override it where one loss is not enough."""
+        """Make one update of the weights and return the detached loss terms."""
         optimizer.zero_grad(set_to_none=True)
         with self.autocast(batch.label.device):
             terms = self.loss(network, batch)
@@ -256,7 +252,7 @@ class DeepMethod(Method):
             raise InputError(f"method {self.name} ran out of memory on {chosen}: {advice}.") from None
 
     def check(self) -> None:
-        """Also refuse a warm-up longer than the training: the learning rate would never be reached."""
+        """Also refuse a warm-up longer than the training."""
         super().check()
         if self.warmup > self.epochs:
             raise InputError(
@@ -323,7 +319,7 @@ class DeepMethod(Method):
         return Training(network, optimizer, rates, torch.Generator().manual_seed(seed), sites, labels, step)
 
     def _run_epoch(self, run: Training) -> dict[str, float]:
-        """Train for the epoch `self.epoch`, and return the mean of each term of the loss over its batches."""
+        """Train for one epoch, and return the mean of each term of the loss over its batches."""
         run.network.train()
         sums: dict[str, Tensor] = {}
         batches = self.batches(run.site, run.label, run.order)
@@ -337,15 +333,15 @@ class DeepMethod(Method):
         self._stop_if_not_finite(record, self.epoch)
         return record
 
-    def _losses(self, history: list[dict[str, float]], kept: int) -> dict[str, dict[str, float | None]]:
-        """Each term of the loss in the first epoch that has it and in the kept epoch, and its weight if a field holds it."""
+    def _losses(self, history: list[dict[str, float]], best: int) -> dict[str, dict[str, float | None]]:
+        """Each term of the loss in the first epoch that has it and in the best epoch, and its weight if a field holds it."""
         first: dict[str, float] = {}
         for record in history:
             first = record | first
         return {
             name: {
                 "first": value,
-                "kept": history[kept].get(name),
+                "kept": history[best].get(name),  # the name that model folders of 0.1.0 have
                 "weight": getattr(self, self.loss_weights.get(name, f"{name}_weight"), None),
             }
             for name, value in first.items()
@@ -353,8 +349,6 @@ class DeepMethod(Method):
         }
 
     def _stepper(self, network: nn.Module, optimizer: torch.optim.Optimizer, subjects: Batch, training: Tensor) -> Step:
-        """Function that makes a step on some positions among training subjects; recorded on CUDA."""
-
         def step(rows: Tensor) -> dict[str, Tensor]:
             return self.step(network, subjects.take(training[rows]), optimizer)
 
@@ -364,7 +358,7 @@ class DeepMethod(Method):
         return Recorded(step, optimizer, self.precision != "fp32", self.phase)
 
     def _split(self, source: Cohort, seed: int) -> tuple[Indices, Indices]:
-        """Positions of source-training and source-validation subjects; both are all of source if none can be held out."""
+        """Positions of training and validation subjects; both are all of source if none can be held out."""
         training, validation = validation_split(source, seed=seed, proportion=self.validation_share, by=self.validation_by)
         if len(validation):
             self.facts_ |= {"validation": f"held-out {self.validation_by}s", "notes": []}
@@ -379,7 +373,6 @@ class DeepMethod(Method):
         return platt(self._decision(self.network().to(batch.label.device), batch), batch.label.cpu().numpy())
 
     def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
-        """(subject,) difference between the logits of patient and control."""
         with torch.inference_mode():
             logits = torch.cat([network(chunk) for chunk in batch.chunks()]).cpu().double()
         return (logits[:, 1] - logits[:, 0]).numpy()
@@ -406,7 +399,6 @@ class DeepMethod(Method):
         return np.asarray(torch.cat(fused).float().cpu().numpy())
 
     def _ready(self) -> tuple[torch.device, Any, PhenotypeScaler]:
-        """Device, network on it and scaler of phenotypes, for predictions."""
         device = getattr(self, "_device", torch.device("cpu"))
         scaler = PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "scaler")
         return device, self.network().to(device), scaler
@@ -451,7 +443,7 @@ class DeepMethod(Method):
     def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
         """AUC (0.5 where it is undefined) and loss on the source-validation subjects, from which the best epoch is selected.
 
-        Override it to record more, under names that start with `val_`, or to select by other logits.
+        An override may record more, under names that start with `val_`.
         """
         network.eval()
         with torch.inference_mode(), self.autocast(batch.label.device):

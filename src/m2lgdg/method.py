@@ -37,22 +37,20 @@ class Method:
     """A classifier of subjects. Its dataclass fields are its hyper-parameters.
 
     A subclass writes `learn(source, seed, ...)`, which stores everything it learned in `state_` (arrays) and `facts_` (JSON),
-    and `score(target)`, which computes the probability of the positive class from these alone. Class attributes: `reference`
-    (citation), `variants` (ablation -> changed fields), `space` (field -> values of a sensitivity sweep), `stochastic` (whether
-    the seed matters).
+    and `score(target)`, which computes the probability of the positive class from these alone.
 
     Field `atlases` selects from a cohort with several atlases: "first", "all", a name, or several names. With more than one, a
-    `Model` fits the method in each and averages their logits. `learn` and `score` always see one atlas.
+    `Model` fits the method in each and averages their logits.
     """
 
     atlases: str | tuple[str, ...] = FIRST
 
     name: ClassVar[str] = ""
     role: ClassVar[Role] = ""  # headline of reports, default of `m2lgdg fit`, simple peer, or phenotypes only
-    reference: ClassVar[str] = ""
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    stochastic: ClassVar[bool] = True
+    reference: ClassVar[str] = ""  # citation
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # ablation -> changed fields
+    space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values of a sensitivity sweep
+    stochastic: ClassVar[bool] = True  # whether the seed matters
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> smallest value, and the value it must stay below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
     unused: ClassVar[tuple[str, ...]] = ()  # inherited fields that this method does not use
@@ -155,17 +153,13 @@ class Method:
             raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
         for subject, length in zip(target.subjects, target.lengths, strict=True):
             if length < LEAST_VOLUMES:
-                raise InputError(
-                    f"the scan of subject {subject} has {length} volumes; a prediction needs at least {LEAST_VOLUMES}."
-                )
+                needed = f"a prediction needs at least {LEAST_VOLUMES}"
+                raise InputError(f"the scan of subject {subject} has {length} volumes; {needed}.")
         return target
 
     @contextlib.contextmanager
     def checking_weights(self) -> Iterator[None]:
-        """Context for code that uses weights: turns the errors of a loaded model into one InputError.
-
-        A folder can pass its hash check and still hold arrays with wrong names or shapes.
-        """
+        """Context for code that uses weights: arrays of a loaded model with wrong names or shapes raise one InputError."""
         quiet = np.errstate() if self._folder is None else np.errstate(all="ignore")  # one error message, no warnings
         try:
             with quiet:
@@ -218,11 +212,9 @@ def need_labels(name: str, source: Cohort) -> None:
 
 def source_facts(source: Cohort, findings: Any, seed: int) -> dict[str, Any]:
     """First `facts_` of a fit: ROIs and inputs, and the cohort and sites it is fitted on, with what its check found."""
+    kinds = {"patients": 1, "controls": 0}
     counts = {
-        site: {
-            "patients": int(((source.sites == site) & (source.labels == 1)).sum()),
-            "controls": int(((source.sites == site) & (source.labels == 0)).sum()),
-        }
+        site: {kind: int(((source.sites == site) & (source.labels == label)).sum()) for kind, label in kinds.items()}
         for site in source.site_names
     }
     about: dict[str, Any] = {"cohort": source.name, "hash": source.hash, "sites": counts}

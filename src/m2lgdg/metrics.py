@@ -70,7 +70,7 @@ def evaluate(
 
 
 def rankdata(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Ranks from 1, means for ties, all NaN if a value is NaN: scipy.stats.rankdata without the second its import takes."""
+    """scipy.stats.rankdata without the second its import takes: ranks from 1, means for ties, all NaN with a NaN."""
     given = np.asarray(values, dtype=np.float64)
     if np.isnan(given).any():  # sorting would rank NaN highest
         return np.full(len(given), np.nan)
@@ -91,15 +91,11 @@ def auc(labels: npt.ArrayLike, score: npt.ArrayLike) -> float:
 
 def roc_curve(labels: npt.ArrayLike, score: npt.ArrayLike) -> tuple[Floats, Floats]:
     """False and true positive rates from the highest score down, without points on a straight line; both classes are needed."""
+    from sklearn.metrics import roc_curve as with_thresholds
+
     y, s = _known(labels, score)
-    order = np.argsort(-s, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(s[order])), len(s) - 1)  # equal scores are one step
-    hits = np.cumsum(y[order] == 1)[last]
-    alarms = last + 1 - hits
-    turns = (
-        np.r_[True, (np.diff(alarms, 2) != 0) | (np.diff(hits, 2) != 0), True] if len(last) > 2 else np.full(len(last), True)
-    )
-    return np.r_[0, alarms[turns]] / alarms[-1], np.r_[0, hits[turns]] / hits[-1]
+    alarms, hits, _ = with_thresholds(y, s)
+    return alarms, hits
 
 
 def logit(proba: Floats) -> Floats:
@@ -116,7 +112,7 @@ def sigmoid(values: Floats) -> Floats:
 def calibration(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[float, float]:
     """Calibration slope of the label on the logit (1 is ideal) and intercept at slope 1 (0 is ideal).
 
-    NaN where undefined: one class, a constant probability, or classes that the score separates (an infinite slope).
+    NaN with one class; the slope also of a constant probability, or of classes that the score separates.
     """
     y, p = _known(labels, proba)
     if len(set(y.tolist())) < 2:
@@ -131,10 +127,7 @@ def calibration(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[float, flo
 
 
 def platt(decision: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[float, float]:
-    """Platt scaling: slope and offset of a logistic regression of the label on the decision value.
-
-    The slope is positive, so the ranking is kept. A weak penalty keeps it finite where the decision separates the classes.
-    """
+    """Platt scaling: slope (positive) and offset of a weakly penalised logistic regression of the label on the decision."""
     from sklearn.linear_model import LogisticRegression
 
     y, d = _known(labels, decision)
@@ -191,7 +184,7 @@ def wilson(part: int, whole: int, level: float = 0.95) -> tuple[float, float]:
 def calibration_bins(labels: npt.ArrayLike, proba: npt.ArrayLike, bins: int = 10) -> pd.DataFrame:
     """Calibration curve in bins of equal count: mean proba, observed proportion of patients with its Wilson interval, n.
 
-    Equal probabilities share a bin, so that the order of subjects does not matter. Bins that end up empty are left out.
+    Equal probabilities share a bin; empty bins are left out.
     """
     y, p = _known(labels, proba)
     if bins < 1:
@@ -246,8 +239,7 @@ def delong_test(labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLi
     from scipy.special import ndtr
 
     areas, c = delong(labels, np.stack([np.asarray(first), np.asarray(second)]))
-    variance = float(c[0, 0] + c[1, 1] - 2 * c[0, 1])
-    difference = float(areas[0] - areas[1])
+    difference, variance = float(areas[0] - areas[1]), float(c[0, 0] + c[1, 1] - 2 * c[0, 1])
     if not variance > 0:
         return difference, 1.0 if difference == 0 else np.nan
     return difference, float(2 * ndtr(-abs(difference) / np.sqrt(variance)))

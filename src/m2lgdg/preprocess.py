@@ -27,9 +27,8 @@ SERIES_EPSILON = 1e-8
 class PhenotypeScaler:
     """Imputation and z-scoring of phenotypes by the paper's rules.
 
-    Sex is imputed with the mode, every other column with the median of the subject's source site, or the overall median
-    where the site has none. Target subjects, whose site was not in source, get the overall median. Then each column is
-    z-scored with the mean and sd of the imputed source subjects.
+    Sex is imputed with the mode, every other column with the median of the subject's source site, or the overall median where
+    there is none, as for target subjects. Then columns are z-scored with the mean and sd of the imputed source subjects.
     """
 
     columns: tuple[str, ...]
@@ -98,17 +97,13 @@ def standardised_series(series: Sequence[npt.NDArray[np.float32]], length: int) 
 
 
 def scaled_series(series: Sequence[npt.NDArray[np.float32]], length: int) -> npt.NDArray[np.float32]:
-    """(subject, roi, time) series: resampled, each ROI minus its mean, the whole scan divided by its root mean square.
-
-    One number for each subject, so that ROIs keep their amplitudes relative to each other.
-    """
+    """(subject, roi, time) series: resampled, each ROI minus its mean, the whole scan divided by its root mean square."""
     return _resampled(series, length, lambda one: np.sqrt((one**2).mean()))
 
 
 def _resampled(
     series: Sequence[npt.NDArray[np.float32]], length: int, spread: Callable[[Floats], Any]
 ) -> npt.NDArray[np.float32]:
-    """(subject, roi, time) series resampled to `length` points, minus the mean of each ROI, divided by `spread`."""
     result = np.empty((len(series), series[0].shape[1], length), dtype=np.float32)
 
     def standardise(i: int) -> None:
@@ -125,10 +120,7 @@ def _resampled(
 
 @cache
 def spline_matrix(given: int, wanted: int) -> Floats:
-    """(wanted, given) matrix that resamples `given` equally spaced points to `wanted` points by a cubic spline.
-
-    A spline is linear in the values it interpolates, so resampling all ROIs of a scan is one matrix product.
-    """
+    """(wanted, given) matrix that resamples `given` equally spaced points to `wanted` points by a cubic spline."""
     from scipy.interpolate import CubicSpline
 
     spline = CubicSpline(np.linspace(0.0, 1.0, given), np.eye(given))

@@ -37,15 +37,12 @@ BY_ESTIMATOR = "sklearn_bridge.from_sklearn"  # defines methods by their field `
 
 @dataclass(frozen=True)
 class Declaration:
-    """Default of each field, fields changed by each variant, and whether the seed matters (`Method.stochastic`).
-
-    `summary` is the first line of the description, `reference` the citation, `role` that of `Method.role`.
-    """
+    """What tables and reports need to know of a method: its class attributes, and the default of each field."""
 
     fields: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
     stochastic: bool
-    summary: str = ""
+    summary: str = ""  # first line of the description
     reference: str = ""
     role: str = ""
 
@@ -100,7 +97,7 @@ class Registry(MutableMapping[str, type[Any]]):
         return self._loaded[name]
 
     def declaration(self, name: str) -> Declaration:
-        """Field defaults, variants, randomness and reference of a method, from its class."""
+        """Declaration of a method, from its class."""
         cls = self[name]
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         defaults = {

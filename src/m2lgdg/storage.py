@@ -64,7 +64,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 
 def missing_libraries(extra: str) -> list[str]:
-    """Libraries of an extra that cannot be imported; none is imported to find out."""
+    """Libraries of an extra that are not installed."""
     return [name for name in EXTRAS[extra] if not importable(name)]
 
 
@@ -98,7 +98,6 @@ def writing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _staged(path: Path) -> Iterator[Path]:
-    """Context with a temporary file next to `path`, which is deleted at the end unless it was moved."""
     try:
         if path.exists() and not path.is_file():  # replacing a device such as /dev/null would harm the whole machine
             raise OSError(0, "it is a folder" if path.is_dir() else "it is not a regular file")
@@ -109,7 +108,7 @@ def _staged(path: Path) -> Iterator[Path]:
 
 
 def _make_safe(draft: Path) -> None:
-    """Give a temporary file, which only its owner can read, the usual permissions, and wait until the disk has it."""
+    """Give a temporary file the usual permissions, and wait until the disk has it."""
     os.chmod(draft, 0o666 & ~_umask())
     with draft.open("rb+") as file:
         os.fsync(file.fileno())
@@ -117,10 +116,7 @@ def _make_safe(draft: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Context with a temporary folder that becomes `path` if the block succeeds; if it fails, `path` is as it was.
-
-    A folder that is not empty is refused. A full disk or a kill thus leaves nothing that stands in the way of the next try.
-    """
+    """Context with a temporary folder that becomes `path`, which must be empty or new, if the block succeeds."""
     path = Path(path)
     need_unused(path)
     draft = path
@@ -151,10 +147,9 @@ def need_unused(path: str | Path) -> None:
 
 
 def remove_abandoned(folder: str | Path) -> None:
-    """Remove the temporary files and folders in a folder whose process was killed while it wrote them.
+    """Remove what a killed process was writing in a folder: it can be locked, and its name has the mark of this machine.
 
-    A process locks what it writes, so what can be locked is abandoned. On file systems whose locks do not reach other
-    machines, only names with the mark of this machine are safe to remove; without locks, nothing is removed.
+    Locks may not reach other machines; without locks, nothing is removed.
     """
     if fcntl is None:
         return
@@ -174,7 +169,7 @@ def remove_abandoned(folder: str | Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(parent: Path, name: str, *, folder: bool) -> Iterator[Path]:
-    """New temporary file or folder in `parent`, locked for this process; if it is still there at the end, it is removed."""
+    """New temporary file or folder, locked for this process, and removed at the end if it is still there."""
     remove_abandoned(parent)
     while True:
         prefix = f".{name[:50]}{MARK}{_machine()}-"
@@ -218,13 +213,12 @@ def _remove(path: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Mark of this machine in the names of temporary files."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 @contextlib.contextmanager
 def _folder_for(path: Path) -> Iterator[None]:
-    """Create the folder of a file; if the block fails, the folders created for it are removed again."""
+    """Context with the folder of a file; if the block fails, folders created for it are removed again."""
     new = [folder for folder in path.parents if not folder.exists()]  # innermost first
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,9 +232,11 @@ def _folder_for(path: Path) -> Iterator[None]:
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file atomically; characters that are not valid Unicode (in some file names) are escaped."""
-    with writing(path) as draft:
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return Path(path)
+    return write_bytes(path, _encoded(text))
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
@@ -257,7 +253,7 @@ def write_texts(folder: str | Path, texts: Mapping[str, str | bytes]) -> Path:
         for name, text in texts.items():
             path = Path(folder) / name
             drafts[path] = stack.enter_context(_staged(path))
-            drafts[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
+            drafts[path].write_bytes(_encoded(text))
             _make_safe(drafts[path])
         for path, draft in drafts.items():
             os.replace(draft, path)
@@ -281,8 +277,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, npt.NDArray[Any]], met
 def read_tensors(path: str | Path, kind: str, *, in_memory: bool = False) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
     """Metadata and tensors of a safetensors file with the format `kind`.
 
-    Tensors are read-only memory maps. With `in_memory` they are views of bytes, which nobody can make writeable and which stay
-    as they are when the file is overwritten or cut short.
+    Tensors are read-only memory maps or, `in_memory`, views of bytes, which stay as they are whatever happens to the file.
     """
     import numpy as np
     from safetensors import SafetensorError, safe_open
@@ -320,20 +315,19 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 
 def _tensor_header(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
-    """Header of a safetensors file, and where its data begin."""
     size = int.from_bytes(file.read(8), "little")
     header: dict[str, Any] = json.loads(file.read(min(size, os.fstat(file.fileno()).st_size)))
     return header, 8 + size
 
 
 def file_hash(path: str | Path, most: int) -> str:
-    """SHA-256 of a file, read in chunks; files above `most` bytes are refused."""
+    """SHA-256 of a file of at most `most` bytes."""
     with _open_regular(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """Content of a file; files above `most` bytes are refused."""
+    """Content of a file of at most `most` bytes."""
     with _open_regular(path, most) as file:
         # Not file.read(most), which allocates `most` bytes; a little more than the size, in case the file grows.
         return file.read(min(most, os.fstat(file.fileno()).st_size + 2**16))

@@ -20,12 +20,10 @@ CURVATURE = 32  # subjects used to estimate the curvature for a Newton step
 
 
 def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50, first_step: int | None = None) -> Floats:
-    """Geometric mean of positive definite matrices: their mean tangent vector there is zero (the tangent reference).
+    """Geometric mean of positive definite matrices, at which their mean tangent vector is zero (the tangent reference).
 
-    Newton's iteration, started between the arithmetic and the harmonic mean. It stops when the norm of the mean tangent vector,
-    divided by the number of ROIs, is below `tolerance`; the last step then brings it about twenty times closer still.
-    If `first_step` is given and there are at least twice as many matrices, the first step estimates the mean tangent vector
-    from about that many, evenly spaced.
+    Newton's iteration, started between the arithmetic and the harmonic mean, until the norm of the mean tangent vector divided
+    by the number of ROIs is below `tolerance`. The first step uses about `first_step` matrices, if there are twice as many.
     """
     reference, before, step = _start(matrices), np.inf, 1.0
     every = max(len(matrices) // first_step, 1) if first_step else 1
@@ -43,7 +41,7 @@ def geometric_mean(matrices: Floats, *, tolerance: float = 1e-5, steps: int = 50
 
 
 def _mean_log(matrices: Floats, whitening: Floats) -> tuple[Floats, Floats]:
-    """Mean of the whitened logarithms, and the logarithms of some subjects, for the curvature."""
+    """Mean of the whitened logarithms, and some of them for the curvature."""
     mean, some = np.zeros_like(whitening), []
     every = -(-len(matrices) // CURVATURE)
     for i, log in enumerate(_whitened_logs(matrices, whitening)):
@@ -55,8 +53,7 @@ def _mean_log(matrices: Floats, whitening: Floats) -> tuple[Floats, Floats]:
 def _estimated_mean_log(sample: Floats, whitening: Floats) -> tuple[Floats, Floats]:
     """`_mean_log` of all subjects, estimated from some of them at the start of the iteration.
 
-    There, a whitened matrix W and its inverse have the same mean over all subjects. W - W^-1 follows log W closely, so its mean
-    in the sample (a control variate) removes most of the sampling error.
+    There, W and W^-1 have the same mean over all subjects, so that of W - W^-1 in the sample is a control variate for log W.
     """
 
     def log_and_difference(matrix: Floats) -> tuple[Floats, Floats]:
@@ -88,7 +85,7 @@ def _start(matrices: Floats) -> Floats:
 
 
 def _inverse(matrix: Floats) -> Floats:
-    """Inverse of a positive definite matrix, by its Cholesky factor: half the time of a general inverse."""
+    """Inverse by the Cholesky factor: half the time of a general one."""
     from scipy.linalg.lapack import dpotrf, dpotri
 
     lower, failed = dpotrf(matrix, lower=1, clean=1)
@@ -99,10 +96,10 @@ def _inverse(matrix: Floats) -> Floats:
 
 
 def _newton(mean: Floats, logs: Floats) -> Floats:
-    """Newton step that brings the mean tangent vector to zero, with the curvature estimated from some of the subjects.
+    """Newton step towards a mean tangent vector of zero, with the curvature estimated from the logs of some subjects.
 
-    To second order, a step d changes a subject's log L by d + (L L d - 2 L d L + d L L) / 12. A few conjugate gradient steps
-    invert the mean of this map. It overestimates the curvature at large distances, so steps are rather too short than too long.
+    To second order, a step d changes a subject's log L by d + (L L d - 2 L d L + d L L) / 12; conjugate gradients invert the
+    mean of this map.
     """
     square = (logs @ logs).mean(axis=0)
 
@@ -123,10 +120,7 @@ def _newton(mean: Floats, logs: Floats) -> Floats:
 
 
 def tangent_features(matrices: Floats, reference: Floats) -> npt.NDArray[np.float32]:
-    """(subject, roi (roi + 1) / 2) tangent vectors: the matrix logarithm after whitening with the reference.
-
-    Off-diagonal entries are scaled by sqrt 2, so that Euclidean distances between vectors equal those between matrices.
-    """
+    """(subject, roi (roi + 1) / 2) tangent vectors: logarithms after whitening, off-diagonal entries times sqrt 2."""
     whitening = _symmetric(reference, _inverse_root)
     rows, columns = np.triu_indices(len(reference))
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
@@ -137,7 +131,6 @@ def tangent_features(matrices: Floats, reference: Floats) -> npt.NDArray[np.floa
 
 
 def _whitened_logs(matrices: Floats, whitening: Floats) -> Iterator[Floats]:
-    """Logarithm of whitening @ matrix @ whitening for each subject."""
     return _in_chunks(lambda matrix: _symmetric(_whitened(matrix, whitening), _safe_log), matrices)
 
 
@@ -147,10 +140,7 @@ def _whitened(matrix: Floats, whitening: Floats) -> Floats:
 
 
 def _in_chunks(function: Callable[[Floats], Value], matrices: Floats) -> Iterator[Value]:
-    """Results for each subject, on as many threads as BLAS has.
-
-    One matrix at a time, so that a subject's features are bit-identical whatever the other subjects and the number of threads.
-    """
+    """Results for each subject, one matrix at a time, so that its bits do not depend on other subjects or on threads."""
     for start in range(0, len(matrices), CHUNK):
         yield from on_threads(function, list(matrices[start : start + CHUNK]))
 

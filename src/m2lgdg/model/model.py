@@ -29,26 +29,16 @@ OF_SCAN = ("phenotypes missing", "short scan")  # quality flags that are the sam
 
 
 class Model:
-    """A fitted method, or several, with calibration, source distribution and the correction for a site.
+    """A fitted method, or one for each of several atlases, with calibration, source distribution and the correction for a site.
 
-    Attributes
-    ----------
-    method : Method
-        The method with its fields; fitted itself if the model has one atlas.
-    members : dict of str to Method
-        Fitted method of each atlas; empty before `fit`.
-    facts_ : dict
-        What is known of the fit: ROIs, inputs, source sites, and the calibration to a site.
-    source_distributions : dict of str to SourceDistribution
-        Of each atlas, if they were fitted.
-    new_site_ : NewSiteCalibration, optional
+    It has the fields and hooks of its `method`.
     """
 
     def __init__(self, method: Method) -> None:
-        self.members: dict[str, Method] = {}
-        self.facts_: dict[str, Any] = {}
+        self.members: dict[str, Method] = {}  # fitted method of each atlas; empty before `fit`
+        self.facts_: dict[str, Any] = {}  # ROIs, inputs, source sites, and the calibration to a site
         self.mean_recalibration = np.array([1.0, 0.0])  # of the mean logit of several members
-        self.source_distributions: dict[str, SourceDistribution] = {}
+        self.source_distributions: dict[str, SourceDistribution] = {}  # of each atlas, if they were fitted
         self.new_site_: NewSiteCalibration | None = None
         self.method = method  # last, as fields are set on it, and m2lgdg-connectome has one called `members`
         if hasattr(method, "state_"):
@@ -63,13 +53,11 @@ class Model:
             self.facts_["parts"] = {name: member.facts_ for name, member in members.items()}
 
     def __getattr__(self, name: str) -> Any:
-        """Fields, hooks and class attributes of the method, such as `model.epochs`."""
         if name.startswith("__") or "method" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.method, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A field is set on the method, which learns with it; what the model itself holds stays here."""
         fields = self.method.fields() if "method" in self.__dict__ else {}
         object.__setattr__(self.method if name in fields and name not in self.__dict__ else self, name, value)
 
@@ -79,7 +67,7 @@ class Model:
         return self.method.name
 
     def fields(self) -> dict[str, Any]:
-        """Hyper-parameters of the method by name."""
+        """Hyper-parameters by name."""
         return self.method.fields()
 
     @property
@@ -108,9 +96,7 @@ class Model:
         Parameters
         ----------
         source : Cohort
-            Labelled subjects of one or several sites.
         seed : int
-            Seed of the random numbers.
         device : str
             "cpu", "cuda", "mps" or "auto"; linear methods use the CPU.
         progress : callable, optional
@@ -118,15 +104,13 @@ class Model:
         source_distribution : bool
             Also fit the statistics behind out-of-distribution scores (seconds; studies do not need it).
         new_site_calibration : bool
-            Also refit the method without each source site, to calibrate its probabilities for an unseen site.
-            `predict_proba` and `threshold` then use this calibration.
+            Also refit without each source site, to calibrate `predict_proba` and `threshold` for an unseen site.
         calibration_folds : int, optional
             Refit without each of this many groups of sites instead, which is faster.
 
         Returns
         -------
         Model
-            The model itself, fitted.
 
         Examples
         --------
@@ -181,7 +165,6 @@ class Model:
         return both_classes(sigmoid(slope * logit(proba[:, 1]) + offset))
 
     def _uncalibrated(self, target: Cohort) -> Floats:
-        """(subject, 2) probabilities of the member, or from the mean logit over the atlases that a subject has."""
         self._check_fitted()
         targets = targets_of(self.members, target)
         if self._alone or not len(target):
@@ -194,29 +177,23 @@ class Model:
 
     @property
     def recalibration(self) -> tuple[float, float] | None:
-        """Slope and offset applied to the logit: of local calibration, or of new-site calibration and intercept correction.
-
-        None if the model has none of them.
-        """
+        """Slope and offset of the logit: of local calibration, or of new-site calibration and intercept correction; or None."""
         if "local" in self.facts_:
             return float(self.facts_["local"]["slope"]), float(self.facts_["local"]["offset"])
         level = self.site_level
-        if level is None:
-            return (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else None
+        if level is None and self.new_site_ is None:
+            return None
         slope, offset = (self.new_site_.slope, self.new_site_.offset) if self.new_site_ else (1.0, 0.0)
-        return slope, offset + level.shift
+        return slope, offset if level is None else offset + level.shift
 
     @property
     def site_level(self) -> SiteLevel | None:
-        """Intercept correction for the site that the model was adapted to with unlabelled subjects, or None."""
+        """Intercept correction for the site that the model was adapted to, or None."""
         return SiteLevel.stored(self.facts_)
 
     @property
     def threshold(self) -> float:
-        """Probability from which a subject is classified as patient: of the local or the new-site calibration, else 0.5.
-
-        It moves with a prevalence that was given for the site of the model (`m2lgdg adapt --prevalence`).
-        """
+        """Probability from which a subject is classified as patient; it moves with a given prevalence (`m2lgdg adapt`)."""
         default = self.new_site_.threshold if self.new_site_ else THRESHOLD
         moved = self._given_shift()
         if moved:  # with the probabilities, so that a given prevalence alone changes no decision
@@ -224,22 +201,18 @@ class Model:
         return float(self.facts_.get("local", {}).get("threshold", default))
 
     def _given_shift(self) -> float:
-        """Shift of the logit that is due to a prevalence given for the site; 0 without one."""
         level = self.site_level
         return 0.0 if level is None or level.assumed else prevalence_shift(level.prevalence, source_prevalence(self.facts_))
 
     def conformal_sets(self, proba: Floats, coverage: float = 0.9) -> npt.NDArray[np.str_]:
-        """Conformal sets (`NewSiteCalibration.sets`) of probabilities of this model, whatever prevalence they assume."""
+        """`NewSiteCalibration.sets` of probabilities of this model, whatever prevalence they assume."""
         if self.new_site_ is None:
             raise InputError("the model has no new-site calibration, so it has no conformal sets.")
         moved = self._given_shift()
         return self.new_site_.sets(sigmoid(logit(proba) - moved) if moved else proba, coverage)
 
     def flags(self, target: Cohort) -> list[list[str]]:
-        """Quality flags of each subject: short reasons why its prediction may be less reliable.
-
-        With several atlases, those that depend on the atlas end with its name.
-        """
+        """Quality flags of each subject: short reasons why its prediction may be less reliable, with the atlas if of one."""
         raised: list[list[str]] = [[] for _ in range(len(target))]
         lacking = [list(self.members) for _ in range(len(target))]
         for atlas, member, rows, seen in self._targets(target):
@@ -255,10 +228,7 @@ class Model:
         ]
 
     def ood_scores(self, target: Cohort) -> dict[str, Floats]:
-        """Out-of-distribution scores by name; above 1 is outside of source. Empty without a source distribution.
-
-        With several atlases: of connectivity in each, and of phenotypes once; NaN without that atlas.
-        """
+        """Out-of-distribution scores by name; above 1 is outside of source, NaN without the atlas of the score."""
         scores: dict[str, Floats] = {}
         for atlas, _, rows, seen in self._targets(target) if self.source_distributions else ():
             for kind, values in self.source_distributions[atlas].scores(seen).items():
@@ -267,13 +237,13 @@ class Model:
         return scores
 
     def compare(self, target: Cohort) -> list[str]:
-        """Compare a whole target with source, one line per measure; empty without a source distribution."""
+        """`SourceDistribution.compare` of a whole target, if there is one."""
         first = self._targets(target)[0]  # the measures are of subjects and scans, and the same in all atlases
         return self.source_distributions[first.atlas].compare(first.target) if self.source_distributions else []
 
     @property
     def source_distribution_(self) -> SourceDistribution | None:
-        """Source distribution of the first atlas, or None if it was not fitted."""
+        """Source distribution of the first atlas, or None."""
         return next(iter(self.source_distributions.values()), None)
 
     @property
@@ -308,7 +278,6 @@ class Model:
         Returns
         -------
         Path
-            The folder.
 
         Examples
         --------
@@ -332,16 +301,7 @@ class Model:
 
     @classmethod
     def load(cls, folder: str | Path) -> Model:
-        """Load a fitted model from its folder; no code in the folder is run.
-
-        Parameters
-        ----------
-        folder : str or Path
-
-        Returns
-        -------
-        Model
-        """
+        """Load a fitted model from its folder; no code in the folder is run."""
         folder = Path(folder)
         with reading_about(folder) as (about, hashes):
             METHODS.define_estimator(about["method"], about["fields"], run=False)

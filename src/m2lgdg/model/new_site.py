@@ -82,10 +82,8 @@ class Expected(NamedTuple):
 class NewSiteCalibration:
     """Calibration of a model at sites it has not seen, learned by leaving out each source site in turn.
 
-    `m2lgdg adapt` puts `adapted` in its place: with corrected intercepts, sites differ less and logits need less shrinking.
-
-    Probabilities are those of `predict_proba`, which already applies the slope and offset. The figures of a site use slope,
-    offset, threshold and quantiles learned from the other sites, so that they are not optimistic for a new site.
+    Probabilities are those of `predict_proba`, which applies the slope and offset. The figures of a site use slope, offset,
+    threshold and quantiles of the other sites. `m2lgdg adapt` puts `adapted` in its place, as sites then differ less.
     """
 
     slope: float  # of the logit
@@ -103,7 +101,7 @@ class NewSiteCalibration:
     def fit(
         cls, source: Cohort, unseen: Unseen, folds: int | None = None, progress: Callable[..., None] | None = None
     ) -> NewSiteCalibration:
-        """Refit without each source site, or without each of `folds` groups of sites, and learn from the predictions there."""
+        """Refit without each source site, or each of `folds` groups of sites, and learn from the predictions there."""
         proba, cuts = np.full(len(source), np.nan), sites_left_out(source, folds)
         for i, (train, test) in enumerate(cuts, start=1):
             proba[test] = unseen(source.select(train), source.select(test))
@@ -146,15 +144,15 @@ class NewSiteCalibration:
     def sets(self, proba: npt.ArrayLike, coverage: float = 0.9) -> npt.NDArray[np.str_]:
         """Conformal set of each subject: 'control', 'patient', 'both' (undecided) or 'none' (unlike either class).
 
-        About `coverage` of left-out patients, and of left-out controls, had their true class in it; `sites` has each site.
+        About `coverage` of left-out patients, and of left-out controls, had their true class in it.
         """
         control, patient = _inside(np.asarray(proba, dtype=np.float64), self.quantiles[[self._row(coverage)]])[0].T
         return np.select([control & patient, control, patient], ["both", "control", "patient"], "none")
 
     def interval(self, proba: npt.ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Bounds of the probability of being a patient at this score, over a fraction `level` of sites like the source sites.
+        """Bounds of the probability at this score over a fraction `level` of sites like the source sites.
 
-        The interval describes how calibration differs between sites, not the uncertainty about one subject.
+        They describe how calibration differs between sites, not the uncertainty about one subject.
         """
         from scipy.special import stdtrit  # only here, since its import takes a fifth of a second
 
@@ -265,8 +263,7 @@ def _inside(proba: Floats, quantiles: Floats) -> Bools:
 def between_sites(x: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str_]) -> tuple[float, float]:
     """Between-site sds of the slope and offset of the logit x, from a random-effects logistic regression.
 
-    Each site has its own slope and offset, normal around 1 and 0, so that small sites have little influence. The sds are
-    posterior root mean squares under half-normal priors: with few sites they stay near the prior instead of at zero.
+    Slopes and offsets of sites are normal around 1 and 0; the sds are posterior root mean squares under half-normal priors.
     """
     slopes, offsets = np.linspace(-1.0, 3.0, 81), np.linspace(-5.0, 5.0, 101)
     wide, far = np.linspace(0.0, 1.5, 31), np.linspace(0.0, 3.0, 31)  # grids of the two sds
@@ -325,7 +322,7 @@ def _plain(figures: Performance) -> dict[str, Any]:
 
 
 def _read_figures(content: Mapping[str, Any]) -> Performance:
-    """Figures of a site; only the card shows them, so that any finite number will do."""
+    """Figures of a site, any finite number: only the card shows them."""
     several: dict[str, Any] = {name: tuple(map(_figure, content[name])) for name in ("reached", "decided", "right")}
     if any(len(values) != len(COVERAGES) for values in several.values()):
         raise ValueError("a figure does not have one number per coverage")

@@ -36,9 +36,8 @@ Singles = npt.NDArray[np.float32]
 class SourceDistribution:
     """Distribution of source subjects, as means, spreads and quantiles; no subject is stored.
 
-    A distance is a root mean square in units of the source spread: over the leading axes of connectivity and the residual
-    off these axes, or over phenotypes. It is scaled by the distances of source subjects from statistics fitted without their
-    site: an out-of-distribution score above 1 is beyond 95 % of them.
+    A distance is a root mean square in units of the source spread, over the leading axes of connectivity and the residual off
+    them, or over phenotypes. A score above 1 is beyond 95 % of source subjects, measured without their site.
     """
 
     mean: Singles  # (edge,) Fisher z
@@ -161,7 +160,7 @@ class _Leading:
 
 
 def _combined(along: Floats, square: Floats, spread: npt.NDArray[np.floating], beside: npt.NDArray[np.floating]) -> Floats:
-    """Distances from scores along the axes and the squared residual off them; both have equal weight."""
+    """Distances from scores along the axes and, with equal weight, the squared residual off them."""
     inside = ((along / spread) ** 2).mean(axis=1) if len(spread) else np.zeros(len(along))
     off = (0.5 * np.log(np.maximum(square, 1e-12)) - beside[0]) / beside[1]
     return np.asarray(np.sqrt((inside + off**2) / 2), dtype=np.float64)

@@ -71,8 +71,7 @@ def _log_odds(prevalence: float) -> float:
 def shift_of_counts(counts: Mapping[int, int], prevalence: float, usual: float | None = None) -> float:
     """Shift after which the mean probability is `prevalence`, shrunk towards that of a site like source.
 
-    `usual` is the prevalence in source, by default the same, so that the shift is shrunk towards 0. Fewer than two subjects
-    have no shift but that of the prevalence.
+    `usual` is the prevalence in source, by default the same.
     """
     number, without = sum(counts.values()), prevalence_shift(prevalence, prevalence if usual is None else usual)
     if number < LEAST:
@@ -103,9 +102,8 @@ def source_prevalence(facts: Mapping[str, Any]) -> float:
 def cross_batches(subjects: Sequence[str], seed: int, size: int) -> Iterator[tuple[Indices, Indices]]:
     """Positions of subjects of a site that have the same batch, and of their batch: `size` other subjects.
 
-    The order of subjects is drawn by the seed from their ids, so it does not depend on the order in which they are given. The
-    first `size` of it are the batch of all further subjects, as a hospital has one batch. Subjects in the batch are scored with
-    the other batch members and one more subject, so that nobody is in their own batch.
+    The seed orders subjects by their ids. The first `size` are the batch of all others, as a hospital has one batch; those in
+    the batch are scored with its other members and one more subject.
     """
     digests = [hashlib.sha256(f"{seed}\0{subject}".encode()).digest() for subject in subjects]
     order = np.array(sorted(range(len(subjects)), key=lambda i: (digests[i], subjects[i])), dtype=np.int64)
