@@ -107,7 +107,7 @@ ANONYMOUS = {
     "long TR": "{count:subject} {have} a TR above {longest:g} s (for example {tr:g} s), which looks like milliseconds.",
     "scrubbed": "scrubbed volumes: of {count:subject}",
 }
-KINDS = {kind: (severity, sentence) for severity, some in SENTENCES.items() for kind, sentence in some.items()}
+BY_KIND = {kind: (severity, sentence) for severity, some in SENTENCES.items() for kind, sentence in some.items()}
 
 
 # Columns that reveal the diagnosis: clinical scales, interviews, medication, course of illness. Short names of scales and drugs
@@ -139,21 +139,21 @@ class Finding(NamedTuple):
     @property
     def severity(self) -> Severity:
         """Whether the cohort is unusable, or needs attention, or neither."""
-        return KINDS[self.kind][0]
+        return BY_KIND[self.kind][0]
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """Its sentence."""
         subject, other = (*self.subjects[:2], "", "")[:2]
         named = {"subject": subject, "other": other, "who": f"Subject {subject}", "names": list(self.subjects)}
-        return self._sentence("text", KINDS[self.kind][1], named | dict(self.numbers))
+        return self._sentence("text", BY_KIND[self.kind][1], named | dict(self.numbers))
 
     @property
     def anonymous(self) -> str:
         """The sentence without ids and file names, for model cards and shared reports."""
         named = {"subject": "A subject", "other": "another subject", "who": "A subject"}
         hidden = {"names": "", "only": "", "example": ""}
-        sentence = ANONYMOUS.get(self.kind, KINDS[self.kind][1])
+        sentence = ANONYMOUS.get(self.kind, BY_KIND[self.kind][1])
         return self._sentence("anonymous", sentence, named | dict(self.numbers) | hidden)
 
     def shared(self) -> dict[str, str]:
@@ -180,10 +180,7 @@ def text_finding(text: str, anonymous: str = "", *, kind: str = "note", subjects
 
 
 def read_finding(stored: Any) -> Finding:
-    """A finding from its JSON form; raises ValueError, TypeError or LookupError if that is damaged.
-
-    It is an object with the fields; in 0.1.0 a list of level, sentence, subjects, kind and sentence without ids.
-    """
+    """A finding from its JSON form, in 0.1.0 a list; raises ValueError, TypeError or LookupError if that is damaged."""
     if isinstance(stored, dict):
         finding = Finding(**stored)._replace(subjects=tuple(stored["subjects"]))
     else:
@@ -227,14 +224,8 @@ BY_LIST = "left out by an inclusion list"
 COPY, UNLIKE_COPY = "duplicate", "duplicate with different labels"
 # Exclusions that the user requested or the release documents
 EXPECTED = (
-    *(
-        "site left out",
-        "site left out by the user",
-        "site not selected",
-        "failed by the quality raters",
-        "no scan in the release",
-    ),
-    *(BY_LIST, COPY, UNLIKE_COPY, TOO_MUCH_MOTION),
+    *("site left out", "site left out by the user", "site not selected", "failed by the quality raters"),
+    *("no scan in the release", BY_LIST, COPY, UNLIKE_COPY, TOO_MUCH_MOTION),
 )
 
 
@@ -304,16 +295,12 @@ def is_duplicate(finding: Finding) -> bool:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Number of duplicate scans and of other findings, in words; empty if there are none."""
-    pairs = [one for one in findings if is_duplicate(one)]
-    conflicts = sum(one.kind == CONFLICT for one in pairs)
-    others = len(findings) - len(pairs)
-    words = []
-    if pairs:
-        labels = f" ({conflicts} of them with different labels)" if conflicts else ""
-        labels = " but different labels" if conflicts == len(pairs) else labels
-        words.append(f"{counted(len(pairs), 'pair')} of subjects with the same scan{labels}")
-    if others:
-        words.append(counted(others, "other finding" if pairs else "finding"))
+    pairs, conflicts = (sum(one.kind in kinds for one in findings) for kinds in ((DUPLICATE, CONFLICT), (CONFLICT,)))
+    others = len(findings) - pairs
+    labels = f" ({conflicts} of them with different labels)" if conflicts else ""
+    labels = " but different labels" if conflicts == pairs else labels
+    words = [f"{counted(pairs, 'pair')} of subjects with the same scan{labels}"] if pairs else []
+    words += [counted(others, "other finding" if pairs else "finding")] if others else []
     return " and ".join(words)
 
 

@@ -55,7 +55,7 @@ def test_only_tables_with_scores_are_written_and_named(name, parts, command, coh
     assert all(len(pd.read_csv(f"why/{part}.csv")) for part in parts)
     (wrote,) = [line for line in text.splitlines() if line.startswith("Wrote why")]
     assert sorted(word.removesuffix(".csv") for word in wrote.split() if word.endswith(".csv")) == parts
-    assert json.loads(Path("why/explanation.json").read_text())["tables"] == Explanation.load("why").parts
+    assert json.loads(Path("why/explanation.json").read_text())["tables"] == list(Explanation.load("why").filled)
     lacking = Explanation.load("why").lacking()
     assert all(sentence in text for sentence in lacking)
     assert ("gate weights" in " ".join(lacking)) == ("gate" not in parts)
@@ -80,8 +80,8 @@ def test_explanations_of_earlier_versions_are_read(cohort, tmp_path):
     for name, head in heads.items():
         (tmp_path / f"{name}.csv").write_text(f"{head}\n")
     back = Explanation.load(tmp_path)
-    assert back.parts == ["roi", "edges"] and back.rois.equals(explained.rois.astype(back.rois.dtypes))
-    assert mean_over([back, back]).parts == ["roi", "edges"]
+    assert list(back.filled) == ["roi", "edges"] and back.rois.equals(explained.rois.astype(back.rois.dtypes))
+    assert list(mean_over([back, back]).filled) == ["roi", "edges"]
 
 
 def test_a_block_without_weight_in_one_fold_counts_as_zero(cohort, tmp_path):

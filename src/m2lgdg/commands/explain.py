@@ -52,7 +52,7 @@ def explain(
         terminal.say(fitted.site_level.sentence())
     _show_checks(explanation)
     terminal.say(*explanation.about_lobes(), *explanation.lacking(), *explanation.about_rois())
-    written = ", ".join(f"{name}.csv ({TITLES[name]})" for name in explanation.parts)
+    written = ", ".join(f"{name}.csv ({TITLES[name]})" for name in explanation.filled)
     terminal.say(
         f"Wrote {to}: {written} and explanation.json.",
         "To explain every fold of a study, set `explain = true` in its file; the report shows the mean.",

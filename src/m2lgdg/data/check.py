@@ -139,14 +139,12 @@ def _scans(cohort: Cohort) -> list[Scans]:
 
 
 def _in_atlas(scans: Scans, *, several: bool) -> Iterator[Finding]:
-    """Findings about one atlas; they name it if the cohort has several."""
     for check in (_empty, _flat, _units, _swapped, _unnamed):
         for finding in check(scans):
             yield finding._replace(atlas=scans.cohort.atlas if several else "")
 
 
 def _lacking(cohort: Cohort) -> Iterator[Finding]:
-    """Subjects that do not have every atlas."""
     for atlas, each in cohort.parcellations.items():
         subjects = tuple(cohort.subjects[~each.present].tolist())
         if subjects:
@@ -154,12 +152,10 @@ def _lacking(cohort: Cohort) -> Iterator[Finding]:
 
 
 def empty_scans(cohort: Cohort) -> list[int]:
-    """Positions of subjects whose scan is numerically empty: its sd is below a millionth of the median of the cohort.
-
-    If the cohort has several atlases, it is enough that the scan is empty in one of them.
+    """Positions of subjects whose scan is numerically empty in an atlas: its sd is below a millionth of the cohort's median.
 
     Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
-    a site are so small, its units differ instead, which is another finding. `without_empty_scans` leaves such subjects out.
+    a site are so small, its units differ instead.
     """
     subjects = {str(one.cohort.subjects[i]) for one in _scans(cohort) for i in _empty_positions(one)}
     return [i for i, subject in enumerate(cohort.subjects.tolist()) if subject in subjects]
@@ -188,39 +184,33 @@ def _site_table(cohort: Cohort, scans: Iterable[Scans]) -> pd.DataFrame:
     """One row per site; flat ROIs count in any atlas."""
     with_flat = {subject for one in scans for subject in one.cohort.subjects[one.flat.any(axis=1)].tolist()}
     flat = np.isin(cohort.subjects, sorted(with_flat))
-    lengths = cohort.lengths
     missing = cohort.phenotypes[list(cohort.inputs)].isna().any(axis=1).to_numpy()
     motion = _head_motion(cohort)
     rows = []
     for site in cohort.site_names:
         here = cohort.sites == site
-        trs = sorted(set(np.round(cohort.tr[here], 3).tolist()) - {np.nan})
-        rows.append(
-            {
-                "site": site,
-                "subjects": int(here.sum()),
-                "patients": int((cohort.labels[here] == 1).sum()),
-                "controls": int((cohort.labels[here] == 0).sum()),
-                "volumes": _span(lengths[here].tolist()),
-                "TR": _span([value for value in trs if not np.isnan(value)]) or "?",
-                "with flat ROIs": int(flat[here].sum()),
-                "missing inputs": int(missing[here].sum()),
-                **({} if motion is None else {"motion": _median(motion[here])}),
-            }
-        )
+        row = {
+            "site": site,
+            "subjects": int(here.sum()),
+            "patients": int((cohort.labels[here] == 1).sum()),
+            "controls": int((cohort.labels[here] == 0).sum()),
+            "volumes": _span(cohort.lengths[here]),
+            "TR": _span(np.round(cohort.tr[here & ~np.isnan(cohort.tr)], 3)) or "?",
+            "with flat ROIs": int(flat[here].sum()),
+            "missing inputs": int(missing[here].sum()),
+        }
+        if motion is not None:
+            known = motion[here & np.isfinite(motion)]
+            row["motion"] = f"{np.median(known):.2f}" if len(known) else "?"
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _span(values: list[float]) -> str:
-    if not values:
+def _span(values: npt.NDArray[Any]) -> str:
+    if not len(values):
         return ""
-    low, high = min(values), max(values)
+    low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g}-{high:g}"
-
-
-def _median(values: npt.NDArray[np.float64]) -> str:
-    values = values[np.isfinite(values)]
-    return f"{np.median(values):.2f}" if len(values) else "?"
 
 
 def _inclusion(cohort: Cohort, findings: list[Finding]) -> pd.DataFrame:
@@ -229,10 +219,8 @@ def _inclusion(cohort: Cohort, findings: list[Finding]) -> pd.DataFrame:
     for finding in findings:
         for subject in finding.subjects if finding.severity != "note" else ():
             about.setdefault(subject, []).append(finding.text)
-    rows: list[tuple[object, ...]] = [
-        (subject, site, int(label), "included", " ".join(about.get(subject, [])))
-        for subject, site, label in zip(cohort.subjects.tolist(), cohort.sites.tolist(), cohort.labels, strict=True)
-    ]
+    people = zip(cohort.subjects.tolist(), cohort.sites.tolist(), cohort.labels.tolist(), strict=True)
+    rows: list[tuple[object, ...]] = [(*one, "included", " ".join(about.get(one[0], []))) for one in people]
     rows += [(one.subject, one.site, "", "excluded", one.reason) for one in cohort.excluded]
     return pd.DataFrame(rows, columns=["subject", "site", "label", "status", "reason"])
 
@@ -267,12 +255,10 @@ def _exclusions(cohort: Cohort) -> Iterator[Finding]:
     for reason, count in Counter(one.general for one in cohort.excluded).most_common():
         excluded = [one for one in cohort.excluded if one.general == reason]
         sites = Counter(one.site or "no site" for one in excluded)
-        numbers: dict[str, Any] = {"reason": reason, "sites": {site: sites[site] for site in sorted(sites, key=natural_key)}}
         first = excluded[0]
-        if count == 1:
-            numbers["only"] = first.subject
-        if first.kind == UNUSABLE_FILE:
-            numbers["example"] = first.reason.rstrip(".")
+        numbers: dict[str, Any] = {"reason": reason, "sites": {site: sites[site] for site in sorted(sites, key=natural_key)}}
+        numbers |= {"only": first.subject} if count == 1 else {}
+        numbers |= {"example": first.reason.rstrip(".")} if first.kind == UNUSABLE_FILE else {}
         kind = "expected exclusion" if first.expected else "exclusion"
         yield Finding(kind, "", tuple(one.subject for one in excluded), numbers)
 
@@ -302,7 +288,7 @@ def _short(cohort: Cohort) -> Iterator[Finding]:
     short = cohort.lengths < SHORT
     for site in sorted(set(cohort.sites[short].tolist()), key=natural_key):
         here = short & (cohort.sites == site)
-        volumes = _span(cohort.lengths[here].tolist())
+        volumes = _span(cohort.lengths[here])
         numbers = {"size": int((cohort.sites == site).sum()), "fewest": SHORT, "volumes": volumes}
         yield Finding("short scan", site, tuple(cohort.subjects[here].tolist()), numbers)
 
@@ -335,11 +321,11 @@ def _motion(cohort: Cohort) -> Iterator[Finding]:
 
 
 def _swapped(scans: Scans) -> Iterator[Finding]:
-    """Series that may be transposed. ROIs that have names, or scans of several lengths, speak against it."""
+    """Series that may be transposed, unless their ROIs have names or they have several lengths."""
     cohort, lengths = scans.cohort, scans.cohort.lengths
     if (lengths < len(cohort.rois)).all():
         unnamed = len(set(lengths.tolist())) == 1 < len(cohort) and _are_numbers(cohort) and not cohort.atlas
-        numbers = {"volumes": _span(lengths.tolist()), "rois": len(cohort.rois)}
+        numbers = {"volumes": _span(lengths), "rois": len(cohort.rois)}
         yield Finding("axes" if unnamed else "few volumes", numbers=numbers)
 
 

@@ -20,6 +20,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.interpolate import interp1d
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
@@ -36,11 +39,9 @@ How = Literal["identical", "aligned", "reversed", "resampled", "fc"]
 
 
 class Pair(NamedTuple):
-    """Positions of two subjects with the same scan, and how that was recognised.
+    """Positions of two subjects with the same scan, and how that was recognised, in which of several atlases.
 
-    `correlation` is that of the aligned series, after reversal or resampling in time if `how` is so; for "fc" it is that of
-    FC without the global signal. `atlases` are those in which it was recognised, if the cohort has several; the rest is that
-    of the first of them.
+    `correlation` is that of the aligned series; for "fc" it is that of FC without the global signal.
     """
 
     first: int
@@ -52,35 +53,30 @@ class Pair(NamedTuple):
 
 
 def find_duplicates(cohort: Cohort) -> list[Pair]:
-    """Pairs of subjects with identical series, or with the same scan cropped, rescaled, shifted, reversed or resampled.
-
-    The module's docstring states which copies are recognised and which are not. Every atlas of the cohort is compared; it is
-    enough that two subjects have the same scan in one of them.
-    """
+    """Pairs of subjects with the same scan in at least one atlas; the module's docstring states which copies are seen."""
     if not cohort.parcellations:
         return _pairs(cohort)
     pairs: dict[tuple[int, int], Pair] = {}
-    for atlas in cohort.atlases:
-        one = cohort.parcellation(atlas)
+    for one in cohort.each_atlas():
         position = np.flatnonzero(np.isin(cohort.subjects, one.subjects)).tolist()
         for pair in _pairs(one):
-            key = position[pair.first], position[pair.second]
-            known = pairs.get(key, pair._replace(first=key[0], second=key[1]))
-            pairs[key] = known._replace(atlases=(*known.atlases, atlas))
+            first, second = position[pair.first], position[pair.second]
+            known = pairs.get((first, second), pair._replace(first=first, second=second))
+            pairs[first, second] = known._replace(atlases=(*known.atlases, one.atlas))
     return sorted(pairs.values())
 
 
+_LAST: dict[tuple[int, tuple[bytes, ...]], list[Pair]] = {}  # a study checks its cohort, then its folds for leaks
+
+
 def _pairs(cohort: Cohort) -> list[Pair]:
-    """Pairs of subjects with the same scan in the first atlas."""
+    """Pairs in the first atlas."""
     digests = tuple(hashlib.sha256(one.tobytes()).digest() for one in cohort.series)
     key = len(cohort.rois), digests
     if key not in _LAST:
         _LAST.clear()
         _LAST[key] = _compared(cohort, digests)
     return list(_LAST[key])
-
-
-_LAST: dict[tuple[int, tuple[bytes, ...]], list[Pair]] = {}  # a study checks its cohort, then its folds for leaks
 
 
 def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:
@@ -115,28 +111,22 @@ def without_duplicates(cohort: Cohort) -> Cohort:
 
 def _same_scan(cohort: Cohort) -> list[list[int]]:
     """Positions of subjects with the same scan, as groups: a copy of a copy is in the group of both."""
-    group_of: dict[int, list[int]] = {}
-    for pair in find_duplicates(cohort):
-        first, second = (group_of.setdefault(i, [i]) for i in (pair.first, pair.second))
-        if first is not second:
-            first += second
-            group_of.update(dict.fromkeys(second, first))
-    return [group for i, group in sorted(group_of.items()) if i == min(group)]
+    pairs = np.array([(pair.first, pair.second) for pair in find_duplicates(cohort)], dtype=int).reshape(-1, 2)
+    graph = coo_array((np.ones(len(pairs)), tuple(pairs.T)), shape=(len(cohort), len(cohort)))
+    group = connected_components(graph, directed=False)[1]
+    return [np.flatnonzero(group == one).tolist() for one in dict.fromkeys(group[np.unique(pairs)].tolist())]
 
 
 def _dropped(cohort: Cohort, group: list[int]) -> list[Exclusion]:
     """The subjects of a group that are not kept."""
     by_id = sorted(group, key=lambda i: str(cohort.subjects[i]))
-    labels = {int(cohort.labels[i]) for i in group} - {UNKNOWN}
-    conflict = len(labels) > 1
-    first = None if conflict else next((i for i in by_id if cohort.labels[i] != UNKNOWN), by_id[0])
+    conflict = len({int(cohort.labels[i]) for i in group} - {UNKNOWN}) > 1
+    kept = None if conflict else next((i for i in by_id if cohort.labels[i] != UNKNOWN), by_id[0])
     dropped = []
-    for i in by_id:
-        others = [str(cohort.subjects[j]) for j in by_id if j != i] if first is None else [str(cohort.subjects[first])]
-        if i != first:
-            detail = f"same scan as {', '.join(others)}{'' if conflict else ', which is kept'}"
-            kind = UNLIKE_COPY if conflict else COPY
-            dropped.append(Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), kind, detail=detail))
+    for i in (i for i in by_id if i != kept):
+        others = [str(cohort.subjects[j]) for j in (by_id if kept is None else [kept]) if j != i]
+        detail = f"same scan as {', '.join(others)}{'' if conflict else ', which is kept'}"
+        dropped.append(Exclusion(str(cohort.subjects[i]), str(cohort.sites[i]), UNLIKE_COPY if conflict else COPY, "", detail))
     return dropped
 
 
@@ -152,7 +142,8 @@ def _copy(first: npt.NDArray[Any], second: npt.NDArray[Any], alike: float) -> tu
         return correlation, "reversed"
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     if len(longer) > len(shorter):
-        stretched = _stretched(shorter, len(longer))
+        time = np.linspace(0, len(shorter) - 1, len(longer))
+        stretched = interp1d(np.arange(len(shorter)), shorter.astype(np.float64), axis=0)(time)
         correlation = max(best_alignment(longer, one) for one in (stretched, stretched[::-1]))
         if correlation >= SERIES_ALIKE:
             return correlation, "resampled"
@@ -163,23 +154,14 @@ def _copy(first: npt.NDArray[Any], second: npt.NDArray[Any], alike: float) -> tu
     return None
 
 
-def _stretched(series: npt.NDArray[Any], volumes: int) -> npt.NDArray[np.float64]:
-    """The series at another number of volumes, from the first to the last, by linear interpolation."""
-    time = np.linspace(0, len(series) - 1, volumes)
-    before = np.minimum(time.astype(int), len(series) - 2)
-    weight = (time - before)[:, None]
-    wide = series.astype(np.float64)
-    return np.asarray(wide[before] * (1 - weight) + wide[before + 1] * weight)
-
-
 def _clean_edges(series: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """FC as a vector, without the global signal, which makes the FC of all people alike."""
     rois = _fingerprint_rois(series.shape[1])
     unit = _standardised(series[:, rois])
     mean = unit.mean(axis=1, keepdims=True)
     energy = float((mean**2).sum())
-    edges: npt.NDArray[Any] = _correlation(unit - mean @ (mean.T @ unit) / energy if energy > 0 else unit)
-    return edges[np.triu_indices(len(rois), 1)]
+    edges = _correlation(unit - mean @ (mean.T @ unit) / energy if energy > 0 else unit)
+    return np.asarray(edges[np.triu_indices(len(rois), 1)])
 
 
 def _fingerprint_rois(count: int) -> npt.NDArray[np.int_]:
@@ -205,8 +187,7 @@ def _correlation(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
     centred = columns - columns.mean(axis=0)
     norm = np.linalg.norm(centred, axis=0)
     unit = centred / np.where(norm > 0, norm, 1)
-    result: npt.NDArray[Any] = unit.T @ unit
-    return result
+    return np.asarray(unit.T @ unit)
 
 
 def best_alignment(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:

@@ -34,7 +34,7 @@ The data may be used for non-commercial research (http://preprocessed-connectome
 
 
 class Fetched(NamedTuple):
-    """What `fetch_abide` did: the folder, its subjects, and the numbers of files that were new, present and damaged."""
+    """What `fetch_abide` did, with numbers of files."""
 
     folder: Path
     subjects: int
@@ -55,8 +55,7 @@ def fetch_abide(
 ) -> Fetched:
     """Fetch the series of ABIDE I in some atlases into `to`/ABIDE_pcp; files that are there and intact are kept.
 
-    A file whose checksum is not that of SHA256SUMS is damaged and fetched again. `sites` and `subjects` limit the download to
-    some sites and to the first subjects of the table. `url` is the address of a copy of the release.
+    `sites` and `subjects` (the first of the table) limit the download; `url` is the address of a copy of the release.
     """
     _check(to, atlases, strategy, subjects)
     folder = to / FOLDER

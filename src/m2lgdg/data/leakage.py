@@ -88,12 +88,12 @@ def _result(check: str, problems: list[tuple[str, str]], fine: str) -> dict[str,
 
 def _target_site(fold: Fold) -> str:
     count = int((fold.source.sites == fold.site).sum())
-    return f"{counted(count, 'subject')} of the target site {_are(count)} in source" if count else ""
+    return f"{counted(count, 'subject')} of the target site {'is' if count == 1 else 'are'} in source" if count else ""
 
 
 def _shared_subjects(fold: Fold) -> str:
     count = len(set(fold.source.subjects.tolist()) & set(fold.target.subjects.tolist()))
-    return f"{counted(count, 'subject id')} {_are(count)} also in source" if count else ""
+    return f"{counted(count, 'subject id')} {'is' if count == 1 else 'are'} also in source" if count else ""
 
 
 def _copies(fold: Fold, pairs: list[tuple[str, str]]) -> str:
@@ -110,13 +110,12 @@ def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]
     """Sentence about copies that are always on the same side: no leak from target to source, but a scan that counts twice."""
     site_of = dict(zip(cohort.subjects.tolist(), cohort.sites.tolist(), strict=True))
     targets = {fold.site for fold in folds}
-    inside = [pair for pair in pairs if len(ends := {site_of[one] for one in pair}) == 1 or not ends & targets]
-    if not inside:
-        return ""
-    where = Counter(" and ".join(sorted({site_of[one] for one in pair})) for pair in inside)
+    ends = [sorted({site_of[one] for one in pair}) for pair in pairs]
+    where = Counter(" and ".join(sites) for sites in ends if len(sites) == 1 or not targets.intersection(sites))
     listed = ", ".join(f"{count} at {sites}" for sites, count in sorted(where.items()))
-    verb = "is" if len(inside) == 1 else "are"
-    return f"But {counted(len(inside), 'pair')} of {scans} {verb} on the same side ({listed}; `m2lgdg check` lists them)."
+    verb = "is" if where.total() == 1 else "are"
+    sentence = f"But {counted(where.total(), 'pair')} of {scans} {verb} on the same side ({listed}; `m2lgdg check` lists them)."
+    return sentence if where else ""
 
 
 def _proxies(fold: Fold) -> str:
@@ -137,16 +136,13 @@ def _reveals_label(source: Cohort, column: str) -> bool:
         return True
     values = source.phenotypes[column].to_numpy()
     known = np.isfinite(values)
-    ranked = pairs = 0.0
-    patients = controls = 0
-    for site in source.site_names:
-        here = known & (source.sites == site)
-        n_patients, n_controls = (int((source.labels[here] == label).sum()) for label in (1, 0))
-        if n_patients and n_controls:
-            ranked += auc(source.labels[here], values[here]) * n_patients * n_controls
-            pairs += n_patients * n_controls
-            patients, controls = patients + n_patients, controls + n_controls
-    return min(patients, controls) >= TINY and abs(ranked / pairs - 0.5) > SEPARATION
+    at_sites = [known & (source.sites == site) for site in source.site_names]
+    counts = np.array([[(source.labels[here] == label).sum() for label in (1, 0)] for here in at_sites])  # (site, class)
+    pairs = counts.prod(axis=1)
+    if counts[pairs > 0].sum(axis=0).min(initial=TINY) < TINY or not pairs.any():
+        return False
+    areas = [auc(source.labels[here], values[here]) if n else 0.0 for here, n in zip(at_sites, pairs, strict=True)]
+    return bool(abs(np.average(areas, weights=pairs) - 0.5) > SEPARATION)
 
 
 def _site_names(cohort: Cohort) -> dict[str, Any]:
@@ -168,7 +164,3 @@ def _site_names(cohort: Cohort) -> dict[str, Any]:
 def _unlabelled(fold: Fold) -> str:
     count = int((fold.source.labels < 0).sum())
     return f"{counted(count, 'source subject')} {'has' if count == 1 else 'have'} no label" if count else ""
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

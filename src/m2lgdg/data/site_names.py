@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from m2lgdg.cohort import Cohort, natural_key
+from m2lgdg.findings import counted
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
@@ -25,13 +26,15 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 
 
 def merged(cohort: Cohort, groups: Sequence[Sequence[str]]) -> Cohort:
-    """Copy of the cohort with one name for each group: its most frequent spelling, in NFC and without superfluous spaces.
-
-    Excluded subjects are renamed too. A note records what was merged.
-    """
+    """The cohort, and its excluded subjects, with one name for each group; a note records what was merged."""
     counts = Counter(cohort.sites.tolist())
     names = {spelling: common_spelling(group, counts) for group in groups for spelling in group}
-    notes = [sentence for group in groups for sentence in _merges(group, counts)]
+    notes = [
+        f"Site {shown(other)} ({counted(counts[other], 'subject')}) was merged into {name}: "
+        "the names differ only by case, spaces or Unicode form."
+        for other, name in names.items()
+        if other != name
+    ]
     return dataclasses.replace(
         cohort,
         sites=np.array([names.get(site, site) for site in cohort.sites.tolist()], dtype=np.str_),
@@ -41,24 +44,17 @@ def merged(cohort: Cohort, groups: Sequence[Sequence[str]]) -> Cohort:
 
 
 def common_spelling(group: Sequence[str], counts: Counter[str]) -> str:
-    """Name of a merged site: the spelling with the most subjects, the first of the group if several have as many."""
-    return " ".join(unicodedata.normalize("NFC", max(group, key=lambda name: counts[name])).split())
+    """Name of a merged site: its most frequent spelling (or the first such), in NFC and without superfluous spaces."""
+    return _plain(max(group, key=lambda name: counts[name]))
 
 
 def shown(name: str) -> str:
     """Name that can be told apart from similar ones: as Python writes it in ASCII, if spaces or Unicode form are unusual."""
-    return name if name == " ".join(unicodedata.normalize("NFC", name).split()) else ascii(name)
+    return name if name == _plain(name) else ascii(name)
 
 
-def _merges(group: Sequence[str], counts: Counter[str]) -> list[str]:
-    """One sentence for each spelling that a merge replaces."""
-    name = common_spelling(group, counts)
-    return [
-        f"Site {shown(other)} ({counts[other]} subject{'s' * (counts[other] != 1)}) was merged into {name}: "
-        "the names differ only by case, spaces or Unicode form."
-        for other in group
-        if other != name
-    ]
+def _plain(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def _key(name: str) -> str:

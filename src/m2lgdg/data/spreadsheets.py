@@ -51,11 +51,9 @@ def unquoted_table(table: pd.DataFrame) -> pd.DataFrame:
     """A table read from CSV, with the names that `csv_text` was given."""
     read = table.rename(columns=unquoted)
     for i, kind in enumerate(read.dtypes):
-        if not pd.api.types.is_numeric_dtype(kind) and _has_apostrophes(read.iloc[:, i]):
-            read.isetitem(i, read.iloc[:, i].map(unquoted))
+        column = read.iloc[:, i]
+        # Most columns of text have no apostrophe, and need not be mapped.
+        plain = isinstance(kind, pd.StringDtype) and not column.str.startswith("'").any()
+        if not (plain or pd.api.types.is_numeric_dtype(kind)):
+            read.isetitem(i, column.map(unquoted))
     return read
-
-
-def _has_apostrophes(column: pd.Series) -> bool:
-    """Whether a cell may have to be changed; most columns have none, and are read much faster."""
-    return not isinstance(column.dtype, pd.StringDtype) or bool(column.str.startswith("'").any())

@@ -82,7 +82,6 @@ def _version(name: str) -> str | None:
 
 
 def _blas_threads() -> dict[str, int]:
-    """Threads of each numerical library with a thread pool of its own."""
     import scipy.linalg  # noqa: F401  (loads the libraries)
     from threadpoolctl import threadpool_info
 
@@ -90,14 +89,14 @@ def _blas_threads() -> dict[str, int]:
 
 
 def _devices() -> list[dict[str, Any]]:
-    """Names for --device, with model and memory of each GPU; only the CPU where PyTorch is missing."""
-    cpu = {"name": "cpu", "model": platform.machine()}
+    """Names for --device, with model and memory of each GPU."""
+    cpu: dict[str, Any] = {"name": "cpu", "model": platform.machine()}
     if "torch" in missing_libraries("networks"):
         return [cpu]
     import torch
 
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    found = [
-        {"name": f"cuda:{i}", "model": gpu.name, "memory_gib": round(gpu.total_memory / 2**30, 1)} for i, gpu in enumerate(gpus)
-    ]
-    return [cpu, *found, *([{"name": "mps", "model": "Apple"}] if torch.backends.mps.is_available() else [])]
+    found = [cpu]
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        gpu = torch.cuda.get_device_properties(i)
+        found.append({"name": f"cuda:{i}", "model": gpu.name, "memory_gib": round(gpu.total_memory / 2**30, 1)})
+    return [*found, {"name": "mps", "model": "Apple"}] if torch.backends.mps.is_available() else found

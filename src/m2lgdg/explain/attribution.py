@@ -44,7 +44,6 @@ CONTRIBUTIONS = (
     "contribution of each feature to the decision in logits: its weight times its distance from the baseline; scores are mean "
     "absolute contributions"
 )
-AVERAGE = "mean of source, feature by feature"
 
 
 def explain(
@@ -72,45 +71,37 @@ def explain(
     if not fitted.members:
         raise InputError(f"method {fitted.name} is not fitted yet.")
     sources = {} if source is None else {one.atlas: one.target for one in targets_of(fitted.members, source)}
+    how = {"of": of, "steps": steps, "device": device, "progress": progress}
     explained = {
-        one.atlas: _explain_member(one.member, one.target, of, steps, device, sources.get(one.atlas), progress)
+        one.atlas: _explain_member(one.member, one.target, sources.get(one.atlas), how)
         for one in targets_of(fitted.members, cohort)
     }
     return joined(explained) if len(fitted.members) > 1 else next(iter(explained.values()))
 
 
-def _explain_member(
-    fitted: Method,
-    cohort: Cohort,
-    of: Of,
-    steps: int,
-    device: str,
-    source: Cohort | None,
-    progress: Callable[[int, int], None] | None,
-) -> Explanation:
+def _explain_member(fitted: Method, cohort: Cohort, source: Cohort | None, how: dict[str, Any]) -> Explanation:
     """Explanation of a method in its atlas."""
     if isinstance(fitted, Average):
-        settings = (of, steps, device, source, progress)
-        return mean_over_methods({name: _explain_member(one, cohort, *settings) for name, one in fitted.averaged.items()})
+        return mean_over_methods({name: _explain_member(one, cohort, source, how) for name, one in fitted.averaged.items()})
     visible = fitted.visible(cohort)  # as for a prediction: labels, sites and ids are hidden
     cohort = in_one_atlas(cohort, fitted.facts_["atlas"])
+    of, steps = how["of"], how["steps"]
     if of not in GRADIENTS:
         raise InputError(f"explanations are of the {' or the '.join(GRADIENTS)}, not of {of!r}.")
     if steps < 1:
         raise InputError(f"integrated gradients need at least one step, not {steps}.")
-    about: dict[str, Any] = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
-    points = pd.DataFrame(columns=list(MAP_COLUMNS))
+    points = None
     if is_network(fitted):
         with needing("networks", f"the explanation of method {fitted.name}"):
             from m2lgdg.explain.gradients import explain_network
-        attributions, points, network_about = explain_network(fitted, cohort, visible, of, steps, device, source, progress)
-        about |= {"scores": GRADIENTS[of], "of": of, "steps": steps} | network_about
+        attributions, points, network_about = explain_network(fitted, cohort, visible, source, **how)
+        about = {"scores": GRADIENTS[of], "of": of, "steps": steps} | network_about
     elif isinstance(fitted, Linear):
         attributions = patterns(fitted, visible)
-        about |= {"scores": PATTERNS, "steps": None, "baseline": None}
+        about = {"scores": PATTERNS, "steps": None, "baseline": None}
     else:
         raise InputError(f"method {fitted.name} cannot be explained: it is neither a network nor a linear method.")
-    return _explanation(attributions, cohort, visible.inputs, points, about)
+    return _explanation(fitted, attributions, cohort, visible.inputs, about, points)
 
 
 def explain_subject(fitted: Model, cohort: Cohort, *, steps: int = 64) -> Explanation:
@@ -137,21 +128,24 @@ def _subject(fitted: Method, cohort: Cohort, scale: float) -> Explanation:
     """Contributions to the decision of a linear method in one atlas, times `scale`."""
     assert isinstance(fitted, Linear)
     visible = fitted.visible(cohort)
-    about = {"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort), "scores": CONTRIBUTIONS, "steps": None}
-    about["baseline"] = AVERAGE
-    points = pd.DataFrame(columns=list(MAP_COLUMNS))
-    return _explanation(contributions(fitted, visible, scale), cohort, visible.inputs, points, about)
+    about = {"scores": CONTRIBUTIONS, "steps": None, "baseline": "mean of source, feature by feature"}
+    return _explanation(fitted, contributions(fitted, visible, scale), cohort, visible.inputs, about)
 
 
 def _explanation(
-    attributions: Attributions, cohort: Cohort, inputs: tuple[str, ...], points: pd.DataFrame, about: dict[str, Any]
+    fitted: Method,
+    attributions: Attributions,
+    cohort: Cohort,
+    inputs: tuple[str, ...],
+    about: dict[str, Any],
+    points: pd.DataFrame | None = None,
 ) -> Explanation:
     return Explanation(
         rois=roi_table(attributions.rois, cohort),
         edges=edge_table(attributions.edges, cohort.rois),
         phenotypes=phenotype_table(attributions.phenotypes, inputs),
         gate=gate_table(attributions.gate, cohort),
-        completeness=completeness_table(attributions.change, cohort),
-        map=points,
-        about=about | {"atlas": cohort.atlas},
+        completeness=completeness_table(attributions.change, cohort.subjects.tolist()),
+        map=pd.DataFrame(columns=list(MAP_COLUMNS)) if points is None else points,
+        about={"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)} | about | {"atlas": cohort.atlas},
     )

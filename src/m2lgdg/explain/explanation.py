@@ -23,15 +23,16 @@ from m2lgdg.storage import InputError, one_line, write_texts
 
 Floats = npt.NDArray[np.float64]
 ROI_COLUMNS = ("rank", "roi", "code", "x", "y", "z", "score", "sd")
-EDGE_COLUMNS = ("roi", "other roi", "score", "direction")
-PHENOTYPE_COLUMNS = ("phenotype", "score", "sd", "direction")
-GATE_COLUMNS = ("site", "label", "subjects")
-MAP_COLUMNS = ("site", "label", "part", "x", "y")
-TABLES = {"roi": "rois", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate", "map": "map"}  # file -> table
-COLUMNS = {"roi": ROI_COLUMNS, "edges": EDGE_COLUMNS, "phenotypes": PHENOTYPE_COLUMNS, "gate": GATE_COLUMNS, "map": MAP_COLUMNS}
+MAP_COLUMNS = ("site", "label", "part", "x", "y")  # part: source or target
+COLUMNS = {  # by the name of the file
+    "roi": ROI_COLUMNS,
+    "edges": ("roi", "other roi", "score", "direction"),
+    "phenotypes": ("phenotype", "score", "sd", "direction"),
+    "gate": ("site", "label", "subjects"),
+    "map": MAP_COLUMNS,
+}
 TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate weights", "map": "a map of subjects"}
 TEXTS = dict.fromkeys(("atlas", "roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
-COMPLETENESS_COLUMNS = ("subject", "difference", "attributed", "absolute", "relative")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,26 +57,23 @@ class Explanation:
     about: dict[str, Any]
 
     def save(self, folder: str | Path) -> Path:
-        """Write explanation.json and, of roi.csv, edges.csv, phenotypes.csv, gate.csv and map.csv, those in `parts`.
-
-        No file has subject ids. A table that an earlier explanation wrote into the folder and this one lacks is removed.
-        """
-        texts = {f"{name}.csv": csv_text(getattr(self, TABLES[name])) for name in self.parts}
-        about = self.about | {"completeness": self.error(), "tables": self.parts}
+        """Write explanation.json and the CSV files of `filled`; no file has subject ids."""
+        texts = {f"{name}.csv": csv_text(table) for name, table in self.filled.items()}
+        about = self.about | {"completeness": self.error(), "tables": list(self.filled)}
         texts["explanation.json"] = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_texts(folder, texts)
-        for name in TABLES.keys() - set(self.parts):
+        for name in COLUMNS.keys() - self.filled.keys():  # of an earlier explanation
             (Path(folder) / f"{name}.csv").unlink(missing_ok=True)
         return Path(folder)
 
     @property
-    def parts(self) -> list[str]:
-        """Names of the tables that this explanation has, in the order of `TABLES`; one with scores of zero only is none."""
-        tables = {name: getattr(self, table) for name, table in TABLES.items()}
-        return [name for name, table in tables.items() if len(table) and ("score" not in table or table["score"].any())]
+    def filled(self) -> dict[str, pd.DataFrame]:
+        """The tables that have more than scores of zero, by the names of their files."""
+        tables = {name: getattr(self, "rois" if name == "roi" else name) for name in COLUMNS}
+        return {name: table for name, table in tables.items() if len(table) and ("score" not in table or table["score"].any())}
 
     def by_atlas(self) -> dict[str, Explanation]:
-        """Explanations of the parts of a model of several atlases; of a model of one atlas, itself."""
+        """The explanation in each atlas of the model."""
         abouts = self.about.get("by_atlas")
         if not abouts:
             return {str(self.about.get("atlas", "")): self}
@@ -85,28 +83,25 @@ class Explanation:
         }
 
     def lacking(self) -> list[str]:
-        """Sentences on the parts that this explanation does not have, and why."""
-        parts, linear = self.parts, self.about.get("steps") is None
-        sentences = []
-        if "roi" not in parts:
-            sentences.append("There are no scores of ROIs and edges: the model does not use the scan.")
-        elif "edges" not in parts:
-            sentences.append("There are no scores of edges: the model does not have connectivity as its input.")
-        if "phenotypes" not in parts:
-            sentences.append("There are no scores of phenotypes: the model does not use them.")
-        if linear:
-            sentences.append("A linear method has no gate weights and no map of a representation.")
-        elif "gate" not in parts:
-            sentences.append("There are no gate weights: the network has no gate.")
-        if not linear and "map" not in parts and "explanations" not in self.about:  # a mean over cells has no map
-            sentences.append("There is no map: the network does not give its representation.")
-        return sentences
+        """Sentences on the tables that this explanation does not have, and why."""
+        has, linear = self.filled, self.about.get("steps") is None
+        is_mean = "explanations" in self.about  # over cells, whose maps are not comparable
+        sentences = {
+            "There are no scores of ROIs and edges: the model does not use the scan.": "roi" not in has,
+            "There are no scores of edges: the model does not have connectivity as its input.": "roi" in has
+            and "edges" not in has,
+            "There are no scores of phenotypes: the model does not use them.": "phenotypes" not in has,
+            "A linear method has no gate weights and no map of a representation.": linear,
+            "There are no gate weights: the network has no gate.": not linear and "gate" not in has,
+            "There is no map: the network does not give its representation.": not (linear or "map" in has or is_mean),
+        }
+        return [sentence for sentence, holds in sentences.items() if holds]
 
     def about_rois(self) -> list[str]:
         """Sentences on ROIs without names or without places in the brain."""
         if "by_atlas" in self.about:
-            return [sentence for part in self.by_atlas().values() for sentence in part.about_rois()]
-        if "roi" not in self.parts:
+            return [sentence for one in self.by_atlas().values() for sentence in one.about_rois()]
+        if "roi" not in self.filled:
             return []
         atlas = f"atlas {self.atlas}" if self.atlas else "this atlas"
         sentences = []
@@ -125,12 +120,12 @@ class Explanation:
 
     def about_lobes(self) -> list[str]:
         """A sentence with the sums of ROI scores by lobe for each atlas whose lobes are known."""
-        parts, sentences = self.by_atlas(), []
-        for atlas, part in parts.items():
-            lobes = part.by_group("lobe")
+        atlases, sentences = self.by_atlas(), []
+        for atlas, one in atlases.items():
+            lobes = one.by_group("lobe")
             sums = ", ".join(f"{row['lobe']} {row['score']:.3g} ({row['rois']} ROIs)" for row in lobes.to_dict("records"))
             if lobes["score"].any():
-                sentences.append(f"Sum of ROI scores by lobe{f' ({atlas})' if len(parts) > 1 else ''}: {sums}.")
+                sentences.append(f"Sum of ROI scores by lobe{f' ({atlas})' if len(atlases) > 1 else ''}: {sums}.")
         overall = ", ".join(f"{row['lobe']} {100 * row['score']:.0f} %" for row in self.over_atlases().to_dict("records"))
         return [*sentences, f"Mean over atlases: {overall}."] if overall else sentences
 
@@ -140,19 +135,19 @@ class Explanation:
         folder = Path(folder)
         try:
             about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
-            saved = about.get("tables", list(TABLES)) if isinstance(about, dict) else []  # earlier versions wrote all
+            saved = about.get("tables", list(COLUMNS)) if isinstance(about, dict) else []  # earlier versions wrote all
             tables = {
-                table: _read_table(folder / f"{name}.csv") if name in saved else _empty_table(COLUMNS[name])
-                for name, table in TABLES.items()
+                name: _read_table(folder / f"{name}.csv") if name in saved else _empty_table(columns)
+                for name, columns in COLUMNS.items()
             }
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder} has no readable explanation ({one_line(error)}).") from None
-        scored = [table for table in ("rois", "edges", "phenotypes") if table in tables and len(tables[table])]
-        if not isinstance(about, dict) or any("score" not in tables[table] for table in scored):
+        scored = [tables[name] for name in ("roi", "edges", "phenotypes") if len(tables[name])]
+        if not isinstance(about, dict) or any("score" not in table for table in scored):
             raise InputError(
                 f"{folder} has no readable explanation (a table without scores, or explanation.json without fields)."
             )
-        loaded = cls(**tables, completeness=pd.DataFrame(columns=list(COMPLETENESS_COLUMNS)), about=about)
+        loaded = cls(rois=tables.pop("roi"), **tables, completeness=completeness_table(np.empty((0, 2)), ()), about=about)
         return loaded if "x" in loaded.rois else replace(loaded, rois=_placed(loaded.rois, loaded.atlas))
 
     @property
@@ -161,12 +156,9 @@ class Explanation:
         return str(self.about.get("atlas") or "")
 
     def by_group(self, by: str = "lobe") -> pd.DataFrame:
-        """Sum of the ROI scores of each lobe, network or hemisphere, highest first; empty if the groups are not known.
-
-        Of a model of several atlases, the sums are those of each atlas, with the atlas in the first column.
-        """
+        """Sum of the ROI scores of each lobe, network or hemisphere in each atlas, highest first; empty if not known."""
         if "by_atlas" in self.about:
-            return _with_atlas({name: part.by_group(by) for name, part in self.by_atlas().items()})
+            return _with_atlas({name: one.by_group(by) for name, one in self.by_atlas().items()})
         table = self.rois[["score"]].assign(**{by: groups(self.atlas, self.rois["roi"].astype(str).tolist(), by)})
         sums = table[table[by] != ""].groupby(by, as_index=False).agg(rois=("score", "size"), score=("score", "sum"))
         return _sorted(sums.assign(**{"score per roi": sums["score"] / sums["rois"]}))
@@ -176,7 +168,7 @@ class Explanation:
 
         Atlases divide the brain differently, so each counts as a whole. Networks of different atlases have different names.
         """
-        sums = {name: part.by_group(by).set_index(by)["score"] for name, part in self.by_atlas().items()}
+        sums = {name: one.by_group(by).set_index(by)["score"] for name, one in self.by_atlas().items()}
         known = {name: each / each.sum() for name, each in sums.items() if each.sum() > 0}
         if len(known) < 2:
             return _empty_table((by, "score"))
@@ -203,23 +195,22 @@ class Explanation:
         return summary
 
 
-def joined(parts: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None) -> Explanation:
-    """One explanation of the parts of a model, by atlas; phenotype scores and gate weights are means over the parts."""
-    first, every = next(iter(parts.values())), list(parts.values())
+def joined(atlases: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None) -> Explanation:
+    """One explanation of those in several atlases; phenotype scores (if not given) and gate weights are means."""
+    first, every = next(iter(atlases.values())), list(atlases.values())
     if phenotypes is None:
         pooled = pd.concat([one.phenotypes for one in every])
         phenotypes = _sorted(pooled.groupby("phenotype", sort=False, as_index=False).mean())
-    gate = pd.concat([one.gate for one in every]).groupby(["site", "label"], as_index=False).mean()
     return Explanation(
-        rois=_with_atlas({name: one.rois for name, one in parts.items()}),
-        edges=_with_atlas({name: one.edges for name, one in parts.items()}),
+        rois=_with_atlas({name: one.rois for name, one in atlases.items()}),
+        edges=_with_atlas({name: one.edges for name, one in atlases.items()}),
         phenotypes=phenotypes,
-        gate=_by_site(gate),
+        gate=_mean_gate(every),
         completeness=pd.concat([one.completeness for one in every], ignore_index=True),
         map=first.map,
         about=first.about
         | _joined_about(every)
-        | {"atlas": " + ".join(parts), "by_atlas": {name: one.about | {"atlas": name} for name, one in parts.items()}},
+        | {"atlas": " + ".join(atlases), "by_atlas": {name: one.about | {"atlas": name} for name, one in atlases.items()}},
     )
 
 
@@ -227,13 +218,12 @@ def mean_over_methods(explained: Mapping[str, Explanation]) -> Explanation:
     """One explanation of the methods of an average: each table of a method is divided by its sum, as their units differ."""
     first = next(iter(explained.values()))
     with_gate = [one for one in explained.values() if len(one.gate)]
-    rois = _mean_scores({name: one.rois for name, one in explained.items()}, ["roi"])
-    steps = max((one.about.get("steps") or 0 for one in explained.values()), default=0)
+    steps = max(one.about.get("steps") or 0 for one in explained.values())
     return Explanation(
-        rois=_ranked(_placed(rois, first.atlas)),
+        rois=_ranked(_placed(_mean_scores({name: one.rois for name, one in explained.items()}, ["roi"]), first.atlas)),
         edges=_mean_scores({name: one.edges for name, one in explained.items()}, ["roi", "other roi"]),
         phenotypes=_mean_scores({name: one.phenotypes for name, one in explained.items()}, ["phenotype"]),
-        gate=with_gate[0].gate if with_gate else first.gate,
+        gate=(with_gate or [first])[0].gate,
         completeness=first.completeness.iloc[:0],
         map=first.map,
         about=first.about
@@ -256,7 +246,6 @@ def _mean_scores(tables: Mapping[str, pd.DataFrame], keys: list[str]) -> pd.Data
 
 
 def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Tables of several atlases one after the other, with the atlas in the first column."""
     named = [table.assign(atlas=name)[["atlas", *table.columns]] for name, table in tables.items()]
     return pd.concat(named, ignore_index=True)
 
@@ -265,17 +254,14 @@ def _of_atlas(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return table[table["atlas"] == name].drop(columns="atlas").reset_index(drop=True) if "atlas" in table else table
 
 
-def roi_table(parts: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
+def roi_table(scores: dict[str, Floats], cohort: Cohort) -> pd.DataFrame:
     """ROI table from (subject, roi) scores by feature, with codes and centroids if the atlas is known."""
-    n = len(cohort.rois)
-    each = sum(parts.values(), np.zeros((1, n)))  # (subject, roi)
+    each = sum(scores.values(), np.zeros((1, len(cohort.rois))))  # (subject, roi)
     table = pd.DataFrame({"roi": cohort.rois, "score": each.mean(axis=0), "sd": _spread(each)})
-    table = _placed(table, cohort.atlas).assign(**{name: values.mean(axis=0) for name, values in parts.items()})
-    return _ranked(table)
+    return _ranked(_placed(table, cohort.atlas).assign(**{name: values.mean(axis=0) for name, values in scores.items()}))
 
 
 def _placed(table: pd.DataFrame, atlas: str) -> pd.DataFrame:
-    """ROI table with codes and centroids, if the atlas is included."""
     known = places(atlas, table["roi"].astype(str).tolist())
     return table if known is None else table.join(known[["code", "x", "y", "z"]], on="roi")
 
@@ -296,20 +282,20 @@ def _spread(each: Floats) -> Floats:
     return np.asarray(each.std(axis=0, ddof=1)) if len(each) > 1 else np.full(each.shape[1], np.nan)
 
 
-def edge_table(parts: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
+def edge_table(scores: dict[str, Floats], names: Sequence[str]) -> pd.DataFrame:
     """Edge table from (2, roi, roi) absolute and signed scores by feature."""
-    rows, columns = np.triu_indices(len(names) if parts else 0, 1)
-    size, direction = sum(parts.values(), np.zeros((2, len(names), len(names))))[:, rows, columns]
+    rows, columns = np.triu_indices(len(names) if scores else 0, 1)
+    size, direction = sum(scores.values(), np.zeros((2, len(names), len(names))))[:, rows, columns]
     ends = np.array(names, dtype=object)
-    table = pd.DataFrame(dict(zip(EDGE_COLUMNS, (ends[rows], ends[columns], size, direction), strict=True)))
-    return _sorted(table.assign(**{name: matrices[0, rows, columns] for name, matrices in parts.items()}))
+    table = pd.DataFrame({"roi": ends[rows], "other roi": ends[columns], "score": size, "direction": direction})
+    return _sorted(table.assign(**{name: matrices[0, rows, columns] for name, matrices in scores.items()}))
 
 
 def phenotype_table(signed: Floats, names: Sequence[str]) -> pd.DataFrame:
     """Phenotype table from (subject, input) signed scores, sorted by mean absolute score."""
     size = np.abs(signed)
-    columns = (list(names), size.mean(axis=0), _spread(size), signed.mean(axis=0))
-    return _sorted(pd.DataFrame(dict(zip(PHENOTYPE_COLUMNS, columns, strict=True))))
+    columns = {"phenotype": list(names), "score": size.mean(axis=0), "sd": _spread(size), "direction": signed.mean(axis=0)}
+    return _sorted(pd.DataFrame(columns))
 
 
 def gate_table(gate: Floats, cohort: Cohort) -> pd.DataFrame:
@@ -322,17 +308,21 @@ def gate_table(gate: Floats, cohort: Cohort) -> pd.DataFrame:
     return _by_site(groups.agg({"subjects": "sum"} | dict.fromkeys(names, "mean")))
 
 
+def _mean_gate(given: Iterable[Explanation]) -> pd.DataFrame:
+    return _by_site(pd.concat([one.gate for one in given]).groupby(["site", "label"], as_index=False).mean())
+
+
 def _by_site(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("site", kind="stable", key=lambda column: column.map(natural_key), ignore_index=True)
 
 
-def completeness_table(change: Floats, cohort: Cohort) -> pd.DataFrame:
+def completeness_table(change: Floats, subjects: Sequence[str]) -> pd.DataFrame:
     """Completeness table from (subject, 2): change of the decision, and sum of its attributions."""
     difference, attributed = change.T
     absolute = np.abs(attributed - difference)
-    scale = np.where(difference == 0, np.nan, np.abs(difference))  # no relative error without a change
-    columns = (cohort.subjects[: len(change)], difference, attributed, absolute, absolute / scale)
-    return pd.DataFrame(dict(zip(COMPLETENESS_COLUMNS, columns, strict=True)))
+    relative = absolute / np.where(difference == 0, np.nan, np.abs(difference))  # none without a change
+    columns = {"difference": difference, "attributed": attributed, "absolute": absolute, "relative": relative}
+    return pd.DataFrame({"subject": subjects[: len(change)], **columns})
 
 
 def mean_over(explanations: Iterable[Explanation]) -> Explanation:
@@ -347,15 +337,14 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     atlases = list(given[0].by_atlas())
     if any(list(one.by_atlas()) != atlases for one in given):
         raise InputError("only explanations in the same atlases can be averaged.")
+    phenotypes = _sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes"))
     if len(atlases) > 1:
-        phenotypes = _sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes"))
         return joined({name: mean_over(one.by_atlas()[name] for one in given) for name in atlases}, phenotypes)
-    gate = pd.concat([one.gate for one in given]).groupby(["site", "label"], as_index=False).mean()
     return Explanation(
         rois=_ranked(_averaged([one.rois for one in given], ["roi", "code"], "ROIs")),
         edges=_sorted(_averaged([one.edges for one in given], ["roi", "other roi"], "edges")),
-        phenotypes=_sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes")),
-        gate=_by_site(gate),
+        phenotypes=phenotypes,
+        gate=_mean_gate(given),
         completeness=pd.concat([one.completeness for one in given], ignore_index=True),
         map=given[0].map.iloc[:0],  # maps of different networks are not comparable
         about=given[0].about
@@ -397,13 +386,12 @@ def _agreement(tables: list[pd.DataFrame]) -> float | None:
 def _joined_about(given: list[Explanation]) -> dict[str, Any]:
     """Completeness errors and probe results over explanations: maxima of maxima, means of the others."""
     joined: dict[str, Any] = {}
-    errors = [error for one in given if (error := one.error()) is not None]
-    for name, each in (("completeness", errors), ("readability", [one.about.get("readability") or {} for one in given])):
-        numbers = pd.DataFrame(each).select_dtypes("number")
+    read = [one.about.get("readability") or {} for one in given]
+    for name, each in (("completeness", [one.error() or {} for one in given]), ("readability", read)):
+        numbers = pd.DataFrame(each).select_dtypes("number").dropna(axis=1, how="all")
         if numbers.size:
             joined[name] = {
-                str(key): float(column.max() if str(key).startswith("max") else column.mean())
-                for key, column in numbers.dropna(axis=1, how="all").items()
+                str(key): float(numbers[key].max() if key.startswith("max") else numbers[key].mean()) for key in numbers
             }
     return joined
 

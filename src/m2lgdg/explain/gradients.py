@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.devices import choose_device
-from m2lgdg.explain.explanation import MAP_COLUMNS
 from m2lgdg.explain.patterns import Attributions, Floats, Of, over_others, squares
 from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
@@ -34,18 +33,19 @@ def explain_network(
     fitted: Method,
     cohort: Cohort,
     visible: Cohort,
+    source: Cohort | None,
+    *,
     of: Of,
     steps: int,
     device: str,
-    source: Cohort | None,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Attributions, pd.DataFrame, dict[str, Any]]:
+) -> tuple[Attributions, pd.DataFrame | None, dict[str, Any]]:
     """Attributions of a network, the map of its representation, and what `explanation.json` says of both."""
     assert isinstance(fitted, DeepMethod)
     attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
     network = fitted.network()
     about: dict[str, Any] = {"baseline": BASELINE_OF_SOURCE if _baselines(network) else BASELINE}
-    points = pd.DataFrame(columns=list(MAP_COLUMNS))
+    points = None
     if hasattr(network, "parts"):  # a user's own method may have none
         points, about["readability"] = read_representation(fitted, cohort, source)
     return attributions, points, about
@@ -62,7 +62,8 @@ def _network_attributions(
     for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
         some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
         batch = fitted.make_batch(some, scaler, device)
-        classes = _predicted(network, batch) if of == "logit" else None
+        with torch.no_grad():
+            classes = network(batch).argmax(dim=1) if of == "logit" else None  # (subject,) class with the higher logit
         attributed, change = integrated_gradients(network, batch, steps, classes)
         values = {name: value.double().cpu().numpy() for name, value in attributed.items()}
         # Signs point to patient: what raises the control's logit points to control.
@@ -79,15 +80,8 @@ def _network_attributions(
         changes.append(change.double().cpu().numpy())
         if progress:
             progress(start + len(some), len(cohort))
-    parts = {name: np.concatenate(pieces) for name, pieces in rois.items()}
-    return Attributions(parts, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
-
-
-def _predicted(network: nn.Module, batch: Batch) -> Tensor:
-    """(subject,) class with the higher logit."""
-    with torch.no_grad():
-        logits: Tensor = network(batch)
-    return logits.argmax(dim=1)
+    scores = {name: np.concatenate(pieces) for name, pieces in rois.items()}
+    return Attributions(scores, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
 
 
 def integrated_gradients(
@@ -152,5 +146,5 @@ def _over_time(name: str, values: Floats, n: int) -> Floats:
 def _gate(network: Any, batch: Batch) -> Floats:
     """(subject, weight) of the network's gate; (subject, 0) without a gate."""
     with torch.no_grad():
-        parts = network.parts(batch) if hasattr(network, "parts") else {}
-    return np.asarray(parts["gate"].double().cpu()) if "gate" in parts else np.empty((len(batch), 0))
+        outputs = network.parts(batch) if hasattr(network, "parts") else {}
+    return np.asarray(outputs["gate"].double().cpu()) if "gate" in outputs else np.empty((len(batch), 0))

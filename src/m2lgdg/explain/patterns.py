@@ -29,9 +29,9 @@ class Attributions(NamedTuple):
     change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
 
 
-def squares(edges: Floats, n: int) -> Floats:
-    """(subject, edge) values above the diagonal, row by row -> (subject, roi, roi) symmetric, 0 on the diagonal."""
-    rows, columns = np.triu_indices(n, 1)
+def squares(edges: Floats, n: int, *, diagonal: bool = False) -> Floats:
+    """(subject, edge) values above the diagonal, or with it, row by row -> (subject, roi, roi) symmetric."""
+    rows, columns = np.triu_indices(n, 0 if diagonal else 1)
     matrices = np.zeros((len(edges), n, n))
     matrices[:, rows, columns] = matrices[:, columns, rows] = edges
     return matrices
@@ -46,8 +46,8 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
     """Activation pattern of each block of a linear method, times its proportion of the decision's variance."""
     n = len(cohort.rois)
     features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
-    parts = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
-    decision = np.asarray(sum(parts.values()))
+    terms = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
+    decision = np.asarray(sum(terms.values()))
     if len(cohort) < 3 or decision.std() == 0:
         raise InputError(f"method {fitted.name} needs at least three subjects with different decisions to be explained.")
     rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
@@ -56,7 +56,7 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
         if name in TANGENT:  # without its diagonal; in units of the sd the off-diagonal scale cancels
             rows, columns = np.triu_indices(n)
             pattern = pattern[rows != columns]
-        (_, covariance), (_, variance) = np.cov(parts[name], decision)
+        (_, covariance), (_, variance) = np.cov(terms[name], decision)
         pattern *= max(covariance / variance, 0.0) / (np.abs(pattern).mean() or 1.0)
         if name == "phenotypes":
             phenotypes = pattern[None]
@@ -80,9 +80,7 @@ def contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
         elif name == "amplitude":
             rois[name] = np.abs(added)
         else:
-            rows, columns = np.triu_indices(n, 0 if name in TANGENT else 1)
-            matrices = np.zeros((len(cohort), n, n))
-            matrices[:, rows, columns] = matrices[:, columns, rows] = added
+            matrices = squares(added, n, diagonal=name in TANGENT)
             rois[name] = over_others(np.abs(matrices))
             edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
     return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))

@@ -21,17 +21,17 @@ FOLDS = 5  # of the probe; sites with fewer subjects are left out of it
 
 def read_representation(fitted: DeepMethod, target: Cohort, source: Cohort | None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A map of target and source subjects (no ids), and the probes' results on source, or on target without a source."""
-    parts = {"target": target} if source is None else {"source": source, "target": target}
-    points = {name: fitted.represent(fitted.visible(cohort)).astype(np.float64) for name, cohort in parts.items()}
-    probed = next(iter(parts))
+    groups = {"target": target} if source is None else {"source": source, "target": target}
+    points = {name: fitted.represent(fitted.visible(cohort)).astype(np.float64) for name, cohort in groups.items()}
+    probed = next(iter(groups))
     columns = [
-        np.concatenate([cohort.sites for cohort in parts.values()]),
-        np.concatenate([cohort.labels for cohort in parts.values()]),
-        np.repeat(list(parts), [len(cohort) for cohort in parts.values()]),
+        np.concatenate([cohort.sites for cohort in groups.values()]),
+        np.concatenate([cohort.labels for cohort in groups.values()]),
+        np.repeat(list(groups), [len(cohort) for cohort in groups.values()]),
         *flat_map(np.concatenate(list(points.values()))).T,
     ]
     table = pd.DataFrame(dict(zip(MAP_COLUMNS, columns, strict=True)))
-    return table, readability(points[probed], parts[probed]) | {"probed": probed}
+    return table, readability(points[probed], groups[probed]) | {"probed": probed}
 
 
 def readability(points: Floats, cohort: Cohort) -> dict[str, float | None]:

@@ -23,7 +23,6 @@ LARGEST = 64 << 20  # bytes of a table of ROIs
 FOLDER = files("m2lgdg.data.atlases")
 LOBES = ("frontal", "parietal", "temporal", "occipital", "insula", "limbic", "subcortical", "cerebellum", "brainstem")
 GROUPS = ("lobe", "network", "hemisphere")  # columns of a table that group its ROIs
-COLUMNS = ("code", "x", "y", "z", *GROUPS)
 DISTINCT = 1000  # a code from here on belongs to one atlas; smaller ones are used in many
 # Other spellings of a name: parcels of Schaefer with their prefix, regions of FreeSurfer and nilearn with the side in front.
 SPELLINGS = ((r"^7Networks_", ""), (r"^(?:ctx[_-])?([lr])h[_-](.+)$", r"\2_\1"), (r"^([LR]) (.+)$", r"\2_\1"))
@@ -65,7 +64,8 @@ def roi_names(header: tuple[str, ...], atlas: str) -> tuple[str, ...]:
     names = dict(zip(known["code"], known["name"], strict=True))
     further = set(_further(atlas))
     complete = set(header) in (set(names), set(names) - further)
-    return tuple(names.get(code, code) if complete or _is_distinct(code) else code for code in header)
+    own = {code for code in names if complete or int(code) >= DISTINCT}
+    return tuple(names[code] if code in own else code for code in header)
 
 
 def names_by_position(atlas: str, count: int) -> tuple[str, ...] | None:
@@ -87,7 +87,7 @@ def recognised(rois: Sequence[str]) -> str | None:
     codes = set(rois)
     if codes == {str(i + 1) for i in range(len(rois))}:
         return None
-    fitting = [name for name in about() if codes == set(_table(name)["code"])]
+    fitting = [name for name in about() if (table := regions(name)) is not None and codes == set(table["code"])]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -97,8 +97,8 @@ def _places(atlas: str, rois: tuple[str, ...]) -> pd.DataFrame | None:
     if known is None:
         return None
     by_name = known.set_index("name")
-    names = pd.Index([_spelled(name, by_name.index) for name in _named(rois, atlas)])
-    table = by_name.reindex(names)[list(COLUMNS)].set_axis(list(rois))
+    names = [_spelled(name, by_name.index) for name in _named(rois, atlas)]
+    table = by_name.reindex(names)[["code", "x", "y", "z", *GROUPS]].set_axis(list(rois))
     return None if table["x"].isna().all() else table
 
 
@@ -116,20 +116,10 @@ def groups(atlas: str, rois: Sequence[str], by: str = "lobe") -> tuple[str, ...]
     return ("",) * len(rois) if table is None else tuple(table[by].fillna(""))
 
 
-def _table(atlas: str) -> pd.DataFrame:
-    table = regions(atlas)
-    assert table is not None
-    return table
-
-
 def _further(atlas: str) -> list[str]:
     """Codes of regions that only some files of an atlas have."""
     name = included(atlas)
     return [] if name is None else list(about()[name].get("further", ()))
-
-
-def _is_distinct(code: str) -> bool:
-    return code.isdigit() and int(code) >= DISTINCT
 
 
 def _named(rois: Sequence[str], atlas: str) -> tuple[str, ...]:
