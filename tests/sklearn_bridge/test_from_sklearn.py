@@ -347,8 +347,8 @@ def test_a_model_cannot_choose_what_is_imported(fold, tmp_path, monkeypatch):
     fitted.save(tmp_path / "model")
     expected = fitted.predict_proba(fold.target)
     np.testing.assert_array_equal(Model.load(tmp_path / "model").predict_proba(fold.target), expected)
-    del m2lgdg.METHODS["spread"], sys.modules["lab_features"]
-    with pytest.raises(m2lgdg.InputError, match="lab_features:spread, which is not loaded; pass the file"):
+    del m2lgdg.METHODS["spread"], sys.modules["lab_features"], text._GIVEN["lab_features:spread"]  # as in another process
+    with pytest.raises(m2lgdg.InputError, match="lab_features:spread is neither of scikit-learn nor of a loaded plugin"):
         Model.load(tmp_path / "model").predict_proba(fold.target)
     assert "lab_features" not in sys.modules
     m2lgdg.METHODS.load_plugins((str(tmp_path / "lab_features.py"),))
@@ -475,7 +475,7 @@ def test_methods_in_memory(cohort, tmp_path, monkeypatch):
     cohort.save(tmp_path / "tiny.cohort")
     study = {"cohort": str(tmp_path / "tiny.cohort"), "methods": ["by-lambda"], "targets": ["east"]}
     assert m2lgdg.run_study(study, tmp_path / "out").done == 1
-    monkeypatch.setattr(text, "_LOCAL", {})  # as in another process
+    monkeypatch.setattr(text, "_GIVEN", {})  # as in another process
     with pytest.raises(m2lgdg.InputError, match="is defined in another process; put it into a module or a plugin file"):
         m2lgdg.make("by-lambda").fit(cohort)
 

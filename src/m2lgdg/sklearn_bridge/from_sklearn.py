@@ -27,7 +27,16 @@ from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.sklearn_bridge.routing import FOLDS, Prepared, is_random, prepared, settled
 from m2lgdg.sklearn_bridge.stored import lean, packed, unpacked
-from m2lgdg.sklearn_bridge.text import code_of, estimator_of, estimator_text, is_estimator, path_of, resolve, split_path
+from m2lgdg.sklearn_bridge.text import (
+    admit,
+    code_of,
+    estimator_of,
+    estimator_text,
+    is_estimator,
+    need_no_cache,
+    path_of,
+    resolve,
+)
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.tangent import geometric_mean, tangent_features
@@ -97,6 +106,7 @@ class SklearnMethod(Method):
             estimator = estimator.set_params(**self.parameters)
         except ValueError as error:
             raise InputError(f"method {self.name}, field parameters: {one_line(error)[:200]}.") from None
+        need_no_cache(estimator)
         last = _last(estimator)
         _need_scores(last, type(last), estimator)
         return estimator
@@ -147,7 +157,6 @@ class SklearnMethod(Method):
 
     def _computed(self, cohort: Cohort) -> Floats:
         """Features of a function, which sees one subject at a time, without label, site and id."""
-        self._check_function()
         function, hidden = resolve(self.features), cohort.unlabelled()
         rows = [np.asarray(function(hidden.select([i])), dtype=np.float64) for i in range(len(hidden))]
         size = rows[0].size
@@ -158,15 +167,6 @@ class SklearnMethod(Method):
                     "finite; return one vector of the same length for every subject."
                 )
         return np.stack(rows)
-
-    def _check_function(self) -> None:
-        """Refuse to import what a model folder names, unless the user loaded it as a plugin or defined this very method."""
-        module, _ = split_path(self.features)
-        if self._folder and type(self).features != self.features and METHODS.plugin_module(module) is None:
-            raise InputError(
-                f"{self._folder} computes its features with {self.features[:100]}, which is not loaded; pass the file that "
-                "defines it with --plugin, or call from_sklearn with it first."
-            )
 
     @property
     def uses_amplitude(self) -> bool:
@@ -191,8 +191,9 @@ def _need_scores(*known: Any) -> None:
 
 def _last(estimator: Any) -> Any:
     """What predicts in the end: the last step of a pipeline, the estimator inside a search."""
-    inner = estimator.steps[-1][1] if hasattr(estimator, "steps") else None
-    inner = inner or (estimator.get_params(deep=False).get("estimator") if hasattr(estimator, "get_params") else None)
+    if hasattr(estimator, "steps"):
+        return _last(estimator.steps[-1][1])
+    inner = estimator.get_params(deep=False).get("estimator") if hasattr(estimator, "get_params") else None
     return estimator if inner is None else _last(inner)
 
 
@@ -276,6 +277,9 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
             raise InputError(f"{shown(estimator)} is not a scikit-learn estimator; pass an instance, such as SVC().")
         text = estimator_text(estimator)
     kind = features if isinstance(features, str) else path_of(features)
+    for path in (text, kind):
+        if not path.startswith("{") and path not in FEATURES:
+            admit(path)
     caller = sys._getframe(1).f_globals.get("__name__", "")
     module = caller if METHODS.plugin_stem(caller) else None  # a plugin that is loaded again replaces its methods
     chosen = name or _default_name(estimator_of(text), features)

@@ -1,18 +1,20 @@
 """A scikit-learn estimator as text: an import path, or JSON with its class and parameters, and back.
 
 The text is a field of the method (`from_sklearn`), so that study files, cell keys and workers have all of it without pickle.
-Code outside scikit-learn, numpy and scipy enters by a hash of its file, because the versions of only these are in a cell's key.
+As a study file or a model folder may be somebody else's, a text can name only estimators of scikit-learn and what belongs to
+them, objects of loaded plugins, and what the code of this process gave to `from_sklearn`. The rest is refused before a call.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.machinery
 import inspect
 import json
 import math
 import operator
+import sys
+import types
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,9 +26,13 @@ from m2lgdg.registry import METHODS
 from m2lgdg.storage import InputError, one_line
 
 LIBRARIES = ("sklearn", "numpy", "scipy", "builtins", "math")  # their versions are in the key of a cell, or of no concern
+ARGUMENTS = ("sklearn.model_selection._split", "sklearn.gaussian_process.kernels")  # modules of splitters and kernels
+FUNCTIONS = ("sklearn.feature_selection.", "sklearn.metrics.")  # such as the score of SelectKBest
+OF_NUMPY = ("nan_to_num", "clip", "sort", "cumsum", "diff", "round")  # besides ufuncs, for FunctionTransformer
+LONGEST_ITEM = 2**12  # bytes of a value of an array
 MAIN = "__main__"
 CLASS, IMPORT, TUPLE, DICT, ARRAY, FLOAT, RANDOM = "class", "import", "tuple", "dict", "array", "float", "distribution"
-_LOCAL: dict[str, Any] = {}  # by path: what another process cannot import, such as a function of a notebook
+_GIVEN: dict[str, Any] = {}  # by path: classes and functions that the code of this process gave to `from_sklearn`
 
 
 def estimator_text(estimator: Any) -> str:
@@ -36,16 +42,20 @@ def estimator_text(estimator: Any) -> str:
 
 def estimator_of(text: str) -> Any:
     """The estimator of a text: an import path of a class, of a function that returns an estimator, or JSON."""
-    if not text.startswith("{"):
-        given = resolve(text)
-        estimator = given() if (callable(given) and not hasattr(given, "get_params")) or isinstance(given, type) else given
-    else:
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"field estimator is neither an import path nor valid JSON ({one_line(error)[:100]}).") from None
-        estimator = _decoded(content)
-    if not is_estimator(estimator):
+    try:
+        if text.startswith("{"):
+            estimator = _decoded(json.loads(text))
+        else:
+            estimator = resolve(text)
+            if is_estimator(estimator) if isinstance(estimator, type) else _is_own_function(estimator):
+                estimator = estimator()
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"field estimator is neither an import path nor valid JSON ({one_line(error)[:100]}).") from None
+    except Exception as error:  # a class or a function may raise anything
+        raise InputError(f"{text[:100]} makes no estimator ({type(error).__name__}: {one_line(error)[:100]}).") from None
+    if not is_estimator(estimator) or isinstance(estimator, type):
         raise InputError(f"{text[:100]} is not a scikit-learn estimator (it has no fit or get_params).")
     return estimator
 
@@ -55,44 +65,95 @@ def is_estimator(value: Any) -> bool:
     return hasattr(value, "fit") and hasattr(value, "get_params")
 
 
+def _is_own_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] not in LIBRARIES
+
+
 def split_path(path: str) -> tuple[str, str]:
     """Module and name of an import path, `module:name` or `module.name`."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     return module, name
 
 
+def admit(path: str) -> None:
+    """Import what the code of this process, not a file, names by its path; `resolve` finds it from then on."""
+    module, name = split_path(path)
+    if module and name and path not in _GIVEN and not METHODS.plugin_module(module) and not _is_public(module):
+        _GIVEN[path] = _imported(module, name)
+
+
 def resolve(path: str) -> Any:
     """Object of an import path, `module:name` or `module.name`; the module may be a plugin, by the name of its file."""
-    if path in _LOCAL:
-        return _LOCAL[path]
-    module_name, name = split_path(path)
-    if not module_name or not name:
+    if path in _GIVEN:
+        return _GIVEN[path]
+    module, name = split_path(path)
+    plugin = METHODS.plugin_module(module)
+    if not module or not name:
         raise InputError(f"{path[:100]} is not an import path; write module:name, such as sklearn.svm:SVC.")
-    if module_name == MAIN or "@" in name:
+    if module == MAIN or "@" in name:
         raise InputError(
             f"{path.partition('@')[0][:100]} is defined in another process; put it into a module or a plugin file."
         )
+    if not plugin and not _is_public(module):
+        raise InputError(
+            f"{path[:100]} is neither of scikit-learn nor of a loaded plugin; import it in a plugin file, and name that file "
+            "in plugins or with --plugin."
+        )
+    value = _imported(plugin or module, name)
+    if not (_is_of_plugin(value, plugin, name) if plugin else _is_of_library(value, name)):
+        raise InputError(f"{path[:100]} is refused: it is neither an estimator nor a usual argument of one.")
+    return value
+
+
+def _imported(module: str, name: str) -> Any:
     try:
-        value = importlib.import_module(METHODS.plugin_module(module_name) or module_name)
+        imported = importlib.import_module(module)
     except Exception as error:  # a module may raise anything
         advice = "install the package, or list its file in plugins"
-        raise InputError(f"cannot import {module_name[:100]} ({type(error).__name__}: {one_line(error)}); {advice}.") from None
+        raise InputError(f"cannot import {module[:100]} ({type(error).__name__}: {one_line(error)}); {advice}.") from None
     try:
-        return operator.attrgetter(name)(value)
-    except AttributeError:
-        raise InputError(f"module {module_name} has no {name}.") from None
+        return operator.attrgetter(name)(imported)
+    except (AttributeError, ImportError):
+        raise InputError(f"module {METHODS.plugin_stem(module) or module} has no {name[:100]}.") from None
+
+
+def _is_public(module: str) -> bool:
+    """Whether a text may name a library's module, which is then imported."""
+    words = module.split(".")
+    hidden = any(word.startswith("_") or word in ("tests", "conftest", "externals") for word in words)
+    return module in ("numpy", "builtins") or (words[0] == "sklearn" and not hidden)
+
+
+def _is_of_library(value: Any, name: str) -> bool:
+    """Whether an object of a library is an estimator, a splitter, a kernel, a type of number, or a function on arrays."""
+    from sklearn.base import BaseEstimator
+
+    home = str(getattr(value, "__module__", ""))
+    if isinstance(value, type):
+        made = issubclass(value, BaseEstimator) or home in ARGUMENTS
+        return (made and home.startswith("sklearn.")) or issubclass(value, np.generic) or value in (bool, int, float, str)
+    of_sklearn = isinstance(value, types.FunctionType) and home.startswith(FUNCTIONS)
+    return isinstance(value, np.ufunc) or of_sklearn or (home == "numpy" and name in OF_NUMPY)
+
+
+def _is_of_plugin(value: Any, plugin: str, name: str) -> bool:
+    """Whether an object is a plugin's own, or was imported by it under this name; nothing of the standard library."""
+    home = str(getattr(value, "__module__", ""))
+    own = home == plugin or (home and "." not in name and home.partition(".")[0] not in sys.stdlib_module_names)
+    return bool(own) and (callable(value) or is_estimator(value))
 
 
 def path_of(value: Any) -> str:
-    """Import path of a class or function."""
+    """Import path of a class or function that the code of this process has."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", ""))
     if not module or not name:
         raise InputError(f"{value!r:.100} has no import path; pass a function that makes the estimator by its import path.")
-    module = METHODS.plugin_stem(module) or _public(module, name, value)
-    if module != MAIN and "<" not in name:
-        return f"{module}:{name}"
-    path = f"{module}:{name}@{_source_hash(value, name)}"
-    _LOCAL[path] = value
+    stem = METHODS.plugin_stem(module)
+    path = f"{stem or _public(module, name, value)}:{name}"
+    if "<" in name or (module == MAIN and not stem):
+        path += f"@{_source_hash(value, name)}"
+    if not stem or "@" in path:
+        _GIVEN[path] = value
     return path
 
 
@@ -146,24 +207,12 @@ def _code(path: str) -> str:
     top = module.partition(".")[0]
     if top in LIBRARIES or "@" in path or METHODS.plugin_module(module):  # a local path has its hash at its end
         return ""
-    file = _file(module)
-    content = hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "not found"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else "not found"
     try:
         return f"{path} {content} {version(top)}"
     except (PackageNotFoundError, ValueError):
         return f"{path} {content}"
-
-
-def _file(module: str) -> Path | None:
-    """File of a module, without importing it or the packages above it."""
-    places: Any = None
-    words = module.split(".")
-    for i in range(len(words)):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(words[: i + 1]), places)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-    return Path(spec.origin) if spec and spec.origin else None
 
 
 def _encoded(value: Any, where: str) -> Any:
@@ -229,14 +278,47 @@ def _decoded(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     if CLASS in content:
-        return resolve(content[CLASS])(**{name: _decoded(value) for name, value in content["parameters"].items()})
+        return _class(content[CLASS])(**{name: _decoded(value) for name, value in content["parameters"].items()})
     if IMPORT in content:
         return resolve(content[IMPORT])
     if RANDOM in content:
-        args, kwds = _decoded(content["values"])
-        return getattr(importlib.import_module("scipy.stats"), content[RANDOM])(*args, **kwds)
+        return _distribution(content[RANDOM], *_decoded(content["values"]))
     if TUPLE in content:
         return tuple(_decoded(one) for one in content[TUPLE])
     if DICT in content:
         return {_decoded(key): _decoded(value) for key, value in content[DICT]}
-    return float(content[FLOAT]) if FLOAT in content else np.array(content[ARRAY], dtype=content["dtype"])
+    return float(content[FLOAT]) if FLOAT in content else np.array(content[ARRAY], dtype=_dtype(content["dtype"]))
+
+
+def _class(path: str) -> type:
+    cls = resolve(path)
+    if not isinstance(cls, type) or _parameters(cls) is None:
+        raise InputError(f"{path[:100]} is not a class of estimators, splitters or kernels.")
+    return cls
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype = np.dtype(name)
+    if dtype.kind not in "biufU" or dtype.itemsize > LONGEST_ITEM:
+        raise InputError("an array of the estimator holds neither numbers nor short texts.")
+    return dtype
+
+
+def _distribution(name: str, args: list[Any], named: dict[str, Any]) -> Any:
+    from scipy import stats
+
+    found = getattr(stats, name, None)
+    if not isinstance(found, stats.rv_continuous | stats.rv_discrete):
+        raise InputError(f"{name[:100]} is not a distribution of scipy.stats.")
+    return found(*args, **named)
+
+
+def need_no_cache(value: Any, name: str = "") -> None:
+    """Refuse a `memory` anywhere in an estimator or in what a search tries: scikit-learn would read its files as pickle."""
+    if name.rpartition("__")[2] == "memory" and value is not None:
+        raise InputError("parameter memory is refused, because scikit-learn reads the files of its cache as pickle.")
+    inside = value.get_params(deep=False) if hasattr(value, "get_params") and not isinstance(value, type) else value
+    for key, one in inside.items() if isinstance(inside, dict) else ():
+        need_no_cache(one, str(key))
+    for one in inside if isinstance(inside, list | tuple) else ():
+        need_no_cache(one)
