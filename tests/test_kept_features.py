@@ -15,8 +15,6 @@ from m2lgdg.connectivity import (
     keeping_features,
 )
 from m2lgdg.methods import linear
-from m2lgdg.study.cells import FEATURES as FOLDER
-from m2lgdg.study.cells import SharedFeatures, share_features
 from m2lgdg.study.runner import run_study
 
 PEERS = ["fc-logistic", "fc-svm", "fc-adaptive", "tangent-ridge", "connectome-ensemble", "connectome-adaptive"]
@@ -113,39 +111,6 @@ def test_a_subclass_with_other_features_shares_nothing(cohort):
     np.testing.assert_array_equal(fitted.state_["fc.weights"], -make("fc-svm").fit(fold.source).state_["fc.weights"])
 
 
-def test_files_are_written_once_and_mapped(cohort, tmp_path, monkeypatch):
-    alone = fc_features(cohort.series)
-    share_features(cohort, str(tmp_path), "code")
-    np.testing.assert_array_equal(fc_features(cohort.series), alone)
-    (file,) = (tmp_path / FOLDER).glob("*.npy")
-    written = file.stat().st_mtime_ns
-    keep_features(SharedFeatures(cohort, tmp_path / FOLDER, "code"))  # as another process would
-    monkeypatch.setattr(connectivity, "_correlation", lambda *given: pytest.fail("computed again"))
-    np.testing.assert_array_equal(fc_features(cohort.series), alone)
-    assert file.stat().st_mtime_ns == written
-
-
-def test_a_full_disk_costs_time_only(cohort, tmp_path, monkeypatch):
-    alone = fc_features(cohort.series)
-
-    def full(*given, **named):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
-    share_features(cohort, str(tmp_path), "code")
-    np.testing.assert_array_equal(fc_features(cohort.series), alone)
-    assert not list((tmp_path / FOLDER).glob("*.npy"))
-
-
-def test_other_code_other_content_and_another_order_have_files_of_their_own(cohort, tmp_path):
-    other = cohort._changed(series=tuple(one * 2 for one in cohort.series))
-    turned = cohort.select(np.arange(len(cohort))[::-1])
-    keys = {
-        SharedFeatures(each, tmp_path, code).key for each, code in ((cohort, "a"), (cohort, "b"), (other, "a"), (turned, "a"))
-    }
-    assert len(keys) == 4
-
-
 @pytest.mark.long
 def test_a_study_leaves_no_features_behind_and_engines_agree(cohort, tmp_path):
     path = cohort.save(tmp_path / "some.cohort")
@@ -155,7 +120,7 @@ def test_a_study_leaves_no_features_behind_and_engines_agree(cohort, tmp_path):
     for engine, jobs in (("serial", 1), ("joblib", 2), ("joblib", 3)):
         out = tmp_path / f"{engine}-{jobs}"
         assert not run_study(study, out, engine=engine, jobs=jobs).failed
-        assert not (out / FOLDER).exists()
+        assert not connectivity._KEPT
         texts.append((out / "predictions.csv").read_bytes())
     assert texts[0] == texts[1] == texts[2]
 

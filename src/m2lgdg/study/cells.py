@@ -5,9 +5,6 @@ That process has the cohort and the code of the cell's key, or the run ends. Cur
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import shutil
 import sys
 import threading
 import time
@@ -16,27 +13,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import Compute, KeptFeatures, keep_features
+from m2lgdg.connectivity import KeptFeatures, keep_features
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
-from m2lgdg.storage import InputError, one_line, read_metadata, write_text, writing
-from m2lgdg.study.folder import one_at_a_time
+from m2lgdg.storage import InputError, one_line, read_metadata, write_text
 from m2lgdg.study.plan import LIBRARIES, Cell, cell_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 
 # Facts stored in a record.
 LEARNED = ("penalties", "history", "best_epoch", "losses", "parameters", "peak_memory_gib", "validation", "share", "notes")
-FEATURES = ".features"  # in the study folder: features that its workers share
 LOST = "the GPU failed and can no longer be used by this process"
 _LOADING = threading.Lock()
 
@@ -52,7 +45,7 @@ class CellContext:
     plugins: tuple[str, ...]
     device: str
     threads: int
-    share_features: bool = False  # in files of the study folder
+    keep_features: bool = False  # for the next cells of the process
     cohort_hash: str | None = None  # content that the cohort must have, with these inputs; None: any
 
 
@@ -156,8 +149,8 @@ def fitted_cell(
     with _LOADING:  # cells of two studies may run in threads of one worker
         method = _method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
         cohort = _cohort(context)
-        if context.share_features:
-            share_features(cohort, context.out, cell.code)
+        if context.keep_features:
+            _keep_features(cohort, cell.code)
     with _threads(context.threads):
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
@@ -227,52 +220,19 @@ def _threads(count: int) -> Iterator[None]:
                 torch.set_num_threads(before)
 
 
-class SharedFeatures(KeptFeatures):
-    """Features of a cohort of one atlas in memory-mapped files; the first process that asks for a kind writes its file.
-
-    They hold nothing that is fitted, so a cell gives the same result with and without them.
-    """
-
-    def __init__(self, cohort: Cohort, folder: Path, code: str) -> None:
-        super().__init__(cohort.series)
-        self.folder = folder
-        # Rows are in the order of the subjects, which is not part of the cohort's hash.
-        self.key = hashlib.sha256("\n".join([cohort.hash, code, *cohort.subjects.tolist()]).encode()).hexdigest()[:16]
-
-    def compute(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
-        """Map the file of this kind, after writing it if there is none; on a full disk, this process computes its own."""
-        path = self.folder / f"{name}-{self.key}.npy"
-        try:
-            with one_at_a_time(self.folder):
-                if not path.exists():
-                    self._write(path, shape, compute, dtype)
-                return np.asarray(np.load(path, mmap_mode="r"))
-        except InputError:
-            return super().compute(name, shape, compute, dtype)
-
-    def _write(self, path: Path, shape: tuple[int, ...], compute: Compute, dtype: type) -> None:
-        """Write, not map: a map that meets a full disk ends the process without a word."""
-        with writing(path) as temporary, temporary.open("wb") as file:
-            kind = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (len(self.series), *shape)}
-            np.lib.format.write_array_header_1_0(file, kind)
-            for values in compute(self.series):
-                file.write(np.asarray(values, dtype=dtype, order="C").tobytes())
+_kept_for: tuple[Cohort, str] | None = None  # cohort and code that features are kept for
 
 
-_SHARED: dict[str, tuple[Cohort, list[SharedFeatures]]] = {}  # by study folder: the cohort that this process holds; at most one
+def _keep_features(cohort: Cohort, code: str) -> None:
+    """Compute the features of this cohort once for the next fits of this process by the same code."""
+    global _kept_for
+    if _kept_for is None or _kept_for[0] is not cohort or _kept_for[1] != code:
+        _kept_for = cohort, code
+        keep_features(*(KeptFeatures(one.series) for one in cohort.each_atlas()))
 
 
-def share_features(cohort: Cohort, out: str, code: str) -> None:
-    """Use the shared features of this cohort, or start them, for the next fits of this process."""
-    if out not in _SHARED or _SHARED[out][0] is not cohort:
-        _SHARED.clear()
-        _SHARED[out] = cohort, [SharedFeatures(one, Path(out) / FEATURES, code) for one in cohort.each_atlas()]
-    keep_features(*_SHARED[out][1])
-
-
-def forget_features(out: str | Path) -> None:
-    """Remove the files of a study; processes that still use them keep their maps."""
-    _SHARED.pop(str(out), None)
+def forget_features() -> None:
+    """Free the features that this process keeps."""
+    global _kept_for
+    _kept_for = None
     keep_features()
-    with contextlib.suppress(OSError):  # some systems keep files that are in use
-        shutil.rmtree(Path(out) / FEATURES)

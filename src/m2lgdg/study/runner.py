@@ -194,7 +194,7 @@ def run_items(
     except KeyboardInterrupt:
         raise Stopped(sum(map(is_done, items)), len(items)) from None
     finally:
-        forget_features(context.out)
+        forget_features()
 
 
 def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
@@ -211,7 +211,7 @@ def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellCon
         tuple(str(Path(plugin).absolute()) for plugin in study.plugins),
         study.device,
         study.threads,
-        share_features=True,
+        keep_features=True,
         cohort_hash=cohort.hash,
     )
 
