@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from m2lgdg import check_cohort, make_cohort
 from m2lgdg.data.check import empty_scans
-from m2lgdg.data.duplicates import best_alignment, find_duplicates
 from m2lgdg.findings import Exclusion
 
 
@@ -23,8 +21,8 @@ def test_a_clean_cohort_is_usable_and_its_table_counts(tiny):
     assert table["subjects"].to_dict() == {"north": 16, "south": 14, "west": 12, "east": 10}
     assert (table["patients"] + table["controls"] == table["subjects"]).all()
     assert table.loc["north", "patients"] == int(((tiny.sites == "north") & (tiny.labels == 1)).sum())
-    demo = check_cohort(make_cohort("demo", missing=0.0))
-    assert demo.exit_code == 0
+    demo = make_cohort("demo", missing=0.0, n_rois=60, sizes={"Aarhus": 20, "Bergen": 16})
+    assert check_cohort(demo).exit_code == 0
 
 
 def test_one_site_one_class_no_label_are_unusable(tiny):
@@ -109,53 +107,6 @@ def test_proxies_by_name_and_by_value(tiny):
     as_input = check_cohort(replace(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
     assert "Input score separates patients from controls almost perfectly. Is it a label proxy?" in texts(as_input, "finding")
     assert "Input HAMD reveals the diagnosis; a model can read the label from it." in texts(as_input, "finding")
-
-
-@pytest.fixture(scope="module")
-def twins():
-    """A cohort into which copies of known kinds were put: position -> position of its twin."""
-    cohort = make_cohort("tiny", n_rois=20, lengths=(120, 160), sizes={"a": 12, "b": 12, "c": 12}, seed=1)
-    series = [np.array(one) for one in cohort.series]
-    rng = np.random.default_rng(0)
-    series[20] = series[3].copy()  # exact, across sites
-    series[30] = 7.5 * series[5] - 100  # other units
-    series[10] = series[8][15:-10]  # volumes dropped, inside a site
-    noisy = series[2] + 0.15 * series[2].std(axis=0) * rng.normal(size=series[2].shape)
-    series[25] = noisy[5:]  # processed a little apart and shifted
-    return replace(cohort, series=series), {(3, 20): True, (5, 30): False, (8, 10): False, (2, 25): False}
-
-
-def test_duplicates_of_every_kind_are_found_and_nobody_else(twins):
-    cohort, planted = twins
-    found = {(pair.first, pair.second): pair.exact for pair in find_duplicates(cohort)}
-    assert found == planted
-
-
-def test_duplicates_are_told_with_their_danger(twins):
-    cohort, _ = twins
-    found = texts(check_cohort(cohort), "finding")
-    names = [f"{cohort.subjects[i]} ({cohort.sites[i]})" for i in range(len(cohort))]
-    assert any(
-        text.startswith(f"{names[3]} and {names[20]} have identical series") and "both source and target" in text
-        for text in found
-    )
-    assert any(f"{names[8]} and {names[10]} appear to be the same scan" in text and "validation" in text for text in found)
-
-
-def test_alignment_equals_a_slow_search():
-    rng = np.random.default_rng(2)
-    first, second = rng.normal(size=(40, 3)), rng.normal(size=(33, 3))
-    second[:20] = first[15:35]
-    unit = [(one - one.mean(axis=0)) / one.std(axis=0) for one in (first, second)]
-    best = -1.0
-    for shift in range(-32, 40):
-        pairs = [(t, t - shift) for t in range(40) if 0 <= t - shift < 33]
-        if len(pairs) >= 20:
-            a = np.array([unit[0][i] for i, _ in pairs])
-            b = np.array([unit[1][j] for _, j in pairs])
-            best = max(best, (a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
-    assert best_alignment(first, second) == pytest.approx(best, abs=1e-9)
-    assert best > 0.7
 
 
 def test_odd_values_in_a_cohort_file_are_findings(tiny):

@@ -7,11 +7,43 @@ import pandas as pd
 import pytest
 
 from m2lgdg import check_cohort, make_cohort, read
-from m2lgdg.data.duplicates import find_duplicates
+from m2lgdg.data.duplicates import best_alignment, find_duplicates
 
 
-def texts(cohort, level):
-    return [finding.text for finding in check_cohort(cohort).findings if finding.severity == level]
+@pytest.fixture(scope="module")
+def twins():
+    """A cohort into which copies of known kinds were put: position -> position of its twin."""
+    cohort = make_cohort("tiny", n_rois=20, lengths=(120, 160), sizes={"a": 12, "b": 12, "c": 12}, seed=1)
+    series = [np.array(one) for one in cohort.series]
+    rng = np.random.default_rng(0)
+    series[20] = series[3].copy()  # exact, across sites
+    series[30] = 7.5 * series[5] - 100  # other units
+    series[10] = series[8][15:-10]  # volumes dropped, inside a site
+    noisy = series[2] + 0.15 * series[2].std(axis=0) * rng.normal(size=series[2].shape)
+    series[25] = noisy[5:]  # processed a little apart and shifted
+    return replace(cohort, series=series), {(3, 20): True, (5, 30): False, (8, 10): False, (2, 25): False}
+
+
+def test_duplicates_of_every_kind_are_found_and_nobody_else(twins):
+    cohort, planted = twins
+    found = {(pair.first, pair.second): pair.exact for pair in find_duplicates(cohort)}
+    assert found == planted
+
+
+def test_alignment_equals_a_slow_search():
+    rng = np.random.default_rng(2)
+    first, second = rng.normal(size=(40, 3)), rng.normal(size=(33, 3))
+    second[:20] = first[15:35]
+    unit = [(one - one.mean(axis=0)) / one.std(axis=0) for one in (first, second)]
+    best = -1.0
+    for shift in range(-32, 40):
+        pairs = [(t, t - shift) for t in range(40) if 0 <= t - shift < 33]
+        if len(pairs) >= 20:
+            a = np.array([unit[0][i] for i, _ in pairs])
+            b = np.array([unit[1][j] for _, j in pairs])
+            best = max(best, (a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
+    assert best_alignment(first, second) == pytest.approx(best, abs=1e-9)
+    assert best > 0.7
 
 
 def smooth(rng, volumes, rois):
@@ -49,7 +81,7 @@ def test_reversed_and_resampled_copies_are_found_and_nobody_else(copies):
 
 
 def test_copies_are_told_with_what_was_done(copies):
-    findings = texts(copies, "finding")
+    findings = [finding.text for finding in check_cohort(copies).findings if finding.severity == "finding"]
     names = [f"{copies.subjects[i]} ({copies.sites[i]})" for i in range(len(copies))]
     start = "{} and {} appear to be the same scan (their {} correlate{} at "
     assert any(t.startswith(start.format(names[0], names[10], "series", "")) and "reversed in time" in t for t in findings)

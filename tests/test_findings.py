@@ -223,6 +223,7 @@ def chain(cohort, tmp_path_factory):
     return here
 
 
+@pytest.mark.usefixtures("figures_painted_only")
 def test_the_pairs_are_named_from_check_to_calibrate(chain, cohort, typed, monkeypatch):
     monkeypatch.chdir(chain)
     words = "Data: 2 pairs of subjects with the same scan (1 of them with different labels)"

@@ -56,12 +56,9 @@ def test_the_most_frequent_spelling_wins_composed_and_without_spaces(tiny):
     assert replace(changed, sites=cohort.sites).hash == cohort.hash  # nothing else has changed
 
 
-def test_of_two_equally_frequent_spellings_the_first_wins():
+def test_names_that_look_the_same_are_shown_apart_and_the_most_frequent_spelling_wins():
     assert common_spelling(["NYU", "nyu"], {"NYU": 2, "nyu": 2}) == "NYU"
     assert common_spelling(["NYU", "nyu"], {"NYU": 2, "nyu": 3}) == "nyu"
-
-
-def test_names_that_look_the_same_are_shown_apart():
     assert (shown(COMPOSED), shown(DECOMPOSED), shown(" NYU")) == (COMPOSED, "'Zu\\u0308rich'", "' NYU'")
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy
-import pytest
 
 import m2lgdg
 from m2lgdg.commands import terminal
@@ -88,28 +87,20 @@ def test_methods_as_json(typed):
     assert code == 2 and "did you mean fc-svm?" in err
 
 
-def completed(shell, words, **more):
-    """Output of the command `m2lgdg` as a shell calls it for completion."""
+def answer(words, **variables):
+    """Output of the command `m2lgdg` as a shell calls it."""
     code = "import sys\nsys.argv = ['m2lgdg', *sys.argv[1:]]\nfrom m2lgdg.cli import main\nmain()"
-    environment = os.environ | {"_M2LGDG_COMPLETE": shell, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"} | more
+    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"} | variables
     run = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, check=False)
     return run.stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_of_completion(shell):
-    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    code = "import sys\nsys.argv = ['m2lgdg', *sys.argv[1:]]\nfrom m2lgdg.cli import main\nmain()"
-    words = [sys.executable, "-c", code, "--show-completion", shell]
-    text = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-    assert f"_M2LGDG_COMPLETE=complete_{shell}" in text
-
-
 def test_completion_of_commands_and_options():
-    found = completed("complete_bash", [], COMP_WORDS="m2lgdg ", COMP_CWORD="1").split()
-    assert found == list(terminal.COMMANDS)
-    assert completed("complete_bash", [], COMP_WORDS="m2lgdg pre", COMP_CWORD="1").split() == ["predict"]
-    assert "--new-site-calibration" in completed("complete_bash", [], COMP_WORDS="m2lgdg fit --new", COMP_CWORD="2").split()
-    assert "predict" in completed("complete_zsh", [], _TYPER_COMPLETE_ARGS="m2lgdg pre")
-    fish = completed("complete_fish", [], _TYPER_COMPLETE_ARGS="m2lgdg pre", _TYPER_COMPLETE_FISH_ACTION="get-args")
-    assert fish.split()[0] == "predict"
+    assert "_M2LGDG_COMPLETE=complete_bash" in answer(["--show-completion", "bash"])
+
+    def completed(words):
+        given = {"_M2LGDG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return answer([], **given).split()
+
+    assert completed("m2lgdg ") == list(terminal.COMMANDS)
+    assert "--new-site-calibration" in completed("m2lgdg fit --new")

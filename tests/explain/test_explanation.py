@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import make, make_cohort, run_study
+from m2lgdg import METHODS, make, make_cohort, run_study
 from m2lgdg.explain.attribution import explain
 from m2lgdg.explain.explanation import Explanation, mean_over, roi_label
 from m2lgdg.report.page import write_report
-
-ERM = {"length": 40, "epochs": 1, "warmup": 1, "phenotypes": True}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +41,7 @@ def tables_of(folder):
     ("name", "parts"), [("fc-svm", ["edges", "roi"]), ("phenotype-logistic", ["phenotypes"]), ("m2lgdg", None)]
 )
 def test_only_tables_with_scores_are_written_and_named(name, parts, command, cohort):
-    fields = {"variant": "small"} if name == "m2lgdg" else {}
-    from m2lgdg.registry import METHODS
-
-    changes = METHODS[name].variants.get("small", {}) | {"epochs": 1, "warmup": 1} if fields else {}
+    changes = METHODS[name].variants["small"] | {"epochs": 1, "warmup": 1, "length": 24} if name == "m2lgdg" else {}
     make(name, **changes).fit(cohort, seed=0).save("model")
     code, text, _ = command("explain", "model", "new.cohort", "--out", "why", "--steps", 2)
     assert code == 0
@@ -120,11 +115,11 @@ def test_rois_without_names_are_called_rois(command, numbered):
     assert (roi_label("18"), roi_label("Insula_L")) == ("ROI 18", "Insula_L")
 
 
+@pytest.mark.usefixtures("figures_painted_only")
 def test_the_report_says_why_there_is_no_brain_and_draws_it_with_coordinates(numbered, tmp_path):
     numbered.save(tmp_path / "odd.cohort")
-    study = {"cohort": str(tmp_path / "odd.cohort"), "methods": ["fc-svm", "erm"], "seeds": [0], "targets": ["east"]}
-    small = {"erm": {"variant": "small", "epochs": 1, "warmup": 1}}
-    run_study(study | {"explain": ["fc-svm"], "method": small}, tmp_path / "out")
+    study = {"cohort": str(tmp_path / "odd.cohort"), "methods": ["fc-svm", "prior"], "seeds": [0], "targets": ["east"]}
+    run_study(study | {"explain": ["fc-svm"]}, tmp_path / "out")
     page = write_report(tmp_path / "out").read_text()
     section = page.split('data-section="explained"')[1].split("</section>")[0]
     assert "no MNI coordinates for all ROIs of atlas cc200" in section and "no names for the ROIs of atlas cc200" in section
