@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier, StackingClassifier
+from sklearn.ensemble import BaggingClassifier, RandomForestClassifier, StackingClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import (
     LinearRegression,
@@ -20,8 +20,8 @@ from sklearn.linear_model import (
     RidgeClassifierCV,
     SGDClassifier,
 )
-from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, RandomizedSearchCV, StratifiedKFold
-from sklearn.pipeline import make_pipeline
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, RandomizedSearchCV, ShuffleSplit, StratifiedKFold
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
@@ -241,17 +241,46 @@ def test_one_source_site(cohort):
 
 
 def test_seeds():
-    assert [is_random(one) for one in (SVC(), LogisticRegression(), make_model(), RidgeClassifierCV())] == [False] * 4
-    assert [is_random(one) for one in (SGDClassifier(), RandomForestClassifier(), make_pipeline(PCA(2), SVC()))] == [True] * 3
-    assert not is_random(RandomForestClassifier(random_state=0))
-    assert (
-        prepared(make_pipeline(PCA(2), RandomForestClassifier(random_state=7)), 3, 5).estimator.get_params()[
-            "pca__random_state"
-        ]
-        == 3
+    shuffled = StratifiedKFold(3, shuffle=True)
+    tried = {"a": [RandomForestClassifier(), SVC()]}
+    nested = VotingClassifier([("v", make_pipeline(StandardScaler(), RandomForestClassifier(3)))])
+    exact = (
+        SVC(),
+        LogisticRegression(),
+        make_model(),
+        RidgeClassifierCV(),
+        GridSearchCV(SVC(), {"C": [1]}, cv=StratifiedKFold(3)),
     )
+    drawn = (SGDClassifier(), RandomForestClassifier(), make_pipeline(PCA(2), SVC()), nested, GridSearchCV(SVC(), {}, cv=shuffled),
+             CalibratedClassifierCV(GridSearchCV(SVC(), {}, cv=ShuffleSplit(2))), GridSearchCV(Pipeline([("a", SVC())]), tried))  # fmt: skip
+    assert [is_random(one) for one in exact] == [False] * len(exact)
+    assert [is_random(one) for one in drawn] == [True] * len(drawn)
+    assert not any(is_random(prepared(one, 3, 5).estimator) for one in drawn) and is_random(drawn[0])  # the user's own stays
+    assert not is_random(RandomForestClassifier(random_state=0))
+    ready = prepared(make_pipeline(PCA(2), RandomForestClassifier(random_state=7)), 3, 5).estimator.get_params()
+    assert (ready["pca__random_state"], ready["randomforestclassifier__random_state"]) == (3, 7)
     assert m2lgdg.from_sklearn(RandomForestClassifier()).stochastic
     assert not m2lgdg.from_sklearn(make_model()).stochastic
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        GridSearchCV(SVC(), {"C": [0.01, 0.1, 1, 10]}, cv=StratifiedKFold(2, shuffle=True), scoring="roc_auc"),
+        make_pipeline(StandardScaler(), RandomForestClassifier(3)),
+        make_pipeline(StandardScaler(), BaggingClassifier(LogisticRegression(), 2, max_features=0.2)),
+        make_pipeline(StandardScaler(), VotingClassifier([("a", SGDClassifier(loss="log_loss"))], voting="soft")),
+    ],
+    ids=("splitter", "forest", "bagging", "voting"),
+)
+def test_a_study_gives_the_same_bits_again(estimator, cohort, tmp_path):
+    cohort.save(tmp_path / "tiny.cohort")
+    m2lgdg.from_sklearn(estimator, name="x")
+    study = {"cohort": str(tmp_path / "tiny.cohort"), "methods": ["x"], "targets": ["east"], "seeds": [0, 1]}
+    for i in range(3):
+        assert m2lgdg.run_study(study, tmp_path / f"out-{i}").done == 2
+    first, *others = [read_predictions(tmp_path / f"out-{i}")["proba"] for i in range(3)]
+    assert all(first.equals(other) for other in others) and first[:10].tolist() != first[10:].tolist()
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ def prepared(estimator: Any, seed: int, folds: int) -> Prepared:
     """The estimator with seeded random numbers and with folds of sites."""
     with config_context(enable_metadata_routing=True):
         made = clone(estimator)
-        made.set_params(**{name: seed for name, value in made.get_params().items() if _is_unseeded(name, value)})
+        for one in _unseeded(made):
+            one.random_state = seed
         chosen = [name for name, value in made.get_params().items() if _chooses(name, value)]
         direct = [name for name in chosen if _sees_all(made, name)]
         inner = [name for name in chosen if name not in direct]
@@ -146,9 +147,7 @@ def _is_below(inner: str, outer: str) -> bool:
 
 def is_random(estimator: Any) -> bool:
     """Whether an estimator has a random state that is neither fixed nor without effect."""
-    parameters = estimator.get_params()
-    owners = {name: parameters.get(name.rpartition("__")[0], estimator) for name in parameters}
-    return any(_is_unseeded(name, value) and not _is_exact(owners[name]) for name, value in parameters.items())
+    return not all(_is_exact(one) for one in _unseeded(estimator))
 
 
 def _is_exact(estimator: Any) -> bool:
@@ -160,8 +159,16 @@ def _is_exact(estimator: Any) -> bool:
     return getattr(estimator, "solver", None) in exact.get(name.removesuffix("CV"), ())
 
 
-def _is_unseeded(name: str, value: Any) -> bool:
-    return name.rpartition("__")[2] == "random_state" and value is None
+def _unseeded(value: Any) -> Iterator[Any]:
+    """Every estimator and splitter inside, also among the values that a search tries, with an open `random_state`."""
+    inside: Any = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+    draws = not hasattr(value, "split") or getattr(value, "shuffle", True)
+    if not isinstance(value, type) and getattr(value, "random_state", 0) is None and draws:
+        yield value
+    if hasattr(value, "get_params") and not isinstance(value, type):
+        inside = value.get_params(deep=False).values()
+    for one in inside:
+        yield from _unseeded(one)
 
 
 def _request_groups(estimator: Any) -> None:

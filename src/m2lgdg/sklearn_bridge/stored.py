@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import io
 import json
+import types
 import zipfile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.model.folder import LARGEST
 from m2lgdg.storage import InputError, needing, one_line
 
 SCHEMA = "schema.json"
@@ -65,21 +65,55 @@ def packed(estimator: Any) -> npt.NDArray[np.uint8]:
 
 
 def unpacked(content: npt.NDArray[np.uint8]) -> Any:
-    """The estimator of these bytes."""
+    """The estimator of these bytes, of which compiled code gets no array that it would read beyond its end."""
     skops = _skops()
     data = np.asarray(content, dtype=np.uint8).tobytes()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
-                raise ValueError("it is too large")
+            entries = archive.infolist()
+        packed_ones = [entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+        if packed_ones or sum(entry.file_size for entry in entries) > len(data):  # `packed` compresses nothing
+            raise ValueError("its archive is larger than it seems")
         untrusted = [name for name in skops.get_untrusted_types(data=data) if name not in TRUSTED]
         if untrusted:
             raise InputError(f"the estimator of the model is refused: skops does not trust its type {untrusted[0][:200]}.")
-        return skops.loads(data, trusted=TRUSTED)
+        estimator = skops.loads(data, trusted=TRUSTED)
+        _check(estimator)
+        return estimator
     except InputError:
         raise
     except Exception as error:  # of zipfile, json, numpy or scikit-learn
         raise InputError(f"the estimator of the model cannot be read ({one_line(error)[:200]}).") from None
+
+
+def _check(value: Any) -> None:
+    """Refuse arrays that do not fit together where compiled code relies on it: those of libsvm and of neighbours."""
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check(one)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType):
+        if ("_n_support" in vars(value) and not _fits_libsvm(value)) or (
+            "_fit_X" in vars(value) and not _fits_neighbours(value)
+        ):
+            raise ValueError(f"the arrays of {type(value).__name__} do not fit together")
+        _check(vars(value))
+
+
+def _fits_libsvm(one: Any) -> bool:
+    count, classes, rows = int(np.sum(one._n_support)), len(one.classes_), one.shape_fit_[0]
+    pairs = (classes * (classes - 1) // 2,)
+    shapes = {"_n_support": (classes,), "support_": (count,), "_dual_coef_": (classes - 1, count), "_intercept_": pairs}
+    shapes["support_vectors_"] = (0, 0) if one.kernel == "precomputed" else (count, one.n_features_in_)
+    shapes |= {name: pairs for name in ("_probA", "_probB") if getattr(one, name).size}
+    same = all(np.shape(getattr(one, name)) == shape for name, shape in shapes.items())
+    inside = np.min(one._n_support) >= 0 and np.all(one.support_ >= 0) and np.all(one.support_ < rows)
+    return bool(same and inside and not one._sparse and not callable(one.kernel))
+
+
+def _fits_neighbours(one: Any) -> bool:
+    labels, rows = getattr(one, "_y", np.zeros(len(one._fit_X))), len(one._fit_X)
+    same = np.shape(one._fit_X) == (rows, one.n_features_in_) and np.shape(labels) == (rows,) and one._tree is None
+    return bool(same and np.min(labels) >= 0 and np.max(labels) < len(getattr(one, "classes_", [0])))
 
 
 def _skops() -> Any:
