@@ -370,7 +370,7 @@ def test_vertices_outside_of_their_surface(dense, tmp_path):
 def test_a_table_that_lists_nobody_of_the_folder(xcpd):
     miniature.write_rows(xcpd / "participants.tsv", ("participant_id", "site", "diagnosis"), [("sub-77", "Oslo", "patient")])
     for how in ("stop", "exclude"):
-        with pytest.raises(InputError, match=r"participants\.tsv lists none of the 3 subjects who have a series, such as 01"):
+        with pytest.raises(InputError, match=r"participants\.tsv lists none of the 3 subjects who have a series, such as sub-01"):
             read(xcpd, on_bad=how)
 
 

@@ -51,9 +51,8 @@ def read(
 ) -> Cohort:
     """Read the subjects that have both a phenotype row and a series file.
 
-    `atlas` (aal, cc200 ...) and `strategy` (cpac/filt_global ...) are needed if the folder has several. Several atlases can
-    be read at once (`series.read_series`), `"all"` for all of them. `quality_checked` keeps only subjects that passed all
-    quality raters of the release.
+    `atlas` (aal, cc200 ...; one or more, or "all") and `strategy` (cpac/filt_global ...) are needed if the folder has several.
+    `quality_checked` keeps only subjects that passed all quality raters of the release.
     """
     table_path = _table_path(path)
     if table_path is None:
@@ -126,7 +125,6 @@ def choose_files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str,
 
 
 def _groups(path: Path) -> dict[tuple[str, str], Files]:
-    """Series files by atlas and strategy."""
     groups: dict[tuple[str, str], Files] = {}
     for file in sorted(path.glob("**/*_rois_*.1D")):
         match = SERIES.match(file.name)

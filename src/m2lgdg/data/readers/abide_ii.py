@@ -49,8 +49,8 @@ def read(
 ) -> Cohort:
     """Read the subjects of the composite table that have a series.
 
-    The table is in the folder, or is given as `participants`. Series with BIDS names have the options of kind bids; .1D files
-    have `atlas` and `strategy`, as in kind abide-pcp. A file that names another site than the table is an error.
+    Series with BIDS names have the options of kind bids; .1D files have `atlas` and `strategy`, as in kind abide-pcp. A file
+    that names another site than the table is an error.
     """
     table_path = Path(participants) if participants else _table_path(path)
     if table_path is None:
@@ -96,7 +96,6 @@ def _people(path: Path) -> tables.Participants:
 
 
 def _files_1d(path: Path, atlas: Atlases, strategy: str | None) -> FolderRuns:
-    """Series files of kind abide-pcp, whose names end in a SUB_ID."""
     strategy, by_atlas = abide.choose_files(path, atlas, strategy)
     runs: dict[str, Runs] = {name: {} for name in by_atlas}
     for name, files in by_atlas.items():
@@ -117,7 +116,6 @@ def _site(name: str) -> str:
 
 
 def _need_same_sites(path: Path, runs: Runs, people: tables.Participants) -> None:
-    """Refuse a file whose name or folder has another site than the table."""
     listed = dict(zip(people.subjects, people.sites.tolist(), strict=True))
     for subject, (file, *_) in runs.items():
         for site in SITE.findall(file.relative_to(path).as_posix()):

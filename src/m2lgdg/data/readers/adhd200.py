@@ -53,10 +53,8 @@ def read(
 ) -> Cohort:
     """Read the subjects that have both a phenotype row and a series file.
 
-    `atlas` (aal, cc200 ...) is needed if the folder has several, or selects several. `strategy` is filtered (the default) or
-    unfiltered. The first run of the first session of each subject is read, or of the session that `session` names;
-    `join_runs` joins all runs, each z-scored per ROI. DX 1 to 3 are patients, 0 is a control; subjects of the test set,
-    whose DX is pending, have no label.
+    `strategy` is filtered (the default) or unfiltered. The first run of the first session is read, or of that which `session`
+    names; `join_runs` joins all runs, each z-scored per ROI. Subjects of the test set, whose DX is pending, have no label.
     """
     people = _people(path, Path(participants) if participants else None)
     form, groups = _files(path, atlas, strategy)
@@ -78,7 +76,6 @@ def _match(file: Path) -> re.Match[str]:
 
 
 def _runs(files: Sequence[Path], path: Path, session: str | None, join_runs: bool) -> Runs:
-    """Runs of each subject: all of them, or the first of the session."""
     wanted = session if join_runs else session or FIRST
     runs = by_subject(files, path, wanted, join_runs=True, same=lambda subject: subject.zfill(DIGITS))
     return runs if join_runs else {subject: each[:1] for subject, each in runs.items()}
@@ -153,6 +150,5 @@ def _sites(table: tables.SubjectTable) -> list[str]:
 
 
 def _first_score(table: tables.SubjectTable, columns: Sequence[str]) -> tables.Floats:
-    """A score from the first of several columns that has it."""
     scores = [table.numeric(column, above=0) for column in columns if column in table.rows.columns]
     return np.where(np.isnan(scores[0]), scores[-1], scores[0])

@@ -168,7 +168,6 @@ def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, Series]:
 
 
 def _need_no_index(path: Path, table: Series, names: Sequence[str] | None = None) -> None:
-    """Refuse a table whose first column is a row index, which would be taken for an ROI."""
     rows, columns = table.shape
     title = names[0].lower() if names is not None else ""
     if columns < 2 or rows < 2 or (rows < MANY and title not in INDEX_NAMES):
@@ -184,7 +183,6 @@ def _need_no_index(path: Path, table: Series, names: Sequence[str] | None = None
 
 
 def _line(text: bytes, start: int) -> tuple[int, int]:
-    """Begin and end of the first line from byte `start` on that is not blank."""
     blank = BLANK_LINES.match(text, start)
     begin = blank.end() if blank else start
     return begin, text.find(b"\n", begin) + 1 or len(text)

@@ -54,15 +54,11 @@ def read(
 ) -> Cohort:
     """Read the subjects of participants.tsv that have a series.
 
-    `atlas` selects the `_atlas-` entity, or several, which must be of the same runs; `"all"` stands for all of them.
-    `atlas_image` (with `atlas_labels`, a table of index and name) extracts the series
-    from NIfTI runs instead, or from dense CIFTI-2 series if it is a .dlabel.nii file. `confounds` is nilearn's strategy for
-    such runs (simple, scrubbing or compcor). `only` lists entities that a file name must have ("task-rest run-01"). Of several
-    sessions, the first of each subject is read, or that which `session` names. Several runs are an error
-    unless `join_runs` puts them one after the other in the order of their names: each run of every subject, also
-    of one with a single run, is z-scored per ROI first, and all runs of a subject must have one TR. `patient` and `control`
-    are the words of the label column for each class, separated by commas, if they are not the usual ones. An ROI that is NaN
-    at every volume (too little coverage) becomes flat, and `check` counts it as such.
+    `atlas` selects one or several `_atlas-` entities. `atlas_image` (with `atlas_labels`, a table of index and name) extracts
+    the series from NIfTI runs instead, or from dense CIFTI-2 series if it is a .dlabel.nii file; `confounds` is nilearn's
+    strategy for them. `only` lists entities that a file name must have ("task-rest run-01"). Of several sessions, the first
+    is read, or that which `session` names. Several runs are an error unless `join_runs` joins them, each z-scored per ROI.
+    `patient` and `control` are words of the label column, separated by commas. An ROI that is NaN at every volume becomes flat.
     """
     patients, controls = ([word.strip() for word in str(text).split(",") if word.strip()] for text in (patient, control))
     tables.need_distinct(patients, controls, "options patient and control")
@@ -92,8 +88,7 @@ def find_runs(
 ) -> runs.FolderRuns:
     """The runs of a folder with BIDS names; `same` gives the subject of a file name as the table has it."""
     if confounds not in (None, *runs.STRATEGIES):
-        strategies = ", ".join(runs.STRATEGIES)
-        raise InputError(f"option confounds: {confounds!r} is not a strategy; choose one of {strategies}.")
+        raise InputError(f"option confounds: {confounds!r} is not a strategy; choose one of {', '.join(runs.STRATEGIES)}.")
     volumes: dict[Path, tuple[int, int]] = {}
     if atlas_image is None:
         if confounds is not None:
@@ -104,9 +99,8 @@ def find_runs(
         extraction = _Extraction(Path(atlas_image), Path(atlas_labels) if atlas_labels else None, confounds, volumes)
         load = extraction.load
         groups = {_image_atlas(atlas, extraction.image): sorted(path.glob(DENSE if extraction.parcels else NIFTI))}
-    wanted = only.split()  # entities that a file name must have, such as task-rest run-01
     groups = {
-        name: [file for file in files if all(f"_{each}_" in f"_{file.name}" for each in wanted)]
+        name: [file for file in files if all(f"_{each}_" in f"_{file.name}" for each in only.split())]
         for name, files in groups.items()
     }
     by_atlas = {name: runs.by_subject(files, path, session, join_runs, same) for name, files in groups.items()}
@@ -115,7 +109,6 @@ def find_runs(
 
 
 def _image_atlas(atlas: Atlases, image: Path) -> str:
-    """Name of the atlas of an image: the one that was given, or that of the file."""
     names = requested(atlas, ())
     if len(names) > 1:
         raise InputError(f"{image} is one atlas; give one name with atlas (--atlas), not {len(names)}.")
@@ -165,10 +158,7 @@ def _flatten_absent(series: Series) -> Series:
 
 
 class _Extraction:
-    """Mean signal of each region of an atlas, or of each parcel of a parcellation, denoised by fMRIPrep's confounds.
-
-    The number of scrubbed volumes of each run is put into `volumes`.
-    """
+    """Mean signal of each region of an atlas, denoised by fMRIPrep's confounds; scrubbed volumes are put into `volumes`."""
 
     def __init__(self, image: Path, labels: Path | None, strategy: str | None, volumes: dict[Path, tuple[int, int]]) -> None:
         self.image, self.strategy, self.volumes = image, strategy, volumes
@@ -254,6 +244,5 @@ def _regions(path: Path, labels: Path | None) -> tuple[Any, dict[int, str]]:
 
 
 def _cleaning(tr: float) -> dict[str, Any]:
-    """Options of nilearn for a run: detrended, and filtered if its TR is known."""
     filters = {"high_pass": BAND[0], "low_pass": BAND[1], "t_r": tr} if tr > 0 else {}
     return {"detrend": True, "standardize": None, **filters}

@@ -57,12 +57,9 @@ def read(
 ) -> Cohort:
     """Read the subjects of participants.tsv with their series.
 
-    `atlas` selects some of the atlases that dataset.toml names, by default all of them in the order of the file. If it names
-    none, `atlas` may be the name of an included atlas, which then names the ROIs. A subject
-    without a series (of the first atlas), or a series without a row, is an error unless `on_bad` is "exclude". `join_runs`
-    (also a key of dataset.toml) puts the runs of a subject one after the other, in the order of their names; each run of every
-    subject, also of one with a single run, is z-scored per ROI first. Columns of named files are matched by name, others by
-    position.
+    `atlas` selects some of the atlases that dataset.toml names (default: all); if it names none, an included atlas, which then
+    names the ROIs. `join_runs` (also a key of dataset.toml) joins the runs of a subject in the order of their names, each
+    z-scored per ROI.
     """
     dataset = read_dataset(path / "dataset.toml", join_runs, requested(atlas, ()))
     people = _people(path, dataset)
@@ -117,7 +114,6 @@ def _people(path: Path, dataset: Dataset) -> tables.Participants:
 
 
 def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]:
-    """Names of the requested atlases, or of all that dataset.toml names."""
     names = requested(atlas, known) or tuple(known)
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -127,12 +123,10 @@ def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]
 
 
 def _unlisted(every: Mapping[str, _AtlasFolder], names: Sequence[str]) -> dict[str, list[Path]]:
-    """Series files of subjects that are not listed, in any of the atlases that are read.
-
-    Atlases with a pattern come first: without one, every file in the folders of the series could be one of them.
-    """
+    """Series files of subjects that are not listed, in any of the atlases that are read."""
     taken = {file for each in every.values() for runs in each.runs.values() for file in runs}
     unlisted: dict[str, list[Path]] = {}
+    # Atlases with a pattern first: without one, every file in the folders of the series could be one of them.
     for name, each in sorted(every.items(), key=lambda one: one[1].dataset.pattern is None):
         for subject, file in each.unlisted(taken):
             taken.add(file)
@@ -162,7 +156,6 @@ class _AtlasFolder:
         self.runs = {subject: found for subject, found in runs.items() if found}
 
     def _files_of(self, subject: str, site: str) -> list[Path]:
-        """The series file of a subject, or its runs in the order of their names; none: the subject has no series."""
         names = [one.replace("{subject}", subject).replace("{site}", site) for one in self.patterns]
         found = [self.files[name] for name in names if name in self.files]
         if len(found) > 1:
@@ -237,11 +230,7 @@ class _AtlasFolder:
         return columns, series
 
     def rename(self, orders: Counter[Rois]) -> Mapping[Rois, Rois]:
-        """Names of the ROIs for files whose columns are named otherwise, by the position in their usual order.
-
-        Without names of ROIs, columns whose own names are repeated are numbered in the same way, and columns that have only
-        numbers get the names of the atlas if it is included with as many ROIs.
-        """
+        """Names of the ROIs for files whose columns are named otherwise, or repeatedly, or only by numbers."""
         numbers = numbered_rois(len(next(iter(orders), ())))
         rois = self.names or numbers
         names = {order: self._by_number(numbers) for order in orders if set(order) == set(numbers)}
@@ -266,7 +255,6 @@ class _AtlasFolder:
         return dict(zip(numbers, names or numbers, strict=False))
 
     def _usual(self, foreign: Counter[Rois]) -> Rois:
-        """The order of most files, which must be more than half of those with the same columns."""
         usual, count = foreign.most_common(1)[0]
         same = [order for order in foreign if set(order) == set(usual)]
         if len(same) > 1 and 2 * count <= sum(foreign[order] for order in same):

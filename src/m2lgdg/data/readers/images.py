@@ -70,7 +70,6 @@ def _size(image: Any) -> int:
 
 
 def _need_regular(path: Path) -> None:
-    """Refuse a device or a pipe, from which nibabel would read forever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"cannot read {path}: it is not a regular file.")
 
@@ -81,10 +80,7 @@ def is_cifti(path: Path) -> bool:
 
 
 def header_seconds(path: Path) -> float:
-    """Repetition time in the header of a NIfTI image or the time axis of a CIFTI-2 series; NaN if it has none.
-
-    A NIfTI header states its unit of time; one without a unit is taken as seconds.
-    """
+    """Seconds per volume by the header of a NIfTI image or the time axis of a CIFTI-2 series; NaN if it has none."""
     if is_cifti(path):
         _, (series, _) = _open(path)
         # The file stores a step and a power of ten, so that milliseconds and microseconds are in seconds here.
@@ -135,10 +131,7 @@ class Parcels:
                 self.grid[_inside(path, model.voxel, self.grid.shape)] = keys[chosen]
 
     def means(self, path: Path) -> tuple[Rois, Series]:
-        """(time, roi) means over the grayordinates of each parcel.
-
-        A grayordinate without coverage (NaN or 0 at every volume) is left out. A parcel without any becomes a flat column.
-        """
+        """(time, roi) means over the grayordinates of each parcel that are not NaN or 0 at every volume; 0 without any."""
         image, (_, models) = _open(path)
         keys = self._keys(path, models)
         signals = _numbers(path, image).T  # (grayordinate, time), as they are stored
@@ -151,7 +144,6 @@ class Parcels:
         return tuple(self.names.values()), series
 
     def _keys(self, path: Path, models: Any) -> npt.NDArray[np.int64]:
-        """Parcel of each grayordinate of a series, 0 for those that belong to none."""
         keys = np.zeros(len(models), dtype=np.int64)
         for name, chosen, model in models.iter_structures():
             if name in models.nvertices and name in self.surfaces:
@@ -199,14 +191,12 @@ def _numbers(path: Path, image: Any) -> Series:
 
 
 def _empty(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """A surface or grid of which nothing belongs to a parcel."""
     if math.prod(shape) > LARGEST_GRID:
         raise InputError(f"{path} declares {' x '.join(map(str, shape))} places, more than the limit of {LARGEST_GRID}.")
     return np.zeros(shape, dtype=np.int64)
 
 
 def _inside(path: Path, places: npt.NDArray[np.int_], shape: tuple[int, ...]) -> tuple[npt.NDArray[np.int_], ...]:
-    """Index of the vertices or voxels of a structure, which must lie on its surface or grid."""
     if len(places) and ((places < 0).any() or (places >= shape).any()):
         raise InputError(f"{path} is damaged: some of its vertices or voxels are outside of their surface or grid.")
     return tuple(places.T)

@@ -58,8 +58,7 @@ def read(
     """Read the subjects that have both a phenotype row and a series file; sites 4, 5 and 19 are left out by default.
 
     `strategy` selects the folder if there are several: FunImgARCWF (used by the paper, and the default), or FunImgARglobalCWF
-    with global signal regression. Several atlases can be read at once; `"all"` stands for those that some file holds, without
-    the two halves of harvard-oxford. A file of an older DPARSF lacks some of them (`series.read_series`).
+    with global signal regression. `atlas="all"` stands for those that some file holds, without the halves of harvard-oxford.
     """
     atlases = requested(atlas, set(COLUMNS) - set(HALVES)) or ("aal",)
     for name in atlases:
@@ -89,13 +88,14 @@ def read(
         notes=(Finding("label", numbers={"text": "site and label from the id: group 1 = patient, 2 = control"}), *implausible),
         column="ID",
         excluded=excluded,
+        site_of=site_of,
     )
     columns = _Columns(atlases)
     sources = [
         AtlasFiles(name, files, columns.loader(name), optional=ALL in (atlas or ()), note=f"atlas {name}, folder {folder}")
         for name in atlases
     ]
-    return read_series(people, sources, name="rest-meta-mdd", on_bad=on_bad, progress=progress, site_of=site_of)
+    return read_series(people, sources, name="rest-meta-mdd", on_bad=on_bad, progress=progress)
 
 
 def site_of(subject: str) -> str:
@@ -195,7 +195,6 @@ class _Columns:
 
 
 def _rois(atlas: str) -> Rois:
-    """Names of the ROIs of an atlas; a half of Harvard-Oxford has those of its columns."""
     first, last = COLUMNS[atlas]
     whole = "harvard-oxford" if atlas in HALVES else atlas
     start, end = COLUMNS[whole]

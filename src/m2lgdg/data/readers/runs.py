@@ -48,8 +48,8 @@ Runs = dict[str, list[Path]]  # by subject, without sub-
 class FolderRuns:
     """The runs of a folder by atlas and subject, how to load one, and notes on which were chosen.
 
-    `strategy` is that of the confounds, if one was given. While the runs are loaded, `volumes` takes the number of scrubbed
-    and of all volumes of each run with confounds.
+    `strategy` is that of the confounds, if one was given. While runs are loaded, `volumes` takes the number of scrubbed and of
+    all volumes of each run with confounds.
     """
 
     by_atlas: dict[str, Runs]
@@ -68,10 +68,14 @@ class FolderRuns:
 def read_runs(
     runs: FolderRuns, people: Participants, *, name: str, on_bad: OnBad, progress: Progress | None, prefix: str = ""
 ) -> Cohort:
-    """Cohort of the listed people who have runs, with their TR and head motion; `prefix` as in `read_series`."""
+    """Cohort of the listed people who have runs, with their TR and head motion; `prefix` is that of an unlisted subject."""
     trs: dict[str, float] = {}
     motion: dict[str, float] = {}
-    main = next(iter(runs.by_atlas))
+    ids = {label(one): one for one in people.subjects}
+    files = {
+        atlas: {ids.get(one, f"{prefix}{one}"): some for one, some in each.items()} for atlas, each in runs.by_atlas.items()
+    }
+    main, *_ = files
 
     def load(scan: Scan) -> tuple[Rois, Series]:
         return joined(scan.runs, runs.load) if runs.join_runs else runs.load(scan.runs[0])
@@ -82,8 +86,8 @@ def read_runs(
         return load(scan)
 
     def load_other(scan: Scan) -> tuple[Rois, Series]:
-        first = runs.first[label(scan.subject)]
-        if [scan_of(run) for run in scan.runs] != [scan_of(run) for run in first]:
+        first = files[main][scan.subject]
+        if list(map(scan_of, scan.runs)) != list(map(scan_of, first)):
             raise InputError(f"{scan.runs[0]}: it is not of the same run as {first[0].name} of atlas {main}.")
         return load(scan)
 
@@ -93,12 +97,10 @@ def read_runs(
         return present._replace(tr=np.where(np.isnan(measured), present.tr, measured))
 
     atlases = [
-        AtlasFiles(atlas, files, load_first if atlas == main else load_other, note=f"atlas {atlas}")
-        for atlas, files in runs.by_atlas.items()
+        AtlasFiles(atlas, each, load_first if atlas == main else load_other, note=f"atlas {atlas}")
+        for atlas, each in files.items()
     ]
-    return read_series(
-        people, atlases, name=name, on_bad=on_bad, progress=progress, complete=complete, same=label, prefix=prefix
-    )
+    return read_series(people, atlases, name=name, on_bad=on_bad, progress=progress, complete=complete)
 
 
 def label(subject: str) -> str:
@@ -124,10 +126,9 @@ def scan_of(file: Path) -> tuple[str | None, ...]:
 def by_subject(
     files: Iterable[Path], path: Path, session: str | None, join_runs: bool, same: Callable[[str], str] = str
 ) -> Runs:
-    """Runs of each subject in natural order; without `join_runs`, a second run of a session is an error.
+    """Runs of each subject in natural order: of the first session, the named one, or (`join_runs` alone) of all.
 
-    Of a subject with several sessions, the first is read, or the one that `session` names. With `join_runs` and without
-    `session`, all of them are. `same` gives the subject of a file name as the table has it.
+    Without `join_runs`, a second run is an error. `same` gives the subject of a file name as the table has it.
     """
     chosen: Runs = {}
     for file in sorted(files, key=lambda one: natural_key(one.name)):
@@ -158,7 +159,7 @@ def session_note(files: Iterable[Path], session: str | None, join_runs: bool) ->
         return ()
     subjects = f"({several} of {len(sessions)} subjects have several)"
     if session is not None and session != FIRST:
-        text = f"{_session_label(session)} {subjects}"
+        text = f"{session.removeprefix('ses-')} {subjects}"
     elif session is None and join_runs:
         text = f"all, joined {subjects}"
     else:
@@ -166,18 +167,13 @@ def session_note(files: Iterable[Path], session: str | None, join_runs: bool) ->
     return (Finding("session", numbers={"text": text}),)
 
 
-def _session_label(session: str) -> str:
-    return session.removeprefix("ses-")
-
-
 def _of_session(runs: Runs, path: Path, session: str) -> Runs:
-    """The runs of one session: the first of each subject, or the named one, which some subjects may lack."""
     chosen: Runs = {}
     available: set[str] = set()
     for subject, files in runs.items():
         names = [entities(file).get("ses", "") for file in files]
         available.update(names)
-        wanted = _session_label(session) if session != FIRST else names[0]
+        wanted = session.removeprefix("ses-") if session != FIRST else names[0]
         # Files without a session next to others are left to the check for a second run.
         some = [
             file for file, name in zip(files, names, strict=True) if name == wanted or (session == FIRST and not all(names))
@@ -186,7 +182,7 @@ def _of_session(runs: Runs, path: Path, session: str) -> Runs:
     if not chosen:
         known = sorted(available - {""}, key=natural_key)
         sessions = f"its sessions are {', '.join(known)}" if known else "its file names have no sessions"
-        raise InputError(f"{path} has no run of session {_session_label(session)}; {sessions}.")
+        raise InputError(f"{path} has no run of session {session.removeprefix('ses-')}; {sessions}.")
     return chosen
 
 
@@ -204,10 +200,7 @@ def _need_same_kind(file: Path, other: Path) -> None:
 
 
 def repetition_time(file: Path) -> float:
-    """RepetitionTime from the JSON sidecar of a file, else from the header of an image, else NaN; in seconds.
-
-    A CIFTI-2 file has the time in its axis, which comes first.
-    """
+    """Seconds per volume from the axis of a CIFTI-2 file, else the JSON sidecar, else the header of an image, else NaN."""
     seconds = header_seconds(file) if is_cifti(file) else math.nan
     if not math.isnan(seconds):
         return seconds
@@ -224,7 +217,6 @@ def repetition_time(file: Path) -> float:
 
 
 def _one_repetition_time(runs: list[Path]) -> float:
-    """Repetition time that all runs of a subject have."""
     first, *others = (repetition_time(run) for run in runs)
     for run, other in zip(runs[1:], others, strict=True):
         if not np.isclose(first, other, rtol=1e-3, equal_nan=True):
@@ -248,10 +240,7 @@ def confounds_table(run: Path) -> Path | None:
 
 
 def load_confounds(run: Path, strategy: str | None) -> Confounds:
-    """Confounds of a run by a strategy of nilearn, `simple` by default (motion, white matter, CSF).
-
-    A run without a table has none, unless a strategy was given.
-    """
+    """Confounds of a run by a strategy of nilearn, `simple` by default; a run without a table has none."""
     table = confounds_table(run)
     if table is None:
         if strategy is not None:
@@ -270,10 +259,7 @@ def load_confounds(run: Path, strategy: str | None) -> Confounds:
 
 
 def _with_motion(people: Participants, displacement: Sequence[float], runs: FolderRuns) -> Participants:
-    """The people with the head motion and the number of scrubbed volumes, and notes on what was done with their runs.
-
-    A column of motion in participants.tsv is left as it is.
-    """
+    """The people with head motion, unless their table has it, scrubbed volumes, and notes on what was done with their runs."""
     added: dict[str, object] = {}
     notes: list[Note] = list(runs.choices)
     if runs.volumes:
@@ -301,7 +287,6 @@ def _mean_displacement(runs: Sequence[Path]) -> float:
 
 
 def _displacement(path: Path) -> npt.NDArray[np.float64]:
-    """Framewise displacement of the volumes that have one (the first volume has none)."""
     table = read_text_table(path)
     values = []
     for line, cell in table.get(DISPLACEMENT, pd.Series(dtype=str)).items():
@@ -314,7 +299,6 @@ def _displacement(path: Path) -> npt.NDArray[np.float64]:
 
 
 def _scan_name(run: Path) -> str:
-    """Start of the name of a run, with the entities of the scan alone."""
     return AFTER_SCAN.split(run.name)[0]
 
 

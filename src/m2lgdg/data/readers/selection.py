@@ -29,8 +29,8 @@ def keep(cohort: Cohort, chosen: npt.ArrayLike, reason: Callable[[int], Sequence
 def limit_motion(cohort: Cohort, max_motion: float, column: str | None = None) -> Cohort:
     """The subjects whose head motion is below `max_motion`; the others are listed in `Cohort.excluded` with their value.
 
-    `column` is the phenotype with the motion, by default the first that has one of the usual names (`tables.MOTION`). A subject
-    without a value, or with a negative one, is excluded: nothing says that it moved little.
+    `column` is the phenotype with the motion, by default the first of a usual name. A subject without a value, or with a
+    negative one, is excluded: nothing says that it moved little.
     """
     if isinstance(max_motion, bool) or not isinstance(max_motion, int | float) or not 0 < max_motion < math.inf:
         raise InputError(f"max_motion must be a number above 0, not {max_motion!r}.")

@@ -39,10 +39,10 @@ class Scan(NamedTuple):
 
 
 class AtlasFiles(NamedTuple):
-    """The files of one atlas, and how to load those of a scan; None stands for a scan without this atlas.
+    """The runs of each subject in one atlas, and how to load a scan (None: the scan does not have this atlas).
 
-    `files` has the runs of each subject. `rename` maps the column names of the files to those of the ROIs, given those of all
-    files with their number of occurrences. An `optional` atlas may be that of no scan. `note` is one of the cohort.
+    `rename` maps the column names of the files to those of the ROIs, given those of all files with their number. An `optional`
+    atlas may be that of no scan. `note` is one of the cohort.
     """
 
     atlas: str
@@ -56,12 +56,11 @@ class AtlasFiles(NamedTuple):
 def requested(atlas: Atlases, available: Iterable[str]) -> tuple[str, ...]:
     """Names of the requested atlases, the first one first; `all` stands for the available ones in alphabetical order."""
     names = (atlas,) if isinstance(atlas, str) else tuple(atlas or ())
-    wrong = next((name for name in names if not isinstance(name, str) or not name), None)
-    if wrong is not None:
-        raise InputError(f"option atlas: {wrong!r} is not the name of an atlas.")
-    repeated = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if repeated is not None:
-        raise InputError(f"option atlas: {repeated} is given twice.")
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise InputError(f"option atlas: {name!r} is not the name of an atlas.")
+        if name in names[:i]:
+            raise InputError(f"option atlas: {name} is given twice.")
     if ALL in names and len(names) > 1:
         raise InputError("option atlas: all stands for every atlas and is given alone.")
     return tuple(sorted(set(available))) if names == (ALL,) else names
@@ -86,30 +85,20 @@ def read_series(
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
     complete: Callable[[Participants], Participants] = lambda people: people,
-    same: Callable[[str], str] = str,
-    prefix: str = "",
-    site_of: Callable[[str], str] = lambda subject: "",
     allow_proxies: bool = False,
 ) -> Cohort:
     """Cohort of the listed people who have a series of the first atlas.
 
-    A series of somebody who is not listed, or an invalid series, raises an error; with `on_bad="exclude"` its subject is
-    excluded with the reason. A subject without a valid series of a further atlas is kept. The series of a subject must have as
-    many volumes in every atlas, since they are of one scan. `complete` adds to the people what is known when their files have
-    been read. `same` gives a listed subject as the files have it; `prefix` comes before a subject who is not listed, and
-    `site_of` is its site.
+    A series that is invalid or of somebody who is not listed raises an error; with `on_bad="exclude"` its subject is excluded
+    with the reason. Who lacks a further atlas is kept. A scan has as many volumes in every atlas. `complete` adds to the people
+    what is known when their files have been read.
     """
     first, *others = atlases
-    row = {same(one): i for i, one in enumerate(people.subjects)}
     listed = [
-        Scan(one, site, first.files.get(same(one), []))
-        for one, site in zip(people.subjects, people.sites.tolist(), strict=True)
+        Scan(one, site, first.files.get(one, [])) for one, site in zip(people.subjects, people.sites.tolist(), strict=True)
     ]
     about = f"atlas {first.atlas}" if others else ""
-    excluded = [
-        *people.excluded,
-        *(one._replace(site=site_of(one.subject)) for one in _unlisted(people, atlases, row, on_bad, prefix)),
-    ]
+    excluded = [*people.excluded, *_unlisted(people, atlases, on_bad)]
     excluded += [Exclusion(scan.subject, scan.site, NO_SERIES, about) for scan in listed if not scan.runs]
     rois, series, bad = _gather(first, listed, on_bad, progress)
     if not series:
@@ -118,7 +107,7 @@ def read_series(
     further: dict[str, tuple[Rois, dict[str, Series]]] = {}
     unusable: list[Finding] = []
     for each in others:
-        scans = [scan._replace(runs=each.files.get(same(scan.subject), [])) for scan in listed if scan.subject in series]
+        scans = [scan._replace(runs=each.files.get(scan.subject, [])) for scan in listed if scan.subject in series]
         found_rois, found, bad = _gather(each, scans, on_bad, progress)
         if found:
             further[each.atlas] = found_rois, found
@@ -128,7 +117,8 @@ def read_series(
             numbers = {"lacking": each.atlas, "reason": one.reason.rstrip(".")}
             unusable.append(Finding("unusable series", one.site, (one.subject,), numbers))
         excluded += _without_other_lengths(series, found, scans, first.atlas, on_bad)
-    people = complete(people.rows([row[same(one)] for one in series]))
+    row = {one: i for i, one in enumerate(people.subjects)}
+    people = complete(people.rows([row[one] for one in series]))
     return Cohort(
         series=list(series.values()),
         subjects=np.array(list(series)),
@@ -171,24 +161,22 @@ def _without_other_lengths(
     return excluded
 
 
-def _unlisted(
-    people: Participants, atlases: Sequence[AtlasFiles], listed: Mapping[str, int], on_bad: OnBad, prefix: str
-) -> list[Exclusion]:
+def _unlisted(people: Participants, atlases: Sequence[AtlasFiles], on_bad: OnBad) -> list[Exclusion]:
     """Subjects with a series who are not listed; if nobody is, the table is most likely that of other data."""
     present = {one: runs[0] for each in reversed(atlases) for one, runs in each.files.items()}
-    if present and not set(present) & set(listed):
+    unlisted = sorted(set(present) - set(people.subjects))
+    if not people.subjects:
+        raise InputError(f"{people.table} lists no subject.")
+    if present and len(unlisted) == len(present):
         example = f"such as {min(present)} ({present[min(present)].name})"
         raise InputError(
             f"{people.table} lists none of the {len(present)} subjects who have a series, {example}; its first subject is "
-            f"{next(iter(listed))}."
-            if listed
-            else f"{people.table} lists no subject."
+            f"{people.subjects[0]}."
         )
-    unlisted = sorted(set(present) - set(listed))
     if unlisted and on_bad == "stop":
         where = f"column {people.column} of {people.table}" if people.column else people.table
-        raise InputError(f"{present[unlisted[0]]}: subject {prefix}{unlisted[0]} is not in {where}.")
-    return [Exclusion(f"{prefix}{one}", "", NOT_LISTED) for one in unlisted]
+        raise InputError(f"{present[unlisted[0]]}: subject {unlisted[0]} is not in {where}.")
+    return [Exclusion(one, people.site_of(one), NOT_LISTED) for one in unlisted]
 
 
 def _gather(
@@ -227,15 +215,15 @@ def _in_one_order(
     found: dict[str, Series] = {}
     excluded = []
     for scan, result in loaded:
-        if isinstance(result, InputError):
-            ordered: Series | InputError = result
-        else:
+        try:
+            if isinstance(result, InputError):
+                raise result
             columns, series = result
             ordered = _reordered(scan, names.get(columns, columns), series, rois, swapped)
-        if isinstance(ordered, InputError):
+        except InputError as error:
             if on_bad == "stop":
-                raise ordered
-            excluded.append(_excluded(scan, ordered))
+                raise
+            excluded.append(_excluded(scan, error))
         else:
             ordered.flags.writeable = False  # so that the cohort takes it without a copy
             found[scan.subject] = ordered
@@ -256,23 +244,21 @@ def _excluded(scan: Scan, error: InputError) -> Exclusion:
     return Exclusion(scan.subject, scan.site, UNUSABLE_FILE, detail=reason)
 
 
-def _reordered(scan: Scan, columns: Rois, series: Series, rois: Rois, swapped: bool) -> Series | InputError:
-    """The series with its columns in the ROI order of the other subjects, matched by name."""
+def _reordered(scan: Scan, columns: Rois, series: Series, rois: Rois, swapped: bool) -> Series:
     if columns == rois:
         return series
     where = f"{scan.runs[0]}: subject {scan.subject}"
     if len(columns) != len(rois):
         hint = _hint(columns, rois, len(series), swapped)
-        return InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}{hint}.")
+        raise InputError(f"{where}: {len(columns)} ROI columns, but the other subjects have {len(rois)}{hint}.")
     position = {name: i for i, name in enumerate(columns)}
     absent = next((name for name in rois if name not in position), None)
     if absent is not None:
-        return InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
+        raise InputError(f"{where}: no column for ROI {absent}, which the other subjects have.")
     return np.ascontiguousarray(series[:, [position[name] for name in rois]])
 
 
 def _hint(columns: Rois, rois: Rois, rows: int, swapped: bool) -> str:
-    """The likely reason for another number of columns than that of the other subjects."""
     if rows == len(rois):
         return f"; its rows are as many as these, so its time and ROI axes seem to be swapped ({TRANSPOSE})"
     if columns != numbered_rois(len(columns)) and set(columns) & set(rois):  # names of a header: not swapped

@@ -52,7 +52,10 @@ NAMED = {role: f'name the right one in dataset.toml: [columns] {role} = "..."' f
 
 
 class Participants(NamedTuple):
-    """The people of a table in its order. `column` has their ids; `excluded` are those who are left out by the table alone."""
+    """The people of a table in its order. `column` has their ids; `excluded` are those who are left out by the table alone.
+
+    `site_of` gives the site of somebody who has a series and is not listed, where the id tells it.
+    """
 
     table: Path
     subjects: list[str]
@@ -64,6 +67,7 @@ class Participants(NamedTuple):
     notes: tuple[Note, ...]
     column: str = ""
     excluded: Sequence[Exclusion] = ()
+    site_of: Callable[[str], str] = lambda subject: ""
 
     def rows(self, chosen: list[int]) -> Participants:
         """The people at these positions."""
@@ -91,9 +95,8 @@ def read_participants(
 ) -> Participants:
     """Read participants.tsv; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
 
-    Columns are found by their usual names unless they are given. `advice` ends the message about an unknown label: how to give
-    the words of each class to this reader; `where` that about the column of a role that was not found. Names with the same text
-    by `same` are one subject.
+    `advice` ends the message about an unknown label, `where` that about a role without a column: what to type for this reader.
+    Names with the same text by `same` are one subject.
     """
     rows = read_text_table(path)
     found = {role: columns.get(role) or find_column(rows, role) for role in ALIASES}
@@ -145,7 +148,6 @@ def _repetition_times(table: SubjectTable, column: str) -> Floats:
 
 
 def _phenotypes(table: SubjectTable, roles: Mapping[str, str]) -> tuple[pd.DataFrame, list[Finding]]:
-    """Phenotypes, and notes on implausible values."""
     columns: dict[str, object] = {}
     notes: list[Finding] = []
     if "sex" in roles:
@@ -160,8 +162,8 @@ def _phenotypes(table: SubjectTable, roles: Mapping[str, str]) -> tuple[pd.DataF
 def read_text_table(path: Path, otherwise: str | None = None) -> pd.DataFrame:
     """Table of a .csv or .tsv file with every cell as stripped text, indexed by line number, without unnamed columns.
 
-    Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of
-    a table that is not UTF-8, for releases that have such tables.
+    Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of a
+    table that is not UTF-8.
     """
     content = read_bytes(path, LARGEST_TABLE)
     try:
@@ -268,10 +270,7 @@ class SubjectTable:
         missing: Sequence[str] = MISSING_CODES,
         same: Callable[[str], str] = str,
     ) -> SubjectTable:
-        """The table by the column of its subjects; a lacking column, or an empty or repeated subject, is an error.
-
-        Two names are the same subject if `same` gives the same text for both (sub-01 and 01 in BIDS).
-        """
+        """The table by its subjects; names with the same text by `same` (sub-01 and 01 in BIDS) are a repeated subject."""
         need_columns(rows, (subject, *needed), path)
         names = rows[subject]
         lines: dict[str, int] = {}
@@ -340,10 +339,7 @@ class SubjectTable:
     def labels(
         self, column: str, patient: Sequence[str] = (), control: Sequence[str] = (), advice: str = ""
     ) -> tuple[npt.NDArray[np.int8], Finding]:
-        """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones.
-
-        `advice` ends the message about an unknown word: how to give the words of each class to this reader.
-        """
+        """Labels (1 patient, 0 control, -1 missing) and a note on the coding, by the given words or else the usual ones."""
         cells = self.rows[column].str.lower().str.removesuffix(".0")
         patients, controls = _words(patient), _words(control)
         # A word given for one class is no longer a usual word of the other.
