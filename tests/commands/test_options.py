@@ -61,8 +61,6 @@ def test_run_and_table(typed, work):
     assert code == 2 and "--site north: not a target of out" in errors
     code, _, errors = typed("run", "study.toml", "--set", 'targets=["east"]', "--site", "west", "--out", "other")
     assert code == 2 and "--site west: not one of the study's targets" in errors
-    code, text, _ = typed("audit", "study.toml", "--method", "prior", "--site", "west")
-    assert code == 0 and "--site west" in text
 
 
 def test_the_name_of_a_single_site_has_its_own_option(typed, work, tiny):

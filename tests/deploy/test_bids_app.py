@@ -9,6 +9,7 @@ import pytest
 
 from m2lgdg import Cohort, read
 from m2lgdg.cli import bids
+from m2lgdg.deploy.bids_app import METHODS
 from m2lgdg.study.predictions import read_predictions
 
 ATLAS = "4S156Parcels"
@@ -31,6 +32,15 @@ def app(monkeypatch, capsys):
 @pytest.fixture
 def release(tmp_path):
     return miniature.xcpd(tmp_path / "xcpd")
+
+
+@pytest.fixture(scope="module")
+def few(tiny):
+    """Three patients and three controls of each of two sites."""
+    chosen = [
+        np.flatnonzero((tiny.sites == site) & (tiny.labels == label))[:3] for site in ("north", "south") for label in (0, 1)
+    ]
+    return tiny.select(np.sort(np.concatenate(chosen)))
 
 
 def derivatives(folder, cohort, labels=True, site=True):
@@ -71,7 +81,8 @@ def test_a_participant_has_a_series_and_a_quality_file(app, release, tmp_path):
     assert str(tmp_path) not in json.dumps(description)
 
 
-def test_both_levels_give_the_cohort_of_the_derivatives(app, tiny, tmp_path):
+def test_both_levels_give_the_cohort_of_the_derivatives(app, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("m2lgdg.deploy.bids_app.METHODS", METHODS[:2])
     folder, out = derivatives(tmp_path / "xcpd", tiny), tmp_path / "out"
     assert app(folder, out, "participant")[0] == 0
     code, text, err = app(folder, out, "group")
@@ -81,12 +92,12 @@ def test_both_levels_give_the_cohort_of_the_derivatives(app, tiny, tmp_path):
     assert group.labels.tolist() == direct.labels.tolist() and group.tr.tolist() == direct.tr.tolist()
     assert all(np.array_equal(a, b) for a, b in zip(group.series, direct.series, strict=True))
     assert {path.name for path in (out / "check").iterdir()} == {"inclusion.csv", "sites.csv", "findings.csv"}
-    assert set(read_predictions(out / "results")["method"]) == {"phenotype-logistic", "fc-logistic", "connectome-adaptive"}
+    assert set(read_predictions(out / "results")["method"]) == set(METHODS[:2])
     assert (out / "results" / "report.html").is_file() and str(out / "results" / "report.html") in text
 
 
-def test_head_motion_reaches_the_group(app, tiny, tmp_path):
-    folder, out = derivatives(tmp_path / "xcpd", tiny, labels=False), tmp_path / "out"
+def test_head_motion_reaches_the_group(app, few, tmp_path):
+    folder, out = derivatives(tmp_path / "xcpd", few, labels=False), tmp_path / "out"
     for i, run in enumerate(sorted(folder.glob("sub-*/func/*.tsv"))):
         moved = "framewise_displacement\nn/a\n0.1\n" + f"{0.1 + i / 100:.2f}\n"
         (run.parent / f"{run.name.split('_space-')[0]}_motion.tsv").write_text(moved)
@@ -101,23 +112,23 @@ def test_head_motion_reaches_the_group(app, tiny, tmp_path):
     assert code == 2 and err == f"m2lgdg: {quality} is damaged; run the participant level for sub-01 again.\n"
 
 
-def test_the_group_level_alone_reads_the_derivatives(app, tiny, tmp_path):
-    folder = derivatives(tmp_path / "xcpd", tiny, labels=False)
+def test_the_group_level_alone_reads_the_derivatives(app, few, tmp_path):
+    folder = derivatives(tmp_path / "xcpd", few, labels=False)
     code, text, _ = app(folder, tmp_path / "out", "group")
     assert code == 0 and "No study was run: the participants have no labels of both classes." in text
-    assert len(Cohort.load(tmp_path / "out" / "group.cohort")) == len(tiny)
+    assert len(Cohort.load(tmp_path / "out" / "group.cohort")) == len(few)
     assert not (tmp_path / "out" / "results").exists()
-    folder = derivatives(tmp_path / "one", tiny, site=False)
+    folder = derivatives(tmp_path / "one", few, site=False)
     assert "are of one site" in app(folder, tmp_path / "other", "group")[1]
     assert (tmp_path / "other" / "dataset_description.json").is_file()
 
 
-def test_a_participant_that_cannot_be_read_is_named_and_the_others_are_written(app, tiny, tmp_path):
-    folder = derivatives(tmp_path / "xcpd", tiny)
+def test_a_participant_that_cannot_be_read_is_named_and_the_others_are_written(app, few, tmp_path):
+    folder = derivatives(tmp_path / "xcpd", few)
     (bad,) = folder.glob("sub-03/func/*.tsv")
     bad.write_text("a\tb\n1\tword\n")
     code, text, err = app(folder, tmp_path / "out", "participant")
-    assert code == 1 and err.startswith("sub-03: ") and f"{len(tiny) - 1} participants" in text
+    assert code == 1 and err.startswith("sub-03: ") and f"{len(few) - 1} participants" in text
     assert not (tmp_path / "out" / "sub-03").exists()
 
 

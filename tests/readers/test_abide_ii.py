@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from test_images import DCAN, PARCELS, numbers, save_parcellated
 
-from m2lgdg import Cohort
 from m2lgdg.data.readers import guess, read
 from m2lgdg.storage import InputError
 
@@ -129,11 +128,3 @@ def test_a_table_of_others(release):
 def test_options_of_other_files(release):
     with pytest.raises(InputError, match=r"has \.1D files, for which there is no option session\."):
         read(release, session="1")
-
-
-def test_the_commands_read_it(release, typed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, text, _ = typed("check", release)
-    assert code in (1, 2) and "ABIDEII-OILH_2" in text
-    assert typed("convert", release, "own.cohort")[0] == 0
-    assert Cohort.load("own.cohort").hash == read(release).hash

@@ -5,7 +5,6 @@ Trouble with one subject's series is that subject's alone, which `check` lists a
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,9 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from m2lgdg import Cohort, cli
+from m2lgdg import Cohort, InputError, cli
 from m2lgdg.commands import terminal
+from m2lgdg.commands.reading import read_cohort
 from m2lgdg.data.readers import read
 from m2lgdg.data.readers.tables import read_sheet
 
@@ -96,27 +96,14 @@ TABLES = cases(
     case("text in the age column", p03("age", "old"), "participants | P03 | column age | 'old'"),
     case("an unknown sex word", p03("sex", "X"), "participants | P03 | column sex | 'X'"),
     case("an unknown label word", p03("label", "maybe"), "participants | P03 | label | 'maybe'"),
-    case("three labels", labels(lambda number: ("mdd", "bipolar", "hc")[number % 3]), "participants | P01 | label | 'bipolar'"),
     case("labels 1 and 2", labels(lambda n: str(1 + n % 2)), "participants | label | 1 and 2 | dataset.toml"),
-    case("labels 0, 1 and 2", labels(lambda n: str(n % 3)), "participants | label | 1 and 2"),
-    case("labels between", p03("label", "0.5"), "participants | P03 | label | '0.5'"),
     case("an empty site cell", p03("site", ""), "participants | P03 | column site"),
-    case("a site n/a", p03("site", "n/a"), "participants | P03 | column site"),
     case("an empty subject cell", p03("participant_id", ""), "participants | line 4 | participant_id"),
-    case(
-        "an empty subject cell after blank lines",
-        both(p03("participant_id", ""), b.line(PEOPLE, 2, "\n\t\t\t\t\n{}".format)),
-        "participants | line 6 | participant_id",
-    ),
     case("a subject's TR of zero", both(people("\tage", "\ttr", 1), p03("tr", "0")), "participants | P03 | column tr | 0 s"),
-    case("no site column", people("site", "ward", 1), "participants | no column for the site"),
-    case("no subject column", people("participant_id", "who", 1), "participants | no column for the subject"),
     case("a column twice", both(people("\n", "\t30\n"), people("age\t30", "age\tage", 1)), "participants | column age | twice"),
     case("a subject twice", people("P04", "P03"), "participants | P03 | twice | participant_id"),
     case("a row with a cell too many", people("P03\t", "P03\tx\t"), "participants | line 4"),
     case("a row with a cell too few", people("P03\tnorth\t", "P03\t"), "participants | line 4"),
-    case("a cell too many in every row", people("th\t", "th\tx\t"), "participants | line 2"),
-    case("a comma-separated .tsv", people("\t", ","), "participants | no column for the subject | participant_id"),
     case("a table of binary junk", b.write(PEOPLE, b"\xff\xfe\x00\x81" * 50), "participants | table"),
     case("an empty table", b.write(PEOPLE, ""), "participants | table"),
     case("a table without a row", b.cut(PEOPLE, len("participant_id\tsite\tlabel\tsex\tage\n")), "participants | no subject"),
@@ -131,30 +118,17 @@ DATASET = cases(
     case("an unknown key", toml("colour = 'red'"), "dataset.toml | key colour | known keys | pattern"),
     case("a key of the wrong type", toml("name = 3"), "dataset.toml | key name | string"),
     case("an unknown orientation", toml("orientation = 'sideways'"), "dataset.toml | key orientation | time,roi"),
-    case("a TR in words", toml("tr = 'fast'"), "dataset.toml | key tr: input should be a valid number"),
-    case("a negative TR", toml("tr = -2.0"), "dataset.toml | key tr: input should be greater than 0"),
     case(
         "an infinite TR", toml("tr = {north = inf, south = 2}"), "dataset.toml | key tr.north: input should be a finite number"
     ),
     case("a pattern without subject", toml("pattern = '{site}.npy'"), "dataset.toml | key pattern | {subject}"),
     case("an unknown column role", toml("[columns]\nheight = 'age'"), "dataset.toml | key columns.height | education"),
     case("a column that is not there", toml("[columns]\nage = 'years'"), "participants | no column years"),
-    case(
-        "a word for both classes",
-        toml("[labels]\npatient = ['patient', 'control']\ncontrol = ['control']"),
-        "dataset.toml | key labels | control",
-    ),
-    case("a table that is not there", toml("participants = 'people.tsv'"), "people.tsv | does not exist"),
     case("an input that is not there", toml("inputs = ['shoe size']"), "participants | input shoe size"),
     case(
         "an input of text",
         both(people("sex", "hand", 1), toml("inputs = ['hand']")),
         "participants | P01 | column hand | not a number",
-    ),
-    case(
-        "a label proxy among the inputs",
-        both(people("\tage", "\tHAMD", 1), toml("inputs = ['HAMD']")),
-        "dataset.toml | HAMD | diagnosis | allow_proxies",
     ),
     case(
         "a label proxy under another name",
@@ -167,14 +141,12 @@ DATASET = cases(
         "P01.npy | 6 ROI columns | rois.tsv names 3",
     ),
     case("a ROI name twice", both(b.write("rois.tsv", "name\na\nb\nc\nd\ne\na\n"), ROIS), "rois.tsv | ROI a"),
-    case("ROI names without a name column", both(b.write("rois.tsv", "region\na\n"), ROIS), "rois.tsv | no column name"),
     case("ROI names that are not there", ROIS, "rois.tsv | does not exist"),
 )
 
 ARRAYS = cases(
     "folder",
     case("a NaN", npy(b.value(np.nan)), "P03.npy | P03 | NaN at volume 8 of ROI 3", "P03"),
-    case("an infinity", npy(b.value(np.inf)), "P03.npy | P03 | infinite value at volume 8", "P03"),
     case(
         "a number beyond float32",
         npy(lambda one: b.value(1e39)(one.astype(np.float64))),
@@ -182,18 +154,12 @@ ARRAYS = cases(
         "P03",
     ),
     case("zeros", npy(np.zeros_like), "P03.npy | P03 | zero everywhere", "P03"),
-    case("constants", npy(np.ones_like), "P03.npy | P03 | every ROI is constant", "P03"),
     case("one volume", npy(lambda one: one[:1]), "P03.npy | P03 | 1 volume.", "P03"),
-    case("no volume", npy(lambda one: one[:0]), "P03.npy | P03 | 0 volumes.", "P03"),
-    case("no ROI", npy(lambda one: one[:, :0]), "P03.npy | P03", "P03"),
     case("a ROI too many", npy(lambda one: np.hstack([one, one])), "P03.npy | P03 | 12 ROI columns | have 6", "P03"),
     case("three dimensions", npy(lambda one: one[None]), "P03.npy | shape (1, 100, 6)", "P03"),
-    case("one dimension", npy(lambda one: one[0]), "P03.npy | shape (6,)", "P03"),
     case("complex numbers", npy(lambda one: one * 1j), "P03.npy | complex64", "P03"),
-    case("strings", npy(lambda one: one.astype("U8")), "P03.npy | real numbers", "P03"),
     case("Python objects", npy(lambda one: one.astype(object)), "P03.npy | pickle", "P03"),
     case("a truncated .npy", b.cut("P03.npy", 0.7), "P03.npy | readable .npy", "P03"),
-    case("an empty .npy", b.cut("P03.npy", 0), "P03.npy | readable .npy", "P03"),
     case("a .npy with a broken header", b.change("P03.npy", b"}", b" ", 1), "P03.npy | readable .npy", "P03"),
     case(
         "a .npy that claims too much",
@@ -207,19 +173,10 @@ ARRAYS = cases(
         "P03.npy | readable .npy",
         "P03",
     ),
-    case("a zip of junk named .npy", b.write("P03.npy", b"PK\3\4" + b"x" * 99), "P03.npy | readable .npy", "P03"),
     case("a listed subject without series", b.without("P03.npy"), "participants | P03 | no series file", "P03", reason=ABSENT),
-    case("a folder for a series", b.folder_for("P03.npy"), "P03 | no series file", "P03", reason=ABSENT),
     case(
         "a series of nobody",
         people("P03\tnorth\tpatient\tF\t41\n", ""),
-        "P03.npy | P03 | not in | participants",
-        "P03",
-        reason=UNLISTED,
-    ),
-    case(
-        "a series of nobody under a pattern",
-        both(toml("pattern = '{subject}.npy'"), people("P03\tnorth\tpatient\tF\t41\n", "")),
         "P03.npy | P03 | not in | participants",
         "P03",
         reason=UNLISTED,
@@ -242,16 +199,8 @@ def first_cell(text: str) -> Callable[[str], str]:
 TEXTS = cases(
     "texts",
     case("a word among numbers", b.line("P03.csv", 8, first_cell("oops")), "P03.csv | line 8, column 1: 'oops'", "P03"),
-    case("digits with an underscore", b.line("P03.csv", 8, first_cell("1_0")), "P03.csv | line 8, column 1: '1_0'", "P03"),
     case("an empty cell", b.line("P03.csv", 8, first_cell("")), "P03.csv | P03 | NaN at volume 8 of ROI 1", "P03"),
     case("a line too long", b.line("P03.csv", 8, "1,{}".format), "P03.csv | line 8: 7 columns | have 6", "P03"),
-    case(
-        "a line too short",
-        b.line("P03.csv", 8, lambda line: line[line.index(",") + 1 :]),
-        "P03.csv | line 8: 5 columns | have 6",
-        "P03",
-    ),
-    case("a column too few", b.write("P03.csv", "1,2,3,4,5\n2,3,4,5,9\n"), "P03.csv | P03 | 5 ROI columns | have 6", "P03"),
     case(
         "a word in the first line",
         both(b.line("P03.csv", 1, first_cell("oops")), b.write("rois.tsv", "name\na\nb\nc\nd\ne\nf\n"), ROIS),
@@ -259,18 +208,8 @@ TEXTS = cases(
         "P03",
     ),
     case("bytes of no text", b.write("P03.csv", bytes(range(256)) * 9), "P03.csv | not a text file", "P03"),
-    case("bytes of no text without a NUL", b.write("P03.csv", bytes(range(128, 256)) + b"\n\xff,\n"), "P03.csv", "P03"),
-    case("UTF-16", b.write("P03.csv", "1,2,3,4,5,6\n".encode("utf-16")), "P03.csv | not a text file", "P03"),
-    case("an empty text", b.write("P03.csv", ""), "P03.csv | no numbers", "P03"),
-    case("a header and no number", b.write("P03.csv", "a,b,c,d,e,f\n"), "P03.csv | no numbers", "P03"),
     case("other ROI names", b.write("P03.csv", "a,b,c,d,e,f\n" + "1,2,3,4,5,6\n2,2,2,2,2,2\n"), "P03.csv | P03 | ROI 1", "P03"),
 )
-
-
-def second_atlas(path: Path) -> None:
-    folder = path / "Outputs" / "cpac" / "filt_global" / "rois_aal"
-    folder.mkdir()
-    (folder / "north_0001_rois_aal.1D").write_text("1 2\n2 1\n")
 
 
 def second_file(path: Path) -> None:
@@ -285,13 +224,7 @@ ABIDE = cases(
     case("a column missing", abide("FIQ", "IQ"), "Phenotypic_V1_0b | no column FIQ"),
     case("no ratings", nothing, "Phenotypic_V1_0b | no column qc_rater_1", options=("--quality-checked",)),
     case("a table in Latin-1", abide("NORTH", b"N\xf8RTH"), "Phenotypic_V1_0b | table"),
-    case("text for an IQ", north_3("FIQ", "high"), "Phenotypic_V1_0b | north_0003 | column FIQ | 'high'"),
-    case("a group 3", north_3("DX_GROUP", "3"), "Phenotypic_V1_0b | north_0003 | column DX_GROUP | '3'"),
-    case("no site", north_3("SITE_ID", ""), "Phenotypic_V1_0b | north_0003 | column SITE_ID"),
     case("a FILE_ID twice", abide("north_0004", "north_0003"), "Phenotypic_V1_0b | north_0003 | twice"),
-    case("an unknown atlas", nothing, "atlas ho | cc200", options=("--atlas", "ho")),
-    case("an unknown strategy", nothing, "strategy dparsf | cpac/filt_global", options=("--strategy", "dparsf")),
-    case("several atlases", second_atlas, "several | atlas aal | atlas cc200"),
     case("two series files of a subject", second_file, "north_0003_rois | second series file"),
     case("a folder for a .1D", b.folder_for(NORTH_3), "north_0003_rois_cc200.1D | directory", "north_0003"),
     case(
@@ -307,13 +240,6 @@ ABIDE = cases(
         "north_0003",
     ),
     case("a truncated .1D", b.cut(NORTH_3, 0.5), "north_0003_rois_cc200.1D | columns", "north_0003"),
-    case(
-        "a .1D of nobody",
-        north_3("FILE_ID", "no_filename"),
-        "north_0003_rois | FILE_ID | Phenotypic_V1_0b",
-        "north_0003",
-        reason=UNLISTED,
-    ),
 )
 
 
@@ -331,20 +257,13 @@ MDD = cases(
     case(
         "a sheet of broken XML", b.in_zip(b.BOOK, "xl/worksheets/sheet1.xml", b"<worksheet><row"), "phenotypes.xlsx | workbook"
     ),
-    case("a zip that is no workbook", b.in_zip(b.BOOK, "[Content_Types].xml", b"<Types/>"), "phenotypes.xlsx | workbook"),
     case("a folder for a workbook", b.folder_for(b.BOOK), "phenotypes.xlsx | directory"),
     case("a sheet missing", b.in_book(lambda book: book.remove(book["Controls"])), "phenotypes.xlsx | no sheet Controls | MDD"),
-    case("a column missing", set_cell("MDD", "C1", "Years"), "phenotypes.xlsx | no column Age"),
-    case("text for an age", set_cell("MDD", "C3", "old"), "phenotypes.xlsx | S1-1-0003 | column Age | 'old'"),
-    case("an unknown sex", set_cell("MDD", "B3", 7), "phenotypes.xlsx | S1-1-0003 | column Sex | '7'"),
     case("an id of the wrong form", set_cell("MDD", "A3", "S1-0003"), "phenotypes.xlsx | 'S1-0003' | S<site>"),
     case("an id of the other sheet", set_cell("MDD", "A3", "S1-2-0003"), "phenotypes.xlsx | sheet MDD | S1-2-0003"),
-    case("an id twice", set_cell("MDD", "A3", "S1-1-0001"), "phenotypes.xlsx | S1-1-0001 | twice | column ID"),
-    case("an unknown atlas", nothing, "atlas ho | aal", options=("--atlas", "ho")),
     case("an atlas beyond the columns", nothing, "power264 | 1568 columns", options=("--atlas", "power264")),
     case("an unknown strategy", nothing, "strategy raw | FunImgARCWF", options=("--strategy", "raw")),
     case("a negative TR", nothing, "TR | -2", options=("--tr", "-2")),
-    case("a TR of zero", nothing, "TR | 0", options=("--tr", "0")),
     case("a .mat without ROISignals", b.variables(MDD_3, Other=SIGNALS), "S1-1-0003.mat | ROISignals", "S1-1-0003"),
     case(
         "a .mat of another width",
@@ -352,16 +271,11 @@ MDD = cases(
         "S1-1-0003.mat | 116 columns | 1568",
         "S1-1-0003",
     ),
-    case("a .mat of text", b.variables(MDD_3, ROISignals="empty"), "S1-1-0003.mat | real numbers", "S1-1-0003"),
     case("a .mat of complex numbers", b.variables(MDD_3, ROISignals=SIGNALS * 1j), "S1-1-0003.mat | complex", "S1-1-0003"),
-    case("a .mat of cells", b.variables(MDD_3, ROISignals={"a": 1}), "S1-1-0003.mat | real numbers", "S1-1-0003"),
     case("a truncated .mat", b.cut(MDD_3, 0.7), "S1-1-0003.mat | MATLAB", "S1-1-0003"),
-    case("an empty .mat", b.write(MDD_3, ""), "S1-1-0003.mat | MATLAB", "S1-1-0003"),
-    case("a .mat that is none", b.write(MDD_3, "1 2 3\n" * 99), "S1-1-0003.mat | MATLAB", "S1-1-0003"),
     case("a .mat with damaged compression", b.damaged_mat(MDD_3), "S1-1-0003.mat | MATLAB", "S1-1-0003"),
     case("a .mat with a flipped bit", b.flip(MDD_3, 144, 16), "S1-1-0003.mat | MATLAB", "S1-1-0003"),
     case("a MATLAB 7.3 file", b.write(MDD_3, b.matlab_73()), "S1-1-0003.mat | MATLAB 7.3 | -v7", "S1-1-0003"),
-    case("a folder for a .mat", b.folder_for(MDD_3), "S1-1-0003.mat | read", "S1-1-0003"),
     case(
         "a .mat of nobody",
         b.in_book(lambda book: book["MDD"].delete_rows(3)),
@@ -376,40 +290,13 @@ MDD = cases(
         "S1-0099",
         reason=("not",),
     ),
-    case(
-        "a .mat of a third group",
-        b.write("ROISignals_FunImgARCWF/ROISignals_S1-3-0099.mat", "x"),
-        "ROISignals_S1-3-0099.mat | not",
-        "S1-3-0099",
-        reason=("not",),
-    ),
 )
 
 SUB_3 = "sub-03/func/sub-03_task-rest_atlas-Six_timeseries.tsv"
 BIDS = cases(
     "bids",
-    case("labels 1 and 2", labels(lambda n: str(1 + n % 2)), "participants | label | 1 and 2 | --patient | --control"),
-    case(
-        "an unknown label word",
-        b.cell(PEOPLE, "sub-03", "label", "maybe"),
-        "participants | sub-03 | label | 'maybe' | --patient",
-    ),
-    case(
-        "a word for both classes",
-        nothing,
-        "options patient and control | hc",
-        options=("--patient", "asd, HC", "--control", "hc"),
-    ),
     case("no participants.tsv", b.without(PEOPLE), "participants | does not exist", options=("--kind", "bids")),
-    case("another participants.tsv", nothing, "gone.tsv | not exist", options=("--participants", "gone.tsv")),
-    case("an unknown atlas", nothing, "no atlas Nine | Six", options=("--atlas", "Nine")),
-    case("several atlases", b.write(SUB_3.replace("Six", "Two"), "a\tb\n1\t2\n"), "several atlases | Six, Two"),
     case("entities of no run", nothing, "no run", options=("--only", "run-07")),
-    case(
-        "two runs of a subject",
-        b.write(SUB_3.replace("_atlas", "_run-2_atlas"), "a\tb\n1\t2\n"),
-        "sub-03 | second run | run-01",
-    ),
     case("a folder for a series", b.folder_for(SUB_3), "sub-03_task-rest | directory", "sub-03"),
     case(
         "a series without ROI names",
@@ -419,20 +306,7 @@ BIDS = cases(
     ),
     case("a series of n/a", b.write(SUB_3, "a\tb\nn/a\tn/a\nn/a\tn/a\n"), "sub-03 | zero everywhere", "sub-03"),
     case("a volume of n/a", b.line(SUB_3, 9, lambda line: "\t".join(["n/a"] * 6)), "sub-03 | NaN at volume 8", "sub-03"),
-    case(
-        "a series of nobody",
-        b.line(PEOPLE, 4, lambda line: line.replace("sub-03", "sub-99")),
-        "sub-03_task-rest | sub-03 | not in | participants",
-        "sub-03",
-        reason=UNLISTED,
-    ),
     case("a broken sidecar", b.write(SUB_3.replace(".tsv", ".json"), "{"), "sub-03_task-rest | RepetitionTime", "sub-03"),
-    case(
-        "a sidecar of nonsense",
-        b.write(SUB_3.replace(".tsv", ".json"), '{"RepetitionTime": "slow"}'),
-        "sub-03_task-rest | RepetitionTime",
-        "sub-03",
-    ),
     case(
         "a sidecar of no time",
         b.write(SUB_3.replace(".tsv", ".json"), '{"RepetitionTime": 0}'),
@@ -445,11 +319,10 @@ NIFTI = cases(
     "nifti",
     case("an atlas image that is not there", nothing, "gone.nii", options=("--atlas-image", "gone.nii")),
     case("an atlas image of junk", b.write("halves.nii.gz", "x" * 400), "halves.nii.gz | image", options=HALVES),
-    case("a truncated atlas image", b.cut("halves.nii.gz", 0.5), "halves.nii.gz | image", options=HALVES),
     case("an atlas image with time", b.image("halves.nii.gz", (4, 4, 4, 3)), "halves.nii.gz | 3", options=HALVES),
-    case("a region without a name", b.change("halves.tsv", "2\tright\n", ""), "halves.tsv | region 2", options=HALVES),
+    case("a truncated atlas image", b.cut("halves.nii.gz", 0.5), "halves.nii.gz | image", options=HALVES),
     case("a name without a region", b.change("halves.tsv", "2\t", "n/a\t"), "halves.tsv | index", options=HALVES),
-    case("a truncated run", b.cut(RUN_1, 0.5), "sub-01_task-rest", "sub-01", options=HALVES),
+    case("a region without a name", b.change("halves.tsv", "2\tright\n", ""), "halves.tsv | region 2", options=HALVES),
     case("a run of junk", b.write(RUN_1, "x" * 400), "sub-01_task-rest", "sub-01", options=HALVES),
     case("a run without time", b.image(RUN_1, (4, 4, 4)), "sub-01_task-rest", "sub-01", options=HALVES),
 )
@@ -475,10 +348,6 @@ def hollow(path: Path) -> None:
     save_file({}, path, {"format": "m2lgdg-cohort-1"})
 
 
-def header_list(path: Path) -> None:
-    b.header(path, cohort="[]")
-
-
 def header_columns(path: Path) -> None:
     b.header(path, cohort='{"text_columns": [], "phenotypes": []}')
 
@@ -486,7 +355,6 @@ def header_columns(path: Path) -> None:
 COHORT = cases(
     "cohort",
     case("a truncated cohort file", b.cut("", 0.9), "/input | damaged"),
-    case("a cohort file cut in its header", b.cut("", 100), "/input | damaged"),
     case("an empty cohort file", b.write("", ""), "/input | damaged"),
     case("a cohort file of text", b.write("", "subject,site\n" * 99), "/input | damaged"),
     case("a flipped bit", b.flip("", -1000, 64), "/input | altered"),
@@ -495,10 +363,8 @@ COHORT = cases(
     case("a foreign safetensors file", foreign, "/input | not an m2lgdg-cohort-1 file | not given"),
     case("a safetensors file of another kind", another_format, "/input | not an m2lgdg-cohort-1 file | m2lgdg-model-1"),
     case("a hollow cohort file", hollow, "/input | damaged"),
-    case("a cohort file with a list for a header", header_list, "/input | damaged"),
     case("a cohort file with a list for phenotypes", header_columns, "/input | damaged"),
     case("a cohort file as a folder kind", nothing, "/input | is a file | abide-pcp", options=("--kind", "abide-pcp")),
-    case("a cohort file as no kind", nothing, "kind abide  | abide-pcp", options=("--kind", "abide")),
     case("an atlas for a cohort file", nothing, "cohort file | no option --atlas", options=("--atlas", "aal")),
     case("a folder as a cohort file", nothing, "/input | cohort", options=("--kind", "cohort"), base="folder"),
 )
@@ -528,17 +394,14 @@ FOUR = "four/P05_four.npy"
 ATLASES = cases(
     "atlases",
     case("fewer volumes in one atlas", b.array(FOUR, lambda one: one[:-1]), "P05_four.npy | 99 volumes, but 100", "P05"),
-    case("a bad series of the first atlas", b.array("P05.npy", b.value(np.nan)), "P05.npy | NaN", "P05"),
     case("no series of the first atlas", b.without("P05.npy"), "P05 | no series file", "P05", reason=("six",)),
     case("an unknown atlas", nothing, "no atlas ho | six, four", options=("--atlas", "six", "--atlas", "ho")),
     case("an atlas twice", nothing, "six is given twice", options=("--atlas", "six", "--atlas", "six")),
     case("all and another", nothing, "all stands for every", options=("--atlas", "all", "--atlas", "six")),
     case("no first atlas", b.change(TOML, 'atlas = "six"\n', ""), "dataset.toml | atlases.four | needs a name"),
     case("a key that no atlas has", b.change(TOML, "pattern", "patern"), "dataset.toml | atlases.four.patern | pattern"),
-    case("a table for an atlas", toml("[atlas.six]\npattern = '{subject}.npy'"), "dataset.toml | key atlas | string"),
     case("a cut atlas", shorter_atlas, "/input | damaged | atlas four", base="atlases-file"),
     case("NaN in an atlas", nan_in_atlas, "/input | damaged | atlas four | P02 | NaN at volume 6", base="atlases-file"),
-    case("an atlas of other subjects", other_entry(lacking=[20]), "/input | damaged | atlas four", base="atlases-file"),
     case("an atlas that is the first", other_entry(name="six"), "/input | damaged | six appears 2 times", base="atlases-file"),
     case("an atlas without a name", other_entry(name=""), "/input | damaged | no name", base="atlases-file"),
     case("an atlas with other ROIs", other_entry(rois=["a", "b"]), "/input | damaged | (100, 4)", base="atlases-file"),
@@ -569,8 +432,6 @@ def pipe(path: Path) -> None:
 
 CHOICES = cases(
     "folder",
-    case("a folder that is not there", gone, "/input | does not exist"),
-    case("an empty folder", only_these(), "/input | empty folder"),
     case(
         "a folder of no known kind", only_these("*.npy"), "/input | not of a supported kind | participants | bids | abide-pcp"
     ),
@@ -579,19 +440,10 @@ CHOICES = cases(
     case("an unknown kind", nothing, "kind adhd  | abide-pcp | cohort", options=("--kind", "adhd")),
     case("another kind", nothing, "/input | workbook", options=("--kind", "rest-meta-mdd")),
     case("an option of another kind", nothing, "kind folder | no option --tr", options=("--tr", "2")),
-    case("a coding of another kind", nothing, "kind folder | no option --patient", options=("--patient", "asd")),
     case("a flag of another kind", nothing, "kind folder | no option --all-sites", options=("--all-sites",)),
-    case(
-        "a flag with a dash of another kind",
-        nothing,
-        "kind bids | no option --quality-checked",
-        options=("--quality-checked",),
-        base="bids",
-    ),
 )
 
 CASES = [*TABLES, *DATASET, *ARRAYS, *TEXTS, *ABIDE, *MDD, *BIDS, *NIFTI, *COHORT, *ATLASES, *CHOICES]
-SUBJECTS = [case for case in CASES if case.subject]
 
 
 def named(cases):
@@ -685,47 +537,54 @@ def test_the_healthy_inputs_are_healthy(base, spoiled, command):
 
 
 @named(CASES)
-def test_a_bad_input_ends_in_a_sentence(case, spoiled, command, tmp_path):
+def test_a_bad_input_ends_in_a_sentence(case, spoiled, built):
+    """As `convert` and `check` read it, with the options of both."""
+    path = spoiled(case.base, case.spoil)
+    given = [str(word).replace("{input}", str(path)) for word in case.options]
+    context = built.get_command(None, "check").make_context("check", [str(path), *given])
+    for on_bad in ("stop", "exclude") if not case.subject else ("stop",):
+        with pytest.raises(InputError) as error:
+            read_cohort(context, path, on_bad)
+        sentence = str(error.value)
+        assert sentence.endswith(".") and "\n" not in sentence and len(sentence) < 700
+        for part in case.says:
+            assert part in sentence.encode(errors="backslashreplace").decode()
+    if case.subject:
+        cohort = read_cohort(context, path, "exclude")
+        gone = {one.subject.encode(errors="backslashreplace").decode(): one for one in cohort.excluded}
+        assert case.subject in gone and len(gone) <= 2 and len(cohort) >= (3 if case.base == "nifti" else b.COUNT - 1)
+        for part in case.reason or case.says:
+            assert part in gone[case.subject].reason
+
+
+TYPED = {(case.base, bool(case.subject)): case for case in reversed(CASES)}
+TYPED |= {"names": next(case for case in CASES if "caf" in case.subject)}
+
+
+@named(list(TYPED.values()))
+def test_the_commands_end_in_that_sentence(case, spoiled, command, tmp_path):
+    """`convert` stops without a trace; `check` goes on without a bad subject, says why, and `convert --drop-bad` can, too."""
     spoiled(case.base, case.spoil)
     before = everything(tmp_path)
-    sentence = command("convert", "{input}", "new/out.cohort", *case.options).sentence()
-    for part in case.says:
-        assert part in sentence
-    assert everything(tmp_path) == before
-    ended = command("check", "{input}", "--out", "lists", *case.options)
-    if case.subject:
-        leaves_out(case, ended)
-    else:
+    stopped = [command("convert", "{input}", "new/out.cohort", *case.options)]
+    stopped += [] if case.subject else [command("check", "{input}", "--out", "lists", *case.options)]
+    for ended in stopped:
         for part in case.says:
             assert part in ended.sentence()
-        assert everything(tmp_path) == before
-
-
-def leaves_out(case: Case, ended: Ended) -> None:
-    """`check` went on without the one bad subject, and says why."""
-    assert (ended.code, ended.err) == (1, ""), ended
-    assert "excluded" in ended.out
+    assert everything(tmp_path) == before
+    if not case.subject:
+        return
+    ended = command("check", "{input}", "--out", "lists", *case.options)
+    assert (ended.code, ended.err) == (1, "") and "excluded" in ended.out
     assert everything(Path()) == {"lists", *(f"lists/{name}" for name in LISTS)}
     inclusion = pd.read_csv("lists/inclusion.csv", dtype=str, keep_default_na=False)
+    assert inclusion["subject"].is_unique
     gone = inclusion[inclusion["status"] == "excluded"].set_index("subject")
-    assert case.subject in gone.index
-    assert len(gone) <= 2 and inclusion["subject"].is_unique
     for part in case.reason or case.says:
         assert part in gone.at[case.subject, "reason"]
-
-
-DROPPED = {case.base: case for case in reversed(SUBJECTS)} | {"names": next(case for case in SUBJECTS if "caf" in case.subject)}
-
-
-@named(list(DROPPED.values()))
-def test_convert_can_drop_the_bad_subject(case, spoiled, command):
-    spoiled(case.base, case.spoil)
     ended = command("convert", "{input}", "out.cohort", "--drop-bad", *case.options)
     assert (ended.code, ended.err) == (0, ""), ended
-    cohort = Cohort.load("out.cohort")
-    assert case.subject not in cohort.subjects.tolist()
-    assert case.subject in [one.subject.encode(errors="backslashreplace").decode() for one in cohort.excluded]
-    assert len(cohort) >= (3 if case.base == "nifti" else b.COUNT - 1)
+    assert case.subject not in Cohort.load("out.cohort").subjects.tolist()
 
 
 UNUSABLE = cases(
@@ -853,39 +712,35 @@ def test_a_cohort_name_is_no_way_out_of_the_working_folder(spoiled, command, tmp
     assert made and all(name.startswith("work/") for name in made)
 
 
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
-from m2lgdg.cli import main
-main()
-"""
-
-
 @pytest.mark.parametrize(
     ("words", "size"), [(["convert", "disk/new/out.cohort"], 20_000), (["check", "--out", "disk/new"], 300)]
 )
-def test_a_disk_that_fills_up(words, size, spoiled, command, tmp_path):
+def test_a_disk_that_fills_up(words, size, spoiled, command):
     """By the limit on the size of a file, which a process may set for itself; Python ignores the signal, writing fails."""
-    pytest.importorskip("resource", reason="this system cannot limit the size of a file")
+    resource = pytest.importorskip("resource", reason="this system cannot limit the size of a file")
     spoiled("folder")
     Path("disk").mkdir()
-    arguments = [str(size), words[0], str(tmp_path / "input"), *words[1:]]
-    ended = subprocess.run([sys.executable, "-c", LIMITED, *arguments], capture_output=True, text=True)
-    sentence = Ended(ended.returncode, ended.stdout, ended.stderr).sentence()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        ended = command(words[0], "{input}", *words[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sentence = ended.sentence()
     assert "cannot write disk/new" in sentence and "too large" in sentence
     assert everything(Path("disk")) == set()
 
 
 def test_random_damage_to_a_cohort_file(healthy, tmp_path):
-    b.only_sentences(Cohort.load, tmp_path / "cohort", healthy("cohort").read_bytes(), 300)
+    b.only_sentences(Cohort.load, tmp_path / "cohort", healthy("cohort").read_bytes(), 150)
 
 
 def test_random_damage_to_a_workbook(healthy, tmp_path):
     book = (healthy("mdd") / b.BOOK).read_bytes()
-    b.only_sentences(lambda one: read_sheet(one, "MDD"), tmp_path / "a.xlsx", book, 100)
+    b.only_sentences(lambda one: read_sheet(one, "MDD"), tmp_path / "a.xlsx", book, 50)
 
 
 def test_random_damage_to_a_table(healthy, tmp_path):
     path = tmp_path / "input"
     b.copy(healthy("folder"), path)
-    b.only_sentences(lambda file: read(path, on_bad="exclude"), path / PEOPLE, (path / PEOPLE).read_bytes(), 60)
+    b.only_sentences(lambda file: read(path, on_bad="exclude"), path / PEOPLE, (path / PEOPLE).read_bytes(), 40)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, read
+from m2lgdg.data.readers.runs import repetition_time
 
 SUBJECTS = ["sub-0051", "sub-0052", "sub-07", "sub-8"]
 ATLAS = "4S156Parcels"
@@ -161,18 +162,6 @@ def test_participants_from_elsewhere_without_prefix_or_site(own, tmp_path, cohor
     np.testing.assert_array_equal(other.series[3], cohort.series[3])
 
 
-def test_a_second_run_needs_a_choice(own, cohort):
-    file = table_of(own, "sub-8")
-    for run in ("1", "2"):
-        other = file.with_name(file.name.replace("task-rest", f"task-rest_run-{run}"))
-        other.write_bytes(file.read_bytes() if run == "2" else table_of(own, "sub-07").read_bytes())
-    file.unlink()
-    with pytest.raises(InputError, match=r"subject sub-8 has a second run, .*run-1.*select one with only"):
-        read(own.folder, atlas=ATLAS)
-    chosen = read(own.folder, atlas=ATLAS, only="run-2")
-    np.testing.assert_array_equal(chosen.series[0], cohort.series[3])
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     return miniature.nifti(tmp_path_factory.mktemp("nifti"))
@@ -189,7 +178,7 @@ def test_regions_of_a_run(images, cut):
 
     names = [f"region-{i}" for i in sorted((*miniature.REGIONS, miniature.LOST))]
     assert cut.rois == tuple(names)
-    assert cut.labels.tolist() == [0, 1]
+    assert (cut.labels.tolist(), cut.tr.tolist()) == ([0, 1], [2.0, 2.5])  # from the sidecar, from the header
     for subject, series in zip(cut.subjects, cut.series, strict=True):
         band = {"low_pass": 0.1, "high_pass": 0.01, "t_r": images.trs[subject]}
         expected = clean(images.series[subject], detrend=True, standardize=None, **band)
@@ -204,21 +193,11 @@ def test_a_region_lost_in_resampling_stays_as_a_flat_column(cut):
     assert 0 < lost < len(cut.rois) - 1
 
 
-def test_tr_of_a_run_from_json_or_header(cut):
-    assert cut.tr.tolist() == [2.0, 2.5]
-
-
 def test_regions_without_a_label_table_are_numbered(images, cut):
     numbered = read(images.folder, atlas_image=images.atlas)
     assert numbered.rois == tuple(str(i) for i in sorted((*miniature.REGIONS, miniature.LOST)))
     np.testing.assert_array_equal(numbered.series[1], cut.series[1])
     assert numbered.atlas == "atlas"
-
-
-def test_an_atlas_of_one_volume(images, cut, tmp_path):
-    atlas = nibabel.load(images.atlas)
-    nibabel.save(nibabel.Nifti1Image(np.asarray(atlas.dataobj)[..., None], atlas.affine), tmp_path / "atlas.nii.gz")
-    np.testing.assert_array_equal(read(images.folder, atlas_image=tmp_path / "atlas.nii.gz").series[1], cut.series[1])
 
 
 def test_confounds_beside_the_run_are_removed(tmp_path):
@@ -264,38 +243,25 @@ def z(one):
     return (wide - wide.mean(axis=0)) / wide.std(axis=0)
 
 
-def nifti_with(tmp_path, value, units):
-    images = miniature.nifti(tmp_path)
-    (run,) = images.folder.glob("sub-02/func/*.nii.gz")
-    for sidecar in images.folder.glob("sub-02/func/*.json"):
-        sidecar.unlink()
-    image = nibabel.load(run)
-    data = np.asarray(image.dataobj)
-    image.header.set_zooms((*image.header.get_zooms()[:3], value))
+@pytest.mark.parametrize(
+    ("value", "units", "seconds"), [(2.5, "sec", 2.5), (2500, "msec", 2.5), (2.5e6, "usec", 2.5), (2.5, "unknown", 2.5)]
+)
+def test_tr_of_a_header_in_its_unit(tmp_path, value, units, seconds):
+    assert repetition_time(nifti_with(tmp_path, value, units)) == pytest.approx(seconds)
+
+
+def nifti_with(folder, value, units):
+    image = nibabel.Nifti1Image(np.zeros((2, 2, 2, 3), np.float32), np.eye(4))
+    image.header.set_zooms((1, 1, 1, value))
     image.header.set_xyzt_units("mm", units)
-    nibabel.save(nibabel.Nifti1Image(data, image.affine, image.header), run)
-    return images
+    nibabel.save(image, folder / "a.nii.gz")
+    return folder / "a.nii.gz"
 
 
-@pytest.mark.parametrize(("value", "units"), [(2.5, "sec"), (2500, "msec"), (2.5e6, "usec"), (2.5, "unknown")])
-def test_tr_of_a_header_in_its_unit(tmp_path, value, units):
-    images = nifti_with(tmp_path / "one", value, units)
-    usual = nifti_with(tmp_path / "two", 2.5, "sec")
-    cohort = read(images.folder, atlas_image=images.atlas)
-    assert cohort.tr[1] == pytest.approx(2.5)
-    expected = read(usual.folder, atlas_image=usual.atlas).series[1]
-    np.testing.assert_allclose(cohort.series[1], expected, atol=1e-4)  # filtered to the same band
-
-
-def test_tr_of_a_header_without_a_unit_in_milliseconds(tmp_path):
-    images = nifti_with(tmp_path, 2500, "unknown")
-    with pytest.raises(
-        InputError, match=r"bold\.nii\.gz, header: a TR of 2500 s is above 20 s and looks like milliseconds; .*2\.5"
-    ):
-        read(images.folder, atlas_image=images.atlas)
-
-
-def test_milliseconds_in_a_sidecar(own):
+def test_milliseconds_that_say_seconds(own, tmp_path):
+    words = r"header: a TR of 2500 s is above 20 s and looks like milliseconds; .*2\.5"
+    with pytest.raises(InputError, match=words):
+        repetition_time(nifti_with(tmp_path, 2500, "unknown"))
     table_of(own, "sub-07").with_suffix(".json").write_text(json.dumps({"RepetitionTime": 2000}))
     with pytest.raises(InputError, match=r"sub-07.*\.json, RepetitionTime: a TR of 2000 s is above 20 s and looks like milli"):
         read(own.folder, atlas=ATLAS)
@@ -332,6 +298,9 @@ def test_runs_of_a_bids_subject_can_be_joined(own):
         run.with_suffix(".json").write_bytes(sidecar)
     with pytest.raises(InputError, match=r"sub-8 has a second run, .*select one with only, .*or join them with join_runs"):
         read(own.folder, atlas=ATLAS)
+    np.testing.assert_array_equal(
+        read(own.folder, atlas=ATLAS, only="run-10").series[0], second.iloc[:, ::-1].astype(np.float32)
+    )
     cohort = read(own.folder, atlas=ATLAS, join_runs=True)
     expected = np.concatenate([z(first[list(miniature.PARCELS)]), z(second)])
     np.testing.assert_allclose(cohort.series[3], expected, atol=1e-5)

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 from nibabel.cifti2 import BrainModelAxis, LabelAxis, ParcelsAxis, SeriesAxis
 
-from m2lgdg.cohort import Cohort
-from m2lgdg.data.readers import guess, images, read
+from m2lgdg.data.readers import guess, read
 from m2lgdg.data.readers.images import load_image, need_whole
 from m2lgdg.storage import InputError
 
@@ -186,14 +185,6 @@ def test_sessions_joined(dcan):
     assert len(read(dcan, join_runs=True, session="first").series[0]) == 14
 
 
-def test_two_runs_of_one_session_need_a_choice(dcan):
-    file = dcan / DCAN.format("02", "1")
-    save_parcellated(file.with_name(file.name.replace("task-rest", "task-rest_run-2")), numbers(5))
-    with pytest.raises(InputError, match=r"subject sub-02 has a second run"):
-        read(dcan)
-    np.testing.assert_array_equal(read(dcan, only="run-2").series[0], numbers(5))
-
-
 def test_names_of_the_human_connectome_project(tmp_path):
     folder = people(tmp_path / "hcp", [("100307", "HCP", "n/a"), ("100408", "HCP", "n/a")])
     for i, subject in enumerate(("100307", "100408")):
@@ -217,12 +208,6 @@ def test_several_atlases_of_cifti_files(xcpd):
     cohort = read(xcpd, atlas=("Tian", "Gordon"))
     np.testing.assert_array_equal(cohort.parcellations["Gordon"].series[2], numbers(3, 15))
     np.testing.assert_array_equal(cohort.series[2], numbers(53, 15, 2))
-
-
-def test_a_cohort_file_keeps_it(xcpd, tmp_path):
-    cohort = read(xcpd)
-    again = Cohort.load(cohort.save(tmp_path / "own.cohort"))
-    assert (again.hash, again.rois) == (cohort.hash, PARCELS)
 
 
 # Dense series
@@ -345,7 +330,7 @@ def test_a_truncated_file(xcpd):
     """Wherever a download broke off, one sentence names the file, and the others can be read without it."""
     file = xcpd / XCPD.format("02")
     whole = file.read_bytes()
-    for length in (0, 100, 540, 600, len(whole) // 2, len(whole) - 300, len(whole) - 1):
+    for length in (0, 540, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError, match=r"sub-02_\S*ptseries\.nii is (not a readable CIFTI-2|damaged)") as error:
             read(xcpd)
@@ -370,40 +355,10 @@ def test_vertices_outside_of_their_surface(dense, tmp_path):
 def test_a_table_that_lists_nobody_of_the_folder(xcpd):
     miniature.write_rows(xcpd / "participants.tsv", ("participant_id", "site", "diagnosis"), [("sub-77", "Oslo", "patient")])
     for how in ("stop", "exclude"):
-        with pytest.raises(InputError, match=r"participants\.tsv lists none of the 3 subjects who have a series, such as sub-01"):
+        with pytest.raises(
+            InputError, match=r"participants\.tsv lists none of the 3 subjects who have a series, such as sub-01"
+        ):
             read(xcpd, on_bad=how)
-
-
-# The same at the command line
-
-
-def other_parcellation(folder):
-    save_parcellated(folder / XCPD.format("02"), numbers(2, 14, 3), names=PARCELS[:3])
-
-
-def truncated(folder):
-    file = folder / XCPD.format("02")
-    file.write_bytes(file.read_bytes()[:-20])
-
-
-def only_dense(folder):
-    for i in (1, 2, 3):
-        (folder / XCPD.format(f"0{i}")).unlink()
-        save(folder / DENSE.format(f"0{i}", ""), numbers(i, 20, 26), SeriesAxis(0, 2.0, 20), models())
-
-
-def table_of_others(folder):
-    people(folder, [("sub-77", "Oslo", "patient")])
-
-
-@pytest.mark.parametrize("spoil", [other_parcellation, truncated, only_dense, table_of_others])
-def test_bad_input_ends_in_one_sentence(xcpd, typed, tmp_path, monkeypatch, spoil):
-    monkeypatch.chdir(tmp_path)
-    spoil(xcpd)
-    code, text, error = typed("convert", xcpd, "own.cohort")
-    assert (code, text, error.count("\n")) == (2, "", 1)
-    assert str(xcpd) in error
-    assert not (tmp_path / "own.cohort").exists()
 
 
 MODEST = 8 << 20  # bytes
@@ -433,13 +388,6 @@ def nifti(path, shape=(2, 3, 4, 5), extra=b"", **fields):
     return path
 
 
-def test_an_image_as_declared(tmp_path):
-    path = nifti(tmp_path / "a.nii.gz")
-    image = load_image(path)
-    need_whole(path, image)
-    assert image.shape == (2, 3, 4, 5)
-
-
 def test_a_header_that_declares_too_much(tmp_path):
     path = nifti(tmp_path / "a.nii.gz", shape=(2000, 2000, 2000, 300))
     with refused(r"declares 9600000000000 bytes of voxels .*more than the limit of 8589934592"):
@@ -451,9 +399,3 @@ def test_more_bytes_than_declared(tmp_path):
     path = nifti(tmp_path / "a.nii.gz", extra=bytes(20 << 20))
     with refused("has more than the 832 bytes that its header declares"):
         need_whole(path, load_image(path))
-
-
-def test_the_limit_is_that_of_the_voxels(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "LARGEST_VOXELS", 479)
-    with refused("declares 480 bytes"):
-        load_image(nifti(tmp_path / "a.nii.gz"))
