@@ -134,13 +134,6 @@ def test_gradient_of_the_smoothed_cross_entropy(seed):
     slopes_agree(logits.grad, oracle.gradient(lambda x: oracle.cross_entropy(x, label, [0.6, 3.0], 0.1), array))
 
 
-def test_orthogonality_grows_with_length_and_the_others_do_not():
-    s, p = (torch.tensor(a).float() for a in draw(3, 6, 4, 2))
-    torch.testing.assert_close(orthogonality_loss(3 * s, p, s, 3 * p), 3 * orthogonality_loss(s, p, s, p))
-    torch.testing.assert_close(similarity_loss(3 * s, 7 * p), similarity_loss(s, p))
-    torch.testing.assert_close(difference_loss(3 * s, 7 * p, 4.0), difference_loss(s, p, 4.0))
-
-
 def test_the_hinge_is_on_the_batch_mean():
     """One pair beyond the margin, one not: a hinge for each subject would give 1/2, their mean is beyond it and gives 0."""
     p_f = torch.tensor([[1.0, 0.0], [1.0, 0.0]], requires_grad=True)
@@ -183,15 +176,6 @@ def test_no_valid_anchor_gives_zero_and_a_gradient_of_zero(label, site):
     assert value.item() == 0 and not h.grad.any()
 
 
-def test_one_class_at_several_sites_is_a_valid_batch():
-    h, array = single(draw(5, 6, 4)[0])
-    label, site = [1] * 6, [0, 0, 1, 1, 2, 2]
-    value = contrast(h, label, site)
-    agrees(value, oracle.contrastive(array, label, site))
-    finite_with_gradient(value, h)
-    agrees(contrast(h[[0, 2]], [1, 1], [0, 1]), 0)  # each the other's only company
-
-
 def test_an_anchor_without_positives_is_left_out_of_the_mean_but_stays_in_denominators():
     h, label, site = draw(6, 4, 3)[0], [0, 0, 0, 1], [0, 1, 1, 0]
     with_it, without = contrast(single(h)[0], label, site), contrast(single(h[:3])[0], label[:3], site[:3])
@@ -215,34 +199,6 @@ def test_a_same_site_same_class_subject_that_comes_closer_raises_the_contrastive
     closer = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [0.0, 0.0, 1.0]], requires_grad=True)
     contrast(closer, [1, 1, 1], [0, 0, 1]).backward()
     assert closer.grad[0, 1] > 0  # descent turns the anchor away from the other of its site
-
-
-def test_a_positive_that_comes_closer_lowers_the_contrastive_loss():
-    batches = [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [math.cos(a), math.sin(a), 0.0]] for a in np.linspace(math.pi, 0.0, 13)]
-    values = [contrast(torch.tensor(h), [1, 0, 1], [0, 0, 1], 0.5) for h in batches]
-    assert all(after < before for before, after in itertools.pairwise(values))
-
-
-@pytest.mark.parametrize("names", [[0, 1, 2], [7, 100, 3], [2, 0, 1]])
-def test_which_numbers_name_the_sites_does_not_matter(names):
-    h, label, site = batch(8, 12, 4)
-    renamed = np.array(names)[site]
-    torch.testing.assert_close(contrast(torch.tensor(h), label, renamed), contrast(torch.tensor(h), label, site))
-
-
-@many
-@given(st.integers(1, 12), seeds)
-def test_the_order_of_the_batch_changes_nothing(subjects, seed):
-    h, label, site = batch(seed, subjects, 4)
-    order = np.random.default_rng(seed).permutation(subjects)
-    torch.testing.assert_close(
-        contrast(torch.tensor(h[order]), label[order], site[order]), contrast(torch.tensor(h), label, site)
-    )
-    parts = [torch.tensor(a) for a in draw(seed, subjects, 4, 4)]
-    for loss, _, count in COMPONENTS.values():
-        torch.testing.assert_close(loss(*(p[order] for p in parts[:count])), loss(*parts[:count]))
-    turned = smoothed_cross_entropy(torch.tensor(h[order, :2]), torch.tensor(label[order]))
-    torch.testing.assert_close(turned, smoothed_cross_entropy(torch.tensor(h[:, :2]), torch.tensor(label)))
 
 
 @components

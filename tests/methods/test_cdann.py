@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from networks import EDGES, INPUTS, SITES, fc_batch, fc_network, numbers
 
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods.cdann import CDANN, AdversarialNetwork, site_weights
@@ -12,7 +13,6 @@ from m2lgdg.methods.erm import ERM, Network
 from m2lgdg.registry import create as make
 
 torch.set_num_threads(1)
-EDGES, INPUTS, SITES = 10, 3, 4
 # Site 0 has 3 + 1 subjects, site 2 has 1 + 2, site 1 shows one class only, site 3 is absent.
 SITE = np.array([0, 0, 2, 0, 1, 2, 0, 1, 2])
 LABEL = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1])
@@ -20,26 +20,6 @@ LABEL = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1])
 
 def method(**fields):
     return make("cdann", widths=(7, 5), discriminator_widths=(6, 3), **{"epochs": 10, "label_smoothing": 0.1, **fields})
-
-
-def network(own, seed=0):
-    rng = np.random.default_rng(seed)
-    fitted = {"mean": rng.normal(size=EDGES).astype(np.float32), "scale": rng.uniform(0.5, 2, EDGES).astype(np.float32)}
-    built = own.build(Shape(5, 20, INPUTS, SITES, fitted))
-    draw = torch.Generator().manual_seed(seed)
-    for value in built.parameters():
-        value.data = torch.randn(value.shape, generator=draw)
-    return built.eval()
-
-
-def batch(seed=1):
-    draw = torch.Generator().manual_seed(seed)
-    fc, inputs = torch.randn(len(SITE), EDGES, generator=draw), torch.randn(len(SITE), INPUTS, generator=draw)
-    return Batch({"fc": fc}, inputs, torch.from_numpy(LABEL), torch.from_numpy(SITE))
-
-
-def numbers(module):
-    return {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
 
 
 def guess_loss(state, joined, site):
@@ -84,9 +64,9 @@ def test_weights_balance_sites_and_classes_and_skip_sites_of_one_class():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_site_loss_and_penalty_against_loops_and_differences(seed):
     own = method(gradient_penalty=0.7)
-    built = network(own, seed)
+    built = fc_network(own, seed)
     fused = torch.randn(len(SITE), 5, generator=torch.Generator().manual_seed(seed + 5))
-    found = own.site_terms(built, fused, batch())
+    found = own.site_terms(built, fused, fc_batch(SITE, LABEL))
     site_loss, penalty = terms_by_loops(numbers(built.discriminator), fused.double().numpy())
     np.testing.assert_allclose(found["site"].item(), site_loss, rtol=1e-5)
     np.testing.assert_allclose(found["penalty"].item(), 0.7 * penalty, rtol=1e-4)
@@ -95,9 +75,9 @@ def test_site_loss_and_penalty_against_loops_and_differences(seed):
 def test_gradients_of_the_discriminators_objective_against_differences():
     """The penalty is a gradient already, so this needs the second order: in class vectors, layers and representation."""
     own = method(gradient_penalty=0.3)
-    built = network(own)
+    built = fc_network(own)
     fused = torch.randn(len(SITE), 5, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    sum(own.site_terms(built, fused, batch()).values()).backward()
+    sum(own.site_terms(built, fused, fc_batch(SITE, LABEL)).values()).backward()
     rng = np.random.default_rng(0)
     state, values = numbers(built.discriminator), fused.detach().double().numpy()
     places = [(state[name], built.discriminator.get_parameter(name).grad) for name in ("classes.weight", "guess.3.weight")]
@@ -114,7 +94,7 @@ def test_gradients_of_the_discriminators_objective_against_differences():
 
 def test_the_rest_minimises_cross_entropy_less_the_ramped_objective_of_the_discriminator():
     own = method(adversary_weight=3.0, gradient_penalty=0.5)
-    built, given = network(own), batch()
+    built, given = fc_network(own), fc_batch(SITE, LABEL)
     own.epoch = 2
     share = 2 / (1 + np.exp(-10 * 2 / 10)) - 1
     found = own.loss(built, given)
@@ -132,7 +112,7 @@ def test_the_rest_minimises_cross_entropy_less_the_ramped_objective_of_the_discr
 @pytest.mark.parametrize(("fields", "epoch"), [({"adversary_weight": 0.0}, 9), ({}, 0)])
 def test_without_the_adversary_the_gradients_are_those_of_erm(fields, epoch):
     own, plain = method(**fields), ERM(widths=(7, 5), label_smoothing=0.1)
-    built, given = network(own), batch()
+    built, given = fc_network(own), fc_batch(SITE, LABEL)
     own.epoch = epoch
     twin = Network(Shape(5, 20, INPUTS, SITES, {"mean": built.mean.numpy(), "scale": built.scale.numpy()}), plain)
     twin.load_state_dict({name: value for name, value in built.state_dict().items() if not name.startswith("discriminator.")})
@@ -146,7 +126,7 @@ def test_without_the_adversary_the_gradients_are_those_of_erm(fields, epoch):
 def test_each_update_leaves_the_other_side_as_it_was_bit_for_bit():
     own = method(weight_decay=0.5, discriminator_decay=0.5, clip=0.5, discriminator_steps=2, dropout=0.0)
     own.epoch = 5
-    built = network(own).train()
+    built = fc_network(own).train()
     optimizer = own.optimizer(built)
     seen = [numbers(built)]
     norms = []
@@ -157,8 +137,8 @@ def test_each_update_leaves_the_other_side_as_it_was_bit_for_bit():
         seen.append(numbers(built))
 
     optimizer.register_step_post_hook(look)
-    own.step(built, batch(), optimizer)
-    own.step(built, batch(2), optimizer)
+    own.step(built, fc_batch(SITE, LABEL), optimizer)
+    own.step(built, fc_batch(SITE, LABEL, 2), optimizer)
     assert len(seen) == 7
     for turn, (before, after) in enumerate(pairwise(seen)):
         for name in before.keys() - {"mean", "scale"}:
@@ -170,7 +150,7 @@ def test_each_update_leaves_the_other_side_as_it_was_bit_for_bit():
 def test_each_update_goes_down_its_own_objective():
     own = method(discriminator_dropout=0.0, dropout=0.0, adversary_weight=2.0, discriminator_rate=1e-3, learning_rate=1e-3)
     own.epoch = 5
-    built, given = network(own).train(), batch()
+    built, given = fc_network(own).train(), fc_batch(SITE, LABEL)
     optimizer, seen = own.optimizer(built), []
 
     def look(*_):
@@ -187,7 +167,7 @@ def test_each_update_goes_down_its_own_objective():
 
 def test_optimizer_and_discriminator_are_as_specified():
     own = CDANN()
-    groups = own.optimizer(network(method())).param_groups
+    groups = own.optimizer(fc_network(method())).param_groups
     assert all(group["betas"] == (0.5, 0.9) for group in groups)
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-3, 1e-3), (1e-3, 0.0)]
     fitted = {"mean": np.zeros(EDGES, np.float32), "scale": np.ones(EDGES, np.float32)}
@@ -208,8 +188,8 @@ def test_the_kept_epoch_has_felt_the_adversary():
 def test_sites_of_one_class_only_leave_cross_entropy_alone():
     own = method()
     own.epoch = 5
-    built = network(own).train()
-    given = batch()
+    built = fc_network(own).train()
+    given = fc_batch(SITE, LABEL)
     alone = Batch(given.features, given.phenotypes, given.label, given.label)
     terms = own.step(built, alone, own.optimizer(built))
     assert terms["site"] == terms["penalty"] == 0
@@ -217,7 +197,7 @@ def test_sites_of_one_class_only_leave_cross_entropy_alone():
 
 
 def test_prediction_asks_neither_site_nor_class():
-    built, given = network(method()), batch()
+    built, given = fc_network(method()), fc_batch(SITE, LABEL)
     other = Batch(given.features, given.phenotypes, torch.full_like(given.label, -1), torch.zeros_like(given.site))
     assert isinstance(built, AdversarialNetwork)
     assert torch.equal(built(given), built(other))

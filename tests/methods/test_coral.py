@@ -5,35 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from networks import fc_batch, fc_network, gradients
 
 from m2lgdg import make_cohort
-from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods.coral import coral_penalty
 from m2lgdg.registry import create as make
-
-EDGES, INPUTS = 10, 3
-
-
-def network(own, seed=0):
-    rng = np.random.default_rng(seed)
-    fitted = {"mean": rng.normal(size=EDGES).astype(np.float32), "scale": rng.uniform(0.5, 2, EDGES).astype(np.float32)}
-    built = own.build(Shape(5, 20, INPUTS, 4, fitted))
-    draw = torch.Generator().manual_seed(seed)
-    for value in built.parameters():
-        value.data = torch.randn(value.shape, generator=draw)
-    return built.eval()
-
-
-def batch_of(site, label, seed=1):
-    draw = torch.Generator().manual_seed(seed)
-    fc, inputs = torch.randn(len(site), EDGES, generator=draw), torch.randn(len(site), INPUTS, generator=draw)
-    return Batch({"fc": fc}, inputs, torch.as_tensor(label), torch.as_tensor(site))
-
-
-def gradients(own, built, batch):
-    built.zero_grad()
-    sum(own.loss(built, batch).values()).backward()
-    return {name: value.grad.clone() for name, value in built.named_parameters()}
 
 
 def loops(z, site):
@@ -92,7 +68,7 @@ def test_small_sites_stay_out_of_the_penalty_and_in_the_cross_entropy():
     site = torch.tensor([0] * 8 + [1] * 7 + [2] * 9 + [3])  # 4 + 4, 3 + 4 and 5 + 4 of the classes, one subject
     label = torch.tensor([0, 1] * 4 + [0] * 3 + [1] * 4 + [0] * 5 + [1] * 4 + [1])
     own.batches(site, label, torch.Generator().manual_seed(0))
-    built, batch = network(own), batch_of(site, label)
+    built, batch = fc_network(own), fc_batch(site, label)
     terms, parts = own.loss(built, batch), built.parts(batch)
     kept = np.isin(site, [0, 2])
     expected = 0.7 * loops(parts["fused"].detach().double().numpy()[kept], site.numpy()[kept])
@@ -109,7 +85,7 @@ def test_weight_0_is_erm():
     for name, fields in [("erm", {}), ("coral", {"penalty_weight": 0.0}), ("aligned", {"penalty_weight": 1.0})]:
         own = make("coral" if fields else "erm", widths=(7, 4), **fields)
         own.batches(site, label, torch.Generator().manual_seed(0))
-        given[name] = gradients(own, network(own), batch_of(site, label))
+        given[name] = gradients(own, fc_network(own), fc_batch(site, label))
     for name, value in given["erm"].items():
         torch.testing.assert_close(given["coral"][name], value)
     assert not torch.allclose(given["aligned"]["encoder.0.weight"], given["erm"]["encoder.0.weight"])

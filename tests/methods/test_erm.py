@@ -2,24 +2,13 @@
 
 import numpy as np
 import torch
+from networks import EDGES, INPUTS, fc_network
 
 from m2lgdg import make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.deep import Batch, Shape
-from m2lgdg.methods.erm import ERM, Network
+from m2lgdg.deep import Batch
+from m2lgdg.methods.erm import ERM
 from m2lgdg.registry import create as make
-
-EDGES, INPUTS = 10, 3
-
-
-def network(own, seed=0):
-    rng = np.random.default_rng(seed)
-    fitted = {"mean": rng.normal(size=EDGES).astype(np.float32), "scale": rng.uniform(0.5, 2, EDGES).astype(np.float32)}
-    built = Network(Shape(5, 20, INPUTS, 3, fitted), own)
-    draw = torch.Generator().manual_seed(seed)
-    for value in built.parameters():
-        value.data = torch.randn(value.shape, generator=draw)
-    return built.eval()
 
 
 def loops(state, fc, phenotypes):
@@ -37,7 +26,7 @@ def loops(state, fc, phenotypes):
 
 
 def test_the_network_against_loops():
-    built = network(ERM(widths=(7, 4)))
+    built = fc_network(ERM(widths=(7, 4)))
     state = {name: value.double().numpy() for name, value in built.state_dict().items()}
     draw = torch.Generator().manual_seed(1)
     fc, inputs = torch.randn(6, EDGES, generator=draw), torch.randn(6, INPUTS, generator=draw)

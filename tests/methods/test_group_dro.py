@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_coral import batch_of, gradients, network
+from networks import fc_batch, fc_network, gradients
 
 from m2lgdg import make_cohort
 from m2lgdg.deep import Shape
@@ -70,8 +70,8 @@ def test_weights_and_loss_against_loops(eta, cap):
     for i in range(6):
         site = torch.tensor([0, 1 + i % 3, 1 + (i + 1) % 3]).repeat_interleave(torch.tensor([4, 2, 3]))
         site = site[torch.randperm(9, generator=torch.Generator().manual_seed(i))]
-        batch = batch_of(site, torch.arange(9) % 2, seed=i)
-        built.load_state_dict(network(own, seed=i).state_dict())
+        batch = fc_batch(site, torch.arange(9) % 2, seed=i)
+        built.load_state_dict(fc_network(own, seed=i).state_dict())
         before = built.weight.clone()
         logits = built(batch).detach()
         losses = {}
@@ -93,9 +93,9 @@ def test_weights_and_loss_against_loops(eta, cap):
 def test_the_gradient_is_the_weighted_sum_of_the_sites_gradients():
     own, plain = make("group-dro", widths=(7, 4), eta=0.5, cap=3.0), make("erm", widths=(7, 4))
     site, label = torch.arange(24) % 3, torch.arange(24) // 3 % 2
-    batch, built = batch_of(site, label), network(own)
+    batch, built = fc_batch(site, label), fc_network(own)
     given = gradients(own, built, batch)
-    parts = [gradients(plain, network(plain), batch.take(torch.nonzero(site == one).flatten())) for one in range(3)]
+    parts = [gradients(plain, fc_network(plain), batch.take(torch.nonzero(site == one).flatten())) for one in range(3)]
     for name, value in given.items():
         expected = sum(built.weight[one] * parts[one][name] for one in range(3)) * 4 / 3
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
@@ -104,16 +104,16 @@ def test_the_gradient_is_the_weighted_sum_of_the_sites_gradients():
 @pytest.mark.parametrize("fields", [{"eta": 0.0}, {"eta": 1.0, "cap": 1.0}])
 def test_equal_weights_are_erm(fields):
     own, plain = make("group-dro", widths=(7, 4), **fields), make("erm", widths=(7, 4))
-    batch = batch_of(torch.arange(24) % 3, torch.arange(24) // 3 % 2)
-    expected = gradients(plain, network(plain), batch)
-    for name, value in gradients(own, network(own), batch).items():
+    batch = fc_batch(torch.arange(24) % 3, torch.arange(24) // 3 % 2)
+    expected = gradients(plain, fc_network(plain), batch)
+    for name, value in gradients(own, fc_network(own), batch).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_one_site_one_class_and_huge_losses():
     own = make("group-dro", widths=(7, 4), eta=1.0)
-    built = network(own)
-    given = gradients(own, built, batch_of([2] * 6, [1] * 6))
+    built = fc_network(own)
+    given = gradients(own, built, fc_batch([2] * 6, [1] * 6))
     assert all(torch.isfinite(value).all() for value in given.values())
     torch.testing.assert_close(built.weight, torch.full((4,), 0.25))
     own.reweigh(built, torch.tensor([0, 1]), torch.tensor([1e4, 1.0]))

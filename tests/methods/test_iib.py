@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from networks import fc_batch, fc_network, numbers
 
-from m2lgdg.deep import Batch, Shape
+from m2lgdg.deep import Batch
 from m2lgdg.methods.iib import IIB, divergence
 from m2lgdg.registry import create as make
 
 torch.set_num_threads(1)
-EDGES, INPUTS, SITES = 10, 3, 3
 SITE, LABEL = np.array([0, 2, 1, 0, 2, 1]), np.array([1, 0, 0, 0, 1, 1])
 
 
@@ -18,26 +18,6 @@ SMALL = {"head_width": 6, "epochs": 10, "dropout": 0.0, "label_smoothing": 0.1}
 
 def method(**fields):
     return make("iib", widths=(7, 5), latent=4, site_width=2, **{**SMALL, **fields})
-
-
-def network(own, seed=0):
-    rng = np.random.default_rng(seed)
-    fitted = {"mean": rng.normal(size=EDGES).astype(np.float32), "scale": rng.uniform(0.5, 2, EDGES).astype(np.float32)}
-    built = own.build(Shape(5, 20, INPUTS, SITES, fitted))
-    draw = torch.Generator().manual_seed(seed)
-    for value in built.parameters():
-        value.data = 0.7 * torch.randn(value.shape, generator=draw)
-    return built.eval()
-
-
-def batch(seed=1):
-    draw = torch.Generator().manual_seed(seed)
-    fc, inputs = torch.randn(len(SITE), EDGES, generator=draw), torch.randn(len(SITE), INPUTS, generator=draw)
-    return Batch({"fc": fc}, inputs, torch.from_numpy(LABEL), torch.from_numpy(SITE))
-
-
-def numbers(module):
-    return {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
 
 
 def linear(state, name, x):
@@ -75,7 +55,7 @@ def smoothed(logits, label):
 @pytest.mark.parametrize("head_width", [6, 0])
 def test_every_term_against_loops(head_width):
     own = method(bottleneck_weight=0.3, invariance_weight=4.0, rise=0.4, head_width=head_width)
-    built, given = network(own).train(), batch()
+    built, given = fc_network(own, scale=0.7).train(), fc_batch(SITE, LABEL)
     own.epoch = 1  # a quarter of the rise
     torch.manual_seed(5)
     noise = torch.randn(len(SITE), 4).double().numpy()
@@ -97,7 +77,7 @@ def test_every_term_against_loops(head_width):
 
 
 def test_prediction_takes_the_mean_and_asks_no_site():
-    built, given = network(method()), batch()
+    built, given = fc_network(method(), scale=0.7), fc_batch(SITE, LABEL)
     parts, state = built.parts(given), numbers(built)
     for i in range(len(SITE)):
         mu, _ = gaussian(state, given["fc"][i].double().numpy())
@@ -123,7 +103,7 @@ def test_divergence_of_a_standard_normal_is_0_and_of_others_what_integration_say
 
 
 def test_the_sampled_value_has_the_mean_and_spread_it_should():
-    built, given = network(method()).train(), batch().take(torch.zeros(20000).long())
+    built, given = fc_network(method(), scale=0.7).train(), fc_batch(SITE, LABEL).take(torch.zeros(20000).long())
     torch.manual_seed(0)
     parts = built.parts(given)
     spread = parts["log_variance"][0].mul(0.5).exp()
@@ -134,7 +114,7 @@ def test_the_sampled_value_has_the_mean_and_spread_it_should():
 def test_without_extras_the_gradient_is_erms_on_the_mean():
     own = method(bottleneck_weight=0.0, invariance_weight=0.0)
     own.epoch = 9
-    built, given = network(own).train(), batch()
+    built, given = fc_network(own, scale=0.7).train(), fc_batch(SITE, LABEL)
     built.log_variance.weight.data.zero_()
     built.log_variance.bias.data.fill_(-80.0)  # no noise
     names = [name for name, _ in built.named_parameters() if not name.startswith(("aware.", "sites.", "log_variance."))]
@@ -161,18 +141,10 @@ def test_the_penalty_rises_and_the_kept_epoch_has_felt_all_of_it():
 
 
 def test_what_knows_the_site_decays_more():
-    built = network(method())
+    built = fc_network(method(), scale=0.7)
     groups = method(aware_decay=0.5, weight_decay=0.1, learning_rate=0.2).optimizer(built).param_groups
     knowing = {id(value) for name, value in built.named_parameters() if name.startswith(("aware.", "sites."))}
     for group, decay, expected in zip(groups, (0.1, 0.5), (False, True), strict=True):
         assert (group["weight_decay"], group["lr"]) == (decay, 0.2)
         assert all((id(value) in knowing) == expected for value in group["params"])
     assert sum(len(group["params"]) for group in groups) == len(list(built.parameters()))
-
-
-def test_parameters_of_the_default():
-    built = IIB().build(Shape(5, 20, 3, 20, {"mean": np.zeros(EDGES, np.float32), "scale": np.ones(EDGES, np.float32)}))
-    encoder = 10 * 256 + 256 * 3 + 256 * 128 + 128 * 3
-    bottleneck = 128 * 64 + 64 * 3 + 64 * 64 + 64 * 3 + 2 * (64 * 64 + 64)
-    heads = (67 * 32 + 32 + 66) + (75 * 32 + 32 + 66) + 20 * 8
-    assert sum(value.numel() for value in built.parameters()) == encoder + bottleneck + heads

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_coral import batch_of, gradients, network
+from networks import fc_batch, fc_network, gradients
 
 from m2lgdg import make_cohort
 from m2lgdg.losses import smoothed_cross_entropy
@@ -93,11 +93,11 @@ def ready(epoch, site, label, **fields):
 def test_the_weight_before_and_after_the_switch_and_who_enters():
     site = torch.tensor([0] * 8 + [1] * 7 + [2] * 9 + [3])  # 4 + 4, 3 + 4 and 5 + 4 of the classes, one subject
     label = torch.tensor([0, 1] * 4 + [0] * 3 + [1] * 4 + [0] * 5 + [1] * 4 + [1])
-    batch = batch_of(site, label)
+    batch = fc_batch(site, label)
     kept = np.isin(site, [0, 2])
     for epoch, weight in [(0, 1.0), (39, 1.0), (40, 100.0), (150, 100.0)]:
         own = ready(epoch, site, label, label_smoothing=0.1)
-        built = network(own)
+        built = fc_network(own)
         logits, terms = built(batch).detach(), own.loss(built, batch)
         slope = scale_slope(logits, label, 0.1).double().numpy()[kept]
         second = halves(site[kept], label[kept]).tolist()
@@ -107,13 +107,13 @@ def test_the_weight_before_and_after_the_switch_and_who_enters():
 
 def test_weight_0_is_erm():
     site, label = torch.arange(24) % 3, torch.arange(24) // 3 % 2
-    own, batch = make("erm", widths=(7, 4)), batch_of(site, label)
-    plain = gradients(own, network(own), batch)
+    own, batch = make("erm", widths=(7, 4)), fc_batch(site, label)
+    plain = gradients(own, fc_network(own), batch)
     own = ready(5, site, label, penalty_weight=0.0, anneal=0.0)
-    for name, value in gradients(own, network(own), batch).items():
+    for name, value in gradients(own, fc_network(own), batch).items():
         torch.testing.assert_close(value, plain[name])
     own = ready(50, site, label)
-    assert not torch.allclose(gradients(own, network(own), batch)["encoder.0.weight"], plain["encoder.0.weight"])
+    assert not torch.allclose(gradients(own, fc_network(own), batch)["encoder.0.weight"], plain["encoder.0.weight"])
 
 
 def test_the_optimizer_forgets_once_at_the_switch_in_each_fit(monkeypatch):

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.methods.linear import balance, site_averages, standardised_block
-from m2lgdg.methods.solvers import LEARNERS, LEAST_SCALE, Problem, Rows, adaptive_ridge, association, ridge_coefficients
+from m2lgdg.methods.solvers import LEAST_SCALE, Problem, Rows, association
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
@@ -29,29 +28,6 @@ def solved(learner, features, cohort, penalty, folds=(), weights=None):
     weights = np.ones(len(features)) if weights is None else weights
     found = learner(Problem(rows, cohort.labels, weights, list(folds), np.array([penalty * rows.mean_square])))
     return found.held_out[0], found.coefficients(0), found.intercepts[0]
-
-
-def test_ridge_solves_the_weighted_normal_equations():
-    rng = np.random.default_rng(0)
-    x, labels, weights = rng.normal(size=(30, 5)), rng.integers(0, 2, 30).astype(np.int8), rng.uniform(0.2, 2, 30)
-    y = 2.0 * labels - 1
-    coefficients, intercepts = ridge_coefficients(x, y, weights, np.array([0.5, 20.0]))
-    for beta, alpha, strength in zip(coefficients, intercepts, (0.5, 20.0), strict=True):
-        residual = y - x @ beta - alpha
-        np.testing.assert_allclose(x.T @ (weights * residual), strength * beta, atol=1e-9)
-        assert (weights * residual).sum() == pytest.approx(0, abs=1e-9)
-
-
-def test_rotating_into_the_row_space_changes_nothing(cohort):
-    """Logistic regression on 66 features directly, against the block fitted through the rotation."""
-    features = fc_features(cohort.series).astype(np.float64)
-    z = (features - features.mean(axis=0)) / features.std(axis=0)
-    assert z.shape[1] > len(z)
-    _, weights, intercept = solved(LEARNERS["logistic"], z, cohort, 0.3)
-    strength = 0.3 * (z**2).sum() / len(z)
-    direct = LogisticRegression(C=1 / strength, max_iter=5000, tol=1e-9).fit(z, cohort.labels)
-    np.testing.assert_allclose(weights, direct.coef_[0], atol=1e-5)  # of weights up to 0.1
-    assert intercept == pytest.approx(direct.intercept_[0], abs=1e-5)
 
 
 def test_association_is_the_correlation_inside_sites_above_chance(cohort):
@@ -78,36 +54,6 @@ def test_association_of_features_that_say_nothing():
     np.testing.assert_array_equal(association(x, np.array([-1.0, 1, -1, 1]), np.ones(4)), 1.0)
 
 
-def test_an_adaptive_ridge_penalises_each_feature_by_its_scale():
-    """The solution in the scaled features, found by the normal equations in the features as they are."""
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 2, 40).astype(np.int8)
-    x = rng.normal(size=(40, 6)) + np.outer(2.0 * labels - 1, [1.0, 0.3, 0, 0, 0, 0])
-    weights = rng.uniform(0.5, 2, 40)
-    found = adaptive_ridge(Problem(rows_of(x), labels, weights, [], np.array([5.0])))
-    coefficients, intercepts = found.coefficients(0)[None], found.intercepts
-    y, middle = 2.0 * labels - 1, np.average(x, axis=0, weights=weights)
-    scale = association(x, y, weights)
-    z = x - middle
-    inverse = np.linalg.inv(z.T @ (weights[:, None] * z) + 5.0 * np.diag(scale**-2.0))
-    beta = inverse @ (z.T @ (weights * (y - np.average(y, weights=weights))))
-    np.testing.assert_allclose(coefficients[0], beta, rtol=1e-6, atol=1e-9)
-    assert intercepts[0] == pytest.approx(np.average(y, weights=weights) - beta @ middle)
-
-
-def test_an_adaptive_block_scales_by_its_own_training_subjects(cohort):
-    """Held-out decisions of a site are the same whatever its labels are."""
-    folds, turned = site_folds(cohort.sites, cohort.labels, 3), cohort.labels.copy()
-    test = folds[0][1]
-    turned[test] = 1 - turned[test]
-    found = []
-    for labels in (cohort.labels, turned):
-        seen = cohort._changed(labels=labels)
-        features = fc_features(cohort.series).astype(np.float64)
-        found.append(solved(adaptive_ridge, features, seen, 1.0, folds[:1])[0][test])
-    np.testing.assert_allclose(*found, atol=1e-9)  # all folds are solved together
-
-
 def test_balance_gives_each_class_of_a_site_the_same_weight(cohort):
     weights = balance(cohort)
     for site in cohort.site_names:
@@ -125,24 +71,6 @@ def test_site_means_are_means_of_class_means(cohort):
         here = cohort.sites == site
         expected = sum(features[here & (cohort.labels == label)].mean(axis=0) for label in (0, 1)) / 2
         np.testing.assert_allclose(means[list(np.unique(cohort.sites)).index(site)], expected, rtol=1e-6)
-
-
-def test_held_out_decisions_never_saw_their_site(cohort):
-    """Changing the labels of one site leaves the held-out decisions of that site alone."""
-    features = fc_features(cohort.series).astype(np.float64)
-    z = (features - features.mean(axis=0)) / features.std(axis=0)
-    folds = site_folds(cohort.sites, cohort.labels, 4)
-    first, _, _ = solved(LEARNERS["ridge"], z, cohort, 1.0, folds)
-    flipped = cohort._changed(labels=np.where(cohort.sites == "east", 1 - cohort.labels, cohort.labels).astype(np.int8))
-    second, _, _ = solved(LEARNERS["ridge"], z, flipped, 1.0, folds)
-    east = cohort.sites == "east"
-    np.testing.assert_allclose(first[east], second[east], atol=1e-10)
-    assert np.abs(first[~east] - second[~east]).max() > 1e-3
-
-
-def test_the_penalty_is_chosen_by_sites_held_out(cohort):
-    fitted = make("fc-logistic", penalties=(0.1, 1.0, 10.0)).fit(cohort)
-    assert fitted.facts_["penalties"]["fc"] in (0.1, 1.0, 10.0)
 
 
 def test_calibration_never_turns_the_ranking_round():

@@ -127,13 +127,6 @@ def travelled(edges, nodes, kind, loops):
     return np.array([spread[i] + (nodes[i] if loops else 0) for i in range(n)])
 
 
-def test_the_encoder_against_loops():
-    own = MetaExplainer(**SMALL)
-    encoder = randomised(Encoder(60, own))
-    series = torch.randn(3, ROIS, 60, generator=torch.Generator().manual_seed(0)) * 2 + 1
-    agrees(encoder(series), [encoded(numbers(encoder), own, one) for one in series.double().numpy()])
-
-
 @pytest.mark.parametrize(("length", "width"), [(20, 16), (25, 16), (32, 16), (50, 16), (100, 32), (200, 80)])
 def test_any_length_has_an_encoder_and_flat_series_are_no_trouble(length, width):
     encoder = Encoder(length, MetaExplainer())
@@ -143,12 +136,6 @@ def test_any_length_has_an_encoder_and_flat_series_are_no_trouble(length, width)
     series.requires_grad_()
     encoder(series)[:, :, 0].sum().backward()
     assert torch.isfinite(series.grad).all()
-
-
-def test_the_learned_connectivity_against_loops():
-    module = randomised(LearnedConnectivity(8, 4))
-    nodes = 3 * torch.rand(2, ROIS, 8, generator=torch.Generator().manual_seed(0))
-    agrees(module(nodes), [learned(numbers(module), one, 4) for one in nodes.double().numpy()])
 
 
 @pytest.mark.parametrize("loops", [True, False])

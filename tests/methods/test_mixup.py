@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_coral import batch_of, gradients, network
+from networks import fc_batch, fc_network, gradients
 
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch
@@ -59,7 +59,7 @@ def test_mixtures_of_connectivity_are_correlation_matrices():
 @pytest.mark.parametrize("per_subject", [False, True])
 def test_the_loss_against_loops(per_subject):
     own = make("mixup", widths=(7, 4), alpha=0.8, share_per_subject=per_subject, label_smoothing=0.1)
-    built, batch = network(own), batch_of(SITE, LABEL)
+    built, batch = fc_network(own), fc_batch(SITE, LABEL)
     torch.manual_seed(3)
     given = own.loss(built, batch)["ce"].item()
     torch.manual_seed(3)
@@ -92,8 +92,8 @@ def test_shares_are_of_a_pair_of_sites_or_of_subjects():
 
 
 def test_same_seed_same_bits():
-    own, batch = make("mixup", widths=(7, 4)), batch_of(SITE, LABEL)
-    built, losses = network(own), []
+    own, batch = make("mixup", widths=(7, 4)), fc_batch(SITE, LABEL)
+    built, losses = fc_network(own), []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         losses.append(own.loss(built, batch)["ce"].item())
@@ -102,12 +102,12 @@ def test_same_seed_same_bits():
 
 @pytest.mark.parametrize(("site", "alpha"), [(SITE, 0.0), (torch.zeros(24).long(), 0.2)])
 def test_nothing_mixed_is_erm(site, alpha):
-    own, plain, batch = make("mixup", widths=(7, 4), alpha=alpha), make("erm", widths=(7, 4)), batch_of(site, LABEL)
-    expected = gradients(plain, network(plain), batch)
-    for name, value in gradients(own, network(own), batch).items():
+    own, plain, batch = make("mixup", widths=(7, 4), alpha=alpha), make("erm", widths=(7, 4)), fc_batch(site, LABEL)
+    expected = gradients(plain, fc_network(plain), batch)
+    for name, value in gradients(own, fc_network(own), batch).items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
-    mixing, batch = make("mixup", widths=(7, 4)), batch_of(SITE, LABEL)
+    mixing, batch = make("mixup", widths=(7, 4)), fc_batch(SITE, LABEL)
     torch.manual_seed(0)
-    given = gradients(mixing, network(mixing), batch)
+    given = gradients(mixing, fc_network(mixing), batch)
     assert not torch.allclose(given["encoder.0.weight"], expected["encoder.0.weight"])
     assert all(torch.isfinite(value).all() for value in given.values())

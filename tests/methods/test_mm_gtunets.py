@@ -14,13 +14,11 @@ from m2lgdg.deep import Shape
 from m2lgdg.method import Method
 from m2lgdg.methods.mm_gtunets import (
     Affinity,
-    Fusion,
     Graph,
     GTUNet,
     MMGTUNets,
     PhenotypeVAE,
     Source,
-    TransformerConvolution,
     isolation,
     phenotype_rules,
     recursive_elimination,
@@ -313,14 +311,6 @@ def graph_like(rng, base, queries):
     return edges, graph
 
 
-def test_transformer_convolution_edge_by_edge():
-    layer, rng = randomised(TransformerConvolution(5, 3)), np.random.default_rng(1)
-    edges, graph = graph_like(rng, 8, 3)
-    x = rng.normal(size=(11, 5))
-    base, query = layer((torch.tensor(x[:8]).float(), torch.tensor(x[8:]).float()), graph)
-    agrees(torch.cat([base, query]), convolution(numbers(layer), x, edges))
-
-
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.5), (2, 0.8), (3, 0.6)])
 def test_unet_pools_base_nodes_and_keeps_the_query(depth, share):
     own = method(pool_share=share)
@@ -333,16 +323,6 @@ def test_unet_pools_base_nodes_and_keeps_the_query(depth, share):
         expected = unet(numbers(net), x[rows], edges[np.ix_(rows, rows)], share)
         agrees(given[rows], expected)
     assert given.shape == (11, own.embedding)
-
-
-def test_fusion_and_its_modality_weights():
-    module, rng = randomised(Fusion(4)), np.random.default_rng(2)
-    imaging, phenotype = rng.normal(size=(2, 6, 4)) * [[[1.0]], [[0.2]]]
-    given = module(torch.tensor(imaging).float(), torch.tensor(phenotype).float())
-    expected = fusion(numbers(module), imaging, phenotype)
-    agrees(given[0], expected[0])
-    agrees(given[1], expected[1])
-    assert abs(expected[1][0] - 0.5) > 0.05
 
 
 def test_graph_losses_are_their_sums_over_pairs():
@@ -578,14 +558,6 @@ def test_without_phenotypes_that_vary_the_affinity_is_one_constant_graph(inputs,
     np.testing.assert_array_equal(Method.load(own.save(tmp_path / "model")).predict_proba(other), proba)
 
 
-def test_ten_subjects_of_five_rois():
-    cohort = make_cohort("tiny", sizes={"a": 6, "b": 4, "c": 3}, n_rois=5, n_disease_rois=1, n_disease_edges=1, seed=1)
-    fold = next(leave_one_site_out(cohort, ["c"]))
-    own = method(epochs=1, warmup=0).fit(fold.source, seed=0)
-    assert len(fold.source) == 10 and own.facts_["training_subjects"] < 10
-    assert np.isfinite(own.predict_proba(fold.target)).all()
-
-
 def test_phenotypes_that_do_not_vary_are_left_out(fold):
     table = fold.source.phenotypes.assign(sex=1.0)
     source = dataclasses.replace(fold.source, phenotypes=table)
@@ -603,83 +575,3 @@ def test_batches_hold_everybody_and_each_plays_the_target_in_turn():
     assert sorted(torch.cat([one[: own.pseudo_targets(40)] for one in batches]).tolist()) == list(range(40))
     assert not torch.equal(own.batches(label, label, order)[0], batches[0])
     assert [own.pseudo_targets(n) for n in (740, 10, 3)] == [148, 2, 2]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_flat_rois_leave_everything_finite(precision, fold):
-    series = [np.array(one) for one in fold.source.series]
-    for one in series:
-        one[:, :2] = 3.0
-    series[0][:, 2:5] = 1.0
-    source = dataclasses.replace(fold.source, series=series)
-    own = method(selected=99, precision=precision)
-    network, fitted = network_on(own, source)
-    assert len(fitted["chosen"]) == 15 and (fitted["spread"] > 0).all()
-    torch.use_deterministic_algorithms(True)
-    try:
-        terms = own.step(network.train(), batch_of(own, source, source), own.optimizer(network))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.isfinite(value) for value in terms.values())
-    assert all(torch.isfinite(p).all() for p in network.parameters())
-    assert torch.isfinite(network.eval()(batch_of(own, source, fold.target))).all()
-
-
-def test_bf16_stays_near_fp32(fold):
-    own = method(precision="bf16")
-    network, _ = network_on(own, fold.source)
-    batch = batch_of(own, fold.source, fold.source)
-    plain = own.loss(network, batch)
-    with own.autocast(torch.device("cpu")):
-        rounded = own.loss(network, batch)
-    assert torch.equal(plain["degree"], rounded["degree"])  # the graph itself is in float32
-    torch.testing.assert_close(rounded["ce"].float(), plain["ce"], rtol=0.1, atol=0.1)
-
-
-def test_it_learns_32_subjects_by_heart():
-    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, n_rois=8, seed=5)
-    off = {"dropout": 0.0, "edge_dropout": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0}
-    off |= {"smoothness_weight": 0.0, "degree_weight": 0.0, "reward_weight": 0.0}
-    own = MMGTUNets(**{**MMGTUNets.variants["small"], **off, "draws": 5})
-    own.class_weight = None
-    torch.manual_seed(0)
-    shape = Shape(8, own.length, 3, 2, own.prepare(cohort, own.features(cohort, torch.device("cpu"))))
-    network, batch = own.build(shape), batch_of(own, cohort, cohort)
-    optimizer, order = own.optimizer(network), torch.Generator().manual_seed(0)
-    for _ in range(12):
-        for rows in own.batches(batch.site, batch.label, order):
-            own.step(network, batch.take(rows), optimizer)
-    network.eval()
-    for rows in own.batches(batch.site, batch.label, order):  # as targets, whose own labels are not in the graph
-        part = batch.take(rows)
-        logits = split(own, network, part).logits
-        assert (logits.argmax(1) == part.label[: len(logits)]).all()
-
-
-def test_the_number_of_parameters_is_the_release_s_without_its_vae():
-    fitted = {
-        **{"varied": np.arange(3), "tolerance": np.ones(3), "chosen": np.arange(500), "sigma": np.array(1.0)},
-        **{"code_column": np.array([0, 0, 1, 2]), "label": np.zeros(4)},
-    }
-    network = MMGTUNets().build(Shape(116, 200, 3, 20, fitted))
-    count = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
-    expected = {"imaging": 398_720, "phenotype": 398_848, "fusion": 816, "head": 5_378, "affinity": 12, "source": 0}
-    assert count == expected
-    assert sum(p.numel() for p in PhenotypeVAE(3, 256, 500).parameters()) == 387_051  # fitted before, 4 codes for 3 phenotypes
-    assert not network.source.state_dict()  # saved once, as what was fitted
-
-
-TABLE = {
-    **{"selected": 500, "elimination_step": 100, "vae_hidden": 256, "vae_epochs": 3000, "vae_patience": 100, "vae_rate": 1e-3},
-    **{"agreement_years": 2.0, "imaging_depth": 2, "phenotype_depth": 3, "hidden": 128, "embedding": 16, "head_width": 256},
-    **{"pool_share": 0.8, "dropout": 0.3, "edge_dropout": 0.3, "learning_rate": 1e-4, "weight_decay": 5e-4},
-    **{"smoothness_weight": 1.0, "degree_weight": 1e-4, "reward_weight": 1e-2, "target_share": 0.2},
-}
-
-
-def test_defaults_are_the_release_s():
-    own = MMGTUNets()
-    assert {name: own.fields()[name] for name in TABLE} == TABLE
-    assert own.epochs * own.draws == 500 and own.patience * own.draws == 100
-    optimizer = own.optimizer(torch.nn.Linear(2, 2))
-    assert type(optimizer) is torch.optim.Adam and optimizer.defaults["weight_decay"] == 5e-4

@@ -11,8 +11,8 @@ from networks import numbers, randomised
 
 from m2lgdg import make_cohort
 from m2lgdg.deep import Batch, Shape
-from m2lgdg.methods.ufa_net import Block, UFANet, same_subjects, shared_graph, site_discrepancy, unbiased_discrepancy
-from m2lgdg.preprocess import PhenotypeScaler, scaled_series
+from m2lgdg.methods.ufa_net import UFANet, same_subjects, shared_graph, site_discrepancy, unbiased_discrepancy
+from m2lgdg.preprocess import scaled_series
 
 torch.set_num_threads(1)
 ROIS, LENGTH, SUBJECTS = 4, 9, 6
@@ -94,16 +94,6 @@ def test_a_roi_that_nobody_has_gets_no_edges():
     graph = shared_graph(series)
     assert not graph[2].any() and not graph[:, 2].any() and np.isfinite(graph).all()
     assert (graph[np.ix_([0, 1, 3], [0, 1, 3])].sum(axis=1) > 0).all()
-
-
-@pytest.mark.parametrize(("width", "channels", "kernel"), [(1, 3, 5), (3, 2, 7), (2, 2, 11)])
-def test_a_block(width, channels, kernel):
-    layer = randomised(Block(width, channels, ROIS, method(temporal_kernel=kernel)))
-    rng = np.random.default_rng(0)
-    x, graph = rng.normal(size=(3, width, LENGTH, ROIS)), rng.normal(size=(ROIS, ROIS)) / 2
-    given = layer(torch.tensor(x).float(), torch.tensor(graph).float())
-    agrees(given, [block(numbers(layer), one, graph) for one in x])
-    assert (given > 0).any()
 
 
 @pytest.mark.parametrize("bins", [0, 1, 4, 9])
@@ -376,66 +366,3 @@ def test_sgd_with_momentum():
     assert type(own.optimizer(network)) is torch.optim.SGD
     assert (group["lr"], group["weight_decay"], group["momentum"], group["nesterov"]) == (0.07, 0.02, 0.8, False)
     assert len(group["params"]) == len(list(network.parameters()))
-
-
-def test_masks_start_at_one_and_every_parameter_learns():
-    own = method(dropout=0.0)
-    network = own.build(shape(own))
-    assert all((one.mask == 1).all() for one in network.blocks)
-    own, network = network_of(dropout=0.0)
-    sum(own.loss(network.train(), batch_for(own)).values()).backward()
-    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-def test_dropout_is_in_force_in_training_and_only_there():
-    own, network = network_of()
-    batch = batch_for(own)
-    assert [module.p for module in network.modules() if isinstance(module, torch.nn.Dropout)] == [0.5, 0.5]
-    assert torch.equal(network(batch), network(batch))
-    torch.manual_seed(0)
-    network.train()
-    assert not torch.equal(network(batch), network(batch))
-
-
-@pytest.mark.parametrize(("rois", "length"), [(5, 20), (13, 31)])
-def test_flat_rois_give_finite_values_and_gradients(rois, length):
-    own, network = network_of(rois=rois, length=length)
-    series = batch_for(own, rois=rois).series.clone()
-    series[:, 2], series[0] = 0.0, 0.0  # a flat ROI in all, all ROIs flat in one
-    batch = Batch({"series": series}, torch.zeros(SUBJECTS, 3), torch.arange(SUBJECTS) % 2, torch.arange(SUBJECTS) // 2)
-    network = own.build(Shape(rois, length, 0, 2, own.prepare(None, {"series": series}))).train()
-    total = sum(own.loss(network, batch).values())
-    total.backward()
-    assert torch.isfinite(total) and all(torch.isfinite(p.grad).all() for p in network.parameters())
-
-
-SETTINGS = {
-    **{"channels": (16, 16, 16, 16), "temporal_kernel": 11, "widths": (1024, 512, 64), "dropout": 0.5, "length": 200},
-    **{"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 128, "sites_per_batch": 4, "epochs": 120},
-    **{"alignment_weight": 1.0, "alignment_start": 20, "per_dimension": False, "time_bins": 0, "label_smoothing": 0.0},
-    **{"scaling": "subject", "mmd": "unbiased", "density": 1.0, "clip": 1.0, "update_rule": "sgd", "phenotypes": False},
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_defaults(name):
-    assert UFANet().fields()[name] == SETTINGS[name]
-
-
-def test_the_number_of_parameters_at_116_rois_and_200_time_points():
-    network = UFANet().build(shape(UFANet(), 116))
-    assert sum(p.numel() for p in network.parameters()) == 3_902_009
-
-
-def test_it_can_learn_32_subjects_by_heart():
-    cohort = make_cohort("tiny", sizes={"a": 16, "b": 16}, roi_effect=0.0, edge_effect=0.0, seed=0)
-    off = {"dropout": 0.0, "weight_decay": 0.0, "alignment_weight": 0.0, "learning_rate": 0.05}
-    own = method(**(off | {"length": 40, "channels": (8, 8), "widths": (32, 16, 8)}))
-    own.class_weight = None
-    batch = own.make_batch(cohort, PhenotypeScaler.fit(cohort), torch.device("cpu"))
-    torch.manual_seed(0)
-    network = own.build(Shape(12, 40, 0, 2, own.prepare(cohort, batch.features))).train()
-    optimizer = own.optimizer(network)
-    for _ in range(60):
-        own.step(network, batch, optimizer)
-    assert (network.eval()(batch).argmax(dim=1) == batch.label).all()

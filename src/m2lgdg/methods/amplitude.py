@@ -27,7 +27,7 @@ FLAG = "amplitude not used: the series are scaled differently from source"
 
 def standardised_scans(features: Features) -> npt.NDArray[np.bool_]:
     """(subject,) whether all ROIs have the same amplitude, as after z-scoring. `features` are (subject, roi) log amplitudes."""
-    return np.asarray(features.std(axis=1) < STANDARDISED)
+    return features.std(axis=1) < STANDARDISED
 
 
 class AmplitudeRange(NamedTuple):
@@ -70,7 +70,6 @@ class AmplitudeRange(NamedTuple):
         return np.asarray(((values < self.low) | (values > self.high)).any(axis=1))
 
     def save(self, state: MutableMapping[str, Any]) -> None:
-        """Add to the state of a fitted method."""
         state.update({"amplitude.profile": self.profile, "amplitude.low": self.low, "amplitude.high": self.high})
 
     @classmethod
@@ -104,7 +103,6 @@ class UsesAmplitude:
         return "amplitude.mean" in state and bool(state["amplitude.weights"].any())
 
     def method_flags(self, target: Cohort) -> list[list[str]]:
-        """A flag for each scan whose amplitudes are not used."""
         if not self.uses_amplitude or not len(target):
             return [[] for _ in range(len(target))]
         outside = AmplitudeRange.restore(self.amplitude_state).outside(amplitude_features(target.series))

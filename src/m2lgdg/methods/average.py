@@ -39,7 +39,6 @@ class Average(Method):
     }
 
     def check(self) -> None:
-        """Also refuse anything but two or three different methods, and settings that no method has."""
         super().check()
         if len({given.removesuffix(":") for given in self.methods}) != len(self.methods) or not 2 <= len(self.methods) <= 3:
             raise InputError(f"method {self.name}, field methods: name two or three different methods.")
@@ -57,7 +56,6 @@ class Average(Method):
                 raise InputError(f"method {self.name}: {given} takes one atlas only.")
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Fit each method on its own."""
         self._fitted = [one.fit(source, seed=seed, device=device, progress=progress) for one in self._made()]
         taken = {name for one in self._fitted for name in one.facts_["inputs"]}
         self.facts_["inputs"] = [name for name in source.inputs if name in taken]
@@ -67,13 +65,11 @@ class Average(Method):
         self._collect()
 
     def complete_state(self) -> None:
-        """Arrays of all methods, which may complete theirs."""
         for one in self.averaged.values():
             one.complete_state()
         self._collect()
 
     def _collect(self) -> None:
-        """Take the facts and arrays of the fitted methods."""
         self.facts_["members"] = {given: one.facts_ for given, one in self.averaged.items()}
         numbered = enumerate(self.averaged.values())
         self.state_ = {f"{PREFIX.format(i)}{name}": value for i, one in numbered for name, value in one.state_.items()}
@@ -86,7 +82,6 @@ class Average(Method):
         return other
 
     def _made(self) -> list[Method]:
-        """The methods with their fields."""
         made = []
         for given in self.methods:
             name, _, variant = given.partition(":")
@@ -111,22 +106,18 @@ class Average(Method):
         return dict(zip(self.methods, self._fitted, strict=True))
 
     def score(self, target: Cohort) -> Floats:
-        """Probability of the mean logit."""
         return sigmoid(np.mean([logit(one.predict_proba(target)[:, 1]) for one in self.averaged.values()], axis=0))
 
     def held_out_logits(self) -> Floats | None:
-        """Mean of those of all methods, if all have them."""
         known = [values for one in self.averaged.values() if (values := one.held_out_logits()) is not None]
         return np.mean(known, axis=0) if len(known) == len(self.methods) else None
 
     def method_flags(self, target: Cohort) -> list[list[str]]:
-        """Flags of any of the methods."""
         each = zip(*(one.method_flags(target) for one in self.averaged.values()), strict=True)
         return [list(dict.fromkeys(flag for raised in of_subject for flag in raised)) for of_subject in each]
 
     @property
     def uses_amplitude(self) -> bool:
-        """Whether any of the methods does."""
         return any(one.uses_amplitude for one in self.averaged.values())
 
     @property

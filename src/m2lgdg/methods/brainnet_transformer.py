@@ -54,8 +54,7 @@ class ClusterReadout(nn.Module):
         """(subject, roi, width) -> (subject, cluster, width)."""
         encoded = self.encoder(nodes.flatten(1)).view(nodes.shape)  # (subject, roi, width)
         assignment = torch.softmax((encoded @ self.centres.T).square(), dim=2)  # (subject, roi, cluster)
-        pooled: Tensor = assignment.mT @ encoded
-        return pooled
+        return assignment.mT @ encoded
 
 
 def dense(*widths: int) -> nn.Sequential:
@@ -82,7 +81,6 @@ class Network(PartsNetwork):
         self.classifier = nn.Linear(config.head[-1] + shape.n_inputs, 2)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, and the last hidden layer as `fused`."""
         nodes = batch["correlation"]  # (subject, roi, roi)
         for layer in self.layers:
             nodes = layer(nodes)
@@ -99,8 +97,8 @@ class BrainNetTransformer(DeepMethod):
     orthonormal by Gram-Schmidt and then fixed; subjects of a batch are mixed in pairs, labels included; Adam with a cosine from
     the learning rate to a tenth of it.
     Differs from the release: the mean of the cross-entropy over a batch, not its sum, and with class weights; at most as many
-    clusters as ROIs; the largest number of heads up to `heads` that divides the number of ROIs.
-    Differs from the release: the epoch is selected on source-validation subjects, with early stopping.
+    clusters as ROIs; the largest number of heads up to `heads` that divides the number of ROIs; the epoch is selected on
+    source-validation subjects, with early stopping.
     """
 
     layers: int = 2
@@ -142,7 +140,6 @@ class BrainNetTransformer(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, roi, roi) Pearson correlations, 1 on the diagonal."""
         return {"correlation": torch.from_numpy(correlations(cohort.series).astype(np.float32))}
 
     def rate_factor(self, batch: int, batches: int) -> float:

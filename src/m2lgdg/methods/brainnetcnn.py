@@ -30,7 +30,7 @@ class EdgeToEdge(nn.Module):
 
     def forward(self, edges: Tensor) -> Tensor:
         """(subject, channel, roi, roi) -> (subject, channel out, roi, roi)."""
-        return self.row(edges) + self.column(edges)  # type: ignore[no-any-return]  # (.., roi, 1) + (.., 1, roi)
+        return self.row(edges) + self.column(edges)  # (.., roi, 1) + (.., 1, roi)
 
 
 class Network(PartsNetwork):
@@ -55,7 +55,6 @@ class Network(PartsNetwork):
                 nn.init.zeros_(layer.bias)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, and the last hidden layer as `fused`."""
         edges = batch["fc"].unsqueeze(1)  # (subject, 1, roi, roi)
         for layer in self.edges:
             edges = functional.leaky_relu(layer(edges), SLOPE)  # (subject, edge channel, roi, roi)
@@ -70,13 +69,11 @@ class Network(PartsNetwork):
 class BrainNetCNN(DeepMethod):
     """BrainNetCNN: edge-to-edge, edge-to-node and node-to-graph convolutions on Fisher-z FC; source sites pooled.
 
-    As published: the stack of layers. Variant `lite` is the stack of the common PyTorch port, which later papers compare with.
-    Differs from that port: dropout is off outside training, and there is no activation on the logits.
-    Interpretation: edge-to-node has row filters only, as in the authors' release (columns of a symmetric matrix add nothing).
-    Interpretation: Xavier initialisation is Caffe's, in which the publication was trained, hence by fan-in; PyTorch's would
-    count a filter as wide as the brain once for each ROI, though it is never moved.
-    Interpretation: Adam replaces SGD with its doubled learning rate of biases, and cross-entropy replaces the squared error of
-    the original regression.
+    As published: the stack of layers. Variant `lite` is the stack of the common PyTorch port, which later papers compare with;
+    unlike there, dropout is off outside training, and there is no activation on the logits.
+    Interpretation: edge-to-node has row filters only, as in the authors' release (columns of a symmetric matrix add nothing);
+    Xavier initialisation is Caffe's, in which the publication was trained, hence by fan-in; Adam replaces SGD with its doubled
+    learning rate of biases, and cross-entropy the squared error of the original regression.
     """
 
     edge_channels: tuple[int, ...] = (32, 32)
@@ -118,5 +115,4 @@ class BrainNetCNN(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, roi, roi) Fisher-z FC, 0 on the diagonal."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}

@@ -54,9 +54,8 @@ class CDANN(SiteMethod):
     """CDANN: our FC network; aligns source sites against an adversarial, class-conditional site discriminator.
 
     Differs from the public release: site and class are balanced jointly (small sites were drowned out), a site with one class
-    in the batch does not count, the adversarial weight ramps up slowly, and only epochs with at least half of it can be
-    selected. Each step makes both updates, so that encoder and classifier are updated as often as in ERM (the release
-    alternates).
+    in the batch does not count, the adversarial weight ramps up slowly, only epochs with at least half of it can be selected,
+    and each step makes both updates, so that encoder and classifier are updated as often as in ERM (the release alternates).
     The publication's loss weights and per-class discriminators are unverified: the class embedding is the release's.
     """
 
@@ -94,7 +93,6 @@ class CDANN(SiteMethod):
     }
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Two parameter groups, which `step` updates one at a time."""
         rest, discriminator = two_sides(network)
         discriminator_group = {"params": discriminator, "lr": self.discriminator_rate, "weight_decay": self.discriminator_decay}
         network_group = {"params": rest, "lr": self.learning_rate, "weight_decay": self.weight_decay}
@@ -110,7 +108,6 @@ class CDANN(SiteMethod):
         return super().candidate(epoch) and adversarial
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites with both classes: the discriminator has nothing to tell apart."""
         return len(balanced_sites(site, label, 1)) < 2
 
     def site_terms(self, network: AdversarialNetwork, fused: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -124,17 +121,15 @@ class CDANN(SiteMethod):
             steepness = slope.square().sum() / counted.sum().clamp(min=1.0)
             return {"site": (weight * each).sum(), "penalty": self.gradient_penalty * steepness}
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """Losses of encoder and classifier: cross-entropy minus the weighted losses of the discriminator."""
-        assert isinstance(network, AdversarialNetwork)
         parts = network.parts(batch)
         factor = -self.adversary_weight * self.ramp(self.epoch)
         terms = self.site_terms(network, parts["fused"], batch)
         return {"ce": self.cross_entropy(parts["logits"], batch)} | {name: factor * term for name, term in terms.items()}
 
-    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def step(self, network: Any, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Update the discriminator alone, then everything but the discriminator."""
-        assert isinstance(network, AdversarialNetwork)
         rest, discriminator = two_sides(network)
         device = batch.label.device
         for _ in range(self.discriminator_steps):

@@ -47,7 +47,7 @@ def combat(values: Features, sites: npt.NDArray[np.str_], covariates: Floats) ->
         here = site == number
         effect = shrunk(standardised[here])
         standardised[here] = (standardised[here] - effect.location) / np.sqrt(effect.scale)
-    return np.asarray(standardised * sd + expected)
+    return standardised * sd + expected
 
 
 def shrunk(values: Floats) -> SiteEffect:

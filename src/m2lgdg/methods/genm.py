@@ -47,24 +47,20 @@ class Network(PartsNetwork):
         self.lowest = float("inf")
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the modulated feature (`fused`)."""
         fused = self.modulated(self.feature, self.scaled(batch))
         return {"fused": fused, "logits": self.decide(fused, batch)}
 
     def decide(self, features: Tensor, batch: Batch) -> Tensor:
-        """(subject, width) features -> (subject, 2) logits of the task net."""
-        logits: Tensor = self.task(with_phenotypes(features, batch, self.inputs))
-        return logits
+        return self.task(with_phenotypes(features, batch, self.inputs))
 
     def scaled(self, batch: Batch) -> Tensor:
-        """(subject, edge) FC standardised with source statistics."""
         return (batch["fc"] - self.mean) / self.scale
 
     def modulated(self, feature: nn.Module, x: Tensor) -> Tensor:
         """(subject, edge) -> (subject, width): features of a feature net, modulated."""
         f, g = functional.gelu(feature(x)), self.modulation(x)  # (subject, width)
         if self.support is None:
-            return f * g  # type: ignore[no-any-return]
+            return f * g
         bank = functional.gelu(feature((self.support - self.mean) / self.scale))  # (support, width)
         match = torch.cat([g @ bank.mT, (g * f).sum(dim=1, keepdim=True)], dim=1)  # (subject, support + itself)
         attention = torch.softmax(match.float(), dim=1).to(f.dtype)
@@ -108,18 +104,17 @@ def linear(width: int, out: int, scale: float = 1.0, offset: float = 0.0) -> nn.
 class GenM(DeepMethod):
     """GenM: one-layer features of Fisher-z FC, modulated by a net that is meta-learned across source sites.
 
-    Differs from the release: sites and subjects are drawn uniformly, where the release draws in proportion to the index.
-    Differs from the release: its attention mixes the subjects that are predicted together. Here a subject attends to itself and
-    to a support set of source-training subjects ("bank"), or is modulated alone ("dot"). A saved model of "bank" contains the
-    connectivity of the support set.
-    Differs from the release: the working copy of a feature net starts each episode with a fresh optimizer.
+    Differs from the release: sites and subjects are drawn uniformly, not in proportion to the index. Its attention mixes the
+    subjects that are predicted together; here a subject attends to itself and to a support set of source-training subjects
+    ("bank", whose connectivity a saved model contains), or is modulated alone ("dot"). The working copy of a feature net starts
+    each episode with a fresh optimizer.
     Interpretation: the base update is one step on the mean of the sites' losses. No second derivatives. G and H of the first
     stage are those of the epoch with the lowest source-validation loss, with each subject passed through the nets of all sites
     but its own.
     Differs from the publication: edges are standardised with source statistics, so nets on edges start at a tenth of the He
     weights (`initial`), and G in "dot" with an offset of 1; full weights leave random components that no update removes.
-    Differs from the publication: 1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant
-    rate (variant `long`): at 6,670 edges a few hundred steps of 1e-4 fit the source completely.
+    1,000 steps per stage with warm-up and cosine, where the release takes 10,000 at a constant rate (variant `long`): at 6,670
+    edges a few hundred steps of 1e-4 fit the source completely.
     Small sites: a site with fewer than 2 subjects of a class is in no episode; with fewer than 4 it contributes fewer.
     """
 
@@ -164,11 +159,10 @@ class GenM(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher-z FC above the diagonal."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and sd of each edge, and in "bank" the support set: half of each class, from all sites in turn."""
+        """The support set of "bank" is half of each class, from all sites in turn."""
         fc = features["fc"].cpu().numpy()  # (subject, edge)
         fitted = {**source_scaling(fc)}
         if self.modulation == "bank":
@@ -176,16 +170,15 @@ class GenM(DeepMethod):
             fitted["support"] = fc[rows]
         return fitted
 
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(self, network: Any) -> torch.optim.Optimizer:
         """One optimizer for all nets, including the site nets created here; a step updates only those with a gradient."""
-        assert isinstance(network, Network)
         nets = [linear(len(network.mean), self.width, self.initial) for _ in range(network.n_sites)]
         network.sites = [net.to(network.mean.device) for net in nets]
         values = [value for part in (network, *network.sites) for value in part.parameters()]
         return self.updating(values)
 
     def switch(self) -> int:
-        """First epoch of the second stage; the last epoch always belongs to it."""
+        """First epoch of the second stage, which has the last epoch at least."""
         return min(int(self.first_share * self.epochs), self.epochs - 1)
 
     def candidate(self, epoch: int) -> bool:
@@ -215,12 +208,10 @@ class GenM(DeepMethod):
         return whole
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites with two subjects per class, as an episode needs."""
         return len(balanced_sites(site, label, least=2)) < 2
 
-    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def step(self, network: Any, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """First stage: update the site nets and H, a working copy of one site net, then G. Second stage: the feature net."""
-        assert isinstance(network, Network)
         first = self.epoch < self.switch()
         start, end = (0, self.switch()) if first else (self.switch(), self.epochs)
         rate = self.learning_rate * schedule(self.epoch - start, 1, self.warmup, end - start)
@@ -242,7 +233,6 @@ class GenM(DeepMethod):
         return terms | {"meta_train": torch.stack(inner).mean(), "meta_test": torch.stack(outer).mean()}
 
     def base_update(self, network: Network, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-        """One update of H and the nets of the batch's sites, without modulation; returns the loss."""
         numbers = batch.site[:: self.per_site].tolist()
         with self.autocast(batch.label.device):
             logits = network.at_own_site(batch, numbers)
@@ -272,9 +262,8 @@ class GenM(DeepMethod):
         distance = 1 - unit.gather(1, batch.label[:, None])
         return distance.mean() + self.entropy_weight * smoothed_cross_entropy(unit, batch.label, None, self.label_smoothing)
 
-    def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+    def validate(self, network: Any, batch: Batch) -> dict[str, float]:
         """Validation; in the first stage across site nets, keeping G and H of the lowest loss and loading them at its end."""
-        assert isinstance(network, Network)
         if self.epoch >= self.switch():
             return super().validate(network, batch)
         metrics = super().validate(AcrossSites(network), batch)

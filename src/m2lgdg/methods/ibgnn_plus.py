@@ -6,7 +6,7 @@ each: the network, the mask, and the network again with the mask.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,6 @@ class Network(PartsNetwork):
         return (self.mask + self.mask.T) / 2
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the representation of the graph."""
         nodes = weights = batch["fc"]
         if self.masked:
             weights = weights * torch.sigmoid(self.edges())
@@ -82,15 +81,14 @@ class IBGNNPlus(DeepMethod):
     """IBGNN+: edge-weighted message passing on Fisher-z FC with a learned edge mask for all subjects; source sites pooled.
 
     Differs from the release: messages are an MLP of states and edge weight; the release's linear message cannot distinguish
-    which neighbour has which weight on a dense graph.
-    Differs from the release: the mask is symmetric and its diagonal stays; while it is learned, messages are not multiplied by
-    its logits as well, dropout is off and the network is frozen.
+    which neighbour has which weight on a dense graph. The mask is symmetric and its diagonal stays; while it is learned,
+    messages are not multiplied by its logits as well, dropout is off and the network is frozen. The mask and the last stage
+    start from the epoch of the first stage with the best source validation (`keep_best_backbone`), because the network fits the
+    source completely within a hundred epochs.
     Interpretation: the readout is the paper's MLP with a residual, which the release's default leaves out. Edges keep their
     sign. Nodes keep their unmasked rows, as in the release; `mask_nodes` masks the rows as well.
     Differs from the publication: the sums over neighbours and over nodes are divided by the number of ROIs (otherwise the loss
     starts near 2000), and each stage has its own warm-up and cosine schedule.
-    Differs from the release: the mask and the last stage start from the epoch of the first stage with the best source
-    validation (`keep_best_backbone`), because the network fits the source completely within a hundred epochs.
     Cost: a layer's messages are subject x hidden x ROI x ROI numbers, 14 MB for a batch at 116 ROIs and 164 MB at 400.
     """
 
@@ -131,12 +129,10 @@ class IBGNNPlus(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, roi, roi) Fisher-z FC, both the states of the nodes and the weights of the edges."""
         return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Groups of the network and the mask; the mask has no weight decay, which would pull it towards one half."""
-        assert isinstance(network, Network)
+    def optimizer(self, network: Any) -> torch.optim.Optimizer:
+        """The mask has no weight decay, which would pull it towards one half."""
         backbone = [value for name, value in network.named_parameters() if name != "mask"]
         mask = {"params": [network.mask], "lr": self.mask_rate, "weight_decay": 0.0}
         groups = [{"params": backbone, "lr": self.learning_rate}, mask]
@@ -147,25 +143,22 @@ class IBGNNPlus(DeepMethod):
         return 0, self.epochs // 3, 2 * self.epochs // 3, self.epochs
 
     def stage(self) -> int:
-        """Stage of the current epoch."""
         return sum(self.epoch >= start for start in self.starts()[1:3])
 
     def phase(self) -> object:
-        """The stage: a recorded step is valid for one stage only."""
         return self.stage()
 
     def rate_factor(self, batch: int, batches: int) -> float:
-        """Learning-rate factor: warm-up and cosine within each stage, per epoch."""
+        """Warm-up and cosine within each stage, per epoch."""
         stage, starts = self.stage(), self.starts()
         return schedule(self.epoch - starts[stage], 1, self.warmup, starts[stage + 1] - starts[stage])
 
     def candidate(self, epoch: int) -> bool:
-        """Only epochs of the last stage, in which the network is trained with the mask; after its warm-up, if asked for."""
+        """Only epochs of the last stage, in which the network is trained with the mask."""
         return epoch >= min(self.starts()[ENHANCED] + self.warmup * self.select_after_warmup, self.epochs - 1)
 
-    def validate(self, network: nn.Module, batch: Batch) -> dict[str, float]:
+    def validate(self, network: Any, batch: Batch) -> dict[str, float]:
         """Validation; the first stage keeps its best epoch and loads it at its end, if `keep_best_backbone`."""
-        assert isinstance(network, Network)
         metrics = super().validate(network, batch)
         if not self.keep_best_backbone or self.stage() != BACKBONE:
             return metrics
@@ -177,18 +170,16 @@ class IBGNNPlus(DeepMethod):
             network.load_state_dict(network.kept)
         return metrics
 
-    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """One update of the parameters of this stage; the others have no gradient, so the optimizer leaves them unchanged."""
-        assert isinstance(network, Network)
+    def step(self, network: Any, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Parameters of other stages have no gradient, so the optimizer leaves them unchanged."""
         stage = self.stage()
         network.masked = stage != BACKBONE
         network.train(stage != MASK).requires_grad_(stage != MASK)
         network.mask.requires_grad_(stage == MASK)
         return super().step(network, batch, optimizer)
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy; in the mask stage also agreement with the unmasked network, and the mask's size and entropy."""
-        assert isinstance(network, Network)
         if self.stage() != MASK:
             return super().loss(network, batch)
         network.masked = False

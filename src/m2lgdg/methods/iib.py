@@ -39,10 +39,8 @@ class BottleneckNetwork(Network):
         return {"fused": fused, "logits": logits, "mu": mu, "log_variance": log_variance}
 
     def classify_aware(self, fused: Tensor, batch: Batch) -> Tensor:
-        """(subject, 2) logits of the site-aware classifier."""
         known = with_phenotypes(fused, batch, self.inputs)
-        logits: Tensor = self.aware(torch.cat([known, self.sites(batch.site)], dim=1))
-        return logits
+        return self.aware(torch.cat([known, self.sites(batch.site)], dim=1))
 
 
 def head(inputs: int, width: int) -> nn.Module:
@@ -61,11 +59,11 @@ def divergence(mu: Tensor, log_variance: Tensor) -> Tensor:
 class IIB(SiteMethod):
     """IIB: our FC network with a Gaussian bottleneck; penalises the gap between site-blind and site-aware losses.
 
-    Differs from the public release: a learned vector for each site instead of its number; layer norm instead of batch norm; the
-    divergence is a mean over subjects; a hidden layer in both classifiers (with linear ones and balanced classes the site could
-    only shift the logits, and nothing would be penalised); more weight decay in the site-aware part; a penalty that ramps up.
-    The publication's loss weights are unverified: they are the release's. Its divergence is a sum over the batch, with weight
-    1e-4; as a mean it has 64 times that weight, for the 64 subjects of a batch. No epoch is selected before the full penalty.
+    Differs from the public release: a learned vector for each site instead of its number; layer norm instead of batch norm; a
+    hidden layer in both classifiers (with linear ones and balanced classes the site could only shift the logits); more weight
+    decay in the site-aware part; a penalty that ramps up, and no epoch is selected before it is full.
+    The publication's loss weights are unverified: they are the release's. The divergence is a mean over the 64 subjects of a
+    batch, not their sum, and has 64 times its weight of 1e-4.
     """
 
     latent: int = 64
@@ -100,21 +98,16 @@ class IIB(SiteMethod):
         return self.updating(groups)
 
     def ramp(self, epoch: int) -> float:
-        """Factor of the invariance weight: a linear ramp from 0 to 1."""
         return min(1.0, epoch / max(1, math.ceil(self.rise * self.epochs)))
 
     def candidate(self, epoch: int) -> bool:
-        """Only epochs with the full invariance weight."""
         full = not self.select_after_warmup or self.ramp(epoch) == 1 or epoch == self.epochs - 1
         return super().candidate(epoch) and full
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites: the site carries no information."""
         return len(torch.unique(site)) < 2
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Site-blind and site-aware cross-entropy, their squared difference, and the divergence of the bottleneck."""
-        assert isinstance(network, BottleneckNetwork)
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         parts = network.parts(batch)
         blind = self.cross_entropy(parts["logits"], batch)
         aware = self.cross_entropy(network.classify_aware(parts["fused"], batch), batch)

@@ -70,21 +70,17 @@ class IRM(SiteMethod):
         return min(round(self.anneal * self.epochs), self.epochs - 1)
 
     def candidate(self, epoch: int) -> bool:
-        """Only epochs from the switch on."""
         return super().candidate(epoch) and epoch >= self.switch
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """ERM's batches; called once per epoch, and the only place where site sizes are known."""
         self._comparable = balanced_sites(site, label, self.least_per_class)
         self._forget = self.epoch == self.switch
         return super().batches(site, label, order)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """No site is large enough; the penalty is computed site by site."""
         return not len(balanced_sites(site, label, self.least_per_class))
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of all subjects, and the penalty of the sites that are large enough."""
         logits = network(batch)
         rows = torch.isin(batch.site, self._comparable.to(batch.site.device))
         slope = scale_slope(logits[rows], batch.label[rows], self.label_smoothing)

@@ -48,9 +48,9 @@ class Block(NamedTuple):
 class Linear(UsesAmplitude, Method):
     """A weighted sum of linear blocks; base class of the simple peers, with the fields they share.
 
-    Each block is standardised with source statistics. Its penalty is the one with the best mean AUC over held-out source sites,
-    and its decision is divided by the sd of the held-out decisions before it is weighted. The sum is Platt-scaled on the
-    held-out decisions. Variant `phenotypes` adds a block of the phenotypes with weight `phenotype_weight`.
+    Each block is standardised with source statistics; its penalty is the one with the best mean AUC over held-out source sites,
+    and its decision is divided by the sd of the held-out ones before it is weighted. The sum is Platt-scaled on the held-out
+    decisions. Variant `phenotypes` adds a block of the phenotypes with weight `phenotype_weight`.
     """
 
     site_folds: int = 5
@@ -68,7 +68,6 @@ class Linear(UsesAmplitude, Method):
     confounds: ClassVar[tuple[str, ...]] = ()  # phenotypes regressed out of the other blocks, in variant `phenotypes`
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Fit each block, then Platt-scale the sum of their decisions on held-out source sites."""
         if "phenotypes" not in self._weights():
             self.facts_["inputs"] = []
         folds = site_folds(source.sites, source.labels, self.site_folds)
@@ -104,13 +103,10 @@ class Linear(UsesAmplitude, Method):
         if not hasattr(self, "held_out_"):
             return None
         slope, offset = self.state_["calibration"]
-        return np.asarray(slope * self.held_out_ + offset)
+        return slope * self.held_out_ + offset
 
     def _amplitude_is_usable(self, features: Features, source: Cohort) -> bool:
-        """Store the range of amplitudes in source, and fill in those of standardised scans.
-
-        If most source scans are standardised, the block gets the weight 0.
-        """
+        """Store the range of source and fill in standardised scans; weight 0 if most source scans are standardised."""
         standardised = standardised_scans(features)
         if standardised.any():
             self.facts_["standardised_scans"] = int(standardised.sum())
@@ -125,11 +121,9 @@ class Linear(UsesAmplitude, Method):
 
     @property
     def amplitude_state(self) -> Mapping[str, Any]:
-        """Fitted arrays."""
         return self.state_
 
     def score(self, target: Cohort) -> Floats:
-        """Platt-scaled sum of the blocks' decisions."""
         slope, offset = self.state_["calibration"]
         return sigmoid(slope * self.decision(target) + offset)
 
@@ -182,7 +176,7 @@ class Linear(UsesAmplitude, Method):
         return balance(source) if self.within_sites else np.ones(len(source))
 
     def _solve(self, name: str, standardised: Standardised, source: Cohort, folds: list[Any]) -> Block:
-        """Solve for all penalties, and take the one with the best mean AUC over held-out source sites."""
+        """For all penalties, of which the one with the best mean AUC over held-out source sites is taken."""
         rows, centre, scale, _ = standardised
         penalties = np.array(self.penalties) * rows.mean_square
         problem = Problem(rows, source.labels, self._subject_weights(source), folds, penalties)
@@ -215,7 +209,7 @@ def standardised_block(
     centred = confounds - confound_means[1:][site]
     weighted = centred.T * weights  # (confound, subject), orthogonal to the mean of each site
     sums = combine(np.concatenate([averages, weighted]), features)
-    slopes = np.asarray(np.linalg.pinv(weighted @ centred, hermitian=True) @ sums[len(averages) :])  # (confound, feature)
+    slopes = np.linalg.pinv(weighted @ centred, hermitian=True) @ sums[len(averages) :]  # (confound, feature)
     means = sums[: len(averages)] - confound_means @ slopes
     centre, means = means[0], means[1:] if within_sites else np.tile(means[0], (len(names), 1))
     trained = np.empty_like(features)
@@ -259,7 +253,7 @@ def site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
     member = (site == np.arange(site.max() + 1)[:, None]).astype(np.float64)
     weighted = member * weights
     counted = np.where(weighted.any(axis=1, keepdims=True), weighted, member)
-    return np.asarray(counted / counted.sum(axis=1, keepdims=True))
+    return counted / counted.sum(axis=1, keepdims=True)
 
 
 class _Recent(Generic[Value]):
@@ -306,12 +300,10 @@ class Prior(Method):
     stochastic = False
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Store the proportion of patients in source."""
         self.facts_["inputs"] = []
         self.state_["share"] = np.array(float(source.labels.mean()))
 
     def score(self, target: Cohort) -> Floats:
-        """The stored proportion, for every subject."""
         return np.full(len(target), float(self.state_["share"]))
 
 
@@ -344,9 +336,8 @@ class FCSVM(Linear):
 class FCAdaptive(Linear):
     """Adaptive ridge on site-centred Fisher-z FC: each edge is scaled by its within-site correlation with the label.
 
-    Features are centred by source site and classes balanced within sites. The scale of an edge is its correlation with the
-    label less the chance level (`association`), estimated anew in every fold, so that the penalty falls on edges without an
-    association. The penalty is chosen on held-out source sites.
+    Classes are balanced within sites. The scale of an edge is its correlation with the label less the chance level
+    (`association`), estimated anew in every fold, so that the penalty falls on edges without an association.
     """
 
     reference = "after the adaptive lasso: Zou 2006, Journal of the American Statistical Association 101: 1418-1429"
@@ -377,8 +368,7 @@ class TangentRidge(Linear):
 class ConnectomeEnsemble(Linear):
     """Weighted sum of ridge classifiers on site-centred Fisher-z FC, tangent-space covariances and log regional amplitude.
 
-    Weights 0.5, 0.5 and 0.3. Features are centred by source site and classes balanced within sites; each penalty is chosen on
-    held-out source sites.
+    Weights 0.5, 0.5 and 0.3; classes are balanced within sites, and each penalty is chosen on held-out source sites.
     """
 
     blocks = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
@@ -390,16 +380,15 @@ class ConnectomeEnsemble(Linear):
 class ConnectomeAdaptive(Linear):
     """Adaptive ridge on site-centred frame-weighted FC, correlations of absolute deviations and log regional amplitude.
 
-    The decision is the sum of three ridge classifiers with weights 1, 0.3 and 0.2 (labels -1 / 1), Platt-scaled on held-out
-    source sites. Their features, from each ROI's z-scored series:
+    The decision is the sum of three ridge classifiers with weights 1, 0.3 and 0.2, Platt-scaled on held-out source sites. Their
+    features, from each ROI's z-scored series:
     `steady`: Fisher z of weighted correlations. A time point with mean square e over ROIs has weight 1 / (1 + (e / median e)²),
     so that frames of unusual amplitude, as in head motion, count less.
     `swings`: Fisher z of the correlations between absolute deviations |z|, which are high where ROIs deviate from their means
     at the same time, in either direction.
     `amplitude`: log sd of each ROI's raw series minus the subject's mean over ROIs.
-    Features are centred by source site, classes balanced within sites, and every feature scaled by its within-site correlation
-    with the label less the chance level, as in `fc-adaptive`; target subjects are centred by the mean of source. The penalty is
-    fixed at 3 times the mean squared feature norm.
+    Features are centred and scaled as in `fc-adaptive`; target subjects are centred by the mean of source. The penalty is fixed
+    at 3 times the mean squared feature norm.
     Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
     """
 

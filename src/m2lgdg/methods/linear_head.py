@@ -1,7 +1,6 @@
 """A network and `connectome-adaptive` as one network, which decides by the mean of their calibrated logits.
 
-Variant `plus` of `m2lgdg_connectome.py` mixes both classes in. It is what `average.py` does with two methods, in the single
-precision of a network, so that it is explained and exported as one.
+Variant `plus` of `m2lgdg_connectome.py`: what `average.py` does with two methods, here explained and exported as one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class LinearHead(nn.Module):
         self.register_buffer("share", torch.ones(()))
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Parts of the network; its logits with those of the linear model where its features are given."""
         parts: dict[str, Tensor] = super().parts(batch)  # type: ignore[misc]
         if BLOCKS[-1] in batch.features:
             half = self.head(batch) / 2
@@ -54,7 +52,7 @@ class LinearHead(nn.Module):
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start."""
         means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS}
-        return means | super().baselines()  # type: ignore[misc, no-any-return]
+        return means | super().baselines()  # type: ignore[misc]
 
 
 class WithLinearHead(UsesAmplitude, DeepMethod):
@@ -63,7 +61,6 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
     plus = False  # a field of the method
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Train the network, and give its calibrated logit and that of the linear model the same weight in the decision."""
         self._linear = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
         super().learn(source, seed=seed, device=device, progress=progress)
         if self._linear is not None:
@@ -79,7 +76,6 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
 
     @property
     def amplitude_state(self) -> Mapping[str, Any]:
-        """Fitted arrays of the linear model's amplitude block."""
         fitted = {name.removeprefix("fitted."): value for name, value in self.state_.items()}
         return fitted | ({"amplitude.weights": fitted["head.amplitude"]} if "head.amplitude" in fitted else {})
 

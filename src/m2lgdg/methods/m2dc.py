@@ -1,7 +1,7 @@
 """M2DC: sliding-window graphs with attention readouts, batch norm that simulates other sites, and meta-learning over sites.
 
-The whole method in the order of the data: layers of the backbone, batch norm, network, autoencoder of the distance constraint,
-and the method with its episodes. The training loop is in `deep.py`; `sampler.py` draws the episodes.
+In the order of the data: backbone, batch norm, network, autoencoder of the distance constraint, and the method with its
+episodes, which `sampler.py` draws.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class GraphIsomorphism(nn.Module):
     def forward(self, nodes: Tensor, graph: Tensor) -> Tensor:
         """(window, roi, width) and (window, roi, roi) -> (window, roi, width)."""
         summed = graph @ nodes + self.epsilon * nodes
-        new: Tensor = self.mlp(summed.flatten(0, 1)).view(nodes.shape)
-        return new
+        return self.mlp(summed.flatten(0, 1)).view(nodes.shape)
 
 
 class AttentionReadout(nn.Module):
@@ -67,8 +66,7 @@ class AttentionReadout(nn.Module):
     def forward(self, nodes: Tensor) -> Tensor:
         """(window, roi, width) -> (window, width)."""
         weights = self.dropout(torch.sigmoid(self.attend(self.embed(nodes.mean(dim=1)))))  # (window, roi)
-        read: Tensor = (weights.unsqueeze(1) @ nodes).squeeze(1) / nodes.shape[1]
-        return read
+        return (weights.unsqueeze(1) @ nodes).squeeze(1) / nodes.shape[1]
 
 
 class TemporalBlock(nn.Module):
@@ -85,19 +83,13 @@ class TemporalBlock(nn.Module):
         """(subject, window, width) -> (subject, window, width)."""
         attended, _ = self.attention(sequence, sequence, sequence, need_weights=False)
         attended = self.norm_attention(self.dropout(attended))
-        refined: Tensor = self.norm_feed(attended + self.dropout(self.feed(attended)))
-        return refined
+        return self.norm_feed(attended + self.dropout(self.feed(attended)))
 
 
 class MetaBatchNorm(nn.BatchNorm1d):
-    """Batch norm that can also mix its input with features sampled from the statistics of other sites.
-
-    A plain call uses the batch's statistics in training (one site at a time) and running ones in eval mode. `sampled` draws
-    from the `statistics` of other sites.
-    """
+    """Batch norm that can also mix its input with features sampled from the `statistics` of other sites (`sampled`)."""
 
     def statistics(self, features: Tensor, spread: Literal["sd", "variance"]) -> tuple[Tensor, Tensor]:
-        """(subject, width) of a site -> its mean and sd or variance, (width,) each, without gradient."""
         variance, mean = torch.var_mean(features.detach(), dim=0, correction=0)
         return mean, variance.sqrt() if spread == "sd" else variance
 
@@ -159,21 +151,17 @@ class Network(PartsNetwork):
         return self
 
     def predictor(self) -> list[nn.Parameter]:
-        """Parameters of everything but the autoencoder."""
         return [value for name, value in self.named_parameters() if not name.startswith("autoencoder.")]
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site.
-
-        In training of one random crop of each scan, otherwise the means over crops at fixed places.
-        """
+        """Logits and latent representation (subject, 3 * layers * width), with all subjects treated as one site."""
         crops = [batch.series] if self.training else self.fixed_crops(batch.series)
         latent = [self.plain(self.encode(crop)) for crop in crops]
         logits = [self.classify(one, batch) for one in latent]
         return {"fused": torch.stack([flat(one) for one in latent]).mean(dim=0), "logits": torch.stack(logits).mean(dim=0)}
 
     def fixed_crops(self, series: Tensor) -> list[Tensor]:
-        """Crops of (subject, roi, time) series at equal distances, the first at the start and the last at the end."""
+        """(subject, roi, time) -> crops at equal distances, the first at the start and the last at the end."""
         last = series.shape[2] - self.crop
         starts = [round(last * view / max(self.views - 1, 1)) for view in range(self.views)]
         return [series[..., start : start + self.crop] for start in starts]
@@ -215,7 +203,6 @@ class Network(PartsNetwork):
         return functional.linear(ends, self.start.weight[:, rois:], self.start.bias).flatten(0, 1).unsqueeze(1)
 
     def plain(self, encoded: Tensor) -> Tensor:
-        """(layer, subject, 3 * width) -> (layer, subject, 3 * width), normalised."""
         return torch.stack([norm(features) for norm, features in zip(self.norms, encoded, strict=True)])
 
     def sampled(self, encoded: Tensor, sites: list[Tensor], spread: Literal["sd", "variance"]) -> Tensor:
@@ -240,10 +227,7 @@ def flat(latent: Tensor) -> Tensor:
 
 
 def distances(query: Tensor, support: Tensor, same: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Mean cosine distance of same-class pairs, and mean squared hinge on the Euclidean distance of the other pairs.
-
-    Takes (query, dimension), (support, dimension) and (query, support) whether the classes are the same; 0 without pairs.
-    """
+    """Mean cosine distance of same-class pairs, and mean squared hinge on the Euclidean distance of the other pairs."""
     cosine = (normalised(query).unsqueeze(1) * normalised(support)).sum(dim=-1)  # (query, support)
     gap = torch.linalg.vector_norm(query.unsqueeze(1) - support, dim=-1)
     intra = ((1 - cosine) * same).sum() / same.sum().clamp(min=1)
@@ -258,15 +242,13 @@ class M2DC(DeepMethod):
     Differs from the release: it adds the cosine similarity of a class's subjects where a distance is meant (1 - cosine here),
     passes a variance to the sampling as its sd (`spread`), counts the constraint's gradient twice, keeps the weights of the
     inner step (restored here bit for bit), draws its episodes once for all epochs and evaluates a random crop of the target.
-    As released: no time code, and random crops in training. A prediction is the mean over `crops` crops at fixed places.
+    As released: no time code, and random crops in training; a prediction is the mean over `crops` crops at fixed places.
     Variant `clock` has the time code, an LSTM over the series; it memorised more.
-    Interpretation: the release's outer loss has no loss of the meta-train sites, which reached its weights through the inner
-    step; with that step reverted they have `support_weight` 1. Variant `released` has the release's spread and weight.
-    Interpretation: the release lacks the autoencoder: here a linear layer to 8 dimensions is the embedding, followed by batch
-    norm, ReLU and a linear layer. Its error is the mean over support plus the mean over query.
-    Differs from the publication: the inner step is first order. Running statistics come from meta-train sites before it.
-    Differs from the publication: 60 epochs of 40 episodes, not of 400; both learning rates follow the loop's schedule. An epoch
-    of the second half is kept (`select_from`); with any epoch, as released, it was often one of the first ten on ABIDE.
+    Interpretation: in the release the meta-train sites reach the weights through the inner step; with that step reverted their
+    loss has `support_weight` 1. Variant `released` has the release's spread and weight. The release lacks the autoencoder: here
+    a linear layer to 8 dimensions is the embedding, followed by batch norm, ReLU and a linear layer.
+    Differs from the publication: the inner step is first order; 60 epochs of 40 episodes, not of 400; an epoch of the second
+    half is kept (`select_from`), since with any epoch it was often one of the first ten on ABIDE.
     Sites with fewer than `shots` subjects of a class are left out of episodes as long as enough others remain.
     """
 
@@ -333,9 +315,7 @@ class M2DC(DeepMethod):
         "window": (30, 40, 50, 60),
     }
 
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam as published, with a lower learning rate for the autoencoder."""
-        assert isinstance(network, Network)
+    def optimizer(self, network: Any) -> torch.optim.Optimizer:
         groups = [
             {"params": network.predictor(), "lr": self.learning_rate},
             {"params": list(network.autoencoder.parameters()), "lr": self.autoencoder_rate},
@@ -360,11 +340,10 @@ class M2DC(DeepMethod):
         return super().candidate(epoch) and epoch >= min(int(self.select_from * self.epochs), self.epochs - 1)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites: one would be both meta-train and meta-test."""
         return len(torch.unique(site)) < 2
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy with a temperature and without class weights, since episodes are balanced."""
+        """With a temperature and without class weights, since episodes are balanced."""
         return smoothed_cross_entropy(logits.float() / self.temperature, batch.label, None, self.label_smoothing)
 
     def by_site(self, batch: Batch) -> tuple[list[Batch], Batch]:
@@ -377,9 +356,8 @@ class M2DC(DeepMethod):
         """Mean cross-entropy over meta-train sites, each site normalised by its own statistics."""
         return torch.stack([self.cross_entropy(network(site), site) for site in self.by_site(batch)[0]]).mean()
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """Outer loss, after the inner step: cross-entropy of the meta-test site, and the distance constraint."""
-        assert isinstance(network, Network)
         support, query = self.by_site(batch)
         sites = [network.encode(site.series) for site in support]  # (layer, subject, 3 width) each
         encoded = network.encode(query.series)
@@ -397,9 +375,8 @@ class M2DC(DeepMethod):
             terms["reconstruction"] = self.constraint_weight * reconstruction
         return terms
 
-    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def step(self, network: Any, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """A small step on the meta-train sites, the outer loss, the step reverted, and an update by both gradients."""
-        assert isinstance(network, Network)
         optimizer.zero_grad(set_to_none=True)
         learned = network.predictor()
         with self.autocast(batch.label.device):

@@ -1,7 +1,7 @@
 """M²LG-DG on connectomes: the framework of `m2lgdg.py` with two encoders that read functional connectivity (FC).
 
-The paper's encoders see series, whose phase is arbitrary, and average over ROIs. Here the token of a ROI is its row of FC and
-both readouts keep the ROIs; all parts after the encoders, the graph and the losses are the paper's. Training is in `deep.py`.
+The token of a ROI is its row of FC and both readouts keep the ROIs; all parts after the encoders, the graph and the losses
+are the paper's.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class GlobalEncoder(nn.Module):
         """(subject, roi, roi) -> h_global (subject, roi * readout)."""
         z_g = self.projection(rows) + self.identity  # (subject, roi, hidden)
         tokens = self.transformer(z_g)  # (subject, roi, hidden)
-        h_global: Tensor = self.dropout(self.readout(tokens).flatten(1))
-        return h_global
+        return self.dropout(self.readout(tokens).flatten(1))
 
 
 class GraphConvolution(nn.Module):
@@ -92,8 +91,7 @@ class LocalEncoder(nn.Module):
         nodes = rows
         for i, layer in enumerate(self.layers):
             nodes = layer(self.between(functional.relu(nodes)) if i else nodes, operator)  # (subject, roi, channel)
-        h_local: Tensor = self.dropout(nodes.flatten(1))
-        return h_local
+        return self.dropout(nodes.flatten(1))
 
 
 # ---------------------------------------------------------------- the whole network
@@ -117,11 +115,9 @@ class Network(m2lgdg.Network):
         self.register_buffer("off_diagonal", 1 - torch.eye(shape.n_rois), persistent=False)
 
     def encoders(self, shape: Shape) -> tuple[Any, Any]:
-        """Encoders of rows of FC."""
         return GlobalEncoder(shape, self.config), LocalEncoder(shape, self.config)
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
-        """h_global and h_local, each (subject, roi * readout); empty without imaging (M1)."""
         if not self.config.imaging:
             return ()
         rows = self.rows(batch)
@@ -146,7 +142,6 @@ class Members(PartsNetwork):
         self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Mean logits and gate weights of the members, and their representations next to each other as `fused`."""
         each: list[dict[str, Tensor]] = [network.parts(batch) for network in self.networks]  # type: ignore[operator]
         parts = {"fused": torch.cat([one["fused"] for one in each], dim=1)}
         for name in ("logits", "gate"):
@@ -232,7 +227,6 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     _offsets = cast(Tensor | None, None)
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """Train the network; in variant `plus`, with a linear model beside it."""
         self._source = source
         try:
             super().learn(source, seed=seed, device=device, progress=progress)
@@ -242,16 +236,13 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     # ------------------------------------------------------------ inputs
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher-z FC above the diagonal; in variant `plus`, after training, also those of the linear model."""
+        """In variant `plus`, after training, also those of the linear model."""
         own = {self.connectivity: fc_features(cohort.series, VIEWS[self.connectivity])} if self.imaging else {}
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
         return {name: torch.from_numpy(value) for name, value in (own | linear).items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The group graph (Eq. 3), and mean, scale and confound slopes of each edge in source-training subjects.
-
-        The offset of each site from the mean is used in training only, and is not saved.
-        """
+        """The group graph (Eq. 3), and mean, scale and confound slopes of each edge; the offsets of sites are not saved."""
         linear = self.linear_weights(train) if self.plus else {}
         if not self.imaging:
             return linear
@@ -284,19 +275,17 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         return scale
 
     def group_graph(self, correlation: npt.NDArray[np.float64], n_rois: int) -> npt.NDArray[np.float32]:
-        """A_FC from the (edge,) mean correlations."""
         group, above = np.zeros((n_rois, n_rois)), np.triu_indices(n_rois, 1)
         group[above] = correlation
         return thresholded(group + group.T, self.percentile)
 
     def build(self, shape: Shape) -> nn.Module:
-        """Networks of this configuration."""
         return MembersAndLinearModel(shape, self) if self.plus else Members(shape, self)
 
     # ------------------------------------------------------------ training
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Batches with rows for each member in turn, which goes through the subjects in its own order."""
+        """Rows for each member in turn, which goes through the subjects in its own order."""
         orders = [super(M2LGDGConnectome, self).batches(site, label, order) for _ in range(self.members)]
         return [torch.cat(rows) for rows in zip(*orders, strict=True)]
 
@@ -312,17 +301,15 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         return replace(batch, features={self.connectivity: batch[self.connectivity] - self._offsets[batch.site]})
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The field `update_rule` for all parameters, in one fused operation."""
+        """In one fused operation."""
         return self.updating(network.parameters(), fused=True)
 
     def member_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """(member,) terms of the total loss (Eq. 20)."""
         members: Any = network
         terms: dict[str, Tensor] = members.each(super().loss, self.centred(batch))
         return terms
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Terms of the total loss, mean over members."""
         return {name: term.mean() for name, term in self.member_losses(network, batch).items()}
 
     def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -104,7 +104,6 @@ class Network(PartsNetwork):
         self.trial: torch.optim.Optimizer
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits, the representation of the scan (`fused`), and the learned connectivity."""
         edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
         return {"connectivity": edges} | self.decide(edges, batch["fc"], batch)
 
@@ -186,18 +185,16 @@ class MetaExplainer(DeepMethod):
     """MetaExplainer: graph network on learned connectivity, meta-learned over source sites with sparse, stable class contrasts.
 
     Differs from the release: nodes get the sum over their edges, where the release multiplies a node by its row sum
-    (normalisation "release"); no sigmoid before cross-entropy.
+    (normalisation "release"); no sigmoid before cross-entropy; contrasts are of unmixed subjects, with class means that include
+    a site's earlier draws; subjects are mixed in learned connectivity and correlations, since mixed series are no one's scan.
     As released: edges are inner products of the ROIs' features. Variant `attention` has the attention over ROIs of its text; it
     averages over ROIs until all edges of a subject are equal to seven digits.
-    Differs from the release: contrasts are of unmixed subjects, with class means that include a site's earlier draws; subjects
-    are mixed in learned connectivity and correlations, since mixed series are not a scan of anyone.
-    Interpretation: convolution, batch norm, ReLU, in the order of the text; dropout before and within the classifier; Fisher z
-    instead of Pearson correlations.
     Differs from the release: a contrast is divided by its sum, where the release's standardisation and sigmoid make sparsity
     and stability almost constant. Sparsity is its entropy relative to that of equal edges; stability is a soft Dice loss with
     squares. Both are between 0 and 1 and means over sites and pairs of sites.
-    Interpretation: the trial step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two
-    optimizers keep their own moments. No second derivatives. Running statistics are of the outer sites' unmixed subjects.
+    Interpretation: convolution, batch norm, ReLU; dropout before and within the classifier; Fisher z of correlations; the trial
+    step is on plain cross-entropy, the outer one on subjects mixed with others of their site; the two optimizers keep their own
+    moments. No second derivatives. Running statistics are of the outer sites' unmixed subjects.
     Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`), since
     learned edges are almost equal at first. With fewer than 13 sites half are outer; sites with fewer than 5 subjects of a
     class are inner only; 2,000 steps with warm-up and cosine.
@@ -263,16 +260,13 @@ class MetaExplainer(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """Standardised series, from which the graph is learned, and Fisher-z FC, which is passed along it."""
         return super().features(cohort, device) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Mean and sd of each edge over source-training subjects."""
         return {**source_scaling(features["fc"].cpu().numpy())}
 
-    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Adam, and another Adam for the trial steps; also creates the empty history of class means."""
-        assert isinstance(network, Network)
+    def optimizer(self, network: Any) -> torch.optim.Optimizer:
+        """Adam, another one for the trial steps, and the empty history of class means."""
         n = len(network.mean)
         network.history = network.mean.new_zeros(network.n_sites, 2, n, n)
         network.known = torch.zeros(network.n_sites, dtype=torch.bool, device=network.mean.device)
@@ -280,7 +274,7 @@ class MetaExplainer(DeepMethod):
         return self.updating(network.parameters())
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Batches of inner sites followed by outer sites, classes balanced within each."""
+        """Inner sites followed by outer sites, classes balanced within each."""
         everyone, fit = torch.unique(site), balanced_sites(site, label, least=self.per_site // 2)
         fit = fit if len(fit) else everyone
         outer = min(self.outer_sites, len(fit), -(-len(everyone) // 2))
@@ -300,12 +294,10 @@ class MetaExplainer(DeepMethod):
         return whole
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites: no inner site, and no pair for stability."""
         return len(torch.unique(site)) < 2
 
-    def step(self, network: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def step(self, network: Any, batch: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """A trial step at the inner sites; the gradient at the outer sites after it updates the weights from before it."""
-        assert isinstance(network, Network)
         rows = torch.arange(len(batch), device=batch.label.device)
         before = [value.detach().clone() for value in network.parameters()]
         terms = {}
@@ -332,9 +324,7 @@ class MetaExplainer(DeepMethod):
         loss.backward()  # type: ignore[no-untyped-call]
         self.clip_gradients(network.parameters())
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Losses at the outer sites: cross-entropy of mixed subjects, and sparsity and stability of unmixed contrasts."""
-        assert isinstance(network, Network)
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         parts = network.parts(batch)
         maps = contrast_maps(self.remembered(network, parts["connectivity"], batch))
         if self.mixup:

@@ -44,7 +44,6 @@ class MLDG(SiteMethod):
     }
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """ERM's batches; also records which sites are large enough to be meta-test sites."""
         self._balanced = balanced_sites(site, label)
         return super().batches(site, label, order)
 
@@ -53,10 +52,7 @@ class MLDG(SiteMethod):
         return super().lacks_sites(site, label) or not len(balanced_sites(site, label))
 
     def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The loss at the meta-train sites, and at the meta-test sites after the inner step.
-
-        The sampler takes the same number of subjects from each site, so a mean over subjects is a mean over sites.
-        """
+        """The loss at the meta-train sites, and at the meta-test sites after the inner step; sites are of equal size."""
         unseen = self.meta_test(batch.site)  # (subject,)
         train, test = batch.take(torch.nonzero(~unseen)[:, 0]), batch.take(torch.nonzero(unseen)[:, 0])
         terms = {"ce": self.cross_entropy(network(train), train)}

@@ -1,8 +1,7 @@
 """MM-GTUNets: a population graph of source subjects by phenotype and FC, with two graph U-Nets that target subjects query.
 
-The whole method in the order of the data: what is fitted on source-training subjects (selected edges, phenotype codes, VAE,
-nodes), affinity of subjects, transformer convolution, U-Net, fusion, losses. A target subject is a query: it reads the source
-nodes and itself, and changes none of them.
+In the order of the data: what is fitted on source-training subjects, affinity, transformer convolution, U-Net, fusion, losses.
+A target subject is a query: it reads the source nodes and itself, and changes none of them.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ ENCODER = ("hidden.weight", "hidden.bias", "mean.weight", "mean.bias")  # parame
 def recursive_elimination(
     features: Floats, label: npt.NDArray[np.int8], wanted: int, step: int, penalty: float
 ) -> npt.NDArray[np.int64]:
-    """Positions of the `wanted` features that remain when those with the smallest ridge weights are removed, `step` at a time.
-
-    The ridge is solved in its dual form (subjects), where removing features only subtracts from one kernel matrix.
-    """
+    """Positions of the `wanted` features that remain when those of the smallest ridge weights are removed, `step` at a time."""
     from scipy.linalg import solve
 
     centred, targets = features - features.mean(axis=0), 2.0 * label - 1  # centring one side is enough
@@ -64,7 +60,7 @@ class PhenotypeVAE(nn.Module):
         mean, log_variance = self.mean(hidden), self.log_variance(hidden)  # (subject, latent)
         decoded = self.decoder(mean + noise * torch.exp(log_variance / 2))
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
-        return cast(Tensor, (decoded - codes).square().sum() + kl_weight * divergence)
+        return (decoded - codes).square().sum() + kl_weight * divergence
 
     def pretrain(self, codes: Tensor, epochs: int, patience: int, rate: float, weight_decay: float, kl_weight: float) -> None:
         """Full-batch Adam with early stopping on the training loss."""
@@ -91,10 +87,7 @@ class Nodes(NamedTuple):
 
 
 class Source(nn.Module):
-    """What was fitted on source-training subjects, including themselves as nodes; nothing in it is trainable.
-
-    `chosen` are the positions of the selected FC edges; `fc` (source, feature) and `phenotypes` (source, input) are the nodes.
-    """
+    """What was fitted on source-training subjects, including themselves as nodes; nothing in it is trainable."""
 
     def __init__(self, fitted: Arrays) -> None:
         super().__init__()
@@ -142,10 +135,7 @@ def squared_distances(first: Nodes, second: Nodes) -> Tensor:
 def phenotype_rules(
     scaler: PhenotypeScaler, phenotypes: npt.NDArray[np.float32], years: float, sd: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """Tolerances within which phenotypes agree, and the codes of the VAE; all in units of the source sd.
-
-    `phenotypes` are scaled, (source, input). Ages agree within `years`, other continuous phenotypes within `sd`.
-    """
+    """Tolerances within which phenotypes agree, and codes of the VAE, from (source, input) scaled phenotypes."""
     varied = np.flatnonzero(np.isfinite(scaler.scale))
     tolerance: list[float] = []
     codes: list[tuple[int, float, float]] = []  # phenotype, minimum or category, range or 0 for a category
@@ -200,11 +190,10 @@ class Graph(NamedTuple):
     query_loop: Tensor  # (query,)
 
     def keep(self, rows: Tensor) -> Graph:
-        """Subgraph of some base nodes and all queries."""
         return Graph(self.base[rows][:, rows], self.base_loop[rows], self.query[:, rows], self.query_loop)
 
     def thinned(self, fraction: float) -> Graph:
-        """With a random fraction of the edges dropped; self-loops stay."""
+        """A random fraction of the edges dropped; self-loops stay."""
         base, query = (edges * (torch.rand_like(edges) >= fraction) for edges in (self.base, self.query))
         return self._replace(base=base, query=query)
 
@@ -227,7 +216,6 @@ class TransformerConvolution(nn.Module):
         self.gate = nn.Linear(3 * out, 1, bias=False)
 
     def forward(self, nodes: Pair, graph: Graph) -> Pair:
-        """(base, in), (query, in) -> (base, out), (query, out)."""
         # Separately: base nodes must not depend, to the last bit, on which queries read them.
         base, query = (self.project(features).chunk(4, dim=1) for features in nodes)
         return self._read(base, base, graph.base, graph.base_loop), self._read(query, base, graph.query, graph.query_loop)
@@ -255,7 +243,6 @@ class GTUNet(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, nodes: Pair, graph: Graph) -> Pair:
-        """(base, in), (query, in) -> (base, embedding), (query, embedding)."""
         base, query = self._rectified(self.first(nodes, graph))
         levels: list[tuple[Tensor, Tensor, Graph, Tensor]] = []
         for projection in self.projections:
@@ -279,7 +266,7 @@ class GTUNet(nn.Module):
 
 def pool_score(nodes: Tensor, projection: Tensor) -> Tensor:
     """(node,) projection onto a direction, in float32."""
-    return cast(Tensor, (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection))
+    return (nodes.float() * projection).sum(1) / torch.linalg.vector_norm(projection)
 
 
 class Fusion(nn.Module):
@@ -299,7 +286,7 @@ class Fusion(nn.Module):
 
 
 class Insertion(NamedTuple):
-    """Result of inserting queries into a graph of labelled base nodes, with what the losses need."""
+    """Queries inserted into a graph of labelled base nodes, with what the losses need."""
 
     logits: Tensor  # (query, 2)
     fused: Tensor  # (query, embedding)
@@ -311,7 +298,7 @@ class Insertion(NamedTuple):
 
 
 class Network(PartsNetwork):
-    """The whole of MM-GTUNets: `insert` adds queries to a graph, `parts` adds a batch to the graph of source."""
+    """`insert` adds queries to a graph, `parts` adds a batch to the graph of source."""
 
     def __init__(self, shape: Shape, config: MMGTUNets) -> None:
         super().__init__()
@@ -325,17 +312,14 @@ class Network(PartsNetwork):
         self.head = nn.Sequential(nn.Linear(config.embedding, hidden), nn.ReLU(), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and fused representation of subjects that each query the source graph alone."""
         source = self.source
         inserted = self.insert(source(source.fc, source.phenotypes), source.label, self.nodes(batch))
         return {"logits": inserted.logits, "fused": inserted.fused}
 
     def nodes(self, batch: Batch) -> Nodes:
-        """The batch's subjects as nodes."""
         return cast(Nodes, self.source(batch["fc"][:, self.source.chosen], batch.phenotypes))
 
     def insert(self, base: Nodes, label: Tensor, query: Nodes) -> Insertion:
-        """Insert queries into the graph of labelled base nodes, which they read and leave unchanged."""
         graph, value = self.graph(base, label, query)
         read = graph.thinned(self.edge_dropout) if self.training else graph
         imaging = torch.cat(self.imaging((base.imaging, query.imaging), read))  # (base + query, embedding)
@@ -377,14 +361,13 @@ class MMGTUNets(DeepMethod):
     edges to them only, is never pooled away and changes nothing for them. At each update a fraction of source acts as the
     target: these subjects leave the labelled graph, query it, and alone enter cross-entropy and batch norm.
     As published: features are eliminated with the labels of all source-training subjects, pseudo-targets included.
-    Differs from the release: its phenotypes are site, sex and age; the site of a target was not in source, and other inputs
-    are left out by default (`used_phenotypes`). Every phenotype has its own graph and coefficients, motivation requires
-    agreement, their mixture is learned, the reward loss and the modality weights carry gradient, and dropout and VAE noise are
-    off outside training. The VAE's divergence has weight 0.01; with 1 its means are the same for all subjects.
-    Interpretation: the degree loss is minus the log degree, as usual in graph learning (the release adds it); the graph losses
-    use the graph before edge dropout; the constraint on the coefficients holds for the values in use.
-    Interpretation: continuous phenotypes other than age agree within a quarter of their sd, about what two years are of ABIDE's
-    ages; imputed phenotypes count as known; one that does not vary in source is left out.
+    Differs from the release: phenotypes are `used_phenotypes` (the release has the site, which a target does not share), each
+    with its own graph and coefficients; motivation requires agreement; the mixture is learned; the reward loss and the modality
+    weights carry gradient; dropout and VAE noise are off outside training; the VAE's divergence has weight 0.01, since with 1
+    its means are the same for all subjects.
+    Interpretation: the degree loss is minus the log degree (the release adds it); graph losses use the graph before edge
+    dropout; the coefficients in use are constrained. Continuous phenotypes other than age agree within a quarter of their sd,
+    about what two years are of ABIDE's ages; imputed ones count as known; one that does not vary in source is left out.
     """
 
     warmup: int = 5
@@ -441,15 +424,12 @@ class MMGTUNets(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, edge) Fisher-z FC."""
         return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
 
     def taken(self, source: Cohort) -> list[str]:
-        """The inputs among `used_phenotypes`, or all inputs where that is empty."""
         return [name for name in super().taken(source) if not self.used_phenotypes or name in self.used_phenotypes]
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """Selected features, scales, agreement tolerances, phenotype codes, VAE, kernel width, and the source nodes."""
         fc, device = features["fc"].cpu().numpy(), features["fc"].device
         chosen = recursive_elimination(
             fc.astype(np.float64), train.labels, self.selected, self.elimination_step, self.elimination_penalty
@@ -482,9 +462,8 @@ class MMGTUNets(DeepMethod):
         """Number of pseudo-targets, the first subjects of a batch; batch norm needs two."""
         return min(max(round(self.target_share * subjects), 2), subjects - 1)
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the pseudo-targets, which query the graph of the others, and the losses of the graph."""
-        assert isinstance(network, Network)
         everyone, count = torch.arange(len(batch), device=batch.label.device), self.pseudo_targets(len(batch))
         query, base = batch.take(everyone[:count]), batch.take(everyone[count:])
         inserted = network.insert(network.nodes(base), base.label, network.nodes(query))

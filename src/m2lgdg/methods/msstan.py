@@ -1,7 +1,6 @@
 """MSSTAN: sliding-window graphs, a graph transformer, pooling at three scales, and attention over the windows.
 
-The whole method in the order of the data: windows, edges, transformer, pooling, temporal attention, head. The training loop is
-in `deep.py`; window graphs are recomputed in each pass, since all of them together would fill a device's memory.
+Window graphs are recomputed in each pass, since all of them together would fill a device's memory.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def window_correlations(series: Tensor, points: int, stride: int) -> Tensor:
 def strongest_edges(correlations: Tensor, density: float) -> Tensor:
     """(..., roi, roi) binary graphs: correlations above a quantile of the upper triangle, and self-loops.
 
-    The threshold is the value that `ceil(density (edges - 1))` others exceed where there are no ties, so the interpolated
-    quantile would give the same edges; values that tie with the threshold are all left out, whatever their order.
+    The threshold is the value that `ceil(density (edges - 1))` others exceed; values that tie with it are all left out.
     """
     rois = correlations.shape[-1]
     row, column = torch.triu_indices(rois, rois, 1, device=correlations.device)
@@ -76,8 +74,7 @@ class TopologyTransformer(nn.Module):
         query = self.query(features) / math.sqrt(features.shape[-1])
         attention = torch.softmax(query @ self.key(features).mT + graph, dim=-1)  # (window, roi, other roi)
         features = self.norm_attention(features + self.output(self.dropout(attention) @ self.value(features)))
-        refined: Tensor = self.norm_feed(features + self.feed(features))
-        return refined
+        return self.norm_feed(features + self.feed(features))
 
 
 class Pooling(nn.Module):
@@ -117,8 +114,7 @@ class TemporalAttention(nn.Module):
         logits = query @ normalised(query).mT / math.sqrt(sequence.shape[-1])  # (subject, window, other window)
         itself = torch.eye(sequence.shape[1], dtype=torch.bool, device=sequence.device)
         attention = torch.softmax(logits.float().masked_fill(itself, ITSELF), dim=-1)
-        attended: Tensor = self.output(attention @ self.value(sequence))
-        return attended
+        return self.output(attention @ self.value(sequence))
 
 
 class Network(PartsNetwork):
@@ -139,7 +135,6 @@ class Network(PartsNetwork):
         self.inputs = shape.n_inputs
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits and the fused representation (subject, 2 * roi)."""
         correlations = window_correlations(batch.series, self.points, self.stride)  # (subject, window, roi, roi)
         subjects, windows = correlations.shape[:2]
         rows = correlations.flatten(0, 1)  # (subject window, roi, roi)
@@ -164,13 +159,11 @@ class MSSTAN(DeepMethod):
     Differs from the release: class-weighted cross-entropy replaces its focal loss, which cannot distinguish the classes; early
     stopping uses source validation, not the test fold; residuals include the block's input (x = LN(x + O), x = LN(x + FFN(x)));
     no ReLU before the tanh of pooling scores, which tied many of them at 0.
-    Differs from the publication: exact softmax attention replaces hashed attention in two buckets, which approximates it; hence
-    there is no window of zeros either.
+    Differs from the publication: exact softmax attention replaces hashed attention in two buckets, which approximates it, hence
+    no window of zeros; 100 epochs with patience 20 instead of 500 with patience 100, because the learning rate decays to 0; a
+    window is a fraction of the length, because scans are resampled to one length.
     Interpretation: all linear layers but the temporal query and value have a bias, and epsilon is learned (622,946 parameters);
     one head in both attentions; Xavier uniform initialisation; weight decay is Adam's.
-    Differs from the publication: 100 epochs with patience 20 instead of 500 with patience 100 at a constant learning rate,
-    because the learning rate here decays to 0.
-    A window is a fraction of the length, because scans are resampled to one length.
     """
 
     batch_size: int = 64

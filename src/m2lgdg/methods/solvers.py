@@ -1,8 +1,7 @@
 """Solvers of the linear methods: ridge, adaptive ridge, logistic regression and support vector machine.
 
-`linear.py` standardises the features of a block and asks for the solutions of all folds and penalties at once. Features are
-float32, sums are float64. If there are more features than subjects, solutions are found through the Gram matrix of the
-subjects, or by conjugate gradients where every fold has its own Gram matrix.
+`linear.py` asks for the solutions of all folds and penalties at once. Features are float32, sums float64. With more features
+than subjects, solutions go through the Gram matrix of the subjects, or conjugate gradients if each fold has its own.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ MOST_NEWTON_STEPS = 50
 
 @dataclass(frozen=True)
 class Rows:
-    """Standardised features of source subjects: as in training, and as they would be at an unseen site.
-
-    Both have the same scale. In training, features may be centred by site; at an unseen site, by the mean of source. The
-    difference is one vector per site.
-    """
+    """Standardised features of source subjects: as in training (centred by site, if asked), and as at an unseen site."""
 
     trained: Features  # (subject, feature)
     shift: Floats  # (site, feature): features at an unseen site are trained + shift[site]
@@ -56,7 +51,6 @@ class Rows:
 
     @cached_property
     def axes(self) -> tuple[Floats, Floats]:
-        """Eigenvalues and eigenvectors of the Gram matrix, without those of zero."""
         values, vectors = np.linalg.eigh(self.gram)
         nonzero = values > 1e-10 * max(float(values[-1]), 1e-300)
         return values[nonzero], vectors[:, nonzero]
@@ -68,11 +62,9 @@ class Rows:
 
     @property
     def wide(self) -> bool:
-        """Whether there are more features than subjects."""
         return bool(self.trained.shape[1] > len(self.trained))
 
     def take(self, subjects: Any) -> Rows:
-        """Some of the subjects."""
         return Rows(self.trained[subjects], self.shift, self.site[subjects])
 
     def decisions(self, coefficients: Floats) -> Floats:
@@ -99,7 +91,6 @@ class Problem(NamedTuple):
 
     @property
     def signs(self) -> Floats:
-        """(subject,) -1 for controls and 1 for patients."""
         return np.where(self.labels == 1, 1.0, -1.0)
 
     def fits(self) -> list[tuple[Indices, Indices]]:
@@ -148,7 +139,7 @@ def combine(vectors: Floats, features: Features) -> Floats:
 
 
 def ridge(problem: Problem) -> Solutions:
-    """Ridge regression on labels -1 / 1, for all penalties and folds."""
+    """Ridge regression on labels -1 / 1."""
     return _ridge_by_gram(problem) if problem.rows.wide else _by_fold(problem, ridge_coefficients)
 
 
@@ -160,7 +151,6 @@ def adaptive_ridge(problem: Problem) -> Solutions:
 
 
 def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]) -> Solutions:
-    """Solutions by a function that fits one set of training subjects."""
     signs, rows = problem.signs, problem.rows
     each = [
         learn(rows.trained[train].astype(np.float64), signs[train], problem.weights[train], problem.penalties)
@@ -170,7 +160,6 @@ def _by_fold(problem: Problem, learn: Callable[[Floats, Floats, Floats, Floats],
 
 
 def _solutions(problem: Problem, each: Sequence[tuple[Floats, Floats]]) -> Solutions:
-    """Solutions from (penalty, feature) coefficients and (penalty,) intercepts of each fit, the last on all subjects."""
     coefficients, intercepts = each[-1]
     held_out = np.full((len(problem.penalties), len(problem.labels)), np.nan)
     for (_, test), (own, offsets) in zip(problem.folds, each[:-1], strict=True):
@@ -196,7 +185,6 @@ def ridge_coefficients(x: Floats, signs: Floats, weights: Floats, penalties: Flo
 
 
 def _adaptive_coefficients(x: Floats, signs: Floats, weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
-    """Ridge coefficients of features scaled by their association with the label."""
     scale = association(x, signs, weights)
     coefficients, intercepts = ridge_coefficients(x * scale, signs, weights, penalties)
     return coefficients * scale, intercepts
@@ -205,12 +193,11 @@ def _adaptive_coefficients(x: Floats, signs: Floats, weights: Floats, penalties:
 def association(x: Floats, signs: Floats, weights: Floats) -> Floats:
     """(feature,) scales: each feature's absolute correlation with the label, less its chance level, rescaled to keep the norm.
 
-    With r the correlation over n subjects: sqrt(max(r² - 1 / n, 0)) + 0.05 mean |r|. Features centred by site, with weights
-    that balance the classes there, need no centring of the labels.
+    With r the correlation over n subjects: sqrt(max(r² - 1 / n, 0)) + 0.05 mean |r|.
     """
     squares = (x**2).sum(axis=0)
     sums = ((weights * signs) @ x)[None], squares[None], np.array([weights.sum()]), np.array([len(x)])
-    return np.asarray(adaptive_scales(*sums)[0])
+    return adaptive_scales(*sums)[0]
 
 
 def adaptive_scales(products: Floats, squares: Floats, totals: Floats, counts: npt.NDArray[np.integer]) -> Floats:
@@ -225,11 +212,10 @@ def adaptive_scales(products: Floats, squares: Floats, totals: Floats, counts: n
 
 
 def _ridge_by_gram(problem: Problem) -> Solutions:
-    """Ridge from one eigendecomposition of the weighted Gram matrix; folds are left out by block inversion.
+    """One eigendecomposition of the weighted Gram matrix; folds are left out by block inversion.
 
     In the units of root weights r, the coefficients a of subjects and the intercept b solve (K + penalty) a + b r = r y with
-    r' a = 0. The inverse N of this system restricted to a gives the solution without some subjects t: a - N[:, t] N[t, t]^-1
-    a[t].
+    r' a = 0. With N the inverse of this system restricted to a, the solution without subjects t is a - N[:, t] N[t, t]^-1 a[t].
     """
     r = np.sqrt(problem.weights)
     values, vectors = np.linalg.eigh(problem.rows.gram * r[:, None] * r)
@@ -261,7 +247,6 @@ def _from_dual(problem: Problem, held_out: Floats, dual: Floats, intercepts: Flo
 
 
 def _adaptive_scales(problem: Problem) -> Floats:
-    """(fit, feature) scales of the training subjects of each fit."""
     trained, weights = problem.trained(), problem.fit_weights()
     signed = weights * problem.signs[:, None]
     squares = np.empty((trained.shape[1], problem.rows.trained.shape[1]))
@@ -273,7 +258,7 @@ def _adaptive_scales(problem: Problem) -> Floats:
 
 
 def _adaptive_by_gram(problem: Problem) -> Solutions:
-    """Adaptive ridge with several penalties: one Gram matrix (in float32) for each fit."""
+    """With several penalties: one Gram matrix (in float32) for each fit."""
     each = []
     for (train, _), scale in zip(problem.fits(), _adaptive_scales(problem), strict=True):
         weights, signs = problem.weights[train], problem.signs[train]
@@ -303,10 +288,9 @@ def _solve_positive(matrix: Floats, penalty: float, right: Floats) -> Floats:
 
 
 def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
-    """Adaptive ridge with one penalty, all folds together: every step reads the features twice, whatever their number.
+    """With one penalty, all folds together: every step reads the features twice, whatever their number.
 
-    Products are in float32. The residual is computed again in float64 until it is `CONVERGED`, so that the solution has the
-    accuracy of the features.
+    Products are in float32; the residual is computed again in float64 until it is `CONVERGED`.
     """
     features, weights = problem.rows.trained, problem.fit_weights()  # (subject, feature), (subject, fit)
     scale = _adaptive_scales(problem).T ** 2  # (feature, fit), squared
@@ -314,7 +298,7 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
     unit = root / np.sqrt((root**2).sum(axis=0))
 
     def project(values: Floats) -> Floats:  # subtracts the weighted mean of the training features
-        return np.asarray(values - unit * (unit * values).sum(axis=0))
+        return values - unit * (unit * values).sum(axis=0)
 
     count = len(problem.folds) + 1
     padded = -(-count // MULTIPLE) * MULTIPLE
@@ -325,13 +309,13 @@ def _adaptive_by_conjugate_gradients(problem: Problem) -> Solutions:
         inner = np.zeros((padded, len(values)), dtype=np.float32)  # (fit, subject)
         inner[:count] = (root * project(values)).T
         product = (features @ (single * (inner @ features)).T)[:, :count]
-        return np.asarray(project(root * product) + problem.penalties[0] * values)
+        return project(root * product) + problem.penalties[0] * values
 
     def exact(values: Floats) -> Floats:
         inner, total = (root * project(values)).T, np.zeros_like(values)
         for chunk, block in _chunks(features):
             total += block @ (scale[chunk] * (inner @ block).T)
-        return np.asarray(project(root * total) + problem.penalties[0] * values)
+        return project(root * total) + problem.penalties[0] * values
 
     solution = _refined(exact, fast, project(root * problem.signs[:, None]))
     relative = weights / weights.sum(axis=0)
@@ -407,7 +391,7 @@ def logistic(problem: Problem) -> Solutions:
 def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
     """Logistic regressions that share their features: (feature, model) coefficients and (model,) intercepts.
 
-    `weights` are (subject, model). Newton's method, whose linear systems are solved by preconditioned conjugate gradients.
+    `weights` are (subject, model). Newton's method, with preconditioned conjugate gradients.
     """
     y = labels.astype(np.float64)[:, None]
     prevalence = np.clip((weights * y).sum(axis=0) / weights.sum(axis=0), 1e-6, 1 - 1e-6)
@@ -433,7 +417,7 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
         def product(direction: Floats, curvature: Floats = curvature) -> Floats:
             bent = curvature * (rows @ direction[:-1].astype(np.float32) + direction[-1])  # (subject, model)
             sums = np.concatenate([columns @ bent.astype(np.float32), bent.sum(axis=0)[None]])
-            return np.asarray(sums + penalty * direction)
+            return sums + penalty * direction
 
         scale = square * curvature.sum(axis=0) + penalty
         scale[-1] = np.maximum(scale[-1], 1e-12)
@@ -454,7 +438,7 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
 def _loss(decision: Floats, y: Floats, weights: Floats, beta: Floats, penalties: Floats) -> Floats:
     """(model,) weighted log loss plus penalty; the last row of `beta` are intercepts."""
     log_loss = np.maximum(decision, 0) - y * decision + np.log1p(np.exp(-np.abs(decision)))
-    return np.asarray((weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta[:-1] ** 2).sum(axis=0))
+    return (weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta[:-1] ** 2).sum(axis=0)
 
 
 def svm(problem: Problem) -> Solutions:

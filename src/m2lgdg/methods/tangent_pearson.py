@@ -1,6 +1,6 @@
 """Tangent-Pearson ridge: a ridge classifier on the tangent space of covariances between rows of the correlation matrix.
 
-A linear peer, trained as those of `linear.py`; only its features are different. They are in `connectivity.py` and `tangent.py`.
+A linear peer, trained as those of `linear.py`; only its features are different.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ class TangentPearsonRidge(Linear):
     learner = "ridge"
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """The reference of the tangent space, then as for all linear peers."""
         reference = geometric_mean(row_covariances(source.series), tolerance=REFERENCE_TOLERANCE)
         self.state_[f"{BLOCK}.reference"] = reference
         super().learn(source, seed=seed, device=device, progress=progress)
 
     def _features(self, block: str, cohort: Cohort) -> Features:
-        """(subject, feature) of one block; each row depends on that subject and on the reference of source only."""
         if block == BLOCK:
             return tangent_features(row_covariances(cohort.series), self.state_[f"{BLOCK}.reference"])
         return super()._features(block, cohort)

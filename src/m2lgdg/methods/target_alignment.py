@@ -35,7 +35,6 @@ class Aligned(Linear):
     sees_batch = True
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        """As for all linear peers; source is kept for the alignment."""
         super().learn(source, seed=seed, device=device, progress=progress)
         values = self._features("fc", source).astype(np.float64)
         centre, spread = values.mean(axis=0), values.std(axis=0)
@@ -92,13 +91,11 @@ class Mida(Aligned):
     bounds = {"components": (1, np.inf), "mu": (0, np.inf)}
 
     def prepared(self, source: Floats) -> Floats:
-        """(subject, subject) kernel of source."""
-        return np.asarray(source @ source.T)
+        return source @ source.T
 
     def aligned(
         self, source: Floats, prepared: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]
     ) -> tuple[Floats, Floats]:
-        """Components of the kernel of source and batch."""
         known, between = np.concatenate([source, batch]), source @ batch.T
         kernel = np.block([[prepared, between], [between.T, batch @ batch.T]])  # (subject, subject)
         _, site = np.unique(sites, return_inverse=True)
@@ -131,12 +128,11 @@ class CoralTarget(Aligned):
         """(feature, component) leading axes of source."""
         values, vectors = np.linalg.eigh(source @ source.T)
         count = min(self.components, int((values > 1e-10 * values[-1]).sum()))
-        return np.asarray(source.T @ (vectors[:, ::-1][:, :count] / np.sqrt(values[::-1][:count])))
+        return source.T @ (vectors[:, ::-1][:, :count] / np.sqrt(values[::-1][:count]))
 
     def aligned(
         self, source: Floats, prepared: Floats, batch: Floats, target: Floats, sites: npt.NDArray[np.str_]
     ) -> tuple[Floats, Floats]:
-        """Components of source, whitened with their covariance and coloured with that of the batch."""
         own, other, scored = (one @ prepared for one in (source, batch, target))
         added = self.ridge * own.var(axis=0).mean() * np.eye(prepared.shape[1])
         whiten, colour = _power(np.cov(own.T) + added, -0.5), _power(np.cov(other.T) + added, 0.5)
@@ -144,6 +140,5 @@ class CoralTarget(Aligned):
 
 
 def _power(matrix: Floats, exponent: float) -> Floats:
-    """Power of a positive matrix."""
     values, vectors = np.linalg.eigh(np.atleast_2d(matrix))
-    return np.asarray((vectors * values**exponent) @ vectors.T)
+    return (vectors * values**exponent) @ vectors.T

@@ -51,7 +51,6 @@ def same_subjects(series: Tensor) -> Tensor:
 def unbiased_discrepancy(features: Tensor, site: Tensor, same: Tensor) -> Tensor:
     """Unbiased linear MMD of two sites' (subject, d) features, averaged over pairs of sites; negative by chance.
 
-    The mean inner product of different subjects of the one site, plus that of the other, minus twice that across the sites.
     `same` is (subject, subject): rows of one subject count as one together. Sites with one subject only do not count.
     """
     with torch.autocast(features.device.type, enabled=False):  # small differences of large products
@@ -141,14 +140,13 @@ class UFANet(DeepMethod):
     """UFA-Net: spatio-temporal graph network on ROI series with learned edge masks; linear MMD aligns source sites.
 
     Differs from the publication: the graph is estimated from source-training subjects alone, the target site takes no part in
-    the alignment, and all sites of a batch pass the network together, so that batch norm does not hide their differences.
+    the alignment, all sites of a batch pass the network together, so that batch norm does not hide their differences, and
+    batches are class-balanced within sites.
     Differs from the release: each scan is divided by its root mean square, since scanners have different units (`scaling`);
-    gradients are clipped at 1, without which 9 of 13 trainings on the paper's ABIDE subjects diverged.
-    Differs from the release: the MMD is estimated without bias, because batches have 32 subjects of a site, not 128 (with
-    `mmd = "biased"` most of it is sampling noise). A negative estimate counts as 0. Variant `two-sites` has two sites of 64.
-    Differs from the publication, in variant `sparse` only: the graph has the strongest tenth of its edges and self-loops. The
-    dense graph averages all ROIs within a few layers.
-    Differs from the publication: batches are class-balanced within sites.
+    gradients are clipped at 1, without which 9 of 13 trainings on the paper's ABIDE subjects diverged; the MMD is estimated
+    without bias, because batches have 32 subjects of a site, not 128 (with `mmd = "biased"` most of it is sampling noise), and
+    a negative estimate counts as 0. Variant `two-sites` has two sites of 64.
+    Variant `sparse`: the graph has the strongest tenth of its edges and self-loops; the dense one averages all ROIs.
     As published: no activations between the dense layers; one output x, returned as logits [0, x]; the dense layers use every
     time point (`time_bins` averages instead); the alignment is a plain sum over dimensions.
     Differs from the publication: warm-up and cosine replace the halving of the learning rate, and one run with a late start of
@@ -215,37 +213,31 @@ class UFANet(DeepMethod):
 
     @property
     def series(self) -> str:
-        """Name of the series among the features."""
         return "scaled_series" if self.scaling == "subject" else "series"
 
     @property
     def uses_amplitude(self) -> bool:
-        """Whether ROIs keep their amplitudes."""
         return self.scaling == "subject"
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        """(subject, roi, time) series, scaled as a whole or ROI by ROI."""
         if self.scaling == "roi":
             return super().features(cohort, device)
         return {self.series: torch.from_numpy(scaled_series(cohort.series, self.length))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """The graph shared by all subjects."""
         return {"graph": shared_graph(features[self.series].cpu().numpy(), self.density)}
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """`update_rule`, SGD as published; it alone has a momentum."""
         return self.updating(network.parameters(), **{"momentum": self.momentum} if self.update_rule == "sgd" else {})
 
     def batches(self, site: Tensor, label: Tensor, order: torch.Generator) -> list[Tensor]:
-        """Batches of `batch_size` subjects from `sites_per_batch` sites (at most all), the same number from each."""
+        """`batch_size` subjects from `sites_per_batch` sites (at most all), the same number from each."""
         together = min(self.sites_per_batch, len(torch.unique(site)))
         per_site = max(2, self.batch_size // together)
         count = self.batches_per_epoch or None
         return site_batches(site, label, order, sites_per_batch=together, per_site=per_site, count=count)
 
     def lacks_sites(self, site: Tensor, label: Tensor) -> bool:
-        """Fewer than two sites in a batch: nothing to align."""
         return bool(self.alignment_weight) and min(self.sites_per_batch, len(torch.unique(site))) < 2
 
     def candidate(self, epoch: int) -> bool:
@@ -253,9 +245,8 @@ class UFANet(DeepMethod):
         aligned = bool(self.alignment_weight) and self.alignment_start < self.epochs
         return super().candidate(epoch) and (not aligned or epoch >= self.alignment_start)
 
-    def loss(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy and, from epoch `alignment_start` on, the discrepancy of sites summed over the dense layers."""
-        assert isinstance(network, Network)
         parts = network.parts(batch)
         terms = {"ce": self.cross_entropy(parts["logits"], batch)}
         if self.alignment_weight and self.epoch >= self.alignment_start:
@@ -265,7 +256,6 @@ class UFANet(DeepMethod):
         return terms
 
     def gap(self, features: Tensor, batch: Batch) -> Tensor:
-        """Discrepancy of the batch's sites in (subject, d) features."""
         if self.mmd == "biased":
             return site_discrepancy(features, batch.site)
         # Not below 0: larger features would make a chance value ever more negative.
