@@ -63,8 +63,8 @@ def _participants(given: argparse.Namespace, options: dict[str, Any]) -> int:
     with terminal.progress("reading participants") as progress:
         written, failed = participant_level(given.bids_dir, given.output_dir, given.participant_label, options, progress)
     for subject, reason in failed.items():
-        _print(f"{subject}: {reason.rstrip('.')}.", terminal.err)
-    _print(f"Wrote series and quality of {len(written)} participants to {given.output_dir}.")
+        terminal.warn(f"{subject}: {reason.rstrip('.')}.", style=None)
+    terminal.say(f"Wrote series and quality of {len(written)} participants to {given.output_dir}.")
     return 1 if failed else 0
 
 
@@ -82,16 +82,12 @@ def _group(given: argparse.Namespace, options: dict[str, Any]) -> int:
     show_check(check)
     files = [out / COHORT, out / "check"]
     if reason := no_study(cohort, check):
-        _print(f"No study was run: {reason}.\nWrote {', '.join(map(str, files))}.")
+        terminal.say(f"No study was run: {reason}.\nWrote {', '.join(map(str, files))}.")
         return 0
     study = write_study(cohort, out)
     with watched(given.jobs) as watch:
         summary = run_study(study, out / "results", jobs=given.jobs, watch=watch)
     for cell, reason in summary.failed:
-        _print(f"failed: {cell}: {reason}", terminal.err)
-    _print(f"Wrote {', '.join(map(str, [*files, study, write_report(out / 'results')]))}.")
+        terminal.warn(f"failed: {cell}: {reason}", style=None)
+    terminal.say(f"Wrote {', '.join(map(str, [*files, study, write_report(out / 'results')]))}.")
     return 1 if summary.failed else 0
-
-
-def _print(text: str, console: Any = terminal.out) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -76,8 +76,6 @@ def check(
 
     Included and excluded subjects are written with reasons. Exit code 0: usable, 1: usable with findings, 2: unusable.
     """
-    from rich.markup import escape
-
     from m2lgdg.data.check import atlas_line, check_cohort
 
     cohort = reading.read_cohort(context, path, "exclude")
@@ -88,18 +86,13 @@ def check(
     if as_json:
         terminal.print_json(check_values(result, cohort))
         raise typer.Exit(result.exit_code)
-    terminal.out.print(f"[bold]{escape(repr(cohort))}[/]", soft_wrap=True)
-    if line := atlas_line(cohort):
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
-    terminal.out.print()
+    terminal.say(repr(cohort), style="bold")
+    terminal.say(*filter(None, [atlas_line(cohort)]), "")
     show_check(result)
     verdict = VERDICTS[result.exit_code]
-    terminal.out.print(
-        f"\nThe cohort is [bold]{verdict}[/]. Wrote inclusion.csv, sites.csv and findings.csv to {escape(str(folder))}.",
-        soft_wrap=True,
-    )
+    terminal.say("", f"The cohort is {verdict}. Wrote inclusion.csv, sites.csv and findings.csv to {folder}.")
     if result.exit_code == 2:
-        terminal.out.print("Correct what is marked unusable, then run the check again.")
+        terminal.say("Correct what is marked unusable, then run the check again.")
     else:
         corrections = _corrections(result, cohort, path, context.params["kind"])
         if path.is_dir() or corrections or context.params["max_motion"] is not None:

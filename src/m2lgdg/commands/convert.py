@@ -38,8 +38,6 @@ def convert(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Read a release or folder once and write it as one compact cohort file."""
-    from rich.markup import escape
-
     from m2lgdg.data.check import atlas_line, with_checks, without_empty_scans
     from m2lgdg.findings import check_command, data_line
 
@@ -62,11 +60,8 @@ def convert(
         cohort = with_checks(cohort)
     with terminal.progress(f"writing {to.name}"):
         written = type(cohort).load(cohort.save(to, "float16" if half else "float32"))  # read back, to verify the file
-    terminal.out.print(f"{escape(repr(cohort))}; {len(cohort.excluded)} excluded.", soft_wrap=True)
-    if line := atlas_line(cohort):
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
     size = to.stat().st_size / 1e6
-    terminal.out.print(f"Wrote {escape(str(to))} ({size:.1f} MB, content {written.hash[:12]}).", soft_wrap=True)
-    if line := data_line(cohort.findings or (), check_command(to)):
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    lines = [f"{cohort!r}; {len(cohort.excluded)} excluded.", atlas_line(cohort)]
+    lines += [f"Wrote {to} ({size:.1f} MB, content {written.hash[:12]}).", data_line(cohort.findings or (), check_command(to))]
+    terminal.say(*filter(None, lines))
     reading.suggest_for_file(context, cohort, to, without=suggestions.SELECTING)

@@ -150,15 +150,14 @@ def list_motion_exclusions(cohort: Cohort) -> None:
 
     excluded = [one for one in cohort.excluded if one.kind in (TOO_MUCH_MOTION, NO_MOTION)]
     lines = [f"Excluded {one.subject} ({one.site}): {one.reason}." for one in excluded]
-    for line in lines or ["Every subject is below --max-motion; nobody was excluded for head motion."]:
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    terminal.say(*lines or ["Every subject is below --max-motion; nobody was excluded for head motion."])
 
 
 def print_choices(cohort: Cohort) -> None:
     """Print which session was read and how many volumes each subject lost by scrubbing, where the reader noted it."""
     for note in cohort.notes:
         if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed"):
-            terminal.out.print(f"{note.text[0].upper()}{note.text[1:]}.", markup=False, highlight=False, soft_wrap=True)
+            terminal.say(f"{note.text[0].upper()}{note.text[1:]}.")
 
 
 def merge_sites(cohort: Cohort) -> Cohort:
@@ -167,8 +166,8 @@ def merge_sites(cohort: Cohort) -> Cohort:
 
     groups = alike(cohort.sites.tolist() + [one.site for one in cohort.excluded])
     changed = merged(cohort, groups)
-    for sentence in [*map(str, changed.notes[len(cohort.notes) :])] or ("No two site names are alike; nothing was merged.",):
-        terminal.out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    merges = [str(note) for note in changed.notes[len(cohort.notes) :]]
+    terminal.say(*merges or ["No two site names are alike; nothing was merged."])
     return changed
 
 
@@ -177,10 +176,8 @@ def drop_duplicates(cohort: Cohort) -> Cohort:
     from m2lgdg.data.duplicates import without_duplicates
 
     changed = without_duplicates(cohort)
-    dropped = changed.excluded[len(cohort.excluded) :]
-    lines = [f"Dropped {one.subject} ({one.site}): {one.reason}." for one in dropped]
-    for line in lines or ["No two subjects have the same scan; nothing was dropped."]:
-        terminal.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    dropped = [f"Dropped {one.subject} ({one.site}): {one.reason}." for one in changed.excluded[len(cohort.excluded) :]]
+    terminal.say(*dropped or ["No two subjects have the same scan; nothing was dropped."])
     return changed
 
 

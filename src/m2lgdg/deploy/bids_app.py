@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,8 @@ def participant_level(
     options = dict(options or {})
     table = Path(options.pop("participants", None) or derivatives / "participants.tsv")
     options.setdefault("site", "unknown")  # used if the table has no column of sites, which this level does not need
-    with tempfile.TemporaryDirectory() as folder:
-        wanted, some = _chosen(table, labels, Path(folder))
-        try:
-            cohort = read(derivatives, "bids", on_bad="exclude", progress=progress, participants=some, **options)
-        except InputError as error:
-            raise InputError(str(error).replace(str(some), str(table))) from None
+    wanted = _chosen(table, labels)
+    cohort = read(derivatives, "bids", on_bad="exclude", progress=progress, participants=table, subjects=wanted, **options)
     describe(out)
     for i in range(len(cohort)):
         _write_participant(cohort.select(np.array([i])), out)
@@ -120,8 +115,8 @@ def describe(out: Path) -> Path:
     return write_text(out / "dataset_description.json", json.dumps(content, indent=1) + "\n")
 
 
-def _chosen(table: Path, labels: Sequence[str], folder: Path) -> tuple[list[str], Path]:
-    """Participants with these labels, with or without sub- (default: all), and a copy of the table with their rows only."""
+def _chosen(table: Path, labels: Sequence[str]) -> list[str]:
+    """Participants with these labels, with or without sub- (default: all)."""
     rows = read_text_table(table)
     column = find_column(rows, "subject")
     if column is None:
@@ -130,10 +125,7 @@ def _chosen(table: Path, labels: Sequence[str], folder: Path) -> tuple[list[str]
     for one in labels:
         if label(one) not in listed:
             raise InputError(f"{table} does not list participant {one}{nearest(label(one), listed)}")
-    wanted = [listed[label(one)] for one in dict.fromkeys(labels)] or list(listed.values())
-    separator = "," if table.suffix == ".csv" else "\t"
-    text = rows[rows[column].isin(wanted)].to_csv(sep=separator, index=False)
-    return wanted, write_text(folder / table.name, text)
+    return [listed[label(one)] for one in dict.fromkeys(labels)] or list(listed.values())
 
 
 def _write_participant(one: Cohort, out: Path) -> None:

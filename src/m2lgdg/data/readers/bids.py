@@ -5,7 +5,7 @@ Called by `m2lgdg.read`. participants.tsv is in the folder or is given separatel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def read(
     site: str | None = None,
     patient: str = "",
     control: str = "",
+    subjects: Sequence[str] = (),
     join_runs: bool = False,
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
@@ -58,7 +59,8 @@ def read(
     the series from NIfTI runs instead, or from dense CIFTI-2 series if it is a .dlabel.nii file; `confounds` is nilearn's
     strategy for them. `only` lists entities that a file name must have ("task-rest run-01"). Of several sessions, the first
     is read, or that which `session` names. Several runs are an error unless `join_runs` joins them, each z-scored per ROI.
-    `patient` and `control` are words of the label column, separated by commas. An ROI that is NaN at every volume becomes flat.
+    `patient` and `control` are words of the label column, separated by commas; `subjects` are those to read (default: all). An
+    ROI that is NaN at every volume becomes flat.
     """
     patients, controls = ([word.strip() for word in str(text).split(",") if word.strip()] for text in (patient, control))
     tables.need_distinct(patients, controls, "options patient and control")
@@ -70,6 +72,7 @@ def read(
         advice=ADVICE,
         where=COLUMNS,
         same=runs.label,
+        subjects=subjects,
     )
     found = find_runs(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
     return runs.read_runs(found, people, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")

@@ -92,11 +92,12 @@ def read_participants(
     advice: str = "",
     where: Mapping[str, str] = NAMED,
     same: Callable[[str], str] = str,
+    subjects: Sequence[str] = (),
 ) -> Participants:
     """Read participants.tsv; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
 
     `advice` ends the message about an unknown label, `where` that about a role without a column: what to type for this reader.
-    Names with the same text by `same` are one subject.
+    Names with the same text by `same` are one subject. Only the rows of `subjects` are read, if some are given.
     """
     rows = read_text_table(path)
     found = {role: columns.get(role) or find_column(rows, role) for role in ALIASES}
@@ -106,6 +107,8 @@ def read_participants(
         if role not in roles and (role == "subject" or site is None):
             usual = ", ".join(ALIASES[role])
             raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(rows)}; {where[role]}.")
+    if subjects:
+        rows = rows[rows[roles["subject"]].isin(subjects)]
     bare = [code.lower().removesuffix(".0") for code in missing]
     codes = (*MISSING_CODES, *bare, *(f"{code}.0" for code in bare))  # integers next to gaps are often written as floats
     table = SubjectTable.of(rows, roles["subject"], path, missing=codes, same=same)
