@@ -222,18 +222,6 @@ def test_the_losses_are_the_weighted_equations(form, label):
     assert given["consistency"].item() > 0.01
 
 
-def test_agreement_is_between_subjects_of_a_class_roi_by_roi():
-    rng = torch.Generator().manual_seed(7)
-    scores, label = torch.rand(5, 8, generator=rng), torch.tensor([0, 0, 1, 1, 1])
-    loss = braingnn.consistency_loss(scores, label)
-    same = torch.where(label[:, None] == 1, scores[2], scores[0])
-    assert float(braingnn.consistency_loss(same, label)) < 1e-12
-    same[1] = same[1].flip(0)  # the same sorted scores at other ROIs
-    assert float(braingnn.consistency_loss(same, label)) > 0.1
-    twice = braingnn.consistency_loss(torch.cat([scores, scores]), torch.cat([label, label]))
-    torch.testing.assert_close(twice, loss)  # by M_c squared, so the size of a batch does not matter
-
-
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_scores_and_losses_stay_in_single_precision_under_autocast():
     own, network = network_of(10)

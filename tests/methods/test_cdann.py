@@ -8,7 +8,7 @@ import torch
 from networks import EDGES, INPUTS, SITES, fc_batch, fc_network, numbers
 
 from m2lgdg.deep import Batch, Shape
-from m2lgdg.methods.cdann import CDANN, AdversarialNetwork, site_weights
+from m2lgdg.methods.cdann import CDANN, site_weights
 from m2lgdg.methods.erm import ERM, Network
 from m2lgdg.registry import create as make
 
@@ -194,10 +194,3 @@ def test_sites_of_one_class_only_leave_cross_entropy_alone():
     terms = own.step(built, alone, own.optimizer(built))
     assert terms["site"] == terms["penalty"] == 0
     assert all(torch.isfinite(value).all() for value in built.parameters())
-
-
-def test_prediction_asks_neither_site_nor_class():
-    built, given = fc_network(method()), fc_batch(SITE, LABEL)
-    other = Batch(given.features, given.phenotypes, torch.full_like(given.label, -1), torch.zeros_like(given.site))
-    assert isinstance(built, AdversarialNetwork)
-    assert torch.equal(built(given), built(other))

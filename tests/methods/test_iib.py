@@ -6,7 +6,7 @@ import torch
 from networks import fc_batch, fc_network, numbers
 
 from m2lgdg.deep import Batch
-from m2lgdg.methods.iib import IIB, divergence
+from m2lgdg.methods.iib import IIB
 from m2lgdg.registry import create as make
 
 torch.set_num_threads(1)
@@ -89,26 +89,6 @@ def test_prediction_takes_the_mean_and_asks_no_site():
     for value in [*built.aware.parameters(), *built.sites.parameters()]:
         value.data.fill_(torch.nan)
     assert torch.equal(built(given), parts["logits"])
-
-
-def test_divergence_of_a_standard_normal_is_0_and_of_others_what_integration_says():
-    assert divergence(torch.zeros(5, 3), torch.zeros(5, 3)) == 0
-    grid = np.linspace(-30, 30, 200001)
-    mu, log_variance = 0.7, -1.2
-    density = np.exp(-((grid - mu) ** 2) / 2 / np.exp(log_variance)) / np.sqrt(2 * np.pi * np.exp(log_variance))
-    ratio = -((grid - mu) ** 2) / 2 / np.exp(log_variance) - log_variance / 2 + grid**2 / 2
-    expected = (density * ratio).sum() * (grid[1] - grid[0])
-    found = divergence(torch.tensor([[mu, 0.0]] * 4), torch.tensor([[log_variance, 0.0]] * 4))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_the_sampled_value_has_the_mean_and_spread_it_should():
-    built, given = fc_network(method(), scale=0.7).train(), fc_batch(SITE, LABEL).take(torch.zeros(20000).long())
-    torch.manual_seed(0)
-    parts = built.parts(given)
-    spread = parts["log_variance"][0].mul(0.5).exp()
-    assert ((parts["fused"].mean(dim=0) - parts["mu"][0]).abs() < 5 * spread / 20000**0.5).all()
-    torch.testing.assert_close(parts["fused"].std(dim=0), spread, rtol=0.03, atol=0)
 
 
 def test_without_extras_the_gradient_is_erms_on_the_mean():

@@ -71,7 +71,7 @@ def test_a_fitted_network_keeps_them():
 
 def test_a_margin_of_two_acts_where_one_does_not(tmp_path):
     """In the record, in the table and on the page of a sweep; the record of the sweep's default is that of the method."""
-    make_cohort("tiny").save(tmp_path / "tiny.cohort")
+    make_cohort("tiny", sizes={"east": 10, "west": 14, "south": 14}).save(tmp_path / "tiny.cohort")
     study = {"cohort": str(tmp_path / "tiny.cohort"), "methods": ["m2lgdg"], "seeds": [0], "targets": ["east"]}
     study |= {"method": {"m2lgdg": SMALL}, "sweep": {"m2lgdg": {"margin": [1.0, 2.5]}}}
     run_study(study, tmp_path / "out")

@@ -244,24 +244,6 @@ def test_the_weights_of_the_losses_are_fields():
         torch.testing.assert_close(other[name], base[name] * factor)
 
 
-def test_every_parameter_learns_and_labels_and_sites_reach_only_the_loss():
-    own, network = network_of(margin=3.5)
-    batch = batch_for(own)
-    other = dataclasses.replace(batch, label=1 - batch.label, site=batch.site + 5)
-    assert torch.equal(network(other), network(batch))
-    sum(own.loss(network.train(), batch).values()).backward()
-    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-def test_dropout_is_in_force_in_training_and_only_there():
-    own, network = network_of()
-    batch = batch_for(own)
-    assert {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
-    assert torch.equal(network(batch), network(batch))
-    network.train()
-    assert not torch.equal(network(batch), network(batch))
-
-
 TABLE = {
     **{"global_channels": (32, 64, 128), "hidden": 128, "heads": 8, "layers": 2, "global_width": 256},
     **{"local_channels": (64, 128, 256), "temporal_kernel": 9, "chebyshev_order": 3, "local_width": 256},

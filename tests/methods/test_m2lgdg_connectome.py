@@ -265,7 +265,7 @@ def test_planted_edges_are_among_the_first_twenty():
     found = explain(method, fold.target, steps=16)
     first = {frozenset(pair) for pair in found.edges[["roi", "other roi"]].to_numpy()[:20].tolist()}
     assert {frozenset(pair) for pair in cohort.truth["edges"]} <= first  # 8 of 276
-    assert found.parts == ["roi", "edges", "phenotypes", "gate", "map"]
+    assert {"edges", "phenotypes", "gate", "map"} <= set(found.filled)
     assert found.about["baseline"].startswith("mean of source")
 
 
@@ -294,7 +294,7 @@ def test_without_its_networks_plus_is_the_linear_model(fold, plus):
 
 
 def test_plus_decides_by_the_mean_of_both_logits(fold):
-    fields = SMALL | {"epochs": 12, "warmup": 2}
+    fields = SMALL | {"epochs": 4}
     models = [make(NAME, **fields), make("connectome-adaptive", phenotypes=True), make(NAME, **fields | {"plus": True})]
     network, head, both = (logit(model.fit(fold.source, seed=0).predict_proba(fold.target)[:, 1]) for model in models)
     exact = np.maximum(abs(network), abs(head)) < 12  # beyond, `logit` is bounded

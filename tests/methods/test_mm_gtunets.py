@@ -285,20 +285,6 @@ def test_coefficients_start_within_their_constraints_and_the_mixture_even():
     agrees(agreeing, [[sigmoid(0.5)]])
 
 
-def test_population_graph_of_labelled_and_unlabelled_nodes(fold):
-    own = method()
-    network, fitted = network_on(own, fold.source)
-    batch, queries = batch_of(own, fold.source, fold.source), batch_of(own, fold.source, fold.target)
-    graph, value = network.graph(network.nodes(batch), batch.label, network.nodes(queries))
-    _, expected, rewards = by_loops(own, network, fitted, fold.source, fold.target)
-    agrees(graph.whole(), expected)
-    agrees(value, rewards)
-    assert (graph.base.diagonal() == 0).all() and (graph.base_loop > 0).all()
-    kept = torch.tensor([1, 4, 5])
-    everyone = [1, 4, 5, *range(len(fold.source), len(expected))]
-    agrees(graph.keep(kept).whole(), expected[np.ix_(everyone, everyone)])
-
-
 def graph_like(rng, base, queries):
     """Directed random weights with gaps, so that a transposed one shows."""
     edges = rng.uniform(0.2, 2.0, (base + queries, base + queries)) * (rng.random((base + queries, base + queries)) < 0.6)
