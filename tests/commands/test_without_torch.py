@@ -12,6 +12,7 @@ from m2lgdg import METHODS, make
 from m2lgdg.study.predictions import read_predictions
 
 NAMES = sorted(METHODS)  # before another test of this process adds its own
+ROOT = Path(__file__).parents[2]
 # As Python's own start-up file, so that it holds in worker processes too.
 BLOCKER = """
 import importlib.metadata, sys
@@ -41,35 +42,6 @@ explain = ["fc-logistic"]
 track = ["strict", "adapted"]
 """
 MISSING = 'needs torch; install it with: pip install "m2lgdg[networks]"'
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory, tiny):
-    """A folder with a cohort, a new site, a study and the blocker."""
-    folder = tmp_path_factory.mktemp("work")
-    (folder / "blocker").mkdir()
-    (folder / "blocker" / "sitecustomize.py").write_text(BLOCKER)
-    tiny.save(folder / "tiny.cohort")
-    tiny.select(sites=["north"]).unlabelled().save(folder / "new.cohort")
-    (folder / "study.toml").write_text(STUDY)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def python(work):
-    """Run Python where PyTorch cannot be imported; returns exit code, standard output and error."""
-    paths = [str(work / "blocker"), str(Path(__file__).parents[2] / "src")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-    def run(*words):
-        ended = subprocess.run(
-            [sys.executable, *map(str, words)], cwd=work, env=environment, capture_output=True, text=True, check=False
-        )
-        return ended.returncode, ended.stdout, ended.stderr
-
-    return run
-
-
 # Several commands in one process, each as from a shell; importing takes longer than most of them.
 SEVERAL = """
 import contextlib, io, json, sys
@@ -84,150 +56,112 @@ for words in json.loads(sys.argv[1]):
         except SystemExit as stop:
             code = stop.code or 0
     ended.append((code, *(stream.getvalue() for stream in streams)))
-print(json.dumps(ended))
+print(json.dumps([sorted({"torch", "captum", "triton"} & set(sys.modules)), ended]))
 """
+REST = ("cohort=tiny.cohort", "inputs=[]", 'targets=["north"]', "seeds=[0]", "variants=[]", "explain=false", "device=cpu")
+REST = ("run", "rest-meta-mdd.toml", *(word for change in REST for word in ("--set", change)), "--method")
+COMMANDS = {
+    "fit": ("fit", "tiny.cohort", "--without", "north", "--out", "model"),
+    "run": ("run", "study.toml", "--out", "results", "--jobs", "2"),
+    "check": ("check", "tiny.cohort", "--out", "check"),
+    "convert": ("convert", "new.cohort", "copy.cohort"),
+    "methods": ("methods",),
+    "method": ("methods", "connectome-adaptive"),
+    "predict": ("predict", "model", "new.cohort", "--out", "predictions.csv"),
+    "adapt": ("adapt", "model", "new.cohort", "--out", "adapted"),
+    "calibrate": ("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated"),
+    "explain": ("explain", "model", "new.cohort", "--out", "explained"),
+    "card": ("card", "model"),
+    "export": ("export", "model", "--share", "--out", "to-share"),
+    "table": ("table", "results"),
+    "report": ("report", "results"),
+    "share": ("share", "results", "--out", "shared"),
+    "audit": ("audit", "study.toml", "--method", "prior", "--site", "east"),
+    "curve": ("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", "1"),
+    "demo": ("demo", "--preset", "tiny", "--jobs", "1", "--out", "demo"),
+    "linear methods of a study with networks": (*REST, "fc-logistic", "--out", "linear"),
+    "table of networks": ("table", str(ROOT / "results" / "paper" / "connectome")),
+    "report of networks": ("report", str(ROOT / "results" / "paper" / "connectome"), "--share", "--out", "network-report"),
+}
+ERM, M2LGDG = (f"method {name} is a network, which {MISSING}" for name in ("erm", "m2lgdg"))
+REFUSED = {
+    ("fit", "tiny.cohort", "--method", "m2lgdg", "--out", "no-model"): M2LGDG,
+    ("run", "study.toml", "--set", 'methods=["erm"]', "--set", "explain=[]", "--out", "no-study"): ERM,
+    (*REST, "m2lgdg", "--out", "no-networks"): M2LGDG,
+    ("methods", "brainnetcnn"): f"method brainnetcnn is a network, which {MISSING}",
+    ("predict", "network-model", "new.cohort", "--out", "no.csv"): ERM,
+    ("card", "network-model"): ERM,
+    ("export", "model", "--out", "no.onnx"): 'ONNX export needs torch; install it with: pip install "m2lgdg[onnx]"',
+}
 
 
 @pytest.fixture(scope="module")
-def several(python):
-    """Run commands one after the other; returns exit code, standard output and error of each."""
+def work(tmp_path_factory, tiny):
+    """A folder with a cohort, a new site, studies, a network and the blocker."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "blocker").mkdir()
+    (folder / "blocker" / "sitecustomize.py").write_text(BLOCKER)
+    tiny.save(folder / "tiny.cohort")
+    tiny.select(sites=["north"]).unlabelled().save(folder / "new.cohort")
+    make("erm", epochs=1, warmup=1).fit(tiny).save(folder / "network-model")
+    (folder / "study.toml").write_text(STUDY)
+    (folder / "both.toml").write_text('cohort = "tiny.cohort"\nmethods = ["erm", "fc-logistic"]\ntargets = ["north"]\n')
+    (folder / "rest-meta-mdd.toml").write_text((ROOT / "studies" / "rest-meta-mdd.toml").read_text())
+    return folder
 
-    def run(*commands):
-        code, out, err = python("-c", SEVERAL, json.dumps([[str(word) for word in words] for words in commands]))
-        assert code == 0, err
-        return [tuple(one) for one in json.loads(out.splitlines()[-1])]
 
-    return run
+def python(work, *words, blocked=True):
+    """Standard output and error of Python where PyTorch cannot be imported."""
+    paths = [str(work / "blocker")] * blocked + [str(ROOT / "src")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, *words], cwd=work, env=environment, capture_output=True, text=True, check=False)
+    return ended.stdout, ended.stderr
+
+
+def several(work, *commands, blocked=True):
+    """Modules of PyTorch that were imported, and exit code, standard output and error of each command."""
+    out, err = python(work, "-c", SEVERAL, json.dumps(commands), blocked=blocked)
+    assert out, err
+    return json.loads(out.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def m2lgdg(python):
-    return lambda *words: python("-m", "m2lgdg", *words)
+def ended(work):
+    imported, ended = several(work, *COMMANDS.values(), *REFUSED)
+    assert imported == []
+    return dict(zip((*COMMANDS, *REFUSED), ended, strict=True))
 
 
-@pytest.fixture(scope="module")
-def fitted(m2lgdg):
-    code, _, err = m2lgdg("fit", "tiny.cohort", "--without", "north", "--out", "model")
-    assert code == 0, err
-    return "model"
-
-
-@pytest.fixture(scope="module")
-def study(m2lgdg):
-    code, out, err = m2lgdg("run", "study.toml", "--out", "results", "--jobs", 2)
-    assert code == 0, err
-    assert "8 of 8 cells done" in out
-    return "results"
-
-
-def test_the_blocker_blocks(python):
-    code, _, err = python("-c", "import torch")
-    assert code == 1 and "ModuleNotFoundError" in err
-
-
-def test_a_study_with_workers(work, study):
-    predictions = read_predictions(work / study)
+def test_commands_of_linear_models(ended, work):
+    for name in COMMANDS:
+        assert ended[name][0] in ((0, 1) if name == "check" else (0,)), (name, ended[name][2])
+    assert "8 of 8 cells done" in ended["run"][1]
+    predictions = read_predictions(work / "results")
     assert set(predictions["variant"]) == {"", "adapted"} and len(set(predictions["method"])) == 4
-    environment = json.loads((work / study / "environment.json").read_text())
+    environment = json.loads((work / "results" / "environment.json").read_text())
     assert environment["torch"] == "not installed" and environment["numpy"] != "not installed"
-
-
-COMMANDS = (
-    ("check", "tiny.cohort", "--out", "check"),
-    ("convert", "new.cohort", "copy.cohort"),
-    ("methods",),
-    ("methods", "connectome-adaptive"),
-    ("predict", "model", "new.cohort", "--out", "predictions.csv"),
-    ("adapt", "model", "new.cohort", "--out", "adapted"),
-    ("calibrate", "model", "tiny.cohort", "--site", "north", "--out", "calibrated"),
-    ("explain", "model", "new.cohort", "--out", "explained"),
-    ("card", "model"),
-    ("export", "model", "--share", "--out", "to-share"),
-    ("table", "results"),
-    ("report", "results"),
-    ("share", "results", "--out", "shared"),
-    ("audit", "study.toml"),
-    ("curve", "both.toml", "--out", "curve", "--sizes", "0.5,1", "--repeats", 1),
-)
-
-
-def test_commands_of_linear_models(several, work, fitted, study):
-    (work / "both.toml").write_text('cohort = "tiny.cohort"\nmethods = ["erm", "fc-logistic"]\ntargets = ["north"]\n')
-    ended = dict(zip(COMMANDS, several(*COMMANDS), strict=True))
-    for words, (code, _, err) in ended.items():
-        assert code in ((0, 1) if words[0] == "check" else (0,)), (words, err)
-    assert [name for name in NAMES if f"  {name}  " not in ended[("methods",)][1]] == []  # networks are listed, too
-    assert (work / study / "report.html").stat().st_size > 10000
-    assert "2 of 2 trainings done" in ended[COMMANDS[-1]][1]
-
-
-def test_the_demo_leaves_the_network_out(m2lgdg, work):
-    code, out, err = m2lgdg("demo", "--preset", "tiny", "--jobs", 1, "--out", "demo")
-    assert code == 0, err
-    assert 'for networks: pip install "m2lgdg[networks]"' in out
+    assert [name for name in NAMES if f"  {name}  " not in ended["methods"][1]] == []  # networks are listed, too
+    assert (work / "results" / "report.html").stat().st_size > 10000
+    assert "2 of 2 trainings done" in ended["curve"][1]
+    assert 'for networks: pip install "m2lgdg[networks]"' in ended["demo"][1]
     assert "m2lgdg" not in set(read_predictions(work / "demo" / "results")["method"])
+    assert "m2lgdg-connectome" in ended["table of networks"][1]  # computed elsewhere
 
 
-def test_a_network_is_one_sentence(several, work, tiny, fitted):
-    make("erm", epochs=1, warmup=1).fit(tiny).save(work / "network-model")
-    erm = f"method erm is a network, which {MISSING}"
-    run = ("run", "study.toml", "--set", 'methods=["erm"]', "--set", "explain=[]", "--out", "no-study")
-    said = {
-        ("fit", "tiny.cohort", "--method", "m2lgdg", "--out", "no-model"): f"method m2lgdg is a network, which {MISSING}",
-        run: erm,
-        ("methods", "brainnetcnn"): f"method brainnetcnn is a network, which {MISSING}",
-        ("predict", "network-model", "new.cohort", "--out", "no.csv"): erm,
-        ("card", "network-model"): erm,
-        ("export", fitted, "--out", "no.onnx"): 'ONNX export needs torch; install it with: pip install "m2lgdg[onnx]"',
-    }
-    for (words, sentence), (code, _, err) in zip(said.items(), several(*said), strict=True):
-        assert (code, err) == (2, f"m2lgdg: {sentence}.\n"), words
-    assert not list(work.glob("no*.*")) and not (work / "no-model").exists() and not (work / "no-study").exists()
+def test_a_network_is_one_sentence(ended, work):
+    for words, sentence in REFUSED.items():
+        assert ended[words][::2] == [2, f"m2lgdg: {sentence}.\n"], words
+    assert not list(work.glob("no*.*")) and not list(work.glob("no-*"))
 
 
-def test_the_linear_methods_of_a_study_with_networks(m2lgdg, work):
-    """Only the methods that are run need to be usable here."""
-    study = "rest-meta-mdd.toml"
-    (work / study).write_text((Path(__file__).parents[2] / "studies" / study).read_text())
-    changes = (
-        "cohort=tiny.cohort",
-        "inputs=[]",
-        'targets=["north"]',
-        "seeds=[0]",
-        "variants=[]",
-        "explain=false",
-        "device=cpu",
-    )
-    words = ("run", study, *(word for change in changes for word in ("--set", change)))
-    code, _, err = m2lgdg(*words, "--method", "fc-logistic", "--out", f"{study}-results")
-    assert code == 0, err
-    wanted = f"m2lgdg: method m2lgdg is a network, which {MISSING}.\n"
-    assert m2lgdg(*words, "--method", "m2lgdg", "--out", f"{study}-networks")[::2] == (2, wanted)
-    assert not (work / f"{study}-networks").exists()
+def test_in_python(work):
+    code = "import m2lgdg\ntry:\n    m2lgdg.losses\nexcept m2lgdg.InputError as error:\n    print(error)\nimport torch"
+    out, err = python(work, "-c", code)
+    assert out == f"m2lgdg.losses {MISSING}\n" and "ModuleNotFoundError" in err
 
 
-def test_tables_and_report_of_networks(several):
-    """Results that were computed elsewhere can be read."""
-    results = Path(__file__).parents[2] / "results" / "paper" / "connectome"
-    table, report = several(("table", results), ("report", results, "--share", "--out", "network-report"))
-    assert table[0] == 0 and "m2lgdg-connectome" in table[1], table
-    assert report[0] == 0, report
-
-
-def test_in_python(python):
-    code = "import m2lgdg\ntry:\n    m2lgdg.losses\nexcept m2lgdg.InputError as error:\n    print(error)"
-    assert python("-c", code)[1] == f"m2lgdg.losses {MISSING}\n"
-
-
-def test_linear_commands_do_not_import_torch_where_it_is_installed(work, fitted):
+def test_linear_commands_do_not_import_torch_where_it_is_installed(work, ended):
     """The speed of commands, and the proof that the blocker hides no other way."""
-    code = (
-        "import sys\nfrom m2lgdg.cli import main\nsys.argv = ['m2lgdg', *sys.argv[1:]]\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\nprint(sorted({'torch', 'captum', 'triton'} & set(sys.modules)))"
-    )
-    for words in (
-        ("explain", fitted, "new.cohort", "--out", "explained-again"),
-        ("predict", fitted, "new.cohort", "--out", "again.csv"),
-    ):
-        ended = subprocess.run([sys.executable, "-c", code, *words], cwd=work, capture_output=True, text=True, check=True)
-        assert ended.stdout.splitlines()[-1] == "[]", words
+    commands = ((*COMMANDS["explain"][:4], "again"), (*COMMANDS["predict"][:4], "again.csv"))
+    imported, again = several(work, *commands, blocked=False)
+    assert imported == [] and [code for code, *_ in again] == [0, 0]

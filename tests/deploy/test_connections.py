@@ -1,9 +1,13 @@
-"""`m2lgdg serve` with clients that send half a request: the others are answered as if these were not there."""
+"""The server of `m2lgdg serve`: rubbish, other names, half-sent requests, which stop nobody, and Ctrl-C."""
 
 import asyncio
 import contextlib
 import http.client
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 
@@ -11,7 +15,8 @@ import numpy as np
 import pytest
 from uploads import npy
 
-from m2lgdg import Model
+from m2lgdg import METHODS, Model, make
+from m2lgdg.registry import load_methods
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -120,3 +125,77 @@ def test_a_request_that_is_being_answered_keeps_its_place():
 
     aborted = asyncio.run(fill())
     assert aborted == [i == 1 for i in range(connections.MOST + 1)]
+
+
+def test_the_server_refuses_other_names_and_huge_bodies(port):
+    for headers, status in (({"Host": "evil.example"}, 421), ({}, 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/", headers=headers)
+        response = connection.getresponse()
+        assert response.status == status
+        assert response.headers["Cache-Control"] == "no-store"
+        assert response.headers["Server"] is None
+        connection.close()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.putrequest("POST", "/")
+    connection.putheader("Content-Type", "multipart/form-data; boundary=b")
+    connection.putheader("Content-Length", str(10**12))
+    connection.endheaders()  # and not a byte of it
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_rubbish_on_the_wire_does_not_end_the_server(port):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"A" * 200_000,
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
+            wire.sendall(sent)
+    assert asked(port)[0] == 200
+
+
+def test_a_port_that_is_taken_is_told(port, served_model, typed):
+    code, _, err = typed("serve", served_model, "--port", port)
+    assert (code, err) == (2, f"m2lgdg: --port {port} on 127.0.0.1 cannot be used (address already in use); choose another.\n")
+
+
+STUCK = '''
+import threading
+from m2lgdg.method import Method, method
+
+@method("stuck")
+class Stuck(Method):
+    """Never answers."""
+
+    def learn(self, source, **_):
+        self.facts_["inputs"] = []
+
+    def score(self, target):
+        print("computing", flush=True)
+        threading.Event().wait()
+'''
+
+
+def test_ctrl_c_ends_a_computation_too(atlas_cohort, tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    load_methods((str(tmp_path / "stuck.py"),))
+    make("stuck").fit(atlas_cohort).save(tmp_path / "model")
+    np.save(tmp_path / "scan.npy", atlas_cohort.series[0])
+    command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(tmp_path / "model"), "--port", "0"]
+    command += ["--plugin", str(tmp_path / "stuck.py")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = re.search(r"http://\S+", running.stdout.readline())[0]
+    running.stdout.readline()
+    begin = b'--b\r\nContent-Disposition: form-data; name="series"; filename="a.npy"\r\n\r\n'
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.rstrip("/").rsplit(":", 1)[1]), timeout=60)
+    body = begin + (tmp_path / "scan.npy").read_bytes() + b"\r\n--b--\r\n"
+    connection.request("POST", "/", body, {"Content-Type": "multipart/form-data; boundary=b"})
+    assert running.stdout.readline() == "computing\n"
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=120)
+    connection.close()
+    METHODS.pop("stuck")
+    assert (running.returncode, rest) == (0, "Stopped; nothing was written.\n")

@@ -13,9 +13,8 @@ import pytest
 from scipy.interpolate import CubicSpline
 from test_contract import NAMES, small
 
-from m2lgdg import METHODS, InputError, leave_one_site_out, make, make_cohort
+from m2lgdg import InputError, leave_one_site_out, make, make_cohort
 from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
-from m2lgdg.methods.linear import Linear
 
 NO_GRAPH = {"prior": "uses no inputs", "average": "cannot be exported"}
 # Layers of the same kind become the same nodes again, and the time to export grows with the number of nodes.
@@ -55,10 +54,10 @@ def exported(fitted, folder):
 
 
 def graphs():
-    """Methods with a graph; those of most networks are left to `make test-more`, since a network takes seconds to trace."""
+    """Methods with a graph; one of each kind here, the others in `make test-more`, since a graph takes seconds to trace."""
     for name in NAMES:
         if name not in NO_GRAPH:
-            quick = name in ("m2lgdg", "erm") or issubclass(METHODS[name], Linear)
+            quick = name in ("erm", "tangent-pearson-ridge", "phenotype-logistic")
             yield pytest.param(name, marks=() if quick else pytest.mark.onnx)
 
 
@@ -96,25 +95,16 @@ def test_all_blocks_and_phenotypes_of_a_linear_method(name, blocks, fold, tmp_pa
     np.testing.assert_allclose(got, fitted.predict_proba(fold.target)[:, 1], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["fc-logistic", "erm"])
-def test_a_sites_own_calibration_is_in_the_graph(name, fold, tmp_path):
-    fitted = make(name, **small(name)).fit(fold.source)
-    before = fitted.predict_proba(fold.target)[:, 1]
-    fitted.facts_["local"] = {"slope": 1.7, "offset": -0.4, "threshold": 0.42}
-    export_onnx(fitted, tmp_path / "model.onnx")
-    found = run_onnx((tmp_path / "model.onnx").read_bytes(), prepared(fitted, fold.target))
-    np.testing.assert_allclose(found, fitted.predict_proba(fold.target)[:, 1], atol=1e-5)
-    assert np.abs(found - before).max() > 0.01
-    assert json.loads((tmp_path / "model.json").read_text())["output"]["threshold"] == 0.42
-
-
-def test_a_network_without_phenotypes(fold, tmp_path):
+def test_a_network_without_phenotypes_and_with_a_sites_own_calibration(fold, tmp_path):
     source, target = fold.source.with_inputs([]), fold.target.with_inputs([])
     fitted = make("erm", **small("erm")).fit(source, seed=0)
+    before = fitted.predict_proba(target)[:, 1]
+    fitted.facts_["local"] = {"slope": 1.7, "offset": -0.4, "threshold": 0.42}
     path, reported = exported(fitted, tmp_path)
-    assert [one["name"] for one in reported["inputs"]] == ["fc"]
-    got = run_onnx(path, prepared(fitted, target))
-    np.testing.assert_allclose(got, fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-5)
+    assert [one["name"] for one in reported["inputs"]] == ["fc"] and reported["output"]["threshold"] == 0.42
+    found = run_onnx(path.read_bytes(), prepared(fitted, target))
+    np.testing.assert_allclose(found, fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-5)
+    assert np.abs(found - before).max() > 0.01
 
 
 def by_the_json(reported, series, phenotypes):
@@ -158,7 +148,7 @@ def by_the_json(reported, series, phenotypes):
     return made
 
 
-@pytest.mark.parametrize("name", ["fc-logistic", "connectome-adaptive", "metaexplainer"])
+@pytest.mark.parametrize("name", ["fc-logistic", "connectome-adaptive", pytest.param("metaexplainer", marks=pytest.mark.onnx)])
 def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
     fields = (small(name) if name == "metaexplainer" else {}) | {"phenotypes": True}
     constant = fold.source.phenotypes.assign(education=12.0)  # what does not vary in source counts for nobody

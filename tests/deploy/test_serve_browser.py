@@ -1,27 +1,21 @@
-"""`m2lgdg serve` as a user has it: the command, a real server, a real browser; and Ctrl-C.
+"""`m2lgdg serve` as a user has it: the command, a real server and a real browser (`chromium`, driven by playwright)."""
 
-The browser's tests need Debian's `chromium`; playwright drives it.
-"""
-
-import http.client
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from m2lgdg import METHODS, Model, make
-from m2lgdg.registry import load_methods
+from m2lgdg import Model
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 CHROMIUM = shutil.which("chromium")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +82,6 @@ def expected(folder, cohort, **phenotypes):
     return fitted.predict_proba(one._changed(phenotypes=table))[0, 1]
 
 
-@needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_subject_is_answered(width, scheme, opened, scan, folder, cohort, server):
@@ -116,7 +109,6 @@ def test_a_subject_is_answered(width, scheme, opened, scan, folder, cohort, serv
     assert len(ids) == len(set(ids))
 
 
-@needs_chromium
 def test_the_keyboard_is_enough(opened, scan, folder, cohort):
     page = opened()
     page.keyboard.press("Tab")
@@ -132,7 +124,6 @@ def test_the_keyboard_is_enough(opened, scan, folder, cohort):
     assert page.evaluate("document.activeElement.id") == "answer"
 
 
-@needs_chromium
 def test_a_file_can_be_dropped(opened, scan):
     page = opened()
     box = page.locator("#series").bounding_box()
@@ -147,7 +138,6 @@ def test_a_file_can_be_dropped(opened, scan):
     page.wait_for_selector(".big")
 
 
-@needs_chromium
 def test_no_script_is_needed(opened, scan, folder, cohort):
     page = opened(java_script_enabled=False)
     page.set_input_files("#series", scan)
@@ -156,7 +146,6 @@ def test_no_script_is_needed(opened, scan, folder, cohort):
     assert page.locator(".big strong").inner_text() == f"{expected(folder, cohort):.2f}"
 
 
-@needs_chromium
 def test_a_wrong_file_is_told_and_hostile_words_stay_text(opened):
     page = opened()
     name = "<img src=x onerror=window.stolen=1>.npy"
@@ -174,7 +163,6 @@ def test_a_wrong_file_is_told_and_hostile_words_stay_text(opened):
     assert page.evaluate("window.stolen") is None
 
 
-@needs_chromium
 def test_a_file_that_is_too_large_is_told_before_it_is_sent(opened, server):
     page = opened()
     page.evaluate("""() => { const all = new DataTransfer(); all.items.add(new File([new Uint8Array(20971521)], "big.npy"));
@@ -183,87 +171,3 @@ def test_a_file_that_is_too_large_is_told_before_it_is_sent(opened, server):
     assert page.evaluate("document.querySelector('#series').validationMessage") == "This file is larger than 20 MB."
     page.get_by_role("button", name="Predict").click()
     assert page.asked.count(server) == 1
-
-
-def connected(server):
-    return http.client.HTTPConnection("127.0.0.1", int(server.rstrip("/").rsplit(":", 1)[1]), timeout=60)
-
-
-def test_the_real_server_refuses_other_names_and_huge_bodies(server):
-    for headers, status in (({"Host": "evil.example"}, 421), ({}, 200)):
-        connection = connected(server)
-        connection.request("GET", "/", headers=headers)
-        response = connection.getresponse()
-        assert response.status == status
-        assert response.headers["Cache-Control"] == "no-store"
-        assert response.headers["Server"] is None
-        connection.close()
-    connection = connected(server)
-    connection.putrequest("POST", "/")
-    connection.putheader("Content-Type", "multipart/form-data; boundary=b")
-    connection.putheader("Content-Length", str(10**12))
-    connection.endheaders()  # and not a byte of it
-    assert connection.getresponse().status == 413
-    connection.close()
-
-
-def test_rubbish_on_the_wire_does_not_end_the_server(server):
-    for sent in (
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"A" * 200_000,
-    ):
-        with socket.create_connection(("127.0.0.1", connected(server).port), timeout=60) as wire:
-            wire.sendall(sent)
-    connection = connected(server)
-    connection.request("GET", "/")
-    assert connection.getresponse().status == 200
-    connection.close()
-
-
-def test_a_port_that_is_taken_is_told(server, folder):
-    port = str(connected(server).port)
-    command = [sys.executable, "-m", "m2lgdg.cli", "serve", str(folder), "--port", port]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr == f"m2lgdg: --port {port} on 127.0.0.1 cannot be used (address already in use); choose another.\n"
-
-
-STUCK = '''
-import threading
-from m2lgdg.method import Method, method
-
-@method("stuck")
-class Stuck(Method):
-    """Never answers."""
-
-    def learn(self, source, **_):
-        self.facts_["inputs"] = []
-
-    def score(self, target):
-        print("computing", flush=True)
-        threading.Event().wait()
-'''
-
-
-def test_ctrl_c_ends_a_computation_too(cohort, tmp_path):
-    (tmp_path / "stuck.py").write_text(STUCK)
-    load_methods((str(tmp_path / "stuck.py"),))
-    make("stuck").fit(cohort).save(tmp_path / "model")
-    np.save(tmp_path / "scan.npy", cohort.series[0])
-    command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(tmp_path / "model"), "--port", "0"]
-    command += ["--plugin", str(tmp_path / "stuck.py")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    server = re.search(r"http://\S+", running.stdout.readline())[0]
-    running.stdout.readline()
-    begin = b'--b\r\nContent-Disposition: form-data; name="series"; filename="a.npy"\r\n\r\n'
-    connection = connected(server)
-    body = begin + (tmp_path / "scan.npy").read_bytes() + b"\r\n--b--\r\n"
-    connection.request("POST", "/", body, {"Content-Type": "multipart/form-data; boundary=b"})
-    assert running.stdout.readline() == "computing\n"
-    running.send_signal(signal.SIGINT)
-    rest, _ = running.communicate(timeout=120)
-    connection.close()
-    METHODS.pop("stuck")
-    assert (running.returncode, rest) == (0, "Stopped; nothing was written.\n")
