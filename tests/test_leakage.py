@@ -18,6 +18,7 @@ CHECKS = (
     "no near-duplicate scan on both sides",
     "no label proxy among the inputs",
     "source labels known",
+    "missingness does not reveal the label",
     "no two site names are one site",
 )
 
@@ -40,7 +41,8 @@ def test_a_clean_cohort_passes_everything(tiny):
     assert tuple(one["check"] for one in result) == CHECKS
     assert all(one["passed"] is True for one in result)
     assert all(one["detail"].startswith("4 targets checked: ") for one in result[:6])
-    assert result[6]["detail"].startswith("4 site names checked: ")
+    assert result[6]["detail"].startswith("52 subjects checked: ")
+    assert result[7]["detail"].startswith("4 site names checked: ")
     assert "(inputs: sex, age, education)" in result[4]["detail"]
     assert json.loads(json.dumps(result)) == result
     assert leakage_checks(tiny, ["east"])[0]["detail"].startswith("1 target checked: ")

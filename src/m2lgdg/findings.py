@@ -36,6 +36,7 @@ NUMBERED = (
     "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
 )
 SEPARATES = "{column} separates patients from controls almost perfectly. Is it a label proxy?"
+RATES = "{controls:.0f} % of controls and {patients:.0f} % of patients[ ({within})]"
 # The sentence of each kind. A section in [] is left out if a value in it is missing; {size:subject} is a number with its noun.
 SENTENCES: dict[Severity, dict[str, str]] = {
     "unusable": {
@@ -74,8 +75,10 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "missing at sites": "{column} is missing at {listed}, but for only {elsewhere:.0f} % of subjects elsewhere; its "
         "missingness reveals the site.",
         "missing": "{column} is missing for {percent:.0f} % of subjects.",
-        "missing by label": "{column} is missing for {controls:.0f} % of controls and {patients:.0f} % of patients; its "
-        "missingness reveals the label.",
+        "missing by label": f"{{column}} is missing for {RATES}; its missingness reveals the label.",
+        "atlas missing by label": f"Atlas {{column}} is missing for {RATES}; its missingness reveals the label. Leave out the "
+        "atlas, or the subjects without it.",
+        "flat by label": f"ROI {{column}} is flat for {RATES}, which reveals the label.",
         "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
         "separating input": f"Input {SEPARATES}",
         "text": "{text}",

@@ -32,12 +32,14 @@ def audit(
 
     The target is also fitted after other targets in one process, and files that a method uses are reported.
     A second table shows how well phenotypes, head motion, missing values and the site classify without imaging.
-    Exit code 0: all methods passed, 1: a method leaks, 2: the audit or a method could not be run.
+    Leakage checks of the cohort that fail are listed too.
+    Exit code 0: all methods passed, 1: a method or the cohort leaks, 2: the audit or a method could not be run.
     """
     from rich.markup import escape
     from rich.table import Table
 
-    from m2lgdg.study.audit import LIMITS, no_brain_scores
+    from m2lgdg.data.leakage import failure_sentences, leakage_checks
+    from m2lgdg.study.audit import LIMITS, no_brain_scores, study_cohort
     from m2lgdg.study.audit import audit as audit_study
 
     resolved = study_file(study, changes, plugin)
@@ -55,13 +57,16 @@ def audit(
     with terminal.progress("fitting baselines without imaging"):
         scores = no_brain_scores(resolved, target=results[0].target)
     terminal.out.print(_baseline_table(scores))
+    of_cohort = failure_sentences(leakage_checks(study_cohort(resolved), resolved.targets))
+    terminal.warn(*of_cohort)
     leaks, failed = any(result.differs for result in results), any(result.reason is not None for result in results)
     terminal.say("Nothing was written.")
-    if leaks or failed:
-        terminal.say("Correct the methods that did not pass, then audit the study again.")
+    if leaks or failed or of_cohort:
+        what = "methods that did not pass" if leaks or failed else "cohort"
+        terminal.say(f"Correct the {what}, then audit the study again.")
     else:
         suggestions.print_next(context, "run", study, "--out", suggestions.free(f"{study.stem}-results"))
-    raise typer.Exit(1 if leaks else 2 if failed else 0)
+    raise typer.Exit(1 if leaks or of_cohort else 2 if failed else 0)
 
 
 def _baseline_table(scores: list[NoBrainScore]) -> Table:

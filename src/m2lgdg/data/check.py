@@ -18,6 +18,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, is_proxy, natural_key, shown_table
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
+from m2lgdg.data.missingness import missing_by_label
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST, SLOWEST
 from m2lgdg.findings import (
@@ -96,7 +97,8 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     checks = (
         *(_protocol(cohort), _tiny(cohort), _exclusions(cohort), _duplicates(cohort), _lacking(cohort), _short(cohort)),
         *(_in_atlas(one, several=bool(cohort.parcellations)) for one in scans),
-        *(_repetition_times(cohort), _motion(cohort), _implausible(cohort), _missing(cohort), _proxies(cohort)),
+        *(_repetition_times(cohort), _motion(cohort), _implausible(cohort)),
+        *(_missing(cohort), missing_by_label(cohort), _proxies(cohort)),
         [Finding("inputs", numbers={"listed": ", ".join(cohort.inputs) or "none"})],
         [text_finding(note) if isinstance(note, str) else note for note in cohort.notes],
     )
@@ -390,10 +392,6 @@ def _missing(cohort: Cohort) -> Iterator[Finding]:
             yield Finding("missing at sites", numbers=numbers)
         elif missing.mean() > 0.5:
             yield Finding("missing", numbers={"column": column, "percent": 100 * float(missing.mean())})
-        controls, patients = (missing[cohort.labels == label] for label in (0, 1))
-        if len(controls) and len(patients) and abs(controls.mean() - patients.mean()) > 0.5:
-            rates = {"controls": 100 * float(controls.mean()), "patients": 100 * float(patients.mean())}
-            yield Finding("missing by label", numbers={"column": column, **rates})
 
 
 def _proxies(cohort: Cohort) -> Iterator[Finding]:

@@ -17,8 +17,9 @@ import numpy as np
 from m2lgdg.cohort import Cohort, is_proxy
 from m2lgdg.data.check import TINY, separates
 from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
+from m2lgdg.data.missingness import missing_by_label
 from m2lgdg.data.site_names import alike, shown
-from m2lgdg.findings import counted
+from m2lgdg.findings import NAMED, counted
 from m2lgdg.metrics import auc
 from m2lgdg.splits import Fold, leave_one_site_out
 
@@ -63,7 +64,7 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         remark = _one_side(cohort, folds, copies, scans)
         if remark:
             result |= {"remark": remark, "detail": f"{result['detail']} {remark}"}
-    return [*results, _site_names(cohort)]
+    return [*results, _missingness(cohort), _site_names(cohort)]
 
 
 def failure_sentences(checks: Iterable[dict[str, Any]]) -> list[str]:
@@ -143,6 +144,14 @@ def _reveals_label(source: Cohort, column: str) -> bool:
         return False
     areas = [auc(source.labels[here], values[here]) if n else 0.0 for here, n in zip(at_sites, pairs, strict=True)]
     return bool(abs(np.average(areas, weights=pairs) - 0.5) > SEPARATION)
+
+
+def _missingness(cohort: Cohort) -> dict[str, Any]:
+    """Check that nothing is missing more often for one class; over the whole cohort, as a class of a source may be small."""
+    check, found = "missingness does not reveal the label", missing_by_label(cohort)
+    fine = "no input, atlas or ROI is missing for one class much more often than for the other."
+    detail = " ".join(one.text for one in found[:NAMED]) + (f" And {len(found) - NAMED} more." if len(found) > NAMED else "")
+    return {"check": check, "passed": not found, "detail": detail or f"{counted(len(cohort), 'subject')} checked: {fine}"}
 
 
 def _site_names(cohort: Cohort) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Whether it tells the label that an input, an atlas or the signal of a ROI is missing.
+
+`check` reports it, and `leakage` fails a study for it: a method need not see a value to learn from its absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import hypergeom
+
+from m2lgdg.cohort import Cohort
+from m2lgdg.findings import Finding
+
+Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int_]
+OVER_ALL, WITHIN_SITES = 0.3, 0.1  # least difference between patients and controls in how often something is missing
+SIGNIFICANT = 0.01  # over everything that is missing for somebody (Bonferroni)
+
+
+class Absence(NamedTuple):
+    """Something that some subjects do not have, with the kind of finding that names it if it tells the label."""
+
+    kind: str
+    name: str
+    missing: Bools  # (subject,)
+
+
+def missing_by_label(cohort: Cohort) -> list[Finding]:
+    """A finding for everything that is missing for patients and controls at different rates.
+
+    Compared are subjects of the same site, and all subjects. A difference that is due to sites alone, such as an IQ that a
+    site did not measure, tells the site and must be three times as large.
+    """
+    labelled = cohort.labels >= 0
+    patients = cohort.labels[labelled] == 1
+    sites = np.unique(cohort.sites[labelled], return_inverse=True)[1]
+    absences = [one._replace(missing=one.missing[labelled]) for one in _absences(cohort)]
+    absences = [one for one in absences if one.missing.any() and not one.missing.all()]
+    findings = []
+    for one in absences:
+        for groups, least in ((sites, WITHIN_SITES), (np.zeros_like(sites), OVER_ALL)):
+            counts = _counts(one.missing, patients, groups)
+            controls_rate, patients_rate = _rates(counts)
+            if abs(patients_rate - controls_rate) >= least and _chance(counts) * 2 * len(absences) < SIGNIFICANT:
+                rates = {"controls": 100 * controls_rate, "patients": 100 * patients_rate}
+                within = {"within": "within sites"} if least == WITHIN_SITES else {}
+                findings.append(Finding(one.kind, numbers={"column": one.name, **rates, **within}))
+                break
+    return findings
+
+
+def _absences(cohort: Cohort) -> Iterator[Absence]:
+    inputs = cohort.phenotypes[list(cohort.inputs)].isna()
+    for column in cohort.inputs:
+        yield Absence("missing by label", column, inputs[column].to_numpy())
+    if len(cohort.inputs) > 1:
+        yield Absence("missing by label", "At least one input", inputs.any(axis=1).to_numpy())
+    for atlas, each in cohort.parcellations.items():
+        yield Absence("atlas missing by label", atlas, ~each.present)
+    for one in cohort.each_atlas():
+        has = np.isin(cohort.subjects, one.subjects)
+        flat = np.zeros((len(cohort), len(one.rois)), dtype=bool)  # (subject, roi)
+        flat[has] = [(series == series[0]).all(axis=0) for series in one.series]
+        for name, missing in zip(one.rois, flat.T, strict=True):
+            yield Absence("flat by label", f"{name} ({one.atlas})" if cohort.parcellations else name, missing)
+
+
+def _counts(missing: Bools, patients: Bools, groups: Counts) -> Counts:
+    """(group, 4) patients, controls, missing patients and missing controls; only groups that have both classes."""
+    kinds = np.stack([patients, ~patients, patients & missing, ~patients & missing], axis=1)
+    counts = np.zeros((groups.max(initial=-1) + 1, 4), dtype=int)
+    np.add.at(counts, groups, kinds)
+    return counts[counts[:, :2].all(axis=1)]
+
+
+def _rates(counts: Counts) -> tuple[float, float]:
+    """How often it is missing in controls and in patients, mean over groups with the weights of Mantel and Haenszel."""
+    if not len(counts):
+        return 0.0, 0.0
+    n_patients, n_controls, patients, controls = counts.T
+    weights = n_patients * n_controls / (n_patients + n_controls)
+    return float(np.average(controls / n_controls, weights=weights)), float(np.average(patients / n_patients, weights=weights))
+
+
+def _chance(counts: Counts) -> float:
+    """Two-sided exact p value: labels permuted within groups, by the number of missing patients over all groups."""
+    observed, chances = 0, []
+    for n_patients, n_controls, patients, controls in counts.tolist():
+        missing = patients + controls
+        fewest = max(0, missing - n_controls)
+        possible = np.arange(fewest, min(missing, n_patients) + 1)
+        chances.append(hypergeom.pmf(possible, n_patients + n_controls, n_patients, missing))
+        observed += patients - fewest
+    total = reduce(np.convolve, chances)
+    return float(total[total <= total[observed] * (1 + 1e-7)].sum())
