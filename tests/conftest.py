@@ -103,7 +103,7 @@ def figures_painted_only(monkeypatch):
     from matplotlib.figure import Figure as Canvas
     from matplotlib.text import Text
 
-    from m2lgdg.report import brains, curve, data, drawing, figures
+    from m2lgdg.report import brains, curve, data, drawing, figures, training
 
     def draw(name, caption, alt, size, paint, **_):
         sheet = drawing.Sheet(Canvas(figsize=size, layout="constrained"))
@@ -114,7 +114,7 @@ def figures_painted_only(monkeypatch):
         page = f'<svg role="img" aria-label="{escape(alt)}">{texts}{tips}</svg>'
         return drawing.Figure(drawing.plain(name), caption, alt, page.encode(), page.encode(), page)
 
-    for module in (brains, curve, data, figures):
+    for module in (brains, curve, data, figures, training):
         monkeypatch.setattr(module, "draw", draw)
 
 

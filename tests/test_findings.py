@@ -29,10 +29,10 @@ from m2lgdg.findings import (
     text_finding,
 )
 from m2lgdg.method import Method
-from m2lgdg.report.answer import data_box
 from m2lgdg.report.card import NOT_CHECKED, OTHER_COHORT, ROIS_UNKNOWN, card
 from m2lgdg.report.checklists import known_facts
 from m2lgdg.report.contents import read_contents
+from m2lgdg.report.sections import findings_box
 from m2lgdg.report.sharing import shared_model
 from m2lgdg.storage import read_tensors, write_tensors
 from m2lgdg.study import description
@@ -298,9 +298,9 @@ def test_an_unchecked_cohort_is_checked_on_the_way(cohort, typed, tmp_path, monk
     # A folder of an earlier version has no such record, and says so until it is run again.
     (tmp_path / "out" / "cohort.json").unlink()
     assert f"Data: {description.NOT_CHECKED}" in typed("table", "out")[1]
-    assert data_box(read_contents("out")).summary == description.NOT_CHECKED
+    assert findings_box(read_contents("out")).summary == description.NOT_CHECKED
     assert typed("run", "study.toml", "--out", "out")[0] == 0
-    assert data_box(read_contents("out")).shown[0].startswith(f"{PAIR[0]} (north) and {PAIR[1]} (north)")
+    assert findings_box(read_contents("out")).shown[0].startswith(f"{PAIR[0]} (north) and {PAIR[1]} (north)")
     (tmp_path / "out" / "cohort.json").write_text("{")
     code, _, errors = typed("table", "out")
     assert code == 2 and "cohort.json is damaged and cannot be read as facts about a cohort" in errors

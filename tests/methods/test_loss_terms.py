@@ -8,7 +8,7 @@ import pytest
 
 from m2lgdg import InputError, make, make_cohort, run_study
 from m2lgdg.report.page import write_report
-from m2lgdg.report.sections import loss_terms
+from m2lgdg.report.training import loss_terms
 
 SMALL = {"variant": "small", "epochs": 3, "warmup": 1, "length": 20}
 

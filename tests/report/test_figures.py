@@ -17,8 +17,10 @@ from PIL import Image
 
 from m2lgdg.report import figures
 from m2lgdg.report.brains import BLUE, GREY, HALF, RED, TOP, glass_brain, top_edges
-from m2lgdg.report.drawing import colour, hues_of, plain
-from m2lgdg.report.figures import DISTINCT, ROWS, calibration_by_target, decision_curves, forest, roc_by_target, training_curves
+from m2lgdg.report.drawing import colour
+from m2lgdg.report.figures import DISTINCT, ROWS, calibration_by_target, decision_curves, forest, roc_by_target
+from m2lgdg.report.tables import plain
+from m2lgdg.report.training import training_curves
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
 
@@ -87,7 +89,8 @@ def test_drawing_a_glass_brain_does_not_import_nilearn(rois, tmp_path):
 
 def test_training_curves_have_a_line_for_every_training_and_nothing_is_cut_off():
     runs = [[{"loss": 1e7 / (epoch + 1), "val_auc": 0.5 + epoch / 99} for epoch in range(length)] for length in (9, 20, 33)]
-    figure = training_curves({"a": runs, "b": [[{"loss": 0.998500 + epoch / 1e6, "val_auc": 0.5} for epoch in range(9)]]})
+    flat = [[{"loss": 0.998500 + epoch / 1e6, "val_auc": 0.5} for epoch in range(9)]]
+    figure = training_curves({"a": runs, "b": flat}, {})
     text = figure.svg.decode()
     lines = text.split('id="LineCollection_1"')[1].split("</g>")[0]
     assert lines.count("<path") == 3
@@ -106,12 +109,15 @@ def predicted(methods, sites=("A", "B")):
     return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
 
 
+def numbered(keys):
+    return {key: i for i, key in enumerate(keys)}
+
+
 def test_a_method_has_one_colour_in_all_figures():
     table = predicted(["one", "two", "three"])
     mean, scores = over_seeds(table), site_scores(cell_scores(table))
     keys = [(name, "") for name in ("one", "two", "three")]
-    hues = hues_of([keys[1], *keys])
-    assert hues == {keys[1]: 0, keys[0]: 1, keys[2]: 2}
+    hues = {keys[1]: 0, keys[0]: 1, keys[2]: 2}
     subset = [keys[2], keys[0]]  # in another order, and not all
     drawn = [forest(mean, scores, subset, hues=hues), roc_by_target(mean, subset, subset, hues)]
     drawn += [calibration_by_target(mean, subset, hues), decision_curves(mean, subset, hues)]
@@ -134,10 +140,11 @@ def test_the_forest_is_sorted_and_in_percent():
     scores = site_scores(cell_scores(table))
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "target"])["mean"]
     assert areas["better"].mean() > areas["worse"].mean() and areas[:, "easy"].mean() > areas[:, "hard"].mean()
-    text = forest(over_seeds(table), scores, [("worse", ""), ("better", "")]).svg.decode()
+    keys = [("worse", ""), ("better", "")]
+    figure = forest(over_seeds(table), scores, keys, hues=numbered(keys))
+    text = figure.svg.decode()
     assert text.index(">easy<") < text.index(">hard<") and text.index(">better<") < text.index(">worse<")
-    tips = forest(over_seeds(table), scores, [("worse", ""), ("better", "")]).page
-    assert f"better, easy: AUC {100 * areas['better', 'easy']:.1f} (95 % interval" in tips
+    assert f"better, easy: AUC {100 * areas['better', 'easy']:.1f} (95 % interval" in figure.page
     assert "AUC at the unseen site (%)" in text
 
 
@@ -164,20 +171,20 @@ def test_many_methods_are_named_at_their_rows_and_few_stand_out_of_the_curves():
     own = predicted(["good"])
     many = pd.concat([own.assign(method=f"method {i:02d}") for i in range(DISTINCT + 1)])
     keys = [(name, "") for name in many.method.unique()]
-    mean, scores = over_seeds(many), site_scores(cell_scores(many))
-    rows = forest(mean, scores, keys).svg.decode()
-    curves = roc_by_target(mean, keys, keys[:2])
+    mean, scores, hues = over_seeds(many), site_scores(cell_scores(many)), numbered(keys)
+    rows = forest(mean, scores, keys, hues=hues).svg.decode()
+    curves = roc_by_target(mean, keys, keys[:2], hues)
     assert [rows.count(f">{name}<") for name, _ in keys] == [2] * len(keys)  # once a target, and no legend
     assert [curves.svg.decode().count(f">{name}<") for name, _ in keys] == [1, 1] + [0] * (DISTINCT - 1)
     assert "Grey: the other 9 methods" in curves.caption
     sites = pd.concat([many.assign(target=f"site {i}") for i in range(ROWS // len(keys) + 1)])
-    means = forest(over_seeds(sites), site_scores(cell_scores(sites)), keys)
+    means = forest(over_seeds(sites), site_scores(cell_scores(sites)), keys, hues=hues)
     assert [means.svg.decode().count(f">{name}<") for name, _ in keys] == [1] * len(keys)
     assert "Mean AUC over target sites" in means.caption
     fewer = keys[:DISTINCT]
-    assert forest(mean, scores, fewer).svg.decode().count(">method 03<") == 1  # in the legend
-    assert roc_by_target(mean, fewer, fewer[:2]).svg.decode().count(">method 03<") == 1
-    assert "Grey" not in roc_by_target(mean, fewer, fewer[:2]).caption
+    assert forest(mean, scores, fewer, hues=hues).svg.decode().count(">method 03<") == 1  # in the legend
+    curves = roc_by_target(mean, fewer, fewer[:2], hues)
+    assert curves.svg.decode().count(">method 03<") == 1 and "Grey" not in curves.caption
 
 
 def test_of_many_sites_and_methods_the_mean_has_its_interval():
@@ -185,7 +192,8 @@ def test_of_many_sites_and_methods_the_mean_has_its_interval():
     own = predicted(["good"], sites=("A",))
     both = [own.assign(method=f"m{k}", target=f"s{i}", proba=rng.random(30)) for k in range(12) for i in range(11)]
     scores = site_scores(cell_scores(pd.concat(both)))
-    drawn = forest(over_seeds(pd.concat(both)), scores, [(f"m{k}", "") for k in range(12)])
+    keys = [(f"m{k}", "") for k in range(12)]
+    drawn = forest(over_seeds(pd.concat(both)), scores, keys, hues=numbered(keys))
     areas = scores[(scores.metric == "AUC") & (scores.method == "m3")]["mean"]
     half = 2.228 * areas.std() / 11**0.5  # Student's t with ten degrees of freedom
     assert f"m3: mean AUC {100 * areas.mean():.1f} ± {100 * half:.1f} (95 % interval), 11 sites" in html.unescape(drawn.page)

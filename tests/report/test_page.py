@@ -12,12 +12,12 @@ import pytest
 from m2lgdg import InputError, make, table
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.registry import METHODS
-from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import missing_cells, read_contents
 from m2lgdg.report.drawing import plain
 from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import study_tables, training_tables
+from m2lgdg.report.sections import answer
 from m2lgdg.report.tables import render
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.stats import cell_scores, over_seeds

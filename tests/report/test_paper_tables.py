@@ -15,7 +15,6 @@ from m2lgdg import InputError, make
 from m2lgdg.cli import main
 from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval, evaluate
 from m2lgdg.registry import METHODS
-from m2lgdg.report.answer import answer
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import (
@@ -30,6 +29,7 @@ from m2lgdg.report.paper_tables import (
     training_tables,
 )
 from m2lgdg.report.published import read_published
+from m2lgdg.report.sections import answer
 from m2lgdg.report.tables import render
 from m2lgdg.study.predictions import COLUMNS
 from m2lgdg.study.stats import cell_scores, holm, over_seeds

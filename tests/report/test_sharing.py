@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from m2lgdg import InputError, make, make_cohort, run_study
-from m2lgdg.data.pseudonyms import Pseudonyms
+from m2lgdg.data.pseudonyms import Pseudonyms, file_name, has_path, starts_path, without_paths
 from m2lgdg.findings import Exclusion
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
@@ -20,7 +20,6 @@ from m2lgdg.registry import create
 from m2lgdg.report.checklists import age_band
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
-from m2lgdg.report.paths import file_name, has_path, starts_path, without_paths
 from m2lgdg.report.sharing import identifying_words_withheld, share_study, shared_model
 from m2lgdg.study.description import NOT_CHECKED
 

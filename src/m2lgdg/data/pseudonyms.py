@@ -1,15 +1,29 @@
-"""Pseudonyms for subjects in shared files: salted hashes in place of ids.
+"""What is shared names nobody: salted hashes in place of subject ids, and texts without paths.
 
-The salt is drawn for each output and never stored, so pseudonyms can neither be reversed nor linked across outputs.
+The salt is drawn for each output and never stored, so pseudonyms can neither be reversed nor linked across outputs. A path is
+removed as a whole, because any part of one may be the name of a person; nothing here tries to recognise names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 
 import pandas as pd
+
+REMOVED = "[path]"
+# A slash or backslash; not that of 1/2, n/a or and/or.
+SEPARATOR = re.compile(r"\\|(?!(?<=\d)/\d|(?<=\bn)/a\b|(?<=\band)/or\b)/")
+# Where a path begins that is given from a root, a drive, a server, a home folder or the working folder.
+START = re.compile(
+    r"(?:^|(?<=[\s'\"`=(\[{<,:;|]))(?:file:(?=[\\/])|[A-Za-z]:(?=[\\/])|\\\\|~(?=[\\/A-Za-z_])|\.{0,2}[\\/])", re.IGNORECASE
+)
+HOME = re.compile(r"(?<![\w.~/\\])~[A-Za-z_][\w.-]*")
+# The last part of a path is kept only if it is a file of a known kind: other parts may be a folder named after a person.
+KINDS = "1D bin cohort csv gz h5 html json jsonl mat md nii npy npz onnx pt py safetensors toml tsv txt xls xlsx yaml yml"
+FILE = re.compile(rf"[^\s'\"<>|:;,()]+\.(?:{'|'.join(KINDS.split())})(?!\w|\.\w)")
 
 
 class Pseudonyms:
@@ -29,3 +43,38 @@ class Pseudonyms:
             return renamed.sort_values("subject", ignore_index=True)
         groups = [rows.sort_values("subject") for _, rows in renamed.groupby(by, sort=False)]
         return pd.concat(groups, ignore_index=True)
+
+
+def has_path(text: str) -> bool:
+    """Whether a text may contain a path."""
+    return bool(SEPARATOR.search(text) or HOME.search(text))
+
+
+def starts_path(name: str) -> bool:
+    """Whether a name contains a path from a root, a drive, a server or a home folder; `A/B` may name a site."""
+    return bool(HOME.search(name) or any(SEPARATOR.search(name, match.start()) for match in START.finditer(name)))
+
+
+def without_paths(text: str) -> str:
+    """Text in which a line with a path has the words before it, and the name and words after it if it is that of a file.
+
+    Of a path that is not given from a root the words before are removed as well. It ends at the last separator of the line,
+    since folders may have spaces and quotes in their names.
+    """
+    return "\n".join(map(_without_path, text.split("\n")))
+
+
+def _without_path(line: str) -> str:
+    line = HOME.sub(lambda match: match[0] if SEPARATOR.match(line, match.end()) else REMOVED, line)
+    separators = [match.start() for match in SEPARATOR.finditer(line)]
+    if not separators:
+        return line
+    starts = [match.start() for match in START.finditer(line) if match.start() <= separators[0]]
+    before, after = line[: starts[0]] if starts else "", line[separators[-1] + 1 :]
+    return before + (after if FILE.match(after) else REMOVED)
+
+
+def file_name(path: str) -> str:
+    """Last part of a path of any system, if it is a file of a known kind."""
+    name = re.split(r"[\\/]", path)[-1]
+    return name if re.search(rf"\.(?:{'|'.join(KINDS.split())})$", name) else "folder"

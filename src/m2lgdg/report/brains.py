@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from matplotlib.path import Path as MplPath
 from m2lgdg.explain.explanation import Explanation, roi_label
 from m2lgdg.report.contents import Cells, Contents
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
-from m2lgdg.report.tables import NAN, Cell, Column, Table, columns
+from m2lgdg.report.tables import NAN, Column, Table, Value, columns, plain
 from m2lgdg.study.description import read_connectomes
 
 TOP, HALF = 20, 10
@@ -34,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def top_rois(method: str, rois: pd.DataFrame) -> Figure:
-    """Bar chart of the twenty highest scores, ranks 1 to 10 red and 11 to 20 grey, with intervals over folds and seeds."""
+    """Bar chart of the twenty highest scores, with intervals over folds and seeds."""
     top = rois.head(TOP)
 
     def paint(sheet: Sheet) -> None:
@@ -59,7 +58,7 @@ def top_rois(method: str, rois: pd.DataFrame) -> Figure:
 
 
 def glass_brain(method: str, rois: pd.DataFrame, *, columns: int = 2, ranks: bool = True) -> Figure | None:
-    """Glass brain with the top ROIs at their MNI centroids, numbered by rank; None if the atlas has no centroids."""
+    """Glass brain with the top ROIs at their MNI centroids; None if the atlas has none."""
     top = rois.head(TOP)
     if not _placed(top):
         return None
@@ -80,7 +79,7 @@ def glass_brain(method: str, rois: pd.DataFrame, *, columns: int = 2, ranks: boo
 
 
 def top_edges(method: str, edges: pd.DataFrame, rois: pd.DataFrame) -> Figure | None:
-    """The twenty edges with the highest scores, between centroids on a glass brain or, without centroids, on a circle."""
+    """The twenty highest edges, on a glass brain or, without centroids, on a circle."""
     top = edges.head(TOP)
     if not len(top) or not top["score"].any():
         return None
@@ -128,14 +127,13 @@ def _edges_on_circle(ends: npt.NDArray[Any], colours: npt.NDArray[Any], widths: 
 
 
 def _between(scores: npt.NDArray[Any], low: float, high: float) -> Floats:
-    """Scores mapped linearly from their own range to that of a mark; all equal: the middle."""
     span = float(np.ptp(scores))
     relative = (scores - scores.min()) / span if span else np.full(len(scores), 0.5)
     return np.asarray(low + (high - low) * relative, dtype=np.float64)
 
 
 def _brain_axes(sheet: Sheet, columns: int) -> Iterator[tuple[Any, int, int, int]]:
-    """Axes with the outlines of each view; columns of x, y, z that they show across and upwards, and the hemisphere."""
+    """Axes with the outlines of each view; columns of x, y, z shown across and upwards, and the hemisphere."""
     views, order = _outlines(), VIEWS if columns == len(VIEWS) else [VIEWS[i] for i in (0, 2, 1, 3)]
     rows = [order[i : i + columns] for i in range(0, len(order), columns)]
     spans = [np.array([views[name].bounds[1] - views[name].bounds[0] for name, *_ in row]) for row in rows]
@@ -163,7 +161,7 @@ VIEWS = (("side", 1, 2, -1), ("back", 0, 2, 0), ("side", 1, 2, 1), ("top", 0, 1,
 
 
 class View(NamedTuple):
-    """Outlines of a brain from one direction (path, colour, width), in mm of MNI space, and the bounds of the axes."""
+    """Outlines of a brain from one direction (path, colour, width) in mm of MNI space, and the bounds of the axes."""
 
     bounds: tuple[float, float, float, float]  # x, x, y, y
     lines: list[tuple[MplPath, str, float]]
@@ -180,23 +178,22 @@ def _outlines() -> dict[str, View]:
 
 
 def _placed(top: pd.DataFrame) -> bool:
-    """Whether there are scores, and a centroid for each ROI."""
     return "x" in top and bool(top["score"].any()) and not top[["x", "y", "z"]].isna().any(axis=None)
 
 
-def three_dimensional(rois: pd.DataFrame, to: Path) -> Path | None:
-    """Write a self-contained page with the top ROIs on a rotatable brain; None if the atlas has no centroids."""
-    top = rois.head(TOP)
-    if not _placed(top):
-        return None
+def three_dimensional(method: str, explanation: Explanation) -> dict[str, str]:
+    """Self-contained pages with the top ROIs on a rotatable brain, for each atlas with centroids."""
     from nilearn.plotting import view_markers
 
-    colours = [RED if i < HALF else GREY for i in range(len(top))]
-    names = [f"{i + 1}. {roi_label(str(name))}" for i, name in enumerate(top["roi"])]
-    view: Any = view_markers(top[["x", "y", "z"]].to_numpy(), colours, marker_size=8, marker_labels=names)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    view.save_as_html(str(to))
-    return to
+    pages = {}
+    for name, each in by_atlas(method, explanation).items():
+        top = each.rois.head(TOP)
+        if _placed(top):
+            colours = [RED if i < HALF else GREY for i in range(len(top))]
+            names = [f"{i + 1}. {roi_label(str(roi))}" for i, roi in enumerate(top["roi"])]
+            view: Any = view_markers(top[["x", "y", "z"]].to_numpy(), colours, marker_size=8, marker_labels=names)
+            pages[f"{plain(f'brain-{name}')}-3d.html"] = str(view.get_standalone())
+    return pages
 
 
 def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
@@ -228,7 +225,7 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
 
 
 def representation_map(method: str, target: str, points: pd.DataFrame, number: int) -> Figure:
-    """t-SNE of the representation, coloured by site and by label; target subjects are circled."""
+    """t-SNE of the representation, by site and by label; target subjects are circled."""
     sites = list(dict.fromkeys(points["site"]))
     names = {0: "control", 1: "patient", -1: "no label"}
     of_target = points["part"] == "target"
@@ -250,7 +247,7 @@ def representation_map(method: str, target: str, points: pd.DataFrame, number: i
 
 
 def by_atlas(method: str, explanation: Explanation) -> dict[str, Explanation]:
-    """Explanation of each atlas, by a name for tables and figures: that of the method, with the atlas if there are several."""
+    """Explanation of each atlas by a name for tables and figures, which has the atlas if there are several."""
     atlases = explanation.by_atlas()
     return {f"{method} ({atlas})" if len(atlases) > 1 else method: each for atlas, each in atlases.items()}
 
@@ -285,7 +282,7 @@ def explained_figures(method: str, explanation: Explanation, cells: Cells) -> li
 
 
 def explained_tables(method: str, explanation: Explanation) -> list[Table]:
-    """Scores of ROIs, edges, lobes, networks and phenotypes, those that the explanation has."""
+    """Scores of ROIs, edges, lobes, networks and phenotypes."""
     tables = [_lobes_over_atlases(method, explanation)]
     for name, each in by_atlas(method, explanation).items():
         tables.append(_scores(f"ROIs, {name}", each.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"]))
@@ -297,7 +294,6 @@ def explained_tables(method: str, explanation: Explanation) -> list[Table]:
 
 
 def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
-    """The highest scores."""
     names = [name for name in names if name in table]
     top = table[table["score"] > 0].head(TOP)[names]
     texts = ("roi", "other roi", "code", "phenotype")
@@ -308,7 +304,7 @@ def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
 
 
 def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
-    """Proportion of the ROI scores of each lobe, by atlas and their mean; without rows unless two atlases have lobes."""
+    """Without rows unless two atlases have lobes."""
     table = explanation.over_atlases()
     header = [Column("lobe"), *columns("percent", "mean, %", *(f"{name}, %" for name in table.columns[2:]), form=".1f")]
     note = "proportion of the sum of all ROI scores of an atlas; mean: over atlases, each counting the same"
@@ -317,7 +313,7 @@ def _lobes_over_atlases(method: str, explanation: Explanation) -> Table:
 
 
 def _grouped(method: str, explanation: Explanation, by: str) -> Table:
-    """Sums of the ROI scores of each lobe or network; without rows if the atlas has none."""
+    """Sums of the ROI scores of each lobe or network."""
     groups = explanation.by_group(by)
     groups = groups[groups["score"] > 0]
     rows = [
@@ -330,7 +326,7 @@ def _grouped(method: str, explanation: Explanation, by: str) -> Table:
 
 
 def readability_table(title: str, explanations: Mapping[str, Explanation]) -> Table | None:
-    """Accuracy of linear probes for site and label, by method; None if no method has them."""
+    """Accuracy of linear probes for site and label; None if no method has them."""
     names = {"site": "site accuracy", "site_chance": "site chance", "label": "label accuracy", "label_chance": "label chance"}
     rows = []
     for method, explanation in explanations.items():
@@ -349,7 +345,7 @@ def planted_table(contents: Contents) -> Table | None:
         return None
     rois, edges = {frozenset([roi]) for roi in planted.get("rois", ())}, {frozenset(edge) for edge in planted.get("edges", ())}
     count = len(known[1])
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for method, explanation in contents.mean_explanations.items():
         first = next(iter(explanation.by_atlas().values()))
         found = _found(first.rois, ["roi"], rois), _found(first.edges, ["roi", "other roi"], edges)

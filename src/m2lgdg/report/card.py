@@ -27,7 +27,7 @@ from m2lgdg.report.operating import operating_table
 from m2lgdg.report.page import rendered
 from m2lgdg.report.paper_tables import changed_fields, label
 from m2lgdg.report.sharing import LICENCES
-from m2lgdg.report.tables import Cell, Column, Estimate, Table, columns, markdown, markdown_grid
+from m2lgdg.report.tables import Column, Estimate, Table, Value, columns, markdown, markdown_grid
 from m2lgdg.storage import InputError, write_texts
 from m2lgdg.study.stats import macro_scores
 
@@ -84,7 +84,7 @@ WITHOUT_INTERCEPT = "The left-out sites have no intercept of their own, so this 
 
 @dataclass(frozen=True)
 class CardSection:
-    """A section of the card: named facts, tables, sentences; `remarks` are sentences that the command repeats."""
+    """A section of the card; `remarks` are sentences that the command repeats."""
 
     title: str
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -99,7 +99,7 @@ def write_card(model: str | Path, *, study: str | Path | None = None, to: str | 
 
 
 def write_sections(sections: list[CardSection], folder: str | Path) -> Path:
-    """Write the sections of a card as card.md and card.html; return the folder."""
+    """Write the sections of a card as card.md and card.html."""
     title = f"Model card: {sections[0].facts[0][1]}"
     page = rendered("card.html", title=title, warning=WARNING, sections=sections)
     return write_texts(folder, {"card.md": _markdown(title, sections), "card.html": page})
@@ -154,7 +154,7 @@ def _about(fitted: Model) -> list[tuple[str, str]]:
 
 def _training(fitted: Model) -> CardSection:
     source = fitted.facts_["source"]
-    rows: list[list[Cell]] = [[site, n["patients"], n["controls"], sum(n.values())] for site, n in source["sites"].items()]
+    rows: list[list[Value]] = [[site, n["patients"], n["controls"], sum(n.values())] for site, n in source["sites"].items()]
     totals = np.array([row[1:] for row in rows], dtype=int).sum(axis=0).tolist()
     header = [Column("Site"), *columns("count", "patients", "controls", "subjects")]
     table = Table("Training sites", header, [*rows, ["all", *totals]], "labelled subjects of the fit")
@@ -176,7 +176,6 @@ def _training(fitted: Model) -> CardSection:
 
 
 def _federated(fitted: Model) -> list[CardSection]:
-    """How the sites trained together, for a model whose subjects never left them."""
     about = fitted.facts_.get("federated")
     if about is None:
         return []
@@ -215,7 +214,6 @@ def _inputs(fitted: Model) -> list[tuple[str, str]]:
 
 
 def _atlas(atlas: str) -> str:
-    """Name of an atlas, with its title if it is included."""
     name = included(atlas)
     return f"{atlas} ({about()[name]['title']})" if name is not None else atlas or "not named"
 
@@ -244,7 +242,7 @@ def _decision(fitted: Model) -> list[tuple[str, str]]:
 
 
 def _new_site(fitted: Model) -> list[CardSection]:
-    """Expected performance at an unseen site; no section for a model with local calibration."""
+    """No section for a model with local calibration."""
     if "local" in fitted.facts_:
         return []
     if fitted.new_site_ is None:
@@ -278,7 +276,7 @@ def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
     """A table by left-out site and a table by nominal coverage."""
     k = COVERAGES.index(COVERAGE)
 
-    def row(name: str, of: Performance) -> list[Cell]:
+    def row(name: str, of: Performance) -> list[Value]:
         area = Estimate(of.auc, of.auc_low, of.auc_high)
         sets = (of.reached[k], of.decided[k], of.right[k])
         return [name, of.subjects, of.patients, area, of.slope, of.intercept, of.brier, of.ece, *sets]
@@ -293,7 +291,7 @@ def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
         f"{LEAST_SUBJECTS} subjects count only in the last row"
     )
     names = ("in set", "lowest site", "median site", "one class", "correct")
-    by_level: list[list[Cell]] = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
+    by_level: list[list[Value]] = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
     level_note = "% of subjects of all left-out sites; nominal coverage in the first column"
     level_header = [Column("Coverage"), *columns("percent", *names, form=".1f")]
     return [
@@ -303,7 +301,6 @@ def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
 
 
 def _results(fitted: Model, contents: Contents) -> CardSection:
-    """Performance of this method at each left-out site of a study."""
     variants = [variant for method, variant in contents.keys if method == fitted.name]
     if not variants:
         raise InputError(f"the study has no method {fitted.name}; it has {', '.join(label(*key) for key in contents.keys)}.")
@@ -313,7 +310,7 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
     operating = operating_table(contents.mean)
     at = {column.name: i for i, column in enumerate(operating.columns)}
     before, after = ("n", "patients"), ("SEN", "SPE", "intercept", "slope", "Brier", "ECE")
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for row, (target, own) in zip(operating.rows, contents.mean.groupby("target", sort=False), strict=True):
         y, p = own["label"].to_numpy(), own["proba"].to_numpy()
         area = Estimate(auc(y, p), *delong_interval(y, p))
@@ -339,7 +336,7 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
 
 
 def _refuse_other_rois(fitted: Model, contents: Contents) -> None:
-    """Refuse a study on other ROIs than those of the model; its figures say nothing about the model."""
+    """Figures of a study on other ROIs say nothing about the model."""
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
         return
     (atlas, rois), own, expected = contents.known_rois, fitted.facts_["atlas"], tuple(fitted.facts_["rois"])
@@ -356,7 +353,7 @@ def _refuse_other_rois(fitted: Model, contents: Contents) -> None:
 
 
 def _variant(fitted: Model, contents: Contents, variants: list[str]) -> tuple[str, bool]:
-    """Variant of the study with the fields of the model and True; the first variant and False if there is none."""
+    """Variant with the fields of the model and True; the first variant and False if there is none."""
     given = (contents.study.get("method") or {}).get(fitted.name) or {}
     for variant in variants:
         changes = fitted.method.variants.get(variant, {})
@@ -370,7 +367,6 @@ def _variant(fitted: Model, contents: Contents, variants: list[str]) -> tuple[st
 
 
 def _limits(fitted: Model) -> list[str]:
-    """What is known to be wrong with the training data, the calibration and single source sites."""
     sites, new_site = fitted.facts_["source"]["sites"], fitted.new_site_
     sentences = list(fitted.facts_.get("notes", []))
     local = fitted.facts_.get("local", {}).get("findings", [])
@@ -395,7 +391,6 @@ def _limits(fitted: Model) -> list[str]:
 
 
 def _weak_targets(results: CardSection) -> list[str]:
-    """Left-out sites that are small or of one class, or where the method may be no better than chance."""
     sites = [(str(row[0]), row[1], row[3]) for table in results.tables for row in table.rows]
     chance = [site for site, _, area in sites if isinstance(area, Estimate) and area.low <= 0.5]
     small = [site for site, n, _ in sites if isinstance(n, int) and n < SMALL_SITE]

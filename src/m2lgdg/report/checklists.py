@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.pseudonyms import without_paths
 from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.findings import note_on_label
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import SIMPLE
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.paper_tables import changed_fields, label, what_was_seen
-from m2lgdg.report.paths import without_paths
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.study.predictions import ADAPTED
@@ -51,7 +51,7 @@ YEARS = 5  # width of an age band in a shared report
 
 
 class Row(NamedTuple):
-    """One item of a checklist and its answer."""
+    """An item of a checklist."""
 
     item: str
     section: str
@@ -84,7 +84,7 @@ def checklists(known: Mapping[str, str]) -> dict[str, list[Row]]:
 
 
 def known_facts(contents: Contents) -> dict[str, str]:
-    """Facts about a study as text, by the names that the checklists ask for; what is not known is left out."""
+    """Facts about a study as text, by the names that the checklists ask for."""
     facts = _study_facts(contents) | _check_facts(contents.checks) | _prediction_facts(contents)
     if contents.environment:
         facts["environment"] = ", ".join(f"{name} {version}" for name, version in contents.environment.items())
@@ -158,7 +158,7 @@ def _prediction_facts(contents: Contents) -> dict[str, str]:
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:
-    """Mean AUC of each method with t interval; best and worst site and calibration of the method with the highest."""
+    """Mean AUC of each method; best and worst site and calibration of the highest."""
     macro = macro_scores(sites[sites["metric"] == "AUC"]).dropna(subset=["mean"])
     macro = macro.sort_values("mean", ascending=False, kind="stable")
     if not len(macro):
@@ -257,14 +257,14 @@ AUTHORS = "Authors to complete: acquisition, image preprocessing, parcellation a
 
 @dataclass(frozen=True)
 class MethodsText:
-    """Paragraphs and references, in the order in which they are cited."""
+    """Paragraphs, and references in the order in which they are cited."""
 
     paragraphs: list[str]
     references: list[str]
 
 
 def methods_text(contents: Contents, *, motion: bool) -> MethodsText:
-    """A methods paragraph for a paper: data, design, methods, statistics, software; `motion`: AUCs are adjusted for motion."""
+    """A methods paragraph for a paper; `motion`: AUCs are adjusted for motion."""
     references: list[str] = []
 
     def cite(reference: str) -> str:

@@ -18,11 +18,12 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import read_centroids
+from m2lgdg.data.leakage import failure_sentences
+from m2lgdg.data.pseudonyms import without_paths
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.findings import Finding, with_kind
 from m2lgdg.registry import Declaration
-from m2lgdg.report.paths import without_paths
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
 from m2lgdg.study.plan import declarations
@@ -40,9 +41,8 @@ RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
 class Contents:
     """Files of a study folder; `records` are those of the cells in the predictions.
 
-    `predictions` are those of the strict track. `adapted` are those of the adapted track, if the study has both; of a study
-    with the adapted track alone, `predictions` are of that track, and `track` says so. Variants are named without the track.
-    `shared` contents are those of a report that is given away (`sharing.shared_contents`).
+    `predictions` are those of the strict track, or of the adapted one (`track`) if the study has no other; `adapted` are those
+    of the adapted track of a study with both. Variants are named without the track. `shared`: of a report that is given away.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Contents:
 
     @property
     def all_predictions(self) -> pd.DataFrame:
-        """Rows of both tracks, as in predictions.csv but for their order."""
+        """Rows of both tracks."""
         return joined_tracks({self.track: self.predictions} | ({} if self.adapted is None else {ADAPTED: self.adapted}))
 
     @property
@@ -72,7 +72,7 @@ class Contents:
         return size if isinstance(size, int) else 0
 
     def of_adapted_track(self) -> Contents | None:
-        """The same study with the adapted track as its predictions; None if the study has one track."""
+        """The adapted track as a study of its own; None if the study has one track."""
         return None if self.adapted is None else replace(self, predictions=self.adapted, track=ADAPTED, adapted=None)
 
     def of_methods(self, keys: Sequence[Key]) -> Contents:
@@ -85,17 +85,17 @@ class Contents:
 
     @cached_property
     def cell_scores(self) -> pd.DataFrame:
-        """Metrics of every cell (`stats.cell_scores`), computed once for all sections."""
+        """Metrics of every cell."""
         return cell_scores(self.predictions)
 
     @cached_property
     def site_scores(self) -> pd.DataFrame:
-        """Mean and sd over seeds by method, variant, target and metric (`stats.site_scores`)."""
+        """Mean and sd over seeds by method, variant, target and metric."""
         return site_scores(self.cell_scores)
 
     @cached_property
     def mean(self) -> pd.DataFrame:
-        """Probabilities averaged over seeds (`stats.over_seeds`): a user of a model has one for each subject."""
+        """Probabilities averaged over seeds: a user of a model has one for each subject."""
         return over_seeds(self.predictions)
 
     @property
@@ -105,25 +105,30 @@ class Contents:
         return stored if stored is not None or self.cohort is None else self.cohort.findings
 
     @property
+    def failed_checks(self) -> list[str]:
+        """A sentence for each leakage check that failed."""
+        return failure_sentences(self.checks)
+
+    @property
     def known_rois(self) -> tuple[str, tuple[str, ...]] | None:
-        """Atlas and ROIs of the cohort; None for a folder of an earlier version whose cohort file is not there."""
+        """Atlas and ROIs of the cohort; None for an earlier version without its cohort file."""
         if self.about_cohort.rois is not None:
             return self.about_cohort.atlas or "", self.about_cohort.rois
         return None if self.cohort is None else (self.cohort.atlas, self.cohort.rois)
 
     @cached_property
     def description(self) -> Mapping[str, Any]:
-        """Groups, sites and planted effects of the cohort (`study.description`); empty if they are not known."""
+        """Groups, sites and planted effects of the cohort."""
         stored = self.about_cohort.description
         return stored if stored or self.cohort is None else describe(self.cohort)
 
     @cached_property
     def declared(self) -> dict[str, Declaration]:
-        """Fields, variants, references and roles of the methods, as far as they are known (`study.plan`)."""
+        """Fields, variants, references and roles of the methods, as far as they are known."""
         return declarations(self.folder)
 
     def with_role(self, *roles: str) -> list[str]:
-        """Methods of the study with one of these roles (`Method.role`)."""
+        """Methods of the study with one of these roles."""
         return [name for name, declared in self.declared.items() if declared.role in roles]
 
     @cached_property
@@ -142,7 +147,7 @@ class Contents:
         return key[1] in _sweep_variants(self.study, key[0])
 
     def included(self, status: str = "included") -> list[dict[str, str]]:
-        """Rows of inclusion.csv of the subjects that are in the study, or `excluded`."""
+        """Rows of inclusion.csv with a status."""
         return [row for row in self.inclusion if row["status"] == status]
 
     def exclusions(self) -> list[tuple[str, int]]:
@@ -167,11 +172,11 @@ class Contents:
 
     @cached_property
     def mean_explanations(self) -> dict[str, Explanation]:
-        """Mean explanation of each method over its cells, computed once for the page and for the files."""
+        """Mean explanation of each method over its cells."""
         return {method: mean_over(each for _, each in cells) for method, cells in self.explanations.items()}
 
     def missing(self) -> list[str]:
-        """Number of cells of each method that have neither finished nor failed (`missing_cells`)."""
+        """`missing_cells` of this study."""
         return missing_cells(self.predictions, self.study, self.declared, self.failures)
 
 
@@ -209,7 +214,7 @@ def _sweep_variants(study: Mapping[str, Any], method: str) -> set[str]:
 
 
 def _listed(study: Mapping[str, Any], name: str) -> list[str]:
-    """A list of study.json as strings; empty if a damaged file has anything else under that name."""
+    """A list of study.json as strings; empty if a damaged file has anything else."""
     value = study.get(name)
     return [str(item) for item in value] if isinstance(value, list) else []
 
@@ -249,7 +254,7 @@ def read_json(path: Path, empty: Any) -> Any:
 
 
 def _whole(path: Path, empty: Any) -> Any:
-    """Content of a JSON file, or `empty` without one; a damaged file is refused."""
+    """Content of a JSON file, `empty` without one; a damaged file is refused."""
     try:
         if path.is_file():
             json.loads(path.read_text(encoding="utf-8"))
@@ -268,7 +273,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _records(folder: Path, predictions: pd.DataFrame, track: str) -> list[dict[str, Any]]:
     """The finished record of each cell in the predictions, in their order.
 
-    A folder can have records of older code: the one that matches the predictions is taken, whatever the file dates.
+    Of several, as older code leaves them, the one that matches the predictions is taken, whatever the file dates.
     """
     cells = dict(iter(predictions.groupby(CELL, sort=False)))
     chosen: dict[Any, tuple[bool, dict[str, Any]]] = {}  # whether it matches the predictions, record
@@ -285,7 +290,6 @@ def _records(folder: Path, predictions: pd.DataFrame, track: str) -> list[dict[s
 
 
 def _all_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """All records, of a shared copy or of cells/."""
     if (folder / RECORDS).is_file():
         for line in (folder / RECORDS).read_text(encoding="utf-8").splitlines():
             try:
@@ -299,7 +303,7 @@ def _all_records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cohort(folder: Path, study: Mapping[str, Any]) -> Cohort | None:
-    """The cohort of the study, if its file exists and its content is unchanged."""
+    """The cohort of the study, if its file is there and unchanged."""
     path = folder / str(study.get("cohort", ""))
     if not path.is_file():
         return None

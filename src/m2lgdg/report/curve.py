@@ -35,7 +35,7 @@ def write_curve(curve: Curve, to: str | Path) -> list[str]:
 
 
 def trend_table(curve: Curve) -> pd.DataFrame:
-    """Gain for each doubling of source, and the extrapolated AUC at multiples of the largest size, one row each."""
+    """Gain for each doubling of source, and the extrapolated AUC at multiples of the largest size."""
     rows = []
     for method, trend in curve.trends.items():
         rows.append((method, "gain for each doubling", np.nan, trend.slope, *trend.slope_interval()))
@@ -82,7 +82,7 @@ def interval(low: float, high: float) -> str:
 
 
 def stored_curve(folder: Path) -> Curve | None:
-    """The curve whose points `m2lgdg curve` wrote into a study folder or into its folder `curve`; None if there is none."""
+    """The curve that `m2lgdg curve` wrote into a study folder or into its folder `curve`; None if there is none."""
     paths = [folder / "points.csv", folder / "curve" / "points.csv"]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -95,10 +95,7 @@ def stored_curve(folder: Path) -> Curve | None:
 
 
 def learning_figure(curve: Curve, hues: Mapping[tuple[str, str], int] = MappingProxyType({})) -> Figure:
-    """AUC against the number of source subjects on a logarithmic axis, with the trend dashed beyond the last size.
-
-    `hues` are the colour numbers of methods in the other figures of a report.
-    """
+    """AUC against the number of source subjects on a logarithmic axis, with the trend dashed beyond the last size."""
     methods = list(curve.trends)
 
     def paint(sheet: Sheet) -> None:

@@ -17,7 +17,7 @@ from matplotlib import colormaps
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.drawing import CARD, FAINT, INK, WIDTH, Figure, Sheet, draw, on_page, short
-from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
+from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
 from m2lgdg.study.description import LEAST, Floats, read_connectomes, read_site_connectomes, square
 
 MOST_EDGES, NAMED = 20, 3  # edges in the table, and in the caption
@@ -43,7 +43,7 @@ def site_table(contents: Contents) -> Table | None:
         rows.append((f"all {name}" if classes else "all", {key: group[key] for key in group if key not in classes}))
     for site, group in sorted(sites.items(), key=lambda item: (-item[1]["subjects"], item[0])):
         rows.append((site, group | {"excluded": excluded[site], "role": "target" if site in targets else "source"}))
-    show: dict[Column, Callable[[Group], Cell]] = {
+    show: dict[Column, Callable[[Group], Value]] = {
         Column("subjects", "number", ",.0f"): lambda group: group["subjects"],
         Column("left out", "number", ",.0f"): lambda group: group.get("excluded", NAN),
         Column("patients", "number", ",.0f"): lambda group: group.get("patients", NAN),
@@ -88,21 +88,21 @@ def _prevalence(group: Group) -> float:
     return group["patients"] / labelled if labelled else NAN
 
 
-def _quartiles(values: list[float] | str | None) -> Cell:
+def _quartiles(values: list[float] | str | None) -> Value:
     if values is None or isinstance(values, str):  # in words in a shared report
         return values or NAN
     low, middle, high = values
     return Estimate(middle, low, high)
 
 
-def _span(values: list[float] | None) -> Cell:
+def _span(values: list[float] | None) -> Value:
     if values is None:
         return NAN
     return Interval(values[0], values[-1]) if f"{values[0]:.4g}" != f"{values[-1]:.4g}" else values[0]
 
 
 def flow_diagram(contents: Contents) -> Figure | None:
-    """Boxes from all subjects of the release to those tested; None for a folder without inclusion.csv."""
+    """Boxes from all subjects of the release to those tested; None without inclusion.csv."""
     steps = flow_steps(contents)
     if not steps:
         return None
@@ -189,7 +189,7 @@ def _line(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
-    """Mean connectomes of both classes with their difference, and the edges that differ most; None if they are not stored."""
+    """Mean connectomes of both classes with their difference, and the edges that differ most; None if not stored."""
     means = read_connectomes(contents.folder)
     known = contents.known_rois
     if not means or known is None or len(known[1]) != len(means["difference"]):
@@ -199,7 +199,7 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     order = np.argsort(-np.abs(means["difference"][above]), kind="stable")[:MOST_EDGES]
     pairs = [(int(above[0][k]), int(above[1][k])) for k in order]
     kinds = ("controls", "patients", "difference")
-    rows: list[list[Cell]] = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
+    rows: list[list[Value]] = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
     header = [Column("ROI"), Column("other ROI"), *columns("number", "controls", "patients", form=".3f")]
     note = (
         f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z FC, patients minus controls within sites; "
@@ -211,7 +211,6 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
 
 
 def _matrices(means: dict[str, Floats], named: str) -> Figure:
-    """Means of both classes in one matrix, one on each side of the diagonal, and the difference."""
     both = np.triu(means["patients"]) + np.tril(means["controls"])
     panels = {"patients above, controls below": both, "patients minus controls": means["difference"]}
 
@@ -233,7 +232,7 @@ def _matrices(means: dict[str, Floats], named: str) -> Figure:
 
 
 def site_connectomes(contents: Contents) -> Figure | None:
-    """Mean connectome of each site minus the mean over sites; None if fewer than two sites have a stored mean."""
+    """Mean connectome of each site minus the mean over sites; None if fewer than two sites have one."""
     means, sites = read_site_connectomes(contents.folder), contents.description.get("sites", {})
     if means is None or len(means) != len(sites):
         return None

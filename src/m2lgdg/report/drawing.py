@@ -6,11 +6,10 @@ On the page, lines and text take the colour of the page (light or dark), and mar
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
@@ -20,6 +19,8 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from m2lgdg.report.tables import plain
 
 INK = "#0b0c0d"  # nearly black in files; replaced by the text colour on the page
 FAINT = "#8a8d91"
@@ -43,7 +44,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished figure: `svg` and `png` are the files (no `png`: SVG only), `page` is the HTML for report.html."""
+    """A finished figure: its files (no `png`: SVG only), and the HTML for report.html."""
 
     name: str
     caption: str
@@ -80,7 +81,7 @@ def draw(
 ) -> Figure:
     """Paint a figure and save it; with `raster` the page embeds the PNG, for figures with very many marks.
 
-    Without `layout`, axes stay where `paint` put them, which saves measuring every text of a figure with many panels.
+    Without `layout`, axes stay where `paint` put them, which saves measuring every text.
     """
     name = plain(name)
     svg, png = io.BytesIO(), io.BytesIO()
@@ -105,7 +106,7 @@ def draw(
 
 
 def on_page(svg: str, name: str, alt: str, tips: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The SVG for embedding in a page: unique ids, the page's colours, alternative text, tooltips."""
+    """The SVG for a page: unique ids, the page's colours, alternative text, tooltips."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
@@ -116,21 +117,8 @@ def on_page(svg: str, name: str, alt: str, tips: Mapping[str, str] = MappingProx
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
 
 
-def plain(name: str) -> str:
-    """A name of letters, digits and dashes for files and HTML ids; different names stay different."""
-    safe = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
-    if safe and safe == name:
-        return name
-    return f"{safe}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
-
-
-def hues_of(keys: Iterable[Hashable]) -> dict[Any, int]:
-    """Number of the colour and mark of each line, the same in all figures that are given the result."""
-    return {key: i for i, key in enumerate(dict.fromkeys(keys))}
-
-
 def colour(i: int) -> str:
-    """Colour of the i-th line; the cycle has twelve colours."""
+    """Colour of the i-th line."""
     return COLOURS[i % len(COLOURS)]
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.ticker import MaxNLocator
 
 from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
-from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, hues_of, mark, short
+from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.paper_tables import Key, label
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
@@ -32,14 +30,13 @@ def forest(
     keys: Sequence[Key],
     name: str = "forest",
     first: str = "",
-    hues: Mapping[Key, int] | None = None,
+    *,
+    hues: Mapping[Key, int],
 ) -> Figure:
-    """Forest plot of AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds.
+    """AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds, highest mean first.
 
-    Methods and sites are sorted by their mean AUC, highest first. `name` is that of its files, `first` the start of its
-    caption, and `hues` the colour numbers of methods (`hues_of`).
+    `first` is the start of its caption, `hues` are the colour numbers of methods.
     """
-    hues = hues or hues_of(keys)
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
     keys, sites = _sorted(areas, keys, mean["target"].unique().tolist())
     by_row = len(keys) > DISTINCT  # too many for a legend
@@ -101,7 +98,6 @@ def _sorted(areas: pd.Series, keys: Sequence[Key], sites: Sequence[str]) -> tupl
 
 
 def _legend_below(sheet: Sheet, handles: Sequence[Any] | None = None, names: Sequence[str] = ()) -> None:
-    """Legend under the figure, which leaves its width to the axes."""
     if handles is None:
         handles, names = sheet.canvas.axes[0].get_legend_handles_labels()
     columns = max(1, min(len(names), 72 // (max(map(len, names), default=1) + 8)))
@@ -111,7 +107,7 @@ def _legend_below(sheet: Sheet, handles: Sequence[Any] | None = None, names: Seq
 def _forest_of_means(
     areas: pd.Series, sites: Sequence[str], keys: Sequence[Key], name: str, first: str, hues: Mapping[Key, int]
 ) -> Figure:
-    """Forest plot with one row per method: its AUC at each target, and their mean with an interval over targets."""
+    """One row per method: its AUC at each target, and their mean with an interval."""
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
@@ -141,13 +137,11 @@ def _forest_of_means(
     return draw(name, caption, alt, (WIDTH, 1.0 + 0.26 * len(keys)), paint)
 
 
-def roc_by_target(
-    mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key], hues: Mapping[Key, int] | None = None
-) -> Figure | None:
-    """ROC curves of the probabilities averaged over seeds, one panel per target; of many methods only `focus` is coloured."""
+def roc_by_target(mean: pd.DataFrame, keys: Sequence[Key], focus: Sequence[Key], hues: Mapping[Key, int]) -> Figure | None:
+    """ROC curves, one panel per target; of many methods only `focus` is coloured."""
     named = list(keys) if len(keys) <= DISTINCT else list(focus)
     others = [key for key in keys if key not in named]
-    cells, hues = _by_cell(mean), hues or hues_of(named)
+    cells = _by_cell(mean)
 
     def paint(axis: Axes, site: str) -> None:
         for key in others + named:
@@ -167,9 +161,9 @@ def roc_by_target(
     return _panels("roc", caption, "ROC curves by target site", _both_classes(mean), paint, names)
 
 
-def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
-    """Observed proportion of patients in bins of equal count, with Wilson intervals, one panel per target."""
-    cells, hues = _by_cell(mean), hues or hues_of(keys)
+def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int]) -> Figure | None:
+    """Observed proportion of patients in bins of equal count, one panel per target."""
+    cells = _by_cell(mean)
 
     def paint(axis: Axes, site: str) -> None:
         for key in keys:
@@ -190,10 +184,10 @@ def calibration_by_target(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping
     return _panels("calibration", caption, "Calibration curves by target site", _both_classes(mean), paint, names)
 
 
-def decision_curves(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int] | None = None) -> Figure | None:
-    """Net benefit by threshold, averaged over target sites, compared with treating all and treating none."""
+def decision_curves(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, int]) -> Figure | None:
+    """Net benefit by threshold, averaged over target sites."""
     sites, cells = _both_classes(mean), _by_cell(mean)
-    thresholds, hues = np.linspace(0.01, 0.99, 99), hues or hues_of(keys)
+    thresholds = np.linspace(0.01, 0.99, 99)
 
     def curves(key: Key) -> pd.DataFrame | None:
         given = [cells[*key, site] for site in sites if (*key, site) in cells]
@@ -231,7 +225,7 @@ def sensitivity_curves(
 ) -> Figure:
     """AUC, ACC and F1 for each value of the swept fields, with a larger point for the default.
 
-    `scores` are those of the method's cells (`stats.cell_scores`); bars are intervals of the difference from the default.
+    `scores` are those of the method's cells; bars are intervals of the difference from the default.
     """
     macro = macro_scores(site_scores(scores)).set_index(["variant", "metric"])["mean"]
     halves = training_differences(scores, method).set_index(["variant", "metric"])["half"]
@@ -270,55 +264,7 @@ def sensitivity_curves(
     return draw(f"sensitivity-{method}", caption, caption, (max(WIDTH, 2.2 * len(axes)), 5.6), paint)
 
 
-def training_curves(histories: dict[str, list[list[dict[str, float]]]], hues: Mapping[Key, int] | None = None) -> Figure | None:
-    """Loss and source-validation AUC by epoch: a thin line per training, and a thick mean up to the median length."""
-    histories = {name: runs for name, runs in histories.items() if runs}
-    if not histories:
-        return None
-
-    width, height = WIDTH, 1.8 * len(histories) + 0.4
-
-    def paint(sheet: Sheet) -> None:
-        edges = {"left": 0.7 / width, "right": 1 - 0.1 / width, "bottom": 0.45 / height, "top": 1 - 0.3 / height}
-        grid = sheet.canvas.subplots(len(histories), 2, squeeze=False, gridspec_kw=edges | {"hspace": 0.42, "wspace": 0.18})
-        for row, (name, runs) in zip(grid, histories.items(), strict=True):
-            titles = (f"{short(name, 20)}, {len(runs)} training{'s' if len(runs) > 1 else ''}: training loss", "validation AUC")
-            for axis, curve, title in zip(row, (_loss, _area), titles, strict=True):
-                hue = colour((hues or {}).get((name, ""), 0))
-                _training_panel(axis, [[curve(epoch) for epoch in run] for run in runs], hue)
-                axis.set_title(title, loc="left", fontsize=7.5, y=1.02)
-        for axis in grid[-1]:
-            axis.set_xlabel("epoch")
-
-    caption = "Training loss (all terms) and AUC on source-validation subjects by epoch. Grey: each training; coloured: mean."
-    alt = "Training curves; their numbers are in no table"
-    return draw("training", caption, alt, (width, height), paint, layout=False)
-
-
-def _training_panel(axis: Axes, lines: list[list[float]], hue: str) -> None:
-    """A thin line per training, and their thick mean up to the median length."""
-    points = [np.column_stack([np.arange(1, len(line) + 1), line]) for line in lines]
-    axis.add_collection(LineCollection(points, colors=FAINT, linewidths=0.6, alpha=0.6))
-    until = int(np.median([len(line) for line in lines]))
-    padded = np.array([line[:until] + [np.nan] * (until - len(line)) for line in lines])
-    axis.plot(range(1, until + 1), np.nanmean(padded, axis=0), color=hue, lw=1.8)
-    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axis.xaxis.set_label_coords(0.5, -0.2)  # a fixed place for both, so that no tick label is measured to find it
-    axis.yaxis.set_label_coords(-0.1, 0.5)
-    axis.yaxis.get_offset_text().set_x(-0.14)  # a power of ten is left of the title
-
-
-def _loss(epoch: dict[str, float]) -> float:
-    return sum(value for name, value in epoch.items() if not name.startswith("val_"))
-
-
-def _area(epoch: dict[str, float]) -> float:
-    return epoch.get("val_auc", math.nan)
-
-
 def _by_cell(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:
-    """Predictions by (method, variant, target)."""
     return dict(iter(mean.groupby(["method", "variant", "target"], sort=False)))
 
 

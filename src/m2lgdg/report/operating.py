@@ -26,7 +26,7 @@ from m2lgdg.metrics import (
     wilson,
 )
 from m2lgdg.report.paper_tables import Key, label
-from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
+from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
 from m2lgdg.study.description import motion_column
 from m2lgdg.study.stats import half_interval
 
@@ -41,7 +41,7 @@ def of_key(mean: pd.DataFrame, key: Key) -> pd.DataFrame:
 
 def operating_table(mean: pd.DataFrame) -> Table:
     """Confusion counts, sensitivity, specificity and calibration of each method at each target site."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for (method, variant, target), own in mean.groupby(["method", "variant", "target"], sort=False):
         y, p = own["label"].to_numpy(), own["proba"].to_numpy()
         hits, misses, rejections, alarms = counts = confusion(y, p)
@@ -61,11 +61,8 @@ def operating_table(mean: pd.DataFrame) -> Table:
 
 
 def comparison_table(mean: pd.DataFrame, first: Key, second: Key) -> Table | None:
-    """AUC of two methods at each target site, with DeLong's test of the difference.
-
-    None if no target site with both classes was predicted by both methods.
-    """
-    rows: list[list[Cell]] = []
+    """AUC of two methods at each target site, with DeLong's test; None without a site that both predicted."""
+    rows: list[list[Value]] = []
     sides = [of_key(mean, key) for key in (first, second)]
     both = sides[0].merge(sides[1], on=["target", "subject", "label"], suffixes=("_first", "_second"))
     for site, pairs in both.groupby("target", sort=False):
@@ -92,7 +89,7 @@ def comparison_table(mean: pd.DataFrame, first: Key, second: Key) -> Table | Non
 
 def predictive_table(mean: pd.DataFrame, keys: Sequence[Key]) -> Table:
     """PPV and NPV at several prevalences, from the mean sensitivity and specificity over target sites."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for key in keys:
         counts = [confusion(own["label"], own["proba"]) for _, own in of_key(mean, key).groupby("target", sort=False)]
         rates = [
@@ -113,7 +110,7 @@ def predictive_table(mean: pd.DataFrame, keys: Sequence[Key]) -> Table:
 
 
 def confusion(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = THRESHOLD) -> tuple[int, int, int, int]:
-    """TP, FN, TN, FP of labels 1 and 0; positive is a probability at or above the threshold."""
+    """TP, FN, TN, FP of labels 1 and 0."""
     y, decided = np.asarray(labels), np.asarray(proba) >= threshold
     pairs = ((1, True), (1, False), (0, False), (0, True))
     hits, misses, rejections, alarms = (int(((y == kind) & (decided == decision)).sum()) for kind, decision in pairs)
@@ -121,19 +118,16 @@ def confusion(labels: npt.ArrayLike, proba: npt.ArrayLike, threshold: float = TH
 
 
 def predictive_values(sensitivity: float, specificity: float, prevalence: float) -> tuple[float, float]:
-    """PPV and NPV at a prevalence; NaN if no subject would be called positive (PPV) or negative (NPV).
-
-    The predictive values of a case-control cohort, about half of them patients, do not hold in a clinic.
-    """
+    """PPV and NPV at a prevalence: those of a case-control cohort, half of them patients, do not hold in a clinic."""
     hits, misses = sensitivity * prevalence, (1 - sensitivity) * prevalence
     rejections, alarms = specificity * (1 - prevalence), (1 - specificity) * (1 - prevalence)
     return _divided(hits, hits + alarms), _divided(rejections, rejections + misses)
 
 
 def net_benefit(labels: npt.ArrayLike, proba: npt.ArrayLike, thresholds: Sequence[float]) -> pd.DataFrame:
-    """Decision curve: net benefit of the model, of treating all and of treating none, by threshold from 0 to below 1.
+    """Net benefit of the model, of treating all and of treating none, by threshold from 0 to below 1.
 
-    Net benefit is true positives minus false positives times the odds of the threshold, per subject.
+    It is true positives minus false positives times the odds of the threshold, per subject.
     """
     rows = []
     for threshold in thresholds:
@@ -172,12 +166,11 @@ def motion_of(cohort: Cohort | None) -> pd.Series | None:
 
 
 def adjusted_auc(own: pd.DataFrame, motion: pd.Series) -> Adjusted | None:
-    """Motion-adjusted AUC of one method: how well it separates patients from controls who moved as much.
+    """How well a method separates patients from controls who moved as much; None without a site with both classes.
 
-    This is the covariate-adjusted AUC of Janes and Pepe (2009) with a linear model of the decision (logit) among controls:
-    one slope for all sites and an intercept for each. Each patient is compared with the controls of the site after the
-    slope times motion is taken from all decisions. Patients do not enter the slope, because their decisions also differ by
-    diagnosis. Subjects without a motion value are left out. None without a site that has both classes.
+    The covariate-adjusted AUC of Janes and Pepe (2009): the decision (logit) is linear in motion among controls, with one slope
+    for all sites and an intercept for each. Patients do not enter the slope, because their decisions also differ by diagnosis.
+    Subjects without a motion value are left out.
     """
     own = own.assign(motion=motion.reindex(own["subject"]).to_numpy(), decision=logit(own["proba"].to_numpy()))
     own = own[own["motion"].notna()]
@@ -206,7 +199,7 @@ def adjusted_auc(own: pd.DataFrame, motion: pd.Series) -> Adjusted | None:
 
 
 def motion_sentence(mean: pd.DataFrame, key: Key, motion: pd.Series | None) -> str:
-    """The motion-adjusted AUC of a method, for the answer; empty if motion is not known."""
+    """The motion-adjusted AUC of a method; empty if motion is not known."""
     scores = None if motion is None else adjusted_auc(of_key(mean, key), motion)
     if scores is None:
         return ""
@@ -223,7 +216,7 @@ def motion_table(mean: pd.DataFrame, keys: Sequence[Key], motion: pd.Series | No
     scored = {key: scores for key, scores in found.items() if scores is not None}
     if not scored:
         return None
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [label(*key), of.plain, of.adjusted, Interval(of.low, of.high), of.adjusted - of.plain, of.correlation]
         for key, of in scored.items()
     ]

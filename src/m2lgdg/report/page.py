@@ -12,15 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from m2lgdg.data.spreadsheets import csv_text
-from m2lgdg.report.answer import answer
-from m2lgdg.report.brains import by_atlas, three_dimensional
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.drawing import plain
 from m2lgdg.report.paper_tables import label, main_method
 from m2lgdg.report.published import read_published
-from m2lgdg.report.sections import facts, sections
+from m2lgdg.report.sections import answer, facts, sections
 from m2lgdg.report.sharing import shared_contents
-from m2lgdg.report.tables import Table, render, wide_csv
+from m2lgdg.report.tables import Table, plain, render, wide_csv
 from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
 
 MOST_ROWS = 10  # of a table that are not collapsed
@@ -76,17 +73,16 @@ def write_report(
         write_text(to / "predictions.csv", csv_text(contents.all_predictions))
     summary = answer(contents)
     best = best or main_method(contents.study, contents.predictions, rivals)
-    made = sections(contents, summary, best=best, rivals=rivals, published=beside)
+    made = sections(contents, summary, best=best, rivals=rivals, published=beside, three_d=three_d)
     for section in made:
         _write_tables([*section.tables, *section.folded], to / "tables")
+        write_texts(to / "figures", section.pages)
         for figure in filter(None, (section.first, *section.figures)):
             write_bytes(to / "figures" / f"{figure.name}.svg", figure.svg)
             if figure.png:
                 write_bytes(to / "figures" / f"{figure.name}.png", figure.png)
     for method, explanation in contents.mean_explanations.items():
         explanation.save(to / "explained" / plain(method))  # all ROIs and edges; the page has only the highest
-        for name, each in by_atlas(method, explanation).items() if three_d else ():
-            three_dimensional(each.rois, to / "figures" / f"{plain(f'brain-{name}')}-3d.html")
     script = (files("m2lgdg.report") / "page.js").read_text(encoding="utf-8")
     # The policy allows this script, embedded styles and images, and no requests.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -117,7 +113,7 @@ def _new_folder(path: str | Path) -> Path:
 
 
 def rendered(template: str, **values: object) -> str:
-    """A template of this folder with values in it, all of them escaped unless the template calls them `drawn`."""
+    """A template of this folder with values in it, escaped unless the template calls them `drawn`."""
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -129,7 +125,6 @@ def rendered(template: str, **values: object) -> str:
 
 
 def _write_tables(tables: list[Table], to: Path) -> None:
-    """Write each table as CSV, Markdown and LaTeX, named after its title."""
     for table in tables:
         name = plain(table.title.replace(" ", "-").replace(",", ""))
         markdown, latex = render([table], "markdown"), render([table], "latex")

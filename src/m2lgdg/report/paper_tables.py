@@ -22,7 +22,7 @@ from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, delong_interval
 from m2lgdg.registry import FC_NETWORK, PAPER, Declaration
 from m2lgdg.report.contents import read_json
 from m2lgdg.report.published import read_published
-from m2lgdg.report.tables import NAN, Cell, Column, Format, Interval, Spread, Table, columns, render
+from m2lgdg.report.tables import NAN, Column, Format, Interval, Spread, Table, Value, columns, render
 from m2lgdg.storage import InputError
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
@@ -119,7 +119,7 @@ def table(
 
 
 def _adapted_subjects(studies: Sequence[Mapping[str, Any]]) -> int:
-    """Number of target subjects that the adapted track of these studies sees; 0 if none has that track."""
+    """Number of target subjects that the adapted track sees; 0 without that track."""
     sizes = {int(study.get("adapt_subjects") or 0) for study in studies if ADAPTED in (study.get("track") or [])}
     if len(sizes) > 1:
         raise InputError("the studies have different adapt_subjects, so their adapted tracks cannot be compared.")
@@ -127,7 +127,7 @@ def _adapted_subjects(studies: Sequence[Mapping[str, Any]]) -> int:
 
 
 def label(method: str, variant: str) -> str:
-    """Name of a method and variant in tables; a plus sign only for added phenotypes, because an ablation removes something."""
+    """Name of a method and variant in tables; a plus only for phenotypes, because an ablation removes something."""
     if not variant:
         return method
     return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
@@ -142,14 +142,14 @@ def named_key(keys: Sequence[Key], name: str) -> Key:
 
 
 def main_method(study: Mapping[str, Any], predictions: pd.DataFrame, rivals: Sequence[str] = ()) -> str | None:
-    """Main method of a study, to test against the others; None if it has none, or none that was run."""
+    """Main method of a study; None if it has none, or none that was run."""
     name = study.get("main")
     ran = ((predictions["method"] == name) & (predictions["variant"] == "")).any()
     return str(name) if ran and name not in rivals else None
 
 
 def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]) -> str:
-    """Methods of a study with fields that differ from their defaults, and these fields; empty if there are none."""
+    """Methods with fields that differ from their defaults, and these fields."""
     changes_of = []
     for name, fields in (study.get("method") or {}).items():
         if name not in declared:  # a plugin that is not loaded here
@@ -177,10 +177,7 @@ def chosen_among(name: str, count: int) -> str:
 
 
 def constant_at(predictions: pd.DataFrame, metric: str = "AUC") -> set[tuple[str, str, str]]:
-    """(method, variant, target) whose score says nothing about subjects.
-
-    That is so if all subjects of each cell have the same probability (AUC) or the same decision (other metrics).
-    """
+    """(method, variant, target) with one probability (AUC) or one decision (other metrics) for all subjects of each cell."""
     cell = ["method", "variant", "target", "seed"]
     values = predictions["proba"] if metric == "AUC" else predictions["proba"] >= THRESHOLD
     same = predictions[cell].assign(value=values).groupby(cell, sort=False)["value"].nunique() == 1
@@ -198,9 +195,8 @@ def constant_keys(predictions: pd.DataFrame, metric: str = "AUC") -> set[Key]:
 class Comparison:
     """Scores of all methods of a predictions table, and which of them is tested against which.
 
-    `best` is tested against the `rivals`, by default all others. By default it has the highest macro AUC; among variants of one
-    method it is the method itself, because the highest of many variants is also the luckiest. `scores` are those of the cells
-    (`stats.cell_scores`), if they are already computed; `declared` says which fields a variant sets.
+    `best` has the highest macro AUC by default; among variants of one method it is the method itself, because the highest of
+    many variants is also the luckiest. `scores` are those of the cells, if they are already computed.
     """
 
     def __init__(
@@ -251,7 +247,7 @@ class Comparison:
         for site in self.targets:
             at_site = _by_key(self.sites[self.sites["target"] == site])
             unranked = {metric: {key for key in self.keys if (*key, site) in constant[metric]} for metric in PAPER_METRICS}
-            rows: list[list[Cell]] = []
+            rows: list[list[Value]] = []
             for key in self.keys:
                 own = rows_of.get((site, *key), mean.iloc[:0])
                 ends = delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()) if len(own) else (NAN, NAN)
@@ -277,10 +273,10 @@ class Comparison:
         areas = self.sites[self.sites["metric"] == "AUC"]
         differences, tests = _by_key(paired_tests(areas, self.best)), _by_key(paired_tests(areas, self.best, self.rivals))
         compared, best = len(self.keys) > 1, label(*self.best)
-        rows: list[list[Cell]] = []
+        rows: list[list[Value]] = []
         for key in self.keys:
             difference, p = _lookup(differences, (*key, "AUC"), "delta"), _lookup(tests, (*key, "AUC"), "p_holm")
-            test: list[Cell] = ["", ""] if key == self.best else [-difference, p]
+            test: list[Value] = ["", ""] if key == self.best else [-difference, p]
             rows.append([label(*key), *_spreads(by_key, key), *(test if compared else [])])
         header = [Column("Method"), *columns("percent", *PAPER_METRICS)]
         header += [Column(f"AUC minus that of {best}", "percent", SIGNED), Column("p (Holm)", "p")] if compared else []
@@ -329,10 +325,7 @@ def study_tables(predictions: pd.DataFrame, best: str | None = None, *, rivals: 
 
 
 def panels_of(sites: pd.DataFrame, best: Key, rivals: Sequence[Key], selected: int = 1) -> list[Table]:
-    """Panel B from site scores, such as published ones: `best` minus each rival, with t, p and Holm-adjusted p over sites.
-
-    `best` was selected from so many methods.
-    """
+    """Panel B from site scores, such as published ones; `best` was selected from so many methods."""
     count, name = sites["target"].nunique(), label(*best)
     if count < 2 or not rivals:
         return []
@@ -355,7 +348,7 @@ def panels_of(sites: pd.DataFrame, best: Key, rivals: Sequence[Key], selected: i
 
 
 def one_panel(tables: Sequence[Table]) -> list[Table]:
-    """The tables of Panel B next to each other as one wide table, as the paper prints them; empty if there are none."""
+    """The tables of Panel B as one wide table, as the paper prints them."""
     if not tables:
         return []
     header = [tables[0].columns[0], *(column for table in tables for column in table.columns[1:])]
@@ -369,7 +362,7 @@ def _little_power(sites: int) -> str:
 
 
 def training_tables(scores: pd.DataFrame) -> list[Table]:
-    """One table for each method with variants and several seeds (`training_table`)."""
+    """`training_table` of each method with variants."""
     variants_of = scores[scores["variant"] != ""].groupby("method", sort=False)["variant"].unique()
     tables = [training_table(scores, str(method), list(map(str, variants))) for method, variants in variants_of.items()]
     return [table for table in tables if table is not None]
@@ -398,7 +391,7 @@ def training_table(scores: pd.DataFrame, method: str, variants: list[str], what:
 
 
 def _by_key(scores: pd.DataFrame) -> Lookup:
-    """Rows of a table by method, variant and metric; looking them up in pandas takes longer than computing them."""
+    """Rows by method, variant and metric; looking them up in pandas takes longer than computing them."""
     return {(row["method"], row["variant"], row["metric"]): row for row in scores.to_dict("records")}
 
 
@@ -407,14 +400,13 @@ def _lookup(by_key: Lookup, key: tuple[str, str, str], column: str) -> float:
 
 
 def _spreads(by_key: Lookup, key: Key, metrics: Sequence[str] = PAPER_METRICS) -> list[Spread]:
-    """Mean and sd of each metric of one row."""
     return [Spread(*(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
 
 
 def _ranks(by_key: Lookup, keys: Sequence[Key], unranked: Mapping[str, set[Key]]) -> list[list[int]]:
-    """1 for every best value of a metric, 2 for every second best, by row; equal values (as printed) share a rank.
+    """1 for the best values of a metric, 2 for the second best, by row; equal values (as printed) share a rank.
 
-    A constant method has no rank: calling everybody a patient gives the highest sensitivity and is no merit.
+    A constant method has none: calling everybody a patient gives the highest sensitivity and is no merit.
     """
     by_metric = []
     for metric in PAPER_METRICS:
@@ -432,7 +424,7 @@ def what_was_seen(batch: int) -> str:
 
 
 def in_track(tables: list[Table], track: str, batch: int) -> list[Table]:
-    """The tables of a track; those of the adapted one name it in their title and say in their note what was seen."""
+    """The tables of a track; those of the adapted one say so in title and note."""
     if track == STRICT:
         return tables
     seen = f"adapted track: {what_was_seen(batch)}; not comparable with methods that see nothing of the target"
@@ -440,7 +432,7 @@ def in_track(tables: list[Table], track: str, batch: int) -> list[Table]:
 
 
 def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int) -> Table:
-    """Both tracks of each method over target sites, neither ranked nor tested; the fits are the same."""
+    """Both tracks of each method, neither ranked nor tested; the fits are the same."""
     rates, calibration = ("SEN", "SPE", "AUC"), ("slope", "intercept")
     by_track: dict[str, Lookup] = {}
     for track, predictions in ((STRICT, strict), (ADAPTED, adapted)):
@@ -449,7 +441,7 @@ def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int) -> Tabl
         balanced = wide[["SEN", "SPE"]].mean(axis=1, skipna=False).rename("mean").reset_index().assign(metric=BALANCED)
         by_track[track] = _by_key(macro_scores(pd.concat([balanced, sites])))
     keys = dict.fromkeys(zip(*(pd.concat([strict, adapted])[name] for name in ("method", "variant")), strict=True))
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [label(*key), track, *_spreads(by_key, key, (BALANCED, *rates, *calibration))]
         for key in keys
         for track, by_key in by_track.items()

@@ -22,7 +22,7 @@ COLUMNS = ["method", "target", "metric", "value"]
 
 @dataclass(frozen=True)
 class Published:
-    """Published values by (method, target, metric), and the name of their file."""
+    """Published values by (method, target, metric)."""
 
     name: str
     values: dict[tuple[str, str, str], float]
@@ -33,7 +33,7 @@ class Published:
         return [self._beside(table, sites) for table in tables]
 
     def at(self, method: str, target: str, metric: str, sites: Sequence[str]) -> float | None:
-        """A value; an average over `sites` that the file does not have is that of its values there, if it has all of them."""
+        """A value; an average that the file does not have is that of its values at all `sites`."""
         if target != "all" or (method, target, metric) in self.values:
             return self.values.get((method, target, metric))
         known = [self.values[method, site, metric] for site in sites if (method, site, metric) in self.values]
@@ -56,7 +56,7 @@ class Published:
 
 
 def read_published(path: str | Path, names: set[str], targets: set[str]) -> Published:
-    """Read a file of published values; at least one must be for one of these methods at one of these targets."""
+    """Read a file of published values; one at least must be for a method and target of the study."""
     path = Path(path)
     try:
         table = unquoted_table(pd.read_csv(path, dtype=str, keep_default_na=False))

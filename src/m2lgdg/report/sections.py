@@ -1,30 +1,41 @@
-"""Sections of the report, each with a title, text, tables and figures; only those the study has data for.
+"""The answer of the report, and its sections, each with a title, text, tables and figures.
 
-Made from the contents of a study, and put on the page by `page`.
+Made from the contents of a study, which has data for some of them, and put on the page by `page`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
+import pandas as pd
 
-from m2lgdg.registry import PAPER
+from m2lgdg.findings import anonymous_sentences, is_duplicate, problems, summary
+from m2lgdg.metrics import delong_interval
+from m2lgdg.registry import PAPER, SIMPLE
 from m2lgdg.report import brains, figures
-from m2lgdg.report.answer import Answer, Data
 from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.curve import learning_figure, sentences, stored_curve
 from m2lgdg.report.data import connectomes, flow_diagram, site_connectomes, site_table
-from m2lgdg.report.drawing import Figure, hues_of
-from m2lgdg.report.operating import comparison_table, motion_of, motion_table, operating_table, predictive_table
+from m2lgdg.report.drawing import Figure
+from m2lgdg.report.operating import (
+    comparison_table,
+    motion_of,
+    motion_sentence,
+    motion_table,
+    of_key,
+    operating_table,
+    predictive_table,
+)
 from m2lgdg.report.paper_tables import (
+    FEW,
     Comparison,
     Key,
     both_tracks,
     changed_fields,
+    chosen_among,
+    constant_keys,
     in_track,
     label,
     named_key,
@@ -33,19 +44,49 @@ from m2lgdg.report.paper_tables import (
     what_was_seen,
 )
 from m2lgdg.report.published import Published
-from m2lgdg.report.subgroups import few_of_a_class, few_of_a_site, subgroup_table
-from m2lgdg.report.tables import NAN, Cell, Column, Table, columns
+from m2lgdg.report.sharing import few_of_a_class, few_of_a_site
+from m2lgdg.report.subgroups import subgroup_table
+from m2lgdg.report.tables import Table, columns
+from m2lgdg.report.training import loss_terms, training_curves
+from m2lgdg.study.description import NOT_CHECKED
 from m2lgdg.study.predictions import ADAPTED, STRICT
+from m2lgdg.study.stats import half_interval
 
-CONSTANT = 0.02  # a loss term whose values in a training differ by less, relative to the largest, was the same in every epoch
-MOST_NAMES = 3  # in a sentence
+MOST_FINDINGS = 5  # of the box on the data that are not collapsed
+MOST_REASONS = 5
+DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
+
+
+@dataclass(frozen=True)
+class Data:
+    """The box on the data: a summary of the findings, the first ones, and the others, which are collapsed."""
+
+    summary: str
+    shown: list[str]
+    folded: list[str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The main method, its simple peer, and the sentences at the top of the report."""
+
+    main: Key
+    peer: Key | None
+    cohort: str
+    data: Data | None
+    answer: str
+    warnings: list[str]
+    comparison: str = ""
+    motion: str = ""
+    short: str = ""
 
 
 @dataclass
 class Section:
     """A section of the page; `folded` tables are collapsed, `link` is its name in the table of contents.
 
-    `first` is a figure above its tables, `data` a box of findings, `answer` that of the main result, `paste` a text to copy.
+    `first` is a figure above its tables, `data` a box of findings, `answer` that of the main result, `paste` a text to copy,
+    `pages` are further HTML files.
     """
 
     id: str
@@ -59,6 +100,7 @@ class Section:
     data: Data | None = None
     answer: Answer | None = None
     paste: MethodsText | None = None
+    pages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +115,7 @@ class Shown:
     keys: list[Key] = field(default_factory=list)
     focus: list[Key] = field(default_factory=list)
     hues: Mapping[Key, int] = field(default_factory=dict)
+    three_d: bool = False
 
     def compared(self, contents: Contents, best: str | None = None) -> Comparison:
         """The comparison of the methods of some contents, by default that of the whole report."""
@@ -93,15 +136,16 @@ def sections(
     best: str | None = None,
     rivals: Sequence[str] = (),
     published: Published | None = None,
+    three_d: bool = False,
 ) -> list[Section]:
-    """All sections, in the order of the page; `best` and `rivals` are those of the paired tests (`Comparison`)."""
+    """All sections, in the order of the page; `best` and `rivals` are those of the paired tests."""
     tested = [named_key(contents.keys, name) for name in (best, *rivals) if name is not None]
     usual = [key for key in contents.keys if not contents.is_sweep(key) and not (key[0] in PAPER and key[1])] or contents.keys
     keys = [key for key in contents.keys if key in (*usual, *tested)]
     phenotypes = [(name, "") for name in contents.with_role("phenotypes")]
     focus = [key for key in dict.fromkeys([summary.main, summary.peer, *phenotypes]) if key in contents.keys]
-    hues = hues_of([*focus, *keys, *contents.keys])  # one colour for a method in all figures
-    shown = Shown(contents, summary, best, rivals, published, keys, focus, hues)
+    hues = {key: i for i, key in enumerate(dict.fromkeys([*focus, *keys, *contents.keys]))}  # in all figures
+    shown = Shown(contents, summary, best, rivals, published, keys, focus, hues, three_d)
     made = [
         _data(shown),
         Section("answer", "Answer", answer=summary),
@@ -142,7 +186,6 @@ CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to 
 
 
 def _data(shown: Shown) -> Section:
-    """Who was included, what the sites are like, what the check of the cohort reported, and mean connectomes."""
     contents = shown.contents
     table, few = site_table(contents), contents.description
     figure, edges = (None, None) if contents.shared and few_of_a_class(few) else connectomes(contents)
@@ -160,10 +203,7 @@ def _data(shown: Shown) -> Section:
 
 
 def _results(shown: Shown) -> list[Section]:
-    """The macro table, and folded the tests of all metrics (Panel B of the paper); then target sites with a forest plot.
-
-    Ablations and values of sweeps are only in a folded macro table, because they would fill the first page.
-    """
+    """Ablations and values of sweeps are only in a folded macro table, because they would fill the first page."""
     contents = shown.contents
     whole = shown.compared(contents)
     *sites, overall = shown.titled(contents, whole.tables())
@@ -214,7 +254,6 @@ def _subgroups(shown: Shown) -> Section | None:
 
 
 def _adapted(shown: Shown) -> Section | None:
-    """The adapted track of a study with both tracks: its own tables, tests and forest plot, and one table with both tracks."""
     adapted = shown.contents.of_adapted_track()
     if adapted is None:
         return None
@@ -223,7 +262,7 @@ def _adapted(shown: Shown) -> Section | None:
     *sites, overall = shown.titled(adapted, compared.tables())
     folded = shown.titled(adapted, [*one_panel(compared.panels()), operating_table(adapted.mean)])
     first = f"Adapted track: {what_was_seen(adapted.batch)}. "
-    forest = figures.forest(adapted.mean, adapted.site_scores, chosen.keys, "forest-adapted", first, shown.hues)
+    forest = figures.forest(adapted.mean, adapted.site_scores, chosen.keys, "forest-adapted", first, hues=shown.hues)
     both = both_tracks(shown.contents.predictions, adapted.predictions, adapted.batch)
     text = (
         f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
@@ -233,7 +272,6 @@ def _adapted(shown: Shown) -> Section | None:
 
 
 def _ablations(shown: Shown) -> Section | None:
-    """Tables of the variants of each method of the paper: the full method first, then each variant."""
     tables, contents = [], shown.contents
     for method in dict.fromkeys(key[0] for key in contents.keys if key[0] in PAPER):
         keys = [key for key in contents.keys if key[0] == method and not contents.is_sweep(key)]
@@ -261,7 +299,6 @@ def _sweeps(shown: Shown) -> Section | None:
 
 
 def _learning(shown: Shown) -> Section | None:
-    """The learning curve, if `m2lgdg curve` wrote it into this folder or into its folder `curve`."""
     curve = stored_curve(shown.contents.folder)
     if curve is None:
         return None
@@ -274,71 +311,13 @@ def _training(shown: Shown) -> Section | None:
         history = (record.get("learned") or {}).get("history")
         if history and not record["variant"]:
             runs.setdefault(record["method"], []).append(history)
-    drawn = figures.training_curves(runs, shown.hues)
+    drawn = training_curves(runs, shown.hues)
     text = "Early stopping: the epoch with the highest AUC on source-validation subjects is used."
     table, idle = loss_terms(shown.contents.records)
     if idle:
         text += f" Terms of the loss that did not act, so that their weight changed nothing: {'; '.join(idle)}."
     tables = [] if table is None else [table]
     return Section("training", "Training curves", text, figures=[drawn], folded=tables) if drawn else None
-
-
-def loss_terms(records: Iterable[Mapping[str, Any]]) -> tuple[Table | None, list[str]]:
-    """The table of all methods whose loss has several terms (None without any), and clauses on terms that did not act."""
-    trainings: dict[Key, list[Mapping[str, Any]]] = {}
-    for record in records:
-        learned = record.get("learned") or {}
-        if learned.get("history") and len(_terms([learned])) > 1:
-            trainings.setdefault((str(record["method"]), str(record["variant"])), []).append(learned)
-    rows: list[list[Cell]] = []
-    idle: dict[tuple[str, str, str], list[Key]] = {}
-    for key, learned in trainings.items():
-        for name in _terms(learned):
-            values = [[epoch[name] for epoch in one["history"] if name in epoch] for one in learned]
-            selected = [one["history"][int(one.get("best_epoch") or len(one["history"])) - 1] for one in learned]
-            means = [[each[0] for each in values if each], [epoch[name] for epoch in selected if name in epoch]]
-            weights = {(one.get("losses") or {}).get(name, {}).get("weight") for one in learned}
-            weight = weights.pop() if len(weights) == 1 else None
-            pooled = [value for each in values for value in each]
-            numbers = [float(np.mean(each)) if each else NAN for each in means]
-            reason = _idle(values)
-            remark = f"did not act ({reason})" if reason else ""
-            rows.append([label(*key), name, NAN if weight is None else weight, *numbers, min(pooled), max(pooled), remark])
-            if reason:
-                idle.setdefault((key[0], name, reason), []).append(key)
-    clauses = []
-    for (_, name, reason), keys in idle.items():
-        count = sum(len(trainings[key]) for key in keys)
-        every = f"all {count} trainings" if count > 1 else "the training"
-        some = ", ".join(label(*key) for key in keys)
-        some = f"{label(*keys[0])} and {len(keys) - 1} variants" if len(keys) > MOST_NAMES else some
-        clauses.append(f"{name} of {some} ({reason} in every epoch of {every})")
-    names = ("first epoch", "kept epoch", "smallest", "largest")
-    header = [Column("Method"), Column("term"), Column("weight", "number", "g"), *columns("number", *names, form=".4g")]
-    note = (
-        "mean over batches, then over trainings, of each term as it enters the total loss, so times its weight; kept epoch: "
-        "the one that early stopping selected; smallest and largest: over all epochs of all trainings; a weight is '-' if no "
-        "field of the method is declared to hold it, or if the training is of an earlier version"
-    )
-    table = Table("Terms of the training loss", [*header, Column("remark")], rows, note)
-    return (table if rows else None), clauses
-
-
-def _terms(learned: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Terms of the loss, in the order of their first epoch; validation scores start with val_."""
-    names = dict.fromkeys(name for one in learned for epoch in one["history"] for name in epoch)
-    return [name for name in names if not name.startswith("val_")]
-
-
-def _idle(values: list[list[float]]) -> str:
-    """Why a term did not act: zero or constant in every epoch of every training; empty if it changed."""
-    if max(map(len, values)) < 2:  # one epoch shows nothing
-        return ""
-    ranges = [(min(each), max(each)) for each in values if each]
-    if all(low == high == 0 for low, high in ranges):
-        return "zero"
-    same = all(high - low <= CONSTANT * max(abs(low), abs(high)) for low, high in ranges)
-    return f"constant within {100 * CONSTANT:.0f} %" if same else ""
 
 
 def _planted(shown: Shown) -> Section | None:
@@ -348,12 +327,12 @@ def _planted(shown: Shown) -> Section | None:
 
 
 def _explanations(shown: Shown) -> Iterator[Section]:
-    """A section per method with ROIs, edges, phenotypes, gate and maps; then one on site information for all methods."""
     means = shown.contents.mean_explanations
     for method, cells in shown.contents.explanations.items():
         text, drawn = brains.explained_text(means[method], len(cells)), brains.explained_figures(method, means[method], cells)
         tables = brains.explained_tables(method, means[method])
-        yield Section("explained", f"Explanations: {method}", text, figures=drawn, folded=tables)
+        pages = brains.three_dimensional(method, means[method]) if shown.three_d else {}
+        yield Section("explained", f"Explanations: {method}", text, figures=drawn, folded=tables, pages=pages)
     title = "Site information in the representations"
     table = brains.readability_table(title, means)
     if table is not None:
@@ -389,3 +368,101 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         ("cohort hash", str(study.get("cohort_hash", ""))[:16] or "unknown"),
         ("versions", ", ".join(f"{name} {version}" for name, version in contents.environment.items())),
     ]
+
+
+def answer(contents: Contents) -> Answer:
+    """Summary of the study's main method, of the headline method if it has none, else of the one with the highest AUC."""
+    scores = contents.site_scores
+    areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
+    order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
+    order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some
+    keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
+    cohort, data, warnings = _who(contents), findings_box(contents), _warnings(contents)
+    if not keys:
+        undefined = "No target site has both patients and controls, so no AUC is defined."
+        return Answer(contents.keys[0], None, cohort, data, undefined, warnings)
+    constant = constant_keys(contents.predictions)
+    learned = [key for key in keys if key not in constant] or keys
+    named = (contents.study.get("main"), *contents.with_role("headline"))  # before the results were known
+    headline = next((key for name in named for key in keys if key == (name, "")), None)
+    main = headline or learned[0]
+    simple = contents.with_role(*SIMPLE)
+    peers = [key for key in learned if key != main and key[0] in simple]
+    comparison = ""
+    if peers:
+        role = "Next best simple peer" if main[0] in simple else "Best simple peer"
+        several = f" (of {len(peers)} at these sites)" if len(peers) > 1 else ""
+        comparison = f"{role}{several}: {label(*peers[0])} {_mean_area(contents, areas, peers[0])}."
+        if main[0] not in simple and order[peers[0]] >= order[main]:
+            warnings.insert(0, f"A simple model performs as well or better: {label(*peers[0])} compared with {label(*main)}.")
+    sites = int(areas[main].count())
+    where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
+    sentence = f"{where}: {label(*main)} {_mean_area(contents, areas, main)}. Chance is 50 %."
+    if headline is None and len(learned) > 1:
+        sentence += f" {chosen_among(label(*main), len(learned))}."
+    if 1 < sites < FEW:
+        sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
+    motion = motion_sentence(contents.mean, main, motion_of(contents.cohort))
+    short = f"{where}: {label(*main)} {100 * areas[main].mean():.1f} %"
+    peer = peers[0] if peers else None
+    return Answer(main, peer, cohort, data, sentence, warnings, comparison, motion, short)
+
+
+def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
+    """Rows the summary may be about; no ablation or sweep value, because the best of many is also the luckiest."""
+    complete = {method for method, variant in contents.keys if not variant}
+    chosen = [key for key in keys if not contents.is_sweep(key) and (key[1] in ("", "phenotypes") or key[0] not in complete)]
+    return chosen or keys
+
+
+def _mean_area(contents: Contents, areas: pd.DataFrame, key: Key) -> str:
+    """Mean AUC over sites with a t interval; for a single site its AUC with DeLong's."""
+    values = areas[key].dropna()
+    if len(values) > 1:
+        half = half_interval(float(values.std(ddof=1)), len(values))
+        low, high, how = values.mean() - half, values.mean() + half, "t over sites"
+    else:
+        own = of_key(contents.mean, key)
+        own = own[own["target"] == values.index[0]]
+        (low, high), how = delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()), "DeLong"
+    return f"{100 * values.mean():.1f} % (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
+
+
+def findings_box(contents: Contents) -> Data | None:
+    """What the check of the cohort reported; None if nothing."""
+    if contents.findings is None:
+        return Data(NOT_CHECKED, [], [])
+    findings = problems(contents.findings)
+    if not findings:
+        return None
+    pairs = [one for one in findings if is_duplicate(one)]
+    groups = (pairs, findings[len(pairs) :])
+    stored = [[{"kind": one.kind, "text": one.text} for one in group] for group in groups]
+    sentences = [sentence for group in stored for sentence in anonymous_sentences(group)]
+    cut = MOST_FINDINGS if len(sentences) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
+    return Data(f"{summary(findings)}.{DROP if pairs else ''}", sentences[:cut], sentences[cut:])
+
+
+def _who(contents: Contents) -> str:
+    included, reasons = contents.included(), contents.exclusions()
+    if not included:
+        return f"{contents.predictions['subject'].nunique()} subjects were tested."
+    sentence = f"{len(included)} subjects of {len({row['site'] for row in included})} sites"
+    if contents.cohort is not None:
+        labels = contents.cohort.labels
+        sentence += f" ({(labels == 1).sum()} patients, {(labels == 0).sum()} controls)"
+    if not reasons:
+        return f"{sentence}; no subject was excluded."
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons[:MOST_REASONS])
+    more = "; other reasons in inclusion.csv" if len(reasons) > MOST_REASONS else ""
+    return f"{sentence}; {sum(count for _, count in reasons)} excluded: {listed}{more}."
+
+
+def _warnings(contents: Contents) -> list[str]:
+    sentences = contents.failed_checks
+    if contents.track == ADAPTED:
+        seen = what_was_seen(contents.batch)
+        sentences.append(f"Adapted track only: {seen}. The target was seen, so this is no strict test.")
+    if missing := contents.missing():
+        sentences.append(f"Not run yet: {', '.join(missing)}. Repeat m2lgdg run to continue.")
+    return sentences

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.data.pseudonyms import Pseudonyms
+from m2lgdg.data.pseudonyms import Pseudonyms, file_name, has_path, starts_path, without_paths
 from m2lgdg.data.spreadsheets import csv_text
 from m2lgdg.explain.explanation import Explanation
 from m2lgdg.findings import text_finding
@@ -31,8 +31,7 @@ from m2lgdg.model.model import Model
 from m2lgdg.model.out_of_distribution import MEASURES, SourceDistribution
 from m2lgdg.report.checklists import YEARS, age_band
 from m2lgdg.report.contents import RECORDS, Contents, read_contents, read_json
-from m2lgdg.report.paths import file_name, has_path, starts_path, without_paths
-from m2lgdg.report.subgroups import WITHHELD, few_of_a_class, few_of_a_site, without_small_groups
+from m2lgdg.report.subgroups import WITHHELD
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.description import COHORT, CONNECTOMES, LEAST, copy_connectomes
 from m2lgdg.study.plan import METHODS_FILE
@@ -86,10 +85,7 @@ def share_study(folder: str | Path, to: str | Path) -> list[Path]:
 
 
 def joining_names(contents: Contents) -> set[str]:
-    """Names that tables are joined by, so they are shared as they are: methods, variants, sites, subjects and inputs.
-
-    A name that contains a path is refused.
-    """
+    """Names that tables are joined by, so they are shared as they are; one that contains a path is refused."""
     table = contents.all_predictions
     names = {*table["method"], *table["variant"], *table["target"], *table["subject"], *(contents.study.get("inputs") or [])}
     names |= {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row}
@@ -104,7 +100,6 @@ def _json(content: Any, names: set[str]) -> str:
 
 
 def _without_paths(content: Any, names: set[str]) -> Any:
-    """JSON content without paths in any string; `names` stay, and may have a slash."""
     if isinstance(content, str):
         return content if content in names else without_paths(content)
     if isinstance(content, list):
@@ -113,7 +108,7 @@ def _without_paths(content: Any, names: set[str]) -> Any:
 
 
 def identifying_words_withheld(ids: Iterable[str] = ()) -> Filter:
-    """Filter for free text: returns it unchanged if it has no path, id, host or user name, else a replacement."""
+    """Filter for free text: unchanged if it has no path, id, host or user name, else a replacement."""
     people = {_user(), socket.gethostname(), *socket.gethostname().split(".")[:1], Path.home().name}
     known = set(ids)
     long = {name for name in known if len(name) > 3}
@@ -135,7 +130,7 @@ def _user() -> str:
 
 
 def cohort_name(name: str) -> str:
-    """Name of a public release; other names may be those of a private folder and become `cohort`."""
+    """Name of a public release; other names may be those of a private folder."""
     return name if name.lower() in LICENCES else "cohort"
 
 
@@ -185,7 +180,7 @@ def shared_contents(contents: Contents) -> Contents:
 
 
 def _failure(reason: str) -> str:
-    """Type of an error without its message, which comes from a method and may quote anything."""
+    """Type of an error without its message, which may quote anything."""
     kind = re.match(r"[A-Za-z]+(?:Error|Exception)(?=:|$)", reason)
     return kind[0] if kind else f"reason {WITHHELD}"
 
@@ -193,7 +188,7 @@ def _failure(reason: str) -> str:
 def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
     """Groups and sites of a cohort for sharing: ages in bands, and nothing personal of small groups.
 
-    Sexes are left out by site, and everywhere if a class has fewer than ten of one sex, because sizes follow by subtraction.
+    Sexes are left out by site, and everywhere if a class has few of one sex, because sizes follow by subtraction.
     """
     shared = without_small_groups(description)
     known = [group for group in shared.get("groups", {}).values() if "male" in group]
@@ -209,10 +204,7 @@ def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_model(fitted: Model) -> Model:
-    """Copy of a model for sharing: the same weights; typical ages become the middle of their band.
-
-    Its predictions for subjects of known age are the same, bit for bit.
-    """
+    """Copy of a model for sharing, with the same predictions for subjects of known age; typical ages are those of a band."""
     filtered = identifying_words_withheld()
     for name, value in fitted.fields().items():
         if filtered(str(value)) == WITHHELD:
@@ -266,7 +258,6 @@ def _banded_ages(distribution: SourceDistribution) -> SourceDistribution:
 
 
 def _filtered_findings(about: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
-    """Facts of a model with the findings among them filtered."""
     if about.get("findings") is None:
         return dict(about)
     return {**about, "findings": [one | {"text": filtered(one["text"], HIDDEN_FINDING)} for one in about["findings"]]}
@@ -282,3 +273,25 @@ def _rows_of_subjects(fitted: Method) -> list[str]:
 
 def _floor(ages: Any) -> Any:
     return np.floor(np.asarray(ages) / YEARS) * YEARS
+
+
+def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects."""
+    shared: dict[str, Any] = copy.deepcopy(dict(description))
+    for name in ("groups", "sites"):
+        for group in shared.get(name, {}).values():
+            for entry in ("age", "motion", "male", "sex_known") if group["subjects"] < LEAST else ():
+                group.pop(entry, None)
+    return shared
+
+
+def few_of_a_class(description: Mapping[str, Any]) -> bool:
+    """Whether a cohort has too few patients or controls, or an unknown number, to share their mean connectome."""
+    groups = description.get("groups", {})
+    return any(groups.get(name, {}).get("subjects", 0) < LEAST for name in ("patients", "controls"))
+
+
+def few_of_a_site(description: Mapping[str, Any]) -> bool:
+    """Whether some site is too small to share the means of all; those of the others would reveal its own."""
+    sizes = [group.get("patients", 0) + group.get("controls", 0) for group in description.get("sites", {}).values()]
+    return not sizes or min(sizes) < LEAST

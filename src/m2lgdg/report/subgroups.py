@@ -5,9 +5,7 @@ Totals are public, so the size of a hidden group must not follow by subtraction 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,7 @@ from m2lgdg.data.readers.tables import FEMALE, MALE, MOTION
 from m2lgdg.metrics import THRESHOLD, delong
 from m2lgdg.report.operating import confusion, of_key
 from m2lgdg.report.paper_tables import INTERVAL, Key, label
-from m2lgdg.report.tables import NAN, Cell, Column, Estimate, Interval, Table, columns
+from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
 from m2lgdg.storage import InputError
 from m2lgdg.study.description import LEAST
 
@@ -41,8 +39,7 @@ Names = npt.NDArray[np.object_]
 def subgroup_table(mean: pd.DataFrame, cohort: Cohort, key: Key, *, hide_small: bool = False) -> Table:
     """Performance of one method by subgroup: mean of within-site AUCs with intervals, and pooled SEN, SPE and ACC.
 
-    The difference of a group is its AUC minus that of the largest group of the same kind. `mean` is from `over_seeds`;
-    `hide_small` hides groups of fewer than ten subjects, for a report that is shared.
+    `mean` is from `over_seeds`; `hide_small` hides groups of fewer than ten subjects, for a report that is shared.
     """
     own, name = of_key(mean, key), label(*key)
     if not len(own):
@@ -51,7 +48,7 @@ def subgroup_table(mean: pd.DataFrame, cohort: Cohort, key: Key, *, hide_small: 
     if missing:
         raise InputError(f"subject {missing[0]} of the predictions is not in cohort {cohort.name}, so it is another cohort.")
     enough = len(own) >= LEAST or not hide_small
-    rows: list[list[Cell]] = [["all", *([*_scores(own), NAN] if enough else _hidden(SMALL))]]
+    rows: list[list[Value]] = [["all", *([*_scores(own), NAN] if enough else _hidden(SMALL))]]
     for title, groups in _partitions(own, cohort) if enough else ():
         rows += _rows(own, title, groups, hide_small)
     header = [Column("Subgroup"), *columns("count", "subjects", "patients"), *columns("percent", "AUC", INTERVAL, form=".1f")]
@@ -66,7 +63,7 @@ def subgroup_table(mean: pd.DataFrame, cohort: Cohort, key: Key, *, hide_small: 
 
 
 def _partitions(own: pd.DataFrame, cohort: Cohort) -> Iterator[tuple[str, Names]]:
-    """(title, group of each subject) for each phenotype of the cohort that defines subgroups, and for site size."""
+    """(title, group of each subject) for each phenotype that defines subgroups, and for site size."""
     phenotypes = cohort.phenotypes.loc[own["subject"].tolist()]
     columns = {str(name).lower(): phenotypes[name] for name in phenotypes.columns}
     numbers = {name: values.to_numpy() for name, values in columns.items() if values.dtype == np.float64}
@@ -92,13 +89,12 @@ def _coded(values: pd.Series, names: dict[float, str]) -> Names:
 
 
 def _banded(values: npt.NDArray[np.float64], names: dict[float, str]) -> Names:
-    """Name of the band that each value is in; `names` are by lower edge."""
     band = np.searchsorted(np.array(list(names), dtype=np.float64), values, side="right") - 1
     named = np.array(list(names.values()), dtype=object)[np.clip(band, 0, len(names) - 1)]
     return np.where(np.isnan(values), UNKNOWN, named)
 
 
-def _rows(own: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> list[list[Cell]]:
+def _rows(own: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> list[list[Value]]:
     rank = {name: i for i, name in enumerate(ORDERED)}
     names = sorted(set(groups.tolist()), key=lambda name: (name == UNKNOWN, rank.get(name, 0), name))
     if len(names) < 2:  # the same as all
@@ -108,19 +104,19 @@ def _rows(own: pd.DataFrame, title: str, groups: Names, hide_small: bool) -> lis
         return [[f"{title}: all groups", *_hidden(WITHHELD)]]
     shown = {name: own[groups == name] for name, mark in zip(names, marks, strict=True) if not mark}
     largest = max((name for name in shown if name != UNKNOWN), key=lambda name: len(shown[name]), default="")
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for name, mark in zip(names, marks, strict=True):
         difference = "reference" if name == largest else _difference(shown.get(name), shown.get(largest))
         rows.append([f"{title}: {name}", *(_hidden(mark) if mark else [*_scores(shown[name]), difference])])
     return rows
 
 
-def _hidden(mark: str) -> list[Cell]:
+def _hidden(mark: str) -> list[Value]:
     return [mark, mark, *["-"] * 7]
 
 
-def _difference(own: pd.DataFrame | None, reference: pd.DataFrame | None) -> Cell:
-    """AUC of a group minus that of another, with an interval; the groups share no subject, so their variances add up."""
+def _difference(own: pd.DataFrame | None, reference: pd.DataFrame | None) -> Value:
+    """The groups share no subject, so their variances add up."""
     if own is None or reference is None:
         return NAN
     (area, variance, _), (other, others, _) = within_sites(own), within_sites(reference)
@@ -143,35 +139,13 @@ def within_sites(own: pd.DataFrame) -> tuple[float, float, int]:
     return float(np.mean(areas)), float(np.sum(variances)) / len(areas) ** 2, len(areas)
 
 
-def _scores(own: pd.DataFrame) -> list[Cell]:
+def _scores(own: pd.DataFrame) -> list[Value]:
     area, variance, sites = within_sites(own)
     half = NORMAL * np.sqrt(variance)
     ends = Interval(max(area - half, 0), min(area + half, 1)) if variance > 0 else Interval(NAN, NAN)
     hits, misses, rejections, alarms = confusion(own["label"], own["proba"])
     rates = [(hits, hits + misses), (rejections, rejections + alarms), (hits + rejections, len(own))]
     return [len(own), hits + misses, area, ends, sites, *(count / whole if whole else NAN for count, whole in rates)]
-
-
-def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups and sites of a cohort without age, sex and motion of those with fewer than ten subjects."""
-    shared: dict[str, Any] = copy.deepcopy(dict(description))
-    for name in ("groups", "sites"):
-        for group in shared.get(name, {}).values():
-            for entry in ("age", "motion", "male", "sex_known") if group["subjects"] < LEAST else ():
-                group.pop(entry, None)
-    return shared
-
-
-def few_of_a_class(description: Mapping[str, Any]) -> bool:
-    """Whether a cohort has too few patients or controls to share their mean connectome; so if their number is unknown."""
-    groups = description.get("groups", {})
-    return any(groups.get(name, {}).get("subjects", 0) < LEAST for name in ("patients", "controls"))
-
-
-def few_of_a_site(description: Mapping[str, Any]) -> bool:
-    """Whether some site is too small to share the means of all; those of the others and the total would reveal its own."""
-    sizes = [group.get("patients", 0) + group.get("controls", 0) for group in description.get("sites", {}).values()]
-    return not sizes or min(sizes) < LEAST
 
 
 def suppressed(sizes: Sequence[int]) -> list[str]:
@@ -189,7 +163,6 @@ def suppressed(sizes: Sequence[int]) -> list[str]:
 
 
 def _follows(sizes: Sequence[int], marks: Sequence[str]) -> bool:
-    """Whether the size of a hidden group follows from the sum of the hidden groups and their marks."""
     hidden = [(size, mark) for size, mark in zip(sizes, marks, strict=True) if mark]
     total = sum(size for size, _ in hidden)
     low = [1 if mark == SMALL else LEAST for _, mark in hidden]

@@ -5,8 +5,10 @@ Every table of `m2lgdg table`, of the report and of the model card is one. Nothi
 
 from __future__ import annotations
 
+import hashlib
 import html
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +22,11 @@ from m2lgdg.storage import InputError
 Format = Literal["text", "markdown", "latex", "csv"]
 Kind = Literal["text", "count", "number", "percent", "p"]
 NAN = math.nan
-WORDED = 60  # letters; longer cells are sentences
+WORDED = 60  # letters; longer texts are sentences
 
 
 class Spread(NamedTuple):
-    """A mean and its standard deviation, NaN where there is none."""
+    """A mean and its standard deviation."""
 
     value: float
     sd: float
@@ -46,25 +48,25 @@ class Estimate(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A value of the study with a published one, in percent."""
+    """A value with a published one, in percent."""
 
-    own: Cell
+    own: Value
     published: float
 
 
 # NaN is a number that is not defined; a text stands where a number is withheld or has no meaning.
-Cell: TypeAlias = "str | float | Spread | Interval | Estimate | Beside"
+Value: TypeAlias = "str | float | Spread | Interval | Estimate | Beside"
 
 
 class Column(NamedTuple):
-    """Name of a column, what its numbers are, and their format; percentages are stored as proportions."""
+    """Name, kind and format of a column; percentages are stored as proportions."""
 
     name: str
     kind: Kind = "text"
     form: str = ".2f"
 
     def number(self, value: float) -> str:
-        """One number as text; a dash if it is not defined."""
+        """A number as text."""
         if math.isnan(value):
             return "-"
         if self.kind == "count":
@@ -73,22 +75,22 @@ class Column(NamedTuple):
             return "<0.001" if value < 0.001 else f"{value:.3f}"
         return format(100 * value if self.kind == "percent" else value, self.form)
 
-    def shown(self, cell: Cell) -> str:
-        """A cell as text."""
-        match cell:
+    def shown(self, value: Value) -> str:
+        """A value as text."""
+        match value:
             case str():
-                return cell
+                return value
             case Beside(own, published):
                 return f"{self.shown(own)} [{published:.2f}]"
-            case Spread(value, sd):
-                return self.number(value) + ("" if math.isnan(sd) else f" ± {self.number(sd)}")
+            case Spread(mean, sd):
+                return self.number(mean) + ("" if math.isnan(sd) else f" ± {self.number(sd)}")
             case Interval(low, high):
                 return "-" if math.isnan(low) else f"{self.number(low)} to {self.number(high)}"
-            case Estimate(value, low, high):
+            case Estimate(middle, low, high):
                 ends = f"{self.number(low)}{' to ' if '+' in self.form else '-'}{self.number(high)}"
-                return self.number(value) + ("" if math.isnan(low) else f" ({ends})")
+                return self.number(middle) + ("" if math.isnan(low) else f" ({ends})")
             case _:
-                return self.number(cell)
+                return self.number(value)
 
 
 def columns(kind: Kind, *names: str, form: str = ".2f") -> list[Column]:
@@ -96,17 +98,17 @@ def columns(kind: Kind, *names: str, form: str = ".2f") -> list[Column]:
     return [Column(name, kind, form) for name in names]
 
 
-def value_of(cell: Cell) -> float:
+def number_of(value: Value) -> float:
     """The number by which rows are sorted; NaN for text."""
-    match cell:
+    match value:
         case str():
             return NAN
         case Beside(own, _):
-            return value_of(own)
+            return number_of(own)
         case Spread() | Interval() | Estimate():
-            return cell[0]
+            return value[0]
         case _:
-            return cell
+            return value
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Value]]
     note: str = ""
     target: str = ""
     ranks: Sequence[Sequence[int]] = ()
@@ -131,27 +133,27 @@ class Table:
     @property
     def shown(self) -> list[list[str]]:
         """The rows as text."""
-        return [[column.shown(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [[column.shown(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
 
     @property
-    def cells(self) -> list[list[tuple[str, float | str, int]]]:
-        """Text, number to sort by (empty without one) and rank of each cell, row by row."""
-        numbers = [["" if math.isnan(value := value_of(cell)) else value for cell in row] for row in self.rows]
+    def entries(self) -> list[list[tuple[str, float | str, int]]]:
+        """Text, number to sort by (empty without one) and rank of each value, row by row."""
+        numbers = [["" if math.isnan(number := number_of(value)) else number for value in row] for row in self.rows]
         ranks = self.ranks or [[0] * len(self.columns)] * len(self.rows)
         return [list(zip(*row, strict=True)) for row in zip(self.shown, numbers, ranks, strict=True)]
 
     @property
     def worded(self) -> bool:
         """Whether it has sentences rather than numbers."""
-        return any(isinstance(cell, str) and len(cell) > WORDED for row in self.rows for cell in row[1:])
+        return any(isinstance(value, str) and len(value) > WORDED for row in self.rows for value in row[1:])
 
-    def values(self, name: str) -> list[Cell]:
-        """The cells of a column."""
+    def values(self, name: str) -> list[Value]:
+        """A column."""
         return [row[self.header.index(name)] for row in self.rows]
 
     def highest_first(self, name: str) -> Table:
-        """The same table with its rows sorted by a column; rows without a value are last."""
-        values = [value_of(cell) for cell in self.values(name)]
+        """The table sorted by a column; rows without a value are last."""
+        values = [number_of(value) for value in self.values(name)]
         order = sorted(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else -values[i])
         return replace(self, rows=[self.rows[i] for i in order], ranks=[self.ranks[i] for i in order] if self.ranks else ())
 
@@ -166,7 +168,7 @@ def render(tables: Sequence[Table], form: Format) -> str:
 
 
 def wide_csv(table: Table) -> str:
-    """One table as CSV, with its columns and cells as they are shown."""
+    """One table as CSV, as it is shown."""
     return csv_rows([table.header, *table.shown])
 
 
@@ -178,9 +180,9 @@ def _text(table: Table) -> str:
 
 
 def _marked(table: Table, escape: Callable[[str], str], first: str, second: str) -> list[list[str]]:
-    """Cells with the best and the second best of a column put into these marks."""
+    """Texts, with the best and the second best of a column put into these marks."""
     marks = ("{}", first, second)
-    return [[marks[rank].format(escape(text)) for text, _, rank in row] for row in table.cells]
+    return [[marks[rank].format(escape(text)) for text, _, rank in row] for row in table.entries]
 
 
 def markdown_grid(table: Table) -> list[str]:
@@ -216,17 +218,17 @@ def _long_csv(tables: Sequence[Table]) -> str:
     rows: list[tuple[str, ...]] = []
     for table in tables:
         for row, shown in zip(table.rows, table.shown, strict=True):
-            for column, cell, text in zip(table.columns[1:], row[1:], shown[1:], strict=True):
+            for column, value, text in zip(table.columns[1:], row[1:], shown[1:], strict=True):
                 start = (table.title, shown[0], column.name)
-                own, published = (cell.own, f"{cell.published:.2f}") if isinstance(cell, Beside) else (cell, "")
+                own, published = (value.own, f"{value.published:.2f}") if isinstance(value, Beside) else (value, "")
                 if isinstance(own, Interval):
                     ends = (("low", own.low), ("high", own.high))
-                    rows += [(*start[:2], f"{column.name}, {end}", _defined(column, value), "", "") for end, value in ends]
+                    rows += [(*start[:2], f"{column.name}, {end}", _defined(column, at), "", "") for end, at in ends]
                 elif isinstance(own, str):
                     rows.append((*start, text, "", published))
                 else:
                     sd = _defined(column, own.sd) if isinstance(own, Spread) else ""
-                    rows.append((*start, _defined(column, value_of(own)), sd, published))
+                    rows.append((*start, _defined(column, number_of(own)), sd, published))
     frame = pd.DataFrame(rows, columns=["table", "method", "metric", "mean", "sd", "published"])
     return csv_text(frame if frame["published"].any() else frame.drop(columns="published"))
 
@@ -274,6 +276,14 @@ def _letter(letter: str) -> str:
         name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA").lower()
         return rf"$\{name if letter in SMALL_GREEK else name.capitalize()}$"
     kind, _, digit = unicodedata.decomposition(letter).partition(" ")
-    if kind in ("<super>", "<sub>") and len(digit) == 4 and (plain := chr(int(digit, 16))) in "0123456789+-=()n":
-        return f"${'^' if kind == '<super>' else '_'}{{{plain}}}$"
+    if kind in ("<super>", "<sub>") and len(digit) == 4 and (sign := chr(int(digit, 16))) in "0123456789+-=()n":
+        return f"${'^' if kind == '<super>' else '_'}{{{sign}}}$"
     return f"{{[}}U+{ord(letter):04X}{{]}}"
+
+
+def plain(name: str) -> str:
+    """A name of letters, digits and dashes for files and HTML ids; different names stay different."""
+    safe = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
+    if safe and safe == name:
+        return name
+    return f"{safe}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")
