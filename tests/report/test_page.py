@@ -13,40 +13,17 @@ from m2lgdg import InputError, make, table
 from m2lgdg.metrics import auc, delong_interval
 from m2lgdg.registry import METHODS
 from m2lgdg.report.contents import missing_cells, read_contents
-from m2lgdg.report.drawing import plain
 from m2lgdg.report.operating import comparison_table, predictive_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.paper_tables import study_tables, training_tables
 from m2lgdg.report.sections import answer
-from m2lgdg.report.tables import render
+from m2lgdg.report.tables import plain, render
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.stats import cell_scores, over_seeds
 
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
 
 HOSTILE = '<script>alert("x")</script> | & _%$#{}~^\\ "\'' + "ß漢" * 5
-
-
-@pytest.fixture
-def predictions():
-    """Two methods (one of them perfect), two targets, two seeds."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for target in ("NYU", "USM"):
-        labels = np.array([0, 1] * 10)
-        for seed in (0, 1):
-            for method, variant, noise in (("good", "", 0.0), ("noisy", "with-age", 0.6)):
-                proba = np.clip(0.5 + 0.4 * (labels - 0.5) + noise * rng.normal(size=20), 0, 1)
-                rows += [(method, variant, seed, target, f"s{i}", labels[i], proba[i]) for i in range(20)]
-    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
-
-
-@pytest.fixture
-def ablated(predictions):
-    """One method, whole and without a part that harms it, and the whole again under another name."""
-    whole = predictions[predictions.method == "noisy"].assign(variant="")
-    better = predictions[predictions.method == "good"].assign(method="noisy", variant="less")
-    return pd.concat([whole, better, whole.assign(variant="all")])
 
 
 def test_hostile_names_stay_text(predictions, tmp_path):

@@ -37,20 +37,6 @@ from m2lgdg.study.stats import cell_scores, holm, over_seeds
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
 
 
-@pytest.fixture
-def predictions():
-    """Two methods (one of them perfect), two targets, two seeds."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for target in ("NYU", "USM"):
-        labels = np.array([0, 1] * 10)
-        for seed in (0, 1):
-            for method, variant, noise in (("good", "", 0.0), ("noisy", "with-age", 0.6)):
-                proba = np.clip(0.5 + 0.4 * (labels - 0.5) + noise * rng.normal(size=20), 0, 1)
-                rows += [(method, variant, seed, target, f"s{i}", labels[i], proba[i]) for i in range(20)]
-    return pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
-
-
 def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
     nyu, usm, macro = study_tables(predictions)
     assert [table.title for table in (nyu, usm, macro)] == ["Target NYU", "Target USM", "Macro average over target sites"]
@@ -66,14 +52,6 @@ def test_cells_are_means_and_sds_over_seeds_and_sites(predictions):
     sites = [np.mean([areas[site, seed] for seed in (0, 1)]) for site in ("NYU", "USM")]
     assert macro.shown[1][macro.header.index("AUC")] == f"{np.mean(sites):.2f} ± {np.std(sites, ddof=1):.2f}"
     assert macro.shown[1][macro.header.index("AUC minus that of good")] == f"{np.mean(sites) - 100:+.2f}"
-
-
-@pytest.fixture
-def ablated(predictions):
-    """One method, whole and without a part that harms it, and the whole again under another name."""
-    whole = predictions[predictions.method == "noisy"].assign(variant="")
-    better = predictions[predictions.method == "good"].assign(method="noisy", variant="less")
-    return pd.concat([whole, better, whole.assign(variant="all")])
 
 
 def test_variants_of_one_method_are_tested_against_it_and_not_against_the_luckiest(ablated):

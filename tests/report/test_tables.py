@@ -12,49 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m2lgdg.data.spreadsheets import csv_text, quoted, unquoted, unquoted_table
-from m2lgdg.registry import METHODS
 from m2lgdg.report.contents import read_contents
 from m2lgdg.report.page import write_report
 from m2lgdg.report.tables import Column, Table, latex, markdown, render
 from m2lgdg.study.predictions import read_predictions
 
 pytestmark = pytest.mark.usefixtures("figures_painted_only")
-
-COLUMNS = ["method", "variant", "seed", "target", "subject", "label", "proba"]
-
-
-def predicted(rows, labels=(0, 1) * 10, targets=("A", "B"), seeds=(0, 1)):
-    """Predictions of methods; `rows` has a function (labels, rng) -> proba by (method, variant)."""
-    rng = np.random.default_rng(0)
-    table = []
-    for target in targets:
-        for (method, variant), proba in rows.items():
-            for seed in seeds:
-                values = np.clip(proba(np.array(labels), rng), 0, 1)
-                table += [
-                    (method, variant, seed, target, f"{target}{i}", y, p)
-                    for i, (y, p) in enumerate(zip(labels, values, strict=True))
-                ]
-    return pd.DataFrame(table, columns=COLUMNS)
-
-
-def noisy(amount):
-    return lambda y, rng: 0.5 + 0.3 * (y - 0.5) + amount * rng.normal(size=len(y))
-
-
-THREE = {("prior", ""): lambda y, rng: np.full(len(y), 0.6), ("one", ""): noisy(0.1), ("two", ""): noisy(0.4)}
-
-
-def folder_of(table, path, **study):
-    import json
-
-    path.mkdir()
-    table.to_csv(path / "predictions.csv", index=False)
-    fields = {name: {} for name in set(table.method) & set(METHODS)}
-    settings = {"method": fields, "methods": sorted(set(table.method)), "targets": sorted(set(table.target)), "seeds": [0, 1]}
-    (path / "study.json").write_text(json.dumps(settings | study))
-    return path
-
 
 HOSTILE = "a<b>&_50% #1 $x^2$ {c} ~d\\e | \"q\" 'r' `s` [t] *u* ± → ² ≥ é Ł ß µ β Σ 漢 \x07 line\nbreak"
 
@@ -88,14 +51,20 @@ def check_latex(text):
     assert not re.search(r"(?<!\\)&", outer)
 
 
-def test_every_table_of_a_report_with_hostile_names_is_latex(tmp_path):
-    renamed = {("prior", ""): THREE["prior", ""], (f"one {HOSTILE}", "M1"): noisy(0.1), ("two", HOSTILE): noisy(0.4)}
-    table = predicted(renamed, targets=(HOSTILE, "[B"))
-    write_report(folder_of(table, tmp_path / "study"))
-    files = sorted((tmp_path / "study" / "tables").glob("*.tex"))
+def test_every_file_of_a_report_with_hostile_names_is_latex_and_markdown(predictions, tmp_path):
+    odd = "<img src=x onerror=alert(1)> | `c` [l](javascript:x)\n# t"
+    renamed = predictions.replace({"method": {"good": f"one {HOSTILE}"}, "variant": {"with-age": odd}})
+    renamed["target"] = renamed["target"].replace({"NYU": HOSTILE, "USM": "[B"})
+    renamed.to_csv(tmp_path / "predictions.csv", index=False)
+    write_report(tmp_path)
+    files = sorted((tmp_path / "tables").glob("*.tex"))
     assert len(files) >= 6
     for file in files:
         check_latex(file.read_text())
+        text = file.with_suffix(".md").read_text()
+        assert "<" not in text and not re.search(r"(?<!\\)\]\(", text), file
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
+        assert len(widths) == 1, file
 
 
 def test_the_committed_tables_are_latex():
@@ -121,17 +90,6 @@ def test_no_name_is_markup_in_markdown(name):
     text = markdown(name)
     assert "<" not in text and ">" not in text and "\n" not in text and "\r" not in text
     assert not re.search(r"(?<!\\)(?:\\\\)*[|`\[]", re.sub(r"\\[^\\]", "", text.replace("\\\\", "")))
-
-
-def test_html_of_names_stays_text_in_every_markdown_file(tmp_path):
-    odd = "<img src=x onerror=alert(1)> | `c` [l](javascript:x)\n# t"
-    table = predicted({("one", ""): noisy(0.1), ("two", odd): noisy(0.4)}, targets=("A", odd))
-    write_report(folder_of(table, tmp_path / "study"))
-    for file in (tmp_path / "study" / "tables").glob("*.md"):
-        text = file.read_text()
-        assert "<" not in text and not re.search(r"(?<!\\)\]\(", text), file
-        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
-        assert len(widths) == 1, file
 
 
 @pytest.mark.parametrize(
