@@ -4,8 +4,8 @@ The root holds what a method author writes with; each folder answers one questio
 
 cohort, cohort_file, findings, splits, preprocess, connectivity, tangent, graph, losses, sampler, metrics
             subjects, folds, features, the paper's equations as pure functions, scores
-method, fields, registry, deep, devices, storage
-            `Method` and its two verbs, names, the training loop of networks, where it runs, files
+method, fields, registry, own_code, deep, devices, storage
+            `Method` and its two verbs, names, the code that is hashed, the training loop of networks, where it runs, files
 data        what do I have, and what is wrong with it: readers, atlases, checks
 methods     which classifier: one file an idea
 fast        the same networks in less time

@@ -19,9 +19,11 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from m2lgdg.fields import checked_fields, nearest, variant_fields
+from m2lgdg.own_code import FINDER, PLUGIN, Source, imported_sources, refuse_not_covered, use
 from m2lgdg.storage import InputError, needing, one_line
 
 NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
@@ -49,12 +51,17 @@ class Declaration:
 
 @dataclass
 class Plugin:
-    """A plugin file as it was loaded: its module, its content hash, and the methods that it registered."""
+    """A plugin file as it was loaded: its module, the methods that it registered, and what it imports that is not installed.
+
+    `hash` is that of the content of all these files.
+    """
 
     path: str
     module: str
     hash: str
+    sources: dict[str, Source]
     methods: dict[str, type[Any]] = field(default_factory=dict)
+    modules: dict[str, ModuleType] = field(default_factory=dict)
 
 
 class Registry(MutableMapping[str, type[Any]]):
@@ -146,14 +153,16 @@ class Registry(MutableMapping[str, type[Any]]):
             self[name] = bridge.define(name, {})
 
     def plugin_hash(self, path: str | Path) -> str:
-        """SHA-256 of a plugin as it was loaded last, or of the file if this process has not loaded it."""
+        """SHA-256 of a plugin with what it imports, as loaded last, or of the files if this process has not loaded it."""
         plugin = self._current.get(os.path.realpath(path))
-        return plugin.hash if plugin else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return plugin.hash if plugin else _hash(content := Path(path).read_bytes(), imported_sources(content))
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
         """Load plugin files as they are now. Their methods replace those of earlier versions and of other plugins."""
         with self._lock:
             loaded, current, outer = dict(self._loaded), dict(self._current), self._wanted
+            if not outer:
+                FINDER.sources.clear()
             try:
                 for path in dict.fromkeys(paths):
                     self._load_plugin(Path(path))
@@ -171,20 +180,22 @@ class Registry(MutableMapping[str, type[Any]]):
             source = path.read_bytes()
         except OSError as error:
             raise InputError(f"cannot read plugin {path}: {error.strerror}.") from None
-        real, digest = os.path.realpath(path), hashlib.sha256(source).hexdigest()
+        real, sources = os.path.realpath(path), imported_sources(source)
+        digest = _hash(source, sources)
         where = hashlib.sha256(os.fsencode(real)).hexdigest()[:8]  # a plugin may read files next to it
-        module = f"m2lgdg_plugin_{path.stem}_{digest[:16]}_{where}"
+        module = f"{PLUGIN}{path.stem}_{digest[:16]}_{where}"
         if module in self._wanted:
             return
         if real in self._current:  # the new version may not define all methods of the last one
             last = self._current[real].module
             self._loaded = {name: cls for name, cls in self._loaded.items() if cls.__module__ != last}
         self._wanted += (module,)
+        use(sources, self._plugins[module].modules if module in self._plugins else {})
         if module in self._plugins:
             for name, cls in self._plugins[module].methods.items():
                 self[name] = cls
         else:
-            self._import(path, source, Plugin(real, module, digest))
+            self._import(path, source, Plugin(real, module, digest, sources))
         self._current[real] = self._plugins[module]
 
     def _import(self, path: Path, source: bytes, plugin: Plugin) -> None:
@@ -192,10 +203,13 @@ class Registry(MutableMapping[str, type[Any]]):
         spec = importlib.util.spec_from_file_location(plugin.module, path.absolute())
         assert spec is not None  # because of the suffix
         module = importlib.util.module_from_spec(spec)
+        before = {*sys.modules}
         sys.modules[plugin.module] = module
         self._plugins[plugin.module] = plugin
         try:
             exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
+            refuse_not_covered(before, "it")
+            plugin.modules |= {name: sys.modules[name] for name in plugin.sources if name in sys.modules}
         except BaseException as error:  # a plugin may raise anything, or exit
             del sys.modules[plugin.module], self._plugins[plugin.module]
             if isinstance(error, KeyboardInterrupt):
@@ -213,6 +227,13 @@ class Registry(MutableMapping[str, type[Any]]):
 
     def __len__(self) -> int:
         return len(self.modules.keys() | self._loaded.keys())
+
+
+def _hash(content: bytes, sources: Mapping[str, Source]) -> str:
+    """Hash of a plugin's content; of a plugin that imports modules, of these and their names too."""
+    own = hashlib.sha256(content).hexdigest()
+    imported = "".join(f"\n{name} {source.hash}" for name, source in sources.items())
+    return hashlib.sha256(f"{own}{imported}".encode()).hexdigest() if imported else own
 
 
 METHODS = Registry()

@@ -585,3 +585,25 @@ def spoil_each_array(fitted, cohort, tmp_path):
             else:
                 assert proba.shape == good.shape and ((proba >= 0) & (proba <= 1)).all()
     assert refused >= tried / 2
+
+
+def test_predict_says_that_the_code_has_changed(tmp_path, tiny, typed, monkeypatch):
+    """Once, after the predictions; an adapted model keeps the code that fitted it."""
+    tiny.save(tmp_path / "tiny.cohort")
+    make("fc-logistic").fit(tiny).save(tmp_path / "model")
+
+    def said(model, to):
+        code, text, _ = typed("predict", tmp_path / model, tmp_path / "tiny.cohort", "--out", tmp_path / to)
+        assert code == 0
+        return " ".join(text.split()).count("has changed since this model was fitted")
+
+    assert said("model", "same.csv") == 0
+    monkeypatch.setattr("m2lgdg.model.model.predicting_code", lambda: "other")
+    assert said("model", "other.csv") == 1
+    Model.load(tmp_path / "model").save(tmp_path / "again")
+    assert said("again", "again.csv") == 1
+    content = about(tmp_path / "model")
+    del content["code"]  # as in 0.1.0
+    content["hashes"][ABOUT] = digest({key: value for key, value in content.items() if key != "hashes"})
+    (tmp_path / "model" / ABOUT).write_text(json.dumps(content))
+    assert said("model", "old.csv") == 0

@@ -205,6 +205,27 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(folder
     assert run_study(study(folder, **lost), folder / "elsewhere", scheduler="tcp://far:8786").done == 8
 
 
+def test_the_device_that_auto_means_is_part_of_the_key(folder, monkeypatch):
+    """A study that is continued on another machine has no cells of both."""
+    from m2lgdg import devices
+    from m2lgdg.study.config import check_study
+    from m2lgdg.study.plan import make_cells
+    from m2lgdg.study.runner import on_device
+
+    def keys(device, **changes):
+        monkeypatch.setattr(devices, "choose_device", lambda name: device if name == "auto" else name)
+        given = check_study(study(folder, variants=[], device="auto", **changes), "s")
+        return {cell.key for cell in make_cells(on_device(given), make_cohort("tiny", seed=1))}
+
+    network = {"methods": ["erm"], "seeds": [0]}
+    assert not keys("cpu", **network) & keys("cuda", **network)
+    assert keys("cuda:0", **network) == keys("cuda:1", **network)
+    linear = {"methods": ["fc-logistic"]}
+    assert keys("cpu", **linear) == keys("cuda", **linear)
+    with pytest.raises(InputError, match="name one, such as --set device=cuda"):
+        run_study(study(folder, device="auto", variants=[], **network), folder / "out", scheduler="tcp://far:8786")
+
+
 def test_another_study_in_the_folder_is_refused(finished):
     folder = finished
     with pytest.raises(InputError, match=r"belongs to another study \(key seeds differs\)"):

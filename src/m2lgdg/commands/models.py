@@ -66,3 +66,14 @@ def warn_of_training_sites(fitted: Model, cohort: Cohort) -> None:
         terminal.say(
             f"Note: the model was trained on {names}. Predictions for training subjects are optimistic; do not report them."
         )
+
+
+def warn_of_other_code(fitted: Model) -> None:
+    """Say so if the code has changed since the model was fitted; folders of 0.1.0 do not name theirs."""
+    from m2lgdg.model.model import code_of_model
+
+    if fitted.code_ and fitted.code_ != code_of_model(fitted.name):
+        terminal.say(
+            "Note: the code of m2lgdg or of the plugin has changed since this model was fitted, so its predictions may have "
+            "changed, too; fit it again, or install the version in its method.json."
+        )

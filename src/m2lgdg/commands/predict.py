@@ -80,6 +80,7 @@ def predict(
         terminal.say(f"Flagged: {counts}; see the column flags.")
     models.print_data_line(cohort, path, new_site=True)
     models.warn_of_training_sites(fitted, cohort)
+    models.warn_of_other_code(fitted)
     terminal.say(
         f"{models.RESEARCH} Calibration may be poor at a site the model has never seen.",
         "Read the column flags before you use the decisions.",

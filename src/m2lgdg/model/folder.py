@@ -53,7 +53,7 @@ FACTS = {
     },
 }
 AVERAGED = {"members?": {"*": FACTS}}  # of the methods of an average
-ALL = {"method": TEXT, "versions": {"*": TEXT}, "facts": FACTS | AVERAGED | {"parts?": {"*": FACTS | AVERAGED}}}
+ALL = {"method": TEXT, "code?": TEXT, "versions": {"*": TEXT}, "facts": FACTS | AVERAGED | {"parts?": {"*": FACTS | AVERAGED}}}
 
 
 def write_folder(folder: Path, about: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any]], files: Iterable[Path]) -> Path:

@@ -22,6 +22,7 @@ from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, 
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.out_of_distribution import SourceDistribution, flags
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
+from m2lgdg.own_code import predicting_code
 from m2lgdg.registry import METHODS, create
 from m2lgdg.storage import InputError
 
@@ -40,6 +41,7 @@ class Model:
         self.mean_recalibration = np.array([1.0, 0.0])  # of the mean logit of several members
         self.source_distributions: dict[str, SourceDistribution] = {}  # of each atlas, if they were fitted
         self.new_site_: NewSiteCalibration | None = None
+        self.code_ = ""  # hash of the code that fitted it
         self.method = method  # last, as fields are set on it, and m2lgdg-connectome has one called `members`
         if hasattr(method, "state_"):
             self._hold({method.facts_["atlas"]: method}, method.facts_)
@@ -126,6 +128,7 @@ class Model:
         settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
         all_series = [one.series for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}
+        self.code_ = code_of_model(self.name)
         with keeping_features(*all_series) if new_site_calibration else contextlib.nullcontext():
             if len(names) == 1:
                 self.method.fit(source, **settings)
@@ -293,6 +296,7 @@ class Model:
         for member in self.members.values():
             member.complete_state()
         folder, about = Path(folder), {"method": self.name, "fields": self.fields(), "facts": self.facts_}
+        about |= {"code": self.code_} if self.code_ else {}
         numbers = {atlas: i for i, atlas in enumerate(self.members, start=not self._alone)}
         files = [one.save(folder / distribution_name(numbers[atlas])) for atlas, one in self.source_distributions.items()]
         if self.new_site_:
@@ -310,6 +314,7 @@ class Model:
                 raise InputError(f"{folder / ABOUT}: method {name} is not known; pass the file that defines it with --plugin.")
             method = create(about["method"], **about["fields"])
         model, facts, state = cls(method), dict(about["facts"]), read_weights(folder)
+        model.code_ = about.get("code", "")
         method._folder = folder
         if facts.get("parts"):
             members = {name: new_member(method) for name in facts["parts"]}
@@ -328,6 +333,12 @@ class Model:
         if NEW_SITE_CALIBRATION in hashes:
             model.new_site_ = NewSiteCalibration.load(folder / NEW_SITE_CALIBRATION)
         return model
+
+
+def code_of_model(method: str) -> str:
+    """Hash of the code that fits and predicts with a method: of the package, and of the plugin that defines it."""
+    plugin = METHODS.plugin_of(method)
+    return predicting_code() + (f"-{METHODS.plugin_hash(plugin)[:16]}" if plugin else "")
 
 
 def make(name: str, variant: str | None = None, **fields: Any) -> Model:

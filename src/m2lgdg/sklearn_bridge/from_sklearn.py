@@ -32,6 +32,7 @@ from m2lgdg.sklearn_bridge.text import (
     code_of,
     estimator_of,
     estimator_text,
+    given,
     is_estimator,
     need_no_cache,
     path_of,
@@ -71,6 +72,10 @@ class SklearnMethod(Method):
 
     def _current_code(self) -> str:
         return code_of(self.estimator, "" if self.features in FEATURES else self.features)
+
+    def given_code(self) -> list[Any]:
+        """Classes and functions that it was given in this process; a study refuses those without a file."""
+        return given(self.estimator, self.features)
 
     def check(self) -> None:
         """As for all methods; features must be known, and an estimator given."""

@@ -201,6 +201,11 @@ def _paths_in(content: Any) -> Iterator[str]:
         yield from _paths_in(one)
 
 
+def given(*texts: str) -> list[Any]:
+    """Classes and functions of this process that texts or import paths name."""
+    return [_GIVEN[path] for text in texts for path in _paths(text) if path in _GIVEN]
+
+
 def _code(path: str) -> str:
     """Path and hash of the file of its module; a plugin is part of the key of a cell already."""
     module, _ = split_path(path)

@@ -35,7 +35,7 @@ from m2lgdg.study.cells import CellContext, adapted_proba, failure_reason, fitte
 from m2lgdg.study.config import Study
 from m2lgdg.study.plan import Cell, make_cells
 from m2lgdg.study.predictions import ADAPTED, STRICT
-from m2lgdg.study.runner import check_device, checked, study_cohort
+from m2lgdg.study.runner import checked, on_device, study_cohort
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones
@@ -103,7 +103,7 @@ def audit(
     others = _other_targets(cohort, target, study.targets or [])
     seeds = study.seeds[:1] if seed is None else [seed]
     study = study.model_copy(update={"methods": wanted, "targets": [target], "seeds": seeds, "explain": False})
-    check_device(study)
+    study = on_device(study)
     cells = [cell for cell in make_cells(study, cohort) if not cell.variant]
     alone = [[cell] for cell in cells]
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:

@@ -21,10 +21,11 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import KeptFeatures, keep_features
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
+from m2lgdg.own_code import refuse_not_covered
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text
-from m2lgdg.study.plan import LIBRARIES, Cell, cell_code
+from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, own_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 
@@ -152,26 +153,31 @@ def fitted_cell(
         if context.keep_features:
             _keep_features(cohort, cell.code)
     with _threads(context.threads):
+        before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
+        refuse_not_covered(before, f"method {cell.method}")
 
 
 def _method(cell: Cell, context: CellContext) -> Model:
     """The method of a cell, from the code in the cell's key."""
     try:
         load_methods(context.plugins)
-        changed = cell_code(context.plugins, cell.explain) != cell.code
+        changed = not cell.code.startswith(cell_code(context.plugins, cell.explain))
     except (InputError, OSError) as error:
         raise RunEnds(f"{cell} was not run: {one_line(error)}") from None
+    if not changed:
+        METHODS.define_estimator(cell.method, cell.fields)
+        made = find(cell.method)(**cell.fields)  # the plan has checked the fields
+        changed = cell_code(context.plugins, cell.explain) + own_code(made) != cell.code
     if changed:
         of = f"m2lgdg, a plugin, or the version of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}"
         raise RunEnds(
             f"{cell} was not run: the code has changed since the study began, or a worker has other code ({of})",
             "restart the workers of a cluster with the code of this machine, and run the same command again",
         )
-    METHODS.define_estimator(cell.method, cell.fields)
-    return Model(find(cell.method)(**cell.fields))  # the plan has checked the fields
+    return Model(made)
 
 
 def cohort_in_memory(path: str, inputs: tuple[str, ...], allow_proxies: bool, expected: str | None) -> Cohort:

@@ -29,7 +29,7 @@ from m2lgdg.study.config import Study, usable, with_only
 from m2lgdg.study.engines import Engine
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.plan import Cell, make_cells
-from m2lgdg.study.runner import Summary, Watch, cell_context, check_device, run_items, study_cohort
+from m2lgdg.study.runner import Summary, Watch, cell_context, on_device, run_items, study_cohort
 
 Floats = npt.NDArray[np.float64]
 SIZES = (0.125, 0.25, 0.5, 0.75, 1.0)  # fractions of source
@@ -131,11 +131,11 @@ def learning_curve(
     A size up to 1 is a fraction of source, a larger one a number of subjects. The subsets of one repeat are nested.
     """
     out, cohort = Path(out), study_cohort(study)
-    cells = make_cells(study, cohort)
-    check_device(study)
+    placed = on_device(study)
+    cells = make_cells(placed, cohort)
     check_sizes(cohort, study.targets, sizes, repeats)
     points = make_points(cells, sizes, repeats)
-    path, context = cell_context(study, cohort, out)
+    path, context = cell_context(placed, cohort, out)
     summary = Summary(total=len(points))
     work = partial(run_point, context=context)
     engine: Engine = "joblib" if jobs > 1 else "serial"

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import chosen_atlases
+from m2lgdg.method import Method, chosen_atlases
+from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, package_files
 from m2lgdg.registry import Declaration, create, load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
 from m2lgdg.study.config import Study
 from m2lgdg.study.predictions import ADAPTED, STRICT, sweep_variant
 
-PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")  # their versions can change a prediction
 METHODS_FILE = "methods.json"
 
@@ -64,12 +64,15 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         explained = study.explain if isinstance(study.explain, bool) else name in study.explain
         for variant, changes in _variants(study, name):
-            fields = create(name, **(study.method.get(name, {}) | changes)).fields()
+            made = create(name, **(study.method.get(name, {}) | changes))
+            fields = made.fields()
             chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
             steps = study.explain_steps if explained and not variant else 0
             extra: list[Any] = [steps, study.explain_of, explaining_code_version()] if steps else []
             extra += [[ADAPTED, batch]] if batch else []
-            code = cell_code(plugins, steps)
+            own = own_code(made)
+            extra += [own] if own else []
+            code = cell_code(plugins, steps) + own
             for target in targets:
                 for seed in seeds:
                     identity = json.dumps([name, fields, target, seed, *common, *extra], sort_keys=True)
@@ -98,8 +101,8 @@ def _variants(study: Study, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
-    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, `sklearn_bridge/`,
-    plugins, numerical libraries.
+    """Hash of all that can change a prediction: root modules, `methods/`, `fast/`, `model/`, `sklearn_bridge/`, `study/`,
+    plugins with what they import, numerical libraries.
 
     Plugins count as they are loaded in this process, the package as it was when this was first called.
     """
@@ -111,20 +114,26 @@ def code_version(plugins: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 @cache
 def package_code(package: Path = PACKAGE) -> tuple[list[tuple[str, str]], list[str]]:
     """Name and hash of the package's files that can change a prediction, and the versions of numerical libraries."""
-    folders = (package / name for name in ("methods", "fast", "model", "sklearn_bridge"))
-    files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
-    return _hashes(files), [f"{library} {installed_version(library)}" for library in LIBRARIES]
+    return package_files(*PREDICTS, "study", package=package), [
+        f"{library} {installed_version(library)}" for library in LIBRARIES
+    ]
 
 
 @cache
 def explaining_code_version(package: Path = PACKAGE) -> str:
     """Hash of the code that makes explanations."""
-    return _digest(_hashes((package / "explain").rglob("*.py")))
+    return _digest(package_files("explain", package=package))
 
 
 def cell_code(plugins: tuple[str, ...], explain: int) -> str:
     """Hash of the code that runs a cell in this process, and of the code that explains it if it is explained."""
     return code_version(plugins) + (f"-{explaining_code_version()}" if explain else "")
+
+
+def own_code(made: Method) -> str:
+    """Hash of the files of a method's classes that are neither of the package, of a plugin nor installed; empty without any."""
+    hashes = code_of_objects([type(made), *getattr(made, "given_code", list)()], f"method {made.name}")
+    return f"-{_digest(hashes)}" if hashes else ""
 
 
 def installed_version(library: str) -> str:
@@ -133,10 +142,6 @@ def installed_version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _hashes(files: Iterable[Path]) -> list[tuple[str, str]]:
-    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(files)]
 
 
 def _digest(content: object) -> str:

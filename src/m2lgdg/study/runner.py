@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,9 @@ def run_study(
             kind = "a copy written by m2lgdg share" if (Path(other) / "records.jsonl").is_file() else "not a study folder"
             raise InputError(f"--reuse {other}: it has no cells, because it is {kind}.")
     cohort = study_cohort(study)
-    cells = make_cells(study, cohort)
-    check_device(study, scheduler)
-    cohort_path, context = cell_context(study, cohort, out)
+    placed = on_device(study, scheduler)
+    cells = make_cells(placed, cohort)
+    cohort_path, context = cell_context(placed, cohort, out)
     own = distinct(cells)[shard_of[0] - 1 :: shard_of[1]]
     records = Records.of(out, cohort)
     summary = Summary(total=len(own), folder=str(out))
@@ -237,9 +238,14 @@ def study_cohort(study: Study) -> Cohort:
     return cohort
 
 
-def check_device(study: Study, scheduler: str | None = None) -> None:
-    """Refuse a device that this machine does not have; a scheduler's workers may have it."""
+def on_device(study: Study, scheduler: str | None = None) -> Study:
+    """The study with the device that `auto` means here, which is part of the keys of its cells.
+
+    A device that this machine does not have is refused; a scheduler's workers may have it.
+    """
     classes = [load_methods()[name] for name in study.methods]
+    if study.device == "auto":
+        return study.model_copy(update={"device": _automatic(any(cls.stochastic for cls in classes), scheduler)})
     deep, devices = (sys.modules.get(f"m2lgdg.{name}") for name in ("deep", "devices"))  # imported if a method is a network
     if deep and devices and not scheduler and any(issubclass(cls, deep.DeepMethod) for cls in classes):
         try:
@@ -248,6 +254,18 @@ def check_device(study: Study, scheduler: str | None = None) -> None:
             raise InputError(
                 f"{str(error).rstrip('.')}; add --set device=cpu to run the study on the CPU, which is slower."
             ) from None
+    return study
+
+
+def _automatic(trains: bool, scheduler: str | None) -> str:
+    """The device that networks use here; methods without randomness use the CPU, and so does all without PyTorch."""
+    if trains and scheduler:
+        raise InputError("device auto may differ between the workers of a scheduler; name one, such as --set device=cuda.")
+    if not trains or find_spec("torch") is None:
+        return "cpu"
+    from m2lgdg.devices import choose_device
+
+    return str(choose_device("auto"))
 
 
 def _shard(text: str | None) -> tuple[int, int]:

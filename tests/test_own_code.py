@@ -1,0 +1,178 @@
+"""Code that is not installed: a plugin's helpers are hashed, loaded again when they change, and never from old bytecode."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from m2lgdg import METHODS, InputError, make_cohort, run_study
+from m2lgdg.method import method
+from m2lgdg.own_code import code_of_objects, imported_sources
+from m2lgdg.study.predictions import read_predictions
+
+PLUGIN = """
+import numpy as np
+from m2lgdg.method import Method, method
+{above}
+
+@method("helped")
+class Helped(Method):
+    def learn(self, source, *, seed, device, progress):
+        {inside}
+        self.state_["value"] = np.array([value()])
+
+    def score(self, target):
+        return np.full(len(target), self.state_["value"][0])
+"""
+WAYS = {
+    "at the top": ("from helper_of_test import value", ""),
+    "in the fit": ("", "from helper_of_test import value"),
+    "through a package": ("from lab_of_test.tools import value", ""),
+    "by import_module": ("import importlib; value = importlib.import_module('helper_of_test').value", ""),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make_cohort("tiny", seed=1).save(tmp_path / "tiny.cohort")
+    (tmp_path / "lab_of_test").mkdir()
+    (tmp_path / "lab_of_test" / "__init__.py").write_text("")
+    (tmp_path / "lab_of_test" / "tools.py").write_text("from .deep import value")
+    (tmp_path / "lab_of_test" / "deep.py").write_text("from helper_of_test import value")
+    written(tmp_path, 0.25)
+    yield tmp_path
+    for name in [name for name in sys.modules if "_of_test" in name]:
+        del sys.modules[name]
+
+
+def written(folder, value):
+    (folder / "helper_of_test.py").write_text(f"def value():\n    return {value}\n")
+
+
+def study(folder, plugin="mine.py", **changes):
+    given = {"cohort": str(folder / "tiny.cohort"), "methods": ["helped"], "targets": ["east"], "seeds": [0]}
+    return given | {"plugins": [str(folder / plugin)]} | changes
+
+
+def predicted(folder, out, **how):
+    summary = run_study(study(folder), folder / out, **how)
+    assert summary.failed == []
+    (value,) = read_predictions(folder / out)["proba"].unique()
+    return value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_edited_helper_gives_its_own_numbers_under_its_own_key(folder, way):
+    """Written in the same second with the same size, in one process, into new folders and into the same one; and back."""
+    above, inside = WAYS[way]
+    (folder / "mine.py").write_text(PLUGIN.format(above=above, inside=inside))
+    keys = []
+    for i, value in enumerate([0.25, 0.75, 0.25, 0.5]):
+        written(folder, value)
+        assert predicted(folder, f"out{i}") == predicted(folder, "same") == value
+        keys.append({path.name for path in (folder / f"out{i}" / "cells").iterdir()})
+    assert keys[0] == keys[2] and len(set(map(frozenset, keys))) == 3
+
+
+def test_a_helper_edited_while_a_study_runs_ends_it(folder):
+    (folder / "mine.py").write_text(PLUGIN.format(above="from helper_of_test import value", inside=""))
+    whole = study(folder, targets=None)
+    with pytest.raises(InputError, match="the code has changed since the study began"):
+        run_study(whole, folder / "out", watch=lambda state: state.done == 1 and written(folder, 0.75))
+    assert set(read_predictions(folder / "out")["proba"]) == {0.25}
+    run_study(whole, folder / "out", engine="joblib", jobs=2)
+    assert set(read_predictions(folder / "out")["proba"]) == {0.75}
+
+
+def test_two_plugins_share_a_helper_in_its_present_version(folder):
+    text = PLUGIN.format(above="from helper_of_test import value", inside="")
+    (folder / "mine.py").write_text(text)
+    (folder / "other.py").write_text(text.replace('"helped"', '"helped-too"'))
+    plugins = [str(folder / name) for name in ("mine.py", "other.py")]
+    for i, value in enumerate([0.25, 0.75]):
+        written(folder, value)
+        run_study(study(folder, plugins=plugins, methods=["helped", "helped-too"]), folder / f"out{i}")
+        assert set(read_predictions(folder / f"out{i}")["proba"]) == {value}
+
+
+def test_a_name_made_while_it_runs_is_refused(folder):
+    """No key could cover it: when the plugin is loaded, and when its method is fitted."""
+    hidden = "import importlib; value = importlib.import_module('helper' + '_of_test').value"
+    (folder / "mine.py").write_text(PLUGIN.format(above=hidden, inside=""))
+    with pytest.raises(InputError, match=r"imports .*helper_of_test.py by a name that is made while it runs"):
+        run_study(study(folder), folder / "out")
+    (folder / "mine.py").write_text(PLUGIN.format(above="", inside=hidden))
+    for _ in range(2):
+        ((_, reason),) = run_study(study(folder), folder / "out").failed
+        assert "by a name that is made while it runs" in reason and "write `import helper_of_test`" in reason
+
+
+def test_imports_are_found_wherever_they_stand(folder):
+    def names(text):
+        return list(imported_sources(text.encode()))
+
+    assert names("import lab_of_test.tools as t") == ["helper_of_test", "lab_of_test", "lab_of_test.deep", "lab_of_test.tools"]
+    assert names("def f():\n    from lab_of_test import deep") == ["helper_of_test", "lab_of_test", "lab_of_test.deep"]
+    assert names("import numpy, json, m2lgdg, sklearn.svm, no_such_module") == []
+    assert names("not python at all (") == []
+
+
+def from_a_module(folder, name, text):
+    (folder / f"{name}.py").write_text(text)
+    import importlib
+
+    return importlib.import_module(name)
+
+
+def test_a_class_of_a_module_counts_with_what_its_file_imports(folder):
+    base = from_a_module(folder, "base_of_test", "class Base:\n    pass\n").Base
+    code = code_of_objects([base], "it")
+    text = "from base_of_test import Base\nimport helper_of_test\nclass Own(Base):\n    pass\n"
+    own = from_a_module(folder, "own_of_test", text).Own
+    found = code_of_objects([own], "it")
+    assert code.items() < found.items()
+    assert {name.split()[0] for name in found} == {"base_of_test", "own_of_test", "helper_of_test"}
+    written(folder, 0.5)
+    assert code_of_objects([own], "it") != found
+    assert code_of_objects([LogisticRegression, np.exp, METHODS["prior"]], "it") == {}
+
+
+@pytest.mark.parametrize("text", ["LEVEL = {}", "def level():\n    return {}", "class Level:\n    value = {}"])
+def test_a_module_that_was_edited_after_it_was_imported_counts_as_neither(folder, text):
+    """What runs is the old code, while the file has the new one: the key is of another process with neither."""
+    keys = []
+    for before, after in [(0.25, 0.25), (0.75, 0.75), (0.25, 0.75)]:
+        sys.modules.pop("own_of_test", None)
+        (folder / "own_of_test.py").write_text(f"class Own:\n    pass\n{text.format(before)}\n")
+        own = types.ModuleType("own_of_test")
+        own.__file__ = str(folder / "own_of_test.py")
+        sys.modules["own_of_test"] = own
+        exec((folder / "own_of_test.py").read_text(), vars(own))
+        (folder / "own_of_test.py").write_text(f"class Own:\n    pass\n{text.format(after)}\n")
+        keys.append(tuple(code_of_objects([own.Own], "it").items()))
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("by", ["method", "from_sklearn"])
+def test_what_has_no_file_is_refused_in_studies(folder, by, monkeypatch):
+    """As in a notebook, whose module has none."""
+    from m2lgdg import from_sklearn
+
+    notebook = types.ModuleType("notebook_of_test")
+    monkeypatch.setitem(sys.modules, "notebook_of_test", notebook)
+    if by == "method":
+        cls = type("Own", (METHODS["prior"],), {"__module__": "notebook_of_test", "__doc__": "Own."})
+        given = method("own-of-notebook")(cls)()
+    else:
+        own = type("OwnLogistic", (LogisticRegression,), {"__module__": "notebook_of_test"})
+        notebook.OwnLogistic = own
+        given = from_sklearn(own(), name="own-of-notebook")
+    try:
+        with pytest.raises(InputError, match="method own-of-notebook is defined in an interactive session"):
+            run_study({"cohort": make_cohort("tiny"), "methods": [given], "targets": ["east"]}, folder / "out")
+    finally:
+        METHODS.pop("own-of-notebook", None)
+    assert not (folder / "out").exists()
