@@ -1,15 +1,15 @@
 """Features of ROI series: Fisher-z correlations, shrunk covariances and signal amplitude, each of one subject only.
 
-Methods call these functions; `tangent.py` projects covariances to a tangent space. Features of a cohort can be kept between
-fits (`keeping_features`).
+Methods call these functions; `tangent.py` projects covariances to a tangent space. Fits on one cohort can share the features
+of this module (`sharing_features`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Series = Sequence[Singles]
 View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
-Compute = Callable[[Series], Iterator[Floats]]  # features of each subject, in order
 CLIP = 0.999  # Fisher's z of 1 is infinite
 
 
@@ -72,13 +71,24 @@ def _correlation(series: npt.NDArray[np.float32], view: View) -> Floats:
 
 
 def fc_features(series: Series, view: View = standardised) -> Singles:
-    """(subject, edge) Fisher z of the correlations above the diagonal, in row order; kept ones are not computed again."""
-    rois = series[0].shape[1]
+    """(subject, edge) Fisher z of the correlations above the diagonal, in row order.
 
-    def edges(one: Singles) -> Floats:
-        return np.arctanh(np.clip(upper_triangle(_correlation(one, view)), -CLIP, CLIP))
+    Those of the views of this module are shared between fits; any other view is computed afresh.
+    """
+    shared = next((feature for of_view, feature in zip(VIEWS, EDGES, strict=True) if of_view is view), None)
+    return _of_subjects(series, shared or _edge_feature(view))
 
-    return _kept(series, view.__name__, (rois * (rois - 1) // 2,), lambda every: on_threads(edges, every))
+
+def _edge_feature(view: View) -> Feature:
+    return Feature(getattr(view, "__name__", ""), _edge_count, partial(_edges, view=view))
+
+
+def _edge_count(rois: int) -> tuple[int, ...]:
+    return (rois * (rois - 1) // 2,)
+
+
+def _edges(one: Singles, view: View) -> Floats:
+    return np.arctanh(np.clip(upper_triangle(_correlation(one, view)), -CLIP, CLIP))
 
 
 def upper_triangle(matrices: Floats) -> Floats:
@@ -109,7 +119,7 @@ def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.
 
 def amplitude_features(series: Series) -> Floats:
     """(subject, roi) log standard deviation of each ROI, minus the subject's mean over ROIs; 0 for a flat ROI."""
-    return np.asarray(_kept(series, "amplitude", (series[0].shape[1],), lambda every: map(_amplitude, every), np.float64))
+    return np.asarray(_of_subjects(series, AMPLITUDE))
 
 
 def _amplitude(series: Singles) -> Floats:
@@ -121,14 +131,12 @@ def _amplitude(series: Singles) -> Floats:
 
 def covariances(series: Series) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite."""
-    n = series[0].shape[1]
-    return _kept(series, "covariances", (n, n), lambda every: on_threads(_covariance, every)).astype(np.float64)
+    return _of_subjects(series, COVARIANCES).astype(np.float64)
 
 
 def row_covariances(series: Series) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances with the rows of each subject's correlation matrix as observations."""
-    n = series[0].shape[1]
-    return _kept(series, "row_covariances", (n, n), lambda every: on_threads(_row_covariance, every)).astype(np.float64)
+    return _of_subjects(series, ROW_COVARIANCES).astype(np.float64)
 
 
 def _row_covariance(series: Singles) -> Floats:
@@ -153,8 +161,29 @@ def _shrunk(x: Floats) -> Floats:
     return np.asarray(result)
 
 
-class KeptFeatures:
-    """Features of the subjects of a cohort, each kind computed once, when it is first asked for.
+class Feature(NamedTuple):
+    """A feature of one subject. Only the instances of this module, known by their identity, are shared between fits."""
+
+    name: str  # of its file in a study
+    shape: Callable[[int], tuple[int, ...]]  # of the feature, from the number of ROIs
+    of_subject: Callable[[Singles], Floats]
+    dtype: type = np.float32
+
+    def of_all(self, series: Series) -> Iterator[Floats]:
+        """Features of each subject, in order."""
+        return on_threads(self.of_subject, series)
+
+
+VIEWS = (standardised, frame_weighted, deviations)
+EDGES = tuple(map(_edge_feature, VIEWS))
+AMPLITUDE = Feature("amplitude", lambda rois: (rois,), _amplitude, np.float64)
+COVARIANCES = Feature("covariances", lambda rois: (rois, rois), _covariance)
+ROW_COVARIANCES = Feature("row_covariances", lambda rois: (rois, rois), _row_covariance)
+SHARED = frozenset(map(id, (*EDGES, AMPLITUDE, COVARIANCES, ROW_COVARIANCES)))
+
+
+class CohortFeatures:
+    """Features of the subjects of a cohort, each computed once, when it is first asked for.
 
     They belong to the array that holds a subject's series, so another series never gets them. None of them is fitted.
     """
@@ -162,55 +191,55 @@ class KeptFeatures:
     def __init__(self, series: Series) -> None:
         self.series = tuple(series)  # held, so that their ids stay unique
         self.rows = {id(one): i for i, one in enumerate(self.series)}
-        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        self.arrays: dict[int, npt.NDArray[Any]] = {}
 
     def find(self, series: Series) -> list[int] | None:
         """Rows of some subjects; None if one of them is not of this cohort."""
         rows = [self.rows.get(id(one), -1) for one in series]
         return None if -1 in rows else rows
 
-    def array(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
+    def array(self, feature: Feature) -> npt.NDArray[Any]:
         """(subject, ...) features of all subjects."""
-        if name not in self.arrays:
-            self.arrays[name] = self.compute(name, shape, compute, dtype)
-        return self.arrays[name]
+        if id(feature) not in self.arrays:
+            self.arrays[id(feature)] = self.compute(feature)
+        return self.arrays[id(feature)]
 
-    def compute(self, name: str, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
-        """Features of a kind that was not asked for before."""
-        return _stack(self.series, shape, compute, dtype)
+    def compute(self, feature: Feature) -> npt.NDArray[Any]:
+        """A feature that was not asked for before."""
+        return _stack(self.series, feature)
 
 
-_KEPT: list[KeptFeatures] = []
+_IN_USE: list[CohortFeatures] = []
 
 
 @contextmanager
-def keeping_features(*series: Series) -> Iterator[None]:
+def sharing_features(*series: Series) -> Iterator[None]:
     """Within this context, features of these subjects, by atlas, are computed once; for several fits on parts of one cohort."""
-    kept = [KeptFeatures(of_atlas) for of_atlas in series]
-    _KEPT.extend(kept)
+    shared = [CohortFeatures(of_atlas) for of_atlas in series]
+    _IN_USE.extend(shared)
     try:
         yield
     finally:
-        for one in kept:
-            _KEPT.remove(one)
+        for one in shared:
+            _IN_USE.remove(one)
 
 
-def keep_features(*kept: KeptFeatures) -> None:
+def use_features(*features: CohortFeatures) -> None:
     """Use these features until others take their place; a worker process holds one cohort at a time."""
-    _KEPT[:] = kept
+    _IN_USE[:] = features
 
 
-def _kept(series: Series, name: str, shape: tuple[int, ...], compute: Compute, dtype: type = np.float32) -> npt.NDArray[Any]:
-    """(subject, ...) features, those of a cohort whose features are kept or else computed."""
-    for kept in _KEPT:
-        rows = kept.find(series)
+def _of_subjects(series: Series, feature: Feature) -> npt.NDArray[Any]:
+    """(subject, ...) features, from those of a cohort where they are shared."""
+    for shared in _IN_USE if id(feature) in SHARED else ():
+        rows = shared.find(series)
         if rows is not None:
-            return np.asarray(kept.array(name, shape, compute, dtype)[rows])
-    return _stack(series, shape, compute, dtype)
+            return np.asarray(shared.array(feature)[rows])
+    return _stack(series, feature)
 
 
-def _stack(series: Series, shape: tuple[int, ...], compute: Compute, dtype: type) -> npt.NDArray[Any]:
-    result: npt.NDArray[Any] = np.empty((len(series), *shape), dtype=dtype)
-    for i, values in enumerate(compute(series)):
+def _stack(series: Series, feature: Feature) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = np.empty((len(series), *feature.shape(series[0].shape[1])), dtype=feature.dtype)
+    for i, values in enumerate(feature.of_all(series)):
         result[i] = values
     return result

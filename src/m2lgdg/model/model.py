@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, shown_table
-from m2lgdg.connectivity import keeping_features
+from m2lgdg.connectivity import sharing_features
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
@@ -129,7 +129,7 @@ class Model:
         all_series = [one.series for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}
         self.code_ = code_of_model(self.name)
-        with keeping_features(*all_series) if new_site_calibration else contextlib.nullcontext():
+        with sharing_features(*all_series) if new_site_calibration else contextlib.nullcontext():
             if len(names) == 1:
                 self.method.fit(source, **settings)
                 self._hold({names[0]: self.method}, self.method.facts_)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import KeptFeatures, keep_features
+from m2lgdg.connectivity import CohortFeatures, use_features
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
 from m2lgdg.own_code import refuse_not_covered
@@ -151,7 +151,7 @@ def fitted_cell(
         method = _method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
         cohort = _cohort(context)
         if context.keep_features:
-            _keep_features(cohort, cell.code)
+            _share_features(cohort, cell.code)
     with _threads(context.threads):
         before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
@@ -226,19 +226,19 @@ def _threads(count: int) -> Iterator[None]:
                 torch.set_num_threads(before)
 
 
-_kept_for: tuple[Cohort, str] | None = None  # cohort and code that features are kept for
+_shared_for: tuple[Cohort, str] | None = None  # cohort and code whose fits share features
 
 
-def _keep_features(cohort: Cohort, code: str) -> None:
+def _share_features(cohort: Cohort, code: str) -> None:
     """Compute the features of this cohort once for the next fits of this process by the same code."""
-    global _kept_for
-    if _kept_for is None or _kept_for[0] is not cohort or _kept_for[1] != code:
-        _kept_for = cohort, code
-        keep_features(*(KeptFeatures(one.series) for one in cohort.each_atlas()))
+    global _shared_for
+    if _shared_for is None or _shared_for[0] is not cohort or _shared_for[1] != code:
+        _shared_for = cohort, code
+        use_features(*(CohortFeatures(one.series) for one in cohort.each_atlas()))
 
 
 def forget_features() -> None:
-    """Free the features that this process keeps."""
-    global _kept_for
-    _kept_for = None
-    keep_features()
+    """Free the features that this process shares between fits."""
+    global _shared_for
+    _shared_for = None
+    use_features()

@@ -1,20 +1,23 @@
 """Features computed once and shared: the same bits as without sharing, never those of another scan, gone after a study."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import m2lgdg
 from m2lgdg import connectivity, make, make_cohort
 from m2lgdg.connectivity import (
-    KeptFeatures,
+    CohortFeatures,
     covariances,
     deviations,
     fc_features,
     frame_weighted,
-    keep_features,
-    keeping_features,
+    sharing_features,
+    use_features,
 )
 from m2lgdg.methods import linear
+from m2lgdg.study import cells
 from m2lgdg.study.runner import run_study
 
 PEERS = ["fc-logistic", "fc-svm", "fc-adaptive", "tangent-ridge", "connectome-ensemble", "connectome-adaptive"]
@@ -25,20 +28,24 @@ def cohort():
     return make_cohort("tiny", seed=5)
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept():
-    yield
-    keep_features()
+def forget():
     for recent in (linear._REFERENCES, linear._TANGENTS, linear._ROWS, linear._BLOCKS):
         recent.results.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared():
+    yield
+    cells.forget_features()
+    forget()
 
 
 @pytest.mark.parametrize(
     "compute", [fc_features, lambda s: fc_features(s, frame_weighted), lambda s: fc_features(s, deviations), covariances]
 )
-def test_kept_features_are_those_computed_alone(cohort, compute):
+def test_shared_features_are_those_computed_alone(cohort, compute):
     alone = compute(cohort.series)
-    with keeping_features(cohort.series):
+    with sharing_features(cohort.series):
         np.testing.assert_array_equal(compute(cohort.series), alone)
         part = cohort.select(np.arange(0, len(cohort), 3))
         np.testing.assert_array_equal(compute(part.series), alone[::3])
@@ -49,7 +56,7 @@ def test_each_kind_is_computed_once(cohort, monkeypatch):
     calls = []
     inner = connectivity._correlation
     monkeypatch.setattr(connectivity, "_correlation", lambda *given: calls.append(0) or inner(*given))
-    with keeping_features(cohort.series):
+    with sharing_features(cohort.series):
         for _ in range(3):
             fc_features(cohort.series[:5])
         assert len(calls) == len(cohort)
@@ -57,8 +64,8 @@ def test_each_kind_is_computed_once(cohort, monkeypatch):
     assert len(calls) == len(cohort) + 5
 
 
-def test_a_changed_scan_never_gets_kept_features(cohort):
-    with keeping_features(cohort.series):
+def test_a_changed_scan_never_gets_shared_features(cohort):
+    with sharing_features(cohort.series):
         fc_features(cohort.series)
         turned = [one[:, ::-1].copy() for one in cohort.series[:3]]
         got = fc_features(turned)
@@ -67,36 +74,40 @@ def test_a_changed_scan_never_gets_kept_features(cohort):
 
 
 def test_what_is_returned_can_be_changed_without_harm(cohort):
-    with keeping_features(cohort.series):
+    with sharing_features(cohort.series):
         first = fc_features(cohort.series)
         before = first.copy()
         first += 1
         np.testing.assert_array_equal(fc_features(cohort.series), before)
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_models_are_the_same_with_and_without_sharing(cohort, name):
+def test_models_are_the_same_with_and_without_sharing(cohort):
     """Also where another method or variant was fitted on the same source before."""
     fold = next(m2lgdg.leave_one_site_out(cohort))
-    alone = make(name, phenotypes=True).fit(fold.source).predict_proba(fold.target)
-    for recent in (linear._REFERENCES, linear._TANGENTS, linear._ROWS, linear._BLOCKS):
-        recent.results.clear()
-    with keeping_features(cohort.series):
-        for other in PEERS:
-            make(other).fit(fold.source)
-        shared = make(name, phenotypes=True).fit(fold.source).predict_proba(fold.target)
-    np.testing.assert_array_equal(shared, alone)
+
+    def scores(name, **fields):
+        return make(name, **fields).fit(fold.source).predict_proba(fold.target)
+
+    alone = {}
+    for name in PEERS:
+        forget()
+        alone[name] = scores(name, phenotypes=True)
+    with sharing_features(cohort.series):
+        for name in PEERS:
+            scores(name)
+        for name in PEERS:
+            np.testing.assert_array_equal(scores(name, phenotypes=True), alone[name])
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_another_order_of_the_same_subjects_shares_no_rows(cohort, name):
+def test_another_order_of_the_same_subjects_shares_no_rows(cohort):
     fold = next(m2lgdg.leave_one_site_out(cohort))
     turned = fold.source.select(np.random.default_rng(0).permutation(len(fold.source)))
     assert turned.hash == fold.source.hash
-    first = make(name).fit(fold.source).predict_proba(fold.target)
-    # libsvm and the tangent reference stop early, and where depends on the order; cells have their subjects sorted
-    tolerance = 1e-5 if name in ("fc-logistic", "fc-adaptive", "connectome-adaptive") else 2e-3
-    np.testing.assert_allclose(make(name).fit(turned).predict_proba(fold.target), first, atol=tolerance)
+    for name in PEERS:
+        first = make(name).fit(fold.source).predict_proba(fold.target)
+        # libsvm and the tangent reference stop early, and where depends on the order; cells have their subjects sorted
+        tolerance = 1e-5 if name in ("fc-logistic", "fc-adaptive", "connectome-adaptive") else 2e-3
+        np.testing.assert_allclose(make(name).fit(turned).predict_proba(fold.target), first, atol=tolerance)
 
 
 def test_a_subclass_with_other_features_shares_nothing(cohort):
@@ -136,6 +147,50 @@ def test_the_hash_of_a_selection_is_that_of_the_same_subjects_alone(cohort):
 
 
 def test_only_subjects_of_the_cohort_are_found(cohort):
-    kept = KeptFeatures(cohort.series)
-    assert kept.find(cohort.series[2:4]) == [2, 3]
-    assert kept.find([cohort.series[0], cohort.series[1].copy()]) is None
+    shared = CohortFeatures(cohort.series)
+    assert shared.find(cohort.series[2:4]) == [2, 3]
+    assert shared.find([cohort.series[0], cohort.series[1].copy()]) is None
+
+
+class Lag:
+    """A view with a field, that calls itself equal to everything; no function, no name, no hash."""
+
+    __hash__ = None
+
+    def __init__(self, by):
+        self.by = by
+
+    def __eq__(self, other):
+        return True
+
+    def __call__(self, series):
+        return connectivity.standardised(series[self.by :])
+
+
+def own_views():
+    def frame_weighted(series):  # the name of one of the package's
+        return connectivity.standardised(series**2)
+
+    return [frame_weighted, lambda s: connectivity.standardised(s[:-1]), lambda s: connectivity.standardised(s[1:]),
+            functools.partial(connectivity.deviations), Lag(1), Lag(2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_views_of_others_are_computed_afresh(cohort, own_first):
+    """Whatever they are called, and beside those of the package, in either order."""
+    package = [connectivity.standardised, frame_weighted, deviations]
+    views = own_views() + package if own_first else package + own_views()
+    alone = [fc_features(cohort.series, view) for view in views]
+    with sharing_features(cohort.series):
+        for view, expected in zip(views, alone, strict=True):
+            np.testing.assert_array_equal(fc_features(cohort.series, view), expected)
+
+
+def test_a_worker_that_lives_on_uses_no_features_of_other_code(cohort, monkeypatch):
+    cells._share_features(cohort, "code")
+    before = fc_features(cohort.series)
+    edited = connectivity.EDGES[0]._replace(of_subject=lambda one: 0.5 * connectivity._edges(one, connectivity.standardised))
+    monkeypatch.setattr(connectivity, "EDGES", (edited, *connectivity.EDGES[1:]))
+    monkeypatch.setattr(connectivity, "SHARED", frozenset(map(id, connectivity.EDGES)))
+    cells._share_features(cohort, "other code")
+    np.testing.assert_array_equal(fc_features(cohort.series), np.float32(0.5) * before)
