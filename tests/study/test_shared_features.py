@@ -1,5 +1,6 @@
 """Features computed once and shared: the same bits as without sharing, never those of another scan, gone after a study."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -110,16 +111,65 @@ def test_another_order_of_the_same_subjects_shares_no_rows(cohort):
         np.testing.assert_allclose(make(name).fit(turned).predict_proba(fold.target), first, atol=tolerance)
 
 
-def test_a_subclass_with_other_features_shares_nothing(cohort):
+class Shifted(linear.FCAdaptive):
+    power: float = 1.0
+
+    def _features(self, block, cohort):
+        return np.sign(found := super()._features(block, cohort)) * np.abs(found) ** self.power
+
+
+class Weighted(linear.FCAdaptive):
+    def _subject_weights(self, source):
+        return 1.0 + np.arange(len(source))
+
+
+class Loud(linear.ConnectomeAdaptive):
+    def amplitude_block(self, cohort):
+        return -3 * super().amplitude_block(cohort)
+
+
+def patched():
+    one = linear.FCAdaptive()
+    one._subject_weights = lambda source: np.linspace(1, 9, len(source))
+    return one
+
+
+OWN = {
+    "power 1": lambda: dataclasses.dataclass(Shifted)(power=1.0),
+    "power 3": lambda: dataclasses.dataclass(Shifted)(power=3.0),
+    "weighted": Weighted,
+    "loud": Loud,
+    "patched": patched,
+    "fc-adaptive": linear.FCAdaptive,
+    "connectome-adaptive": linear.ConnectomeAdaptive,
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_classes_of_others_share_nothing(cohort, turned):
+    """A field, a hook or a method of one object: the fit is that of a process in which nothing was fitted before."""
     fold = next(m2lgdg.leave_one_site_out(cohort))
 
-    class Turned(linear.FCSVM):
-        def _features(self, block, cohort):
-            return -super()._features(block, cohort)
+    def scores(name):
+        return OWN[name]().fit(fold.source).predict_proba(fold.target)
 
-    make("fc-svm").fit(fold.source)
-    fitted = Turned().fit(fold.source)
-    np.testing.assert_array_equal(fitted.state_["fc.weights"], -make("fc-svm").fit(fold.source).state_["fc.weights"])
+    alone = {}
+    for name in OWN:
+        forget()
+        alone[name] = scores(name)
+    forget()
+    for name in list(OWN)[:: -1 if turned else 1] * 2:
+        np.testing.assert_array_equal(scores(name), alone[name], err_msg=name)
+    assert len({one.tobytes() for one in alone.values()}) == len(OWN) - 1  # a power of 1 changes nothing
+
+
+def test_an_edited_model_spoils_no_other(cohort):
+    fold = next(m2lgdg.leave_one_site_out(cohort))
+    first = make("tangent-ridge").fit(fold.source)
+    expected = first.predict_proba(fold.target)
+    for value in first.state_.values():
+        value[...] = 7
+    np.testing.assert_array_equal(make("tangent-ridge").fit(fold.source).predict_proba(fold.target), expected)
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standar
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.metrics import auc, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
 from m2lgdg.tangent import geometric_mean, tangent_features
 
@@ -33,6 +34,7 @@ VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings"
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
+OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight")  # fields that say which blocks there are, not how one is fitted
 
 
 class Block(NamedTuple):
@@ -151,26 +153,33 @@ class Linear(UsesAmplitude, Method):
 
     def _source_features(self, name: str, source: Cohort) -> Features:
         if name == "tangent":
-            return _TANGENTS.get((*_in_order(source), type(self)._features), lambda: self._features(name, source))
+            return _TANGENTS.get(self._key(source), lambda: self._features(name, source))
         return self._features(name, source)
+
+    def _key(self, source: Cohort, *more: object) -> tuple[object, ...] | None:
+        """All that a result depends on which fits on the same source share; None for a class or an object of a plugin."""
+        cls = type(self)
+        package = METHODS.get(cls.name) is cls and METHODS.modules.get(cls.name) == cls.__module__
+        if not package or any(map(callable, vars(self).values())):
+            return None
+        return (*_in_order(source), cls._features, cls._subject_weights, cls.amplitude_block, self.within_sites, *more)
 
     def _fit_block(
         self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
     ) -> tuple[Block, Floats | None]:
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
-        # Methods and variants that are fitted on the same source share their blocks.
-        regressed = () if confounds is None else (confounds.tobytes(),)
-        shared = (*_in_order(source), *regressed, name, self.within_sites, type(self)._features)  # a subclass may have others
-        fitted = (*shared, type(self)._solve, self.learner, name in self.adaptive, self.penalties, self.site_folds)
+        regressed = None if confounds is None else confounds.tobytes()
+        chosen = {key: value for key, value in self.fields().items() if key not in OUTSIDE_BLOCKS}
 
         def standardise() -> Standardised:
             return standardised_block(features, source, self._subject_weights(source), self.within_sites, confounds)
 
         def solve() -> tuple[Block, Floats | None]:
-            standardised = _ROWS.get(shared, standardise)
+            standardised = _ROWS.get(self._key(source, name, regressed), standardise)
             return self._solve(name, standardised, source, folds), standardised.slopes
 
-        return _BLOCKS.get(fitted, solve)
+        solved = (type(self), type(self)._solve, self.learner, name in self.adaptive, *chosen.items())
+        return _BLOCKS.get(self._key(source, name, regressed, *solved), solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
         return balance(source) if self.within_sites else np.ones(len(source))
@@ -257,13 +266,15 @@ def site_averages(site: npt.NDArray[np.intp], weights: Floats) -> Floats:
 
 
 class _Recent(Generic[Value]):
-    """The last few results of a computation, by a key that holds the hash of all that it depends on."""
+    """The last few results of a computation, by a key that holds all that it depends on; without a key, nothing is shared."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.results: dict[Any, Value] = {}
 
     def get(self, key: Any, compute: Callable[[], Value]) -> Value:
+        if key is None:
+            return compute()
         if key not in self.results:
             result = compute()
             while len(self.results) >= self.most:
@@ -290,7 +301,7 @@ def _reference(source: Cohort) -> Floats:
     def compute() -> Floats:
         return geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
 
-    return _REFERENCES.get(_in_order(source), compute)
+    return _REFERENCES.get(_in_order(source), compute).copy()  # part of a model, which may be edited
 
 
 @method("prior", role="peer")
