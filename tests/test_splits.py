@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from m2lgdg import Cohort, InputError
+from m2lgdg import Cohort, InputError, make, make_cohort
+from m2lgdg.methods.linear import balance
+from m2lgdg.metrics import auc
 from m2lgdg.splits import leave_one_site_out, site_folds, validation_split
 
 SERIES = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
@@ -239,3 +241,36 @@ def test_site_folds_without_both_classes_are_none():
     assert site_folds(cohort.sites, cohort.labels, 3) == []
     apart = cohort_of(expand([(3, 0), (0, 4)]))  # holding either out leaves one class
     assert site_folds(apart.sites, apart.labels, 3) == []
+
+
+@quick
+@given(st.lists(st.tuples(cell, cell).filter(any), min_size=2, max_size=8), st.integers(2, 6), st.integers(0, 99))
+def test_site_folds_train_on_both_classes_with_weight(sizes, count, shuffle):
+    """Whatever the sites: weights are those of methods that compare patients and controls within sites."""
+    cohort = cohort_of(expand(sizes), shuffle)
+    weights = balance(cohort)
+    folds = site_folds(cohort.sites, cohort.labels, count, weights)
+    for train, test in folds:
+        assert sorted([*train.tolist(), *test.tolist()]) == list(range(len(cohort)))
+        assert both_classes(cohort.labels[train][weights[train] > 0])
+    compared = [min(pair) for pair in sizes if min(pair)]
+    if len(compared) > 1 or (compared and max(compared) > 1):
+        held = np.concatenate([test for _, test in folds])
+        assert set(np.flatnonzero(weights).tolist()) <= set(held.tolist())
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_one_source_site_with_both_classes_is_enough_to_fit(size):
+    """The others are of one class each: no fold is fitted on weights of 0, whose decisions would be rounding errors."""
+    made = make_cohort("tiny", sizes={"both": 40, "b": 30, "c": 30, "new": 20}, edge_effect=2.5, seed=0)
+    rank = np.concatenate([np.cumsum(made.labels[made.sites == site] == 1) for site in made.site_names])
+    few = (rank <= size) if size == 1 else np.ones(len(made), dtype=bool)
+    patients, site = made.labels == 1, made.sites
+    keep = ((site == "both") & few) | ((site == "b") & patients) | ((site == "c") & ~patients)
+    source, target = made.select(keep).in_order(), made.select(sites=["new"])
+    for name in ("connectome-adaptive", "connectome-ensemble", "fc-adaptive"):
+        proba = make(name).fit(source).predict_proba(target)[:, 1]
+        again = make(name).fit(source._changed(series=[one * np.float32(1 + 1e-6) for one in source.series]))
+        np.testing.assert_allclose(again.predict_proba(target)[:, 1], proba, atol=5e-3)
+        if size > 1:
+            assert auc(target.labels, proba) > 0.75

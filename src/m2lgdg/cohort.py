@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ from m2lgdg.storage import DAMAGED, InputError, one_line
 
 MASKED_SITE = ""
 INPUTS = ("sex", "age", "education")  # phenotypes that are inputs unless others are chosen, as in data folders
+ARRAYS = ("subjects", "sites", "labels", "tr")
+KNOWN = "_known_digests"  # attribute with what was computed for the hash, and the state of mapped files then
 MOST_ROWS = 40  # of a table in a notebook
 
 
@@ -63,10 +65,10 @@ class Cohort:
 
     Notes
     -----
-    `excluded` and `notes` record how the cohort was made, `truth` the planted effects of a synthetic one. `findings` are those
-    of `m2lgdg check`, None if this very content was not checked; they are stored, but are not part of the hash.
-
-    `series`, `rois` and `atlas` are those of the first of several atlases; `parcellations` holds the others by name.
+    A cohort does not change: its arrays are read-only copies, and `phenotypes` is read as a copy. `dataclasses.replace` makes a
+    cohort with other content. `series`, `rois` and `atlas` are those of the first of several atlases; `parcellations` holds the
+    others by name. `excluded` and `notes` record how the cohort was made, `truth` the planted effects of a synthetic one.
+    `findings` are those of `m2lgdg check`, None if this very content was not checked; they are not part of the hash.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -87,58 +89,49 @@ class Cohort:
     findings: tuple[Finding, ...] | None = field(default=None, init=False)  # so that dataclasses.replace drops them
 
     def __post_init__(self) -> None:
+        labels = np.asarray(self.labels)
         self._put(
             subjects=np.asarray(self.subjects, dtype=np.str_),
             sites=np.asarray(self.sites, dtype=np.str_),
-            labels=np.asarray(self.labels),
             rois=tuple(map(str, self.rois)),
             inputs=tuple(self.inputs),
-            tr=np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)).copy(),
-            truth=None if self.truth is None else json.loads(json.dumps(self.truth)),
-            series=tuple(cohort_file.read_only(one) for one in self.series),
-            parcellations=dict(self.parcellations),
+            tr=np.broadcast_to(np.asarray(self.tr, dtype=np.float64), (len(self.subjects),)),
+            truth=json.loads(json.dumps(self.truth)),
+            series=self.series,
         )
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
-        self._check_counts(table)
-        self._put(labels=self.labels.astype(np.int8), phenotypes=cohort_file.canonical_table(table, self.subjects))
+        self._check_counts(labels, table)
+        self._put(labels=labels.astype(np.int8), phenotypes=cohort_file.canonical_table(table, self.subjects))
         cohort_file.check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
-        self._check_parcellations()
+        cohort_file.check_parcellations(self._fields())
         self._check_inputs()
 
-    def _put(self, **values: object) -> None:
+    def _put(self, **values: Any) -> None:
+        """Set fields; arrays become frozen ones."""
         for name, value in values.items():
+            if name in ARRAYS:
+                value = cohort_file.frozen(np.asarray(value))
+            elif name == "series":
+                value = tuple(map(cohort_file.read_only, value))
+            elif name == "parcellations":
+                value = {atlas: Parcellation(each.rois, each.series) for atlas, each in value.items()}
             object.__setattr__(self, name, value)
 
-    def _check_counts(self, table: pd.DataFrame) -> None:
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self._put(**{name: value for name, value in state.items() if name != KNOWN})  # an unpickled array can be written to
+
+    def _check_counts(self, labels: npt.NDArray[Any], table: pd.DataFrame) -> None:
         where, n = f"cohort {self.name}", len(self.subjects)
-        sizes = {"series": self.series, "sites": self.sites, "labels": self.labels, "phenotype rows": table}
+        sizes = {"series": self.series, "sites": self.sites, "labels": labels, "phenotype rows": table}
         for what, values in sizes.items():
             if len(values) != n:
                 raise InputError(f"{where}: {n} subjects but {len(values)} {what}.")
-        for label in self.labels[~np.isin(self.labels, (UNKNOWN, 0, 1))]:
+        for label in labels[~np.isin(labels, (UNKNOWN, 0, 1))]:
             raise InputError(f"label {label} is neither 1 (patient), 0 (control) nor -1 (unknown).")
         for i in np.flatnonzero((self.tr <= 0) | np.isinf(self.tr)):
             raise InputError(f"{where}: subject {self.subjects[i]} has a TR of {self.tr[i]:g} s.")
         cohort_file.check_unique(where, "subject", self.subjects)
         cohort_file.check_unique(where, "ROI", np.asarray(self.rois))
-
-    def _check_parcellations(self) -> None:
-        for name, other in self.parcellations.items():
-            if not isinstance(name, str) or not name.strip():
-                raise InputError(f"cohort {self.name}: one of its atlases has no name.")
-            if not self.atlas:
-                raise InputError(f"cohort {self.name}: its first atlas has no name, so it cannot hold atlas {name} too.")
-            if name == self.atlas:
-                raise InputError(f"cohort {self.name}: atlas {name} appears 2 times.")
-            where = f"cohort {self.name}, atlas {name}"
-            if len(other.series) != len(self):
-                raise InputError(f"{where}: {len(self)} subjects but {len(other.series)} series.")
-            cohort_file.check_unique(where, "ROI", np.asarray(other.rois))
-            cohort_file.check_series(where, self.subjects, other.series, other.rois)
-            for subject, first, one in zip(self.subjects, self.series, other.series, strict=True):
-                if one is not None and len(one) != len(first):
-                    volumes = f"{len(one)} volumes, but {len(first)} in atlas {self.atlas}"
-                    raise InputError(f"{where}: subject {subject} has {volumes}.")
 
     def _check_inputs(self) -> None:
         for column in self.inputs:
@@ -273,7 +266,7 @@ class Cohort:
         """The cohort in each of its atlases (`parcellation`)."""
         return [self.parcellation(name) for name in self.atlases]
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """SHA-256 of the content; it does not depend on subject order, folder or file format."""
         head: list[object] = [self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))]
@@ -281,10 +274,24 @@ class Cohort:
             head += [self.atlas, [(name, each.rois) for name, each in self.parcellations.items()]]
         return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(self._digests))).hexdigest()
 
-    @cached_property
+    @property
     def _digests(self) -> tuple[bytes, ...]:
-        """SHA-256 of each subject's data; a selection of subjects takes them over."""
-        return cohort_file.subject_digests(self._fields())
+        """SHA-256 of each subject's data; an error if a file was written to since then of which series are maps."""
+        files = cohort_file.state_of_files(chain(self.series, *(each.series for each in self.parcellations.values())))
+        before, digests = self.__dict__.get(KNOWN, (files, None))  # digests are not known after a change
+        if digests is None or before != files:
+            now = cohort_file.subject_digests(self._fields())
+            if digests != now:
+                cohort_file.check_unwritten(before, files)
+            self.__dict__[KNOWN], digests = (files, now), now
+        return digests
+
+    def _with_digests_of(self, other: Cohort, rows: Sequence[int]) -> Cohort:
+        """Take over what another cohort with the same data of these subjects has computed."""
+        files, digests = other.__dict__.get(KNOWN, ({}, None))
+        if digests is not None:
+            self.__dict__[KNOWN] = files, tuple(digests[i] for i in rows)
+        return self
 
     def _fields(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -321,6 +328,7 @@ class Cohort:
                     raise InputError(f"cohort {self.name} has no {what} {unknown[0]}.")
                 keep = keep[np.isin(values[keep], wanted)]
         rows = keep.tolist()
+        cohort_file.check_unique(f"cohort {self.name}: selection", "subject", self.subjects[keep])
         others = {name: Parcellation(each.rois, [each.series[i] for i in rows]) for name, each in self.parcellations.items()}
         chosen = self._changed(
             **{name: getattr(self, name)[keep] for name in ("subjects", "sites", "labels", "tr")},
@@ -329,9 +337,7 @@ class Cohort:
             parcellations=others,
             findings=self.findings if sorted(rows) == list(range(len(self))) else None,
         )
-        if "_digests" in self.__dict__:
-            chosen.__dict__["_digests"] = tuple(self._digests[i] for i in rows)
-        return chosen
+        return chosen._with_digests_of(self, rows)
 
     def __getitem__(self, which: Any) -> Cohort:
         """Subjects by position, slice, mask or positions, as in numpy; always a cohort."""
@@ -379,7 +385,7 @@ class Cohort:
         Returns
         -------
         DataFrame
-            Indexed by subject. A phenotype that has the name of another column is called `phenotype_NAME`.
+            Indexed by subject. A phenotype with the name of another column is called `phenotype_NAME`.
 
         Examples
         --------
@@ -423,10 +429,8 @@ class Cohort:
         inputs = tuple(inputs)
         findings = self.findings if inputs == self.inputs else None
         changed = self._changed(inputs=inputs, allow_proxies=allow_proxies, findings=findings)
-        if "_digests" in self.__dict__:  # inputs are not part of a subject's data
-            changed.__dict__["_digests"] = self._digests
         changed._check_inputs()
-        return changed
+        return changed._with_digests_of(self, range(len(self)))  # inputs are not part of a subject's data
 
     def with_findings(self, findings: Iterable[Finding]) -> Cohort:
         """A copy of the cohort that carries the findings of its check."""
@@ -434,10 +438,10 @@ class Cohort:
 
     def _changed(self, **values: object) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
-        other = copy.copy(self)
-        for cached in ("hash", "_digests"):
-            other.__dict__.pop(cached, None)
-        other._put(**{"findings": None} | values)
+        other = object.__new__(type(self))
+        if KNOWN in self.__dict__:
+            other.__dict__[KNOWN] = self.__dict__[KNOWN][0], None
+        other._put(**{name: value for name, value in self.__dict__.items() if name != KNOWN} | {"findings": None} | values)
         return other
 
     def in_order(self) -> Cohort:
@@ -476,6 +480,11 @@ class Cohort:
         if cohort.hash != digest:
             raise InputError(f"{path} was altered after it was written: its content does not match its hash.")
         return cohort if findings is None else cohort.with_findings(findings)
+
+
+Cohort.phenotypes = cohort_file.copied_field("phenotypes", lambda table: table.copy())
+Cohort.parcellations = cohort_file.copied_field("parcellations", dict)
+Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,60 @@ class Parcellation:
         return np.array([one is not None for one in self.series], dtype=bool)
 
 
-def read_only(series: npt.NDArray[Any]) -> Series:
-    """A series as float32 that cannot be written to."""
-    array = np.asarray(series)
-    if array.dtype != np.float32 or not array.flags.c_contiguous or array.flags.writeable:
-        array = np.array(array, dtype=np.float32, order="C")
-        array.flags.writeable = False
+def read_only(series: npt.ArrayLike) -> Series:
+    """A series as float32 that nobody can write to."""
+    return frozen(np.asarray(series, dtype=np.float32))
+
+
+def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values as a view of bytes, which nobody can make writeable; such an array, or one of a read-only map, as it is."""
+    root = _root(array)
+    safe = isinstance(root, bytes) or (isinstance(root, np.memmap) and root.mode == "r")
+    if safe and array.flags.c_contiguous and not array.flags.writeable:
+        return array
+    return np.ndarray(array.shape, array.dtype, array.tobytes())
+
+
+def copied_field(name: str, copied: Callable[[Any], Any]) -> Any:
+    """A field that is read and set as a copy, so that an edit never reaches the cohort."""
+
+    def put(cohort: Any, value: object) -> None:
+        cohort.__dict__[name] = copied(value)
+
+    return property(lambda cohort: copied(cohort.__dict__[name]), put)
+
+
+def _root(array: object) -> object:
+    """The map of a file, or what else an array is a view of."""
+    while isinstance(array, np.ndarray) and not (isinstance(array, np.memmap) and array.filename):
+        array = array.base
     return array
+
+
+def state_of_files(series: Iterable[Series | None]) -> dict[str, tuple[int, ...]]:
+    """Inode, size and time of change of the files that series are maps of."""
+    found = {}
+    for file, mapped in {str(root.filename): root for root in map(_root, series) if isinstance(root, np.memmap)}.items():
+        try:
+            state = os.stat(file)
+        except OSError:  # removed, and its content lives on in the map
+            continue
+        same = state.st_ino == getattr(mapped, "inode", None)  # not another file that took its place
+        if same and state.st_size < mapped.offset + mapped.nbytes:
+            raise _overwritten(file)  # reading it would end the process
+        found[file] = state.st_ino, state.st_size, state.st_mtime_ns
+    return found
+
+
+def check_unwritten(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a file that was written to; one that took its place leaves the map as it was."""
+    for file, state in now.items():
+        if file in before and before[file] != state and before[file][0] == state[0]:
+            raise _overwritten(file)
+
+
+def _overwritten(path: str) -> InputError:
+    return InputError(f"{path} was overwritten after its cohort was read, and the series are others now; read it again.")
 
 
 def canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.DataFrame:
@@ -234,6 +282,27 @@ def check_series(
             raise InputError(f"{where}: the series of subject {subject} has shape {one.shape}, not (time, {len(rois)}).")
         if defect := series_defect(one, rois):
             raise InputError(f"{where}: subject {subject}: {defect}.")
+
+
+def check_parcellations(fields: Mapping[str, Any]) -> None:
+    """Refuse further atlases without a name of their own, or with other subjects or volumes than the first."""
+    subjects, cohort = fields["subjects"], f"cohort {fields['name']}"
+    for name, other in fields["parcellations"].items():
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"{cohort}: one of its atlases has no name.")
+        if not fields["atlas"]:
+            raise InputError(f"{cohort}: its first atlas has no name, so it cannot hold atlas {name} too.")
+        if name == fields["atlas"]:
+            raise InputError(f"{cohort}: atlas {name} appears 2 times.")
+        where = f"{cohort}, atlas {name}"
+        if len(other.series) != len(subjects):
+            raise InputError(f"{where}: {len(subjects)} subjects but {len(other.series)} series.")
+        check_unique(where, "ROI", np.asarray(other.rois))
+        check_series(where, subjects, other.series, other.rois)
+        for subject, first, one in zip(subjects, fields["series"], other.series, strict=True):
+            if one is not None and len(one) != len(first):
+                volumes = f"{len(one)} volumes, but {len(first)} in atlas {fields['atlas']}"
+                raise InputError(f"{where}: subject {subject} has {volumes}.")
 
 
 def rows_of(names: Sequence[str], table: pd.DataFrame, where: str) -> pd.DataFrame:

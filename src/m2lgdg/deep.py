@@ -414,7 +414,7 @@ class DeepMethod(Method):
         }
         with torch.random.fork_rng(devices=[]):
             if self._folder and self._size_checked is not self.state_:  # fields read from a folder may request any size
-                check_network_size(lambda: self.build(shape), sum(value.numel() for value in weights.values()), self.name)
+                check_network_size(lambda: self.build(shape), weights, self)
                 self._size_checked = self.state_
             network = fast_form(self.build(shape))
         try:

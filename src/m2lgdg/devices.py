@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from m2lgdg.storage import InputError
 
@@ -78,13 +79,30 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def check_network_size(build: Callable[[], nn.Module], stored: int, name: str) -> None:
-    """Refuse a network whose size differs from the number of stored values, before memory is allocated for it."""
+DEPTHS = ("layers", "depth", "members")  # ends of the names of fields that say how often a part of a network is repeated
+
+
+def check_network_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], method: Any) -> None:
+    """Refuse a network whose size differs from that of the stored weights, before time or memory is spent on it."""
+    name, stored, made = method.name, sum(value.numel() for value in weights.values()), 0
+    for field, value in method.fields().items():
+        if field.endswith(DEPTHS) and isinstance(value, int) and value > len(weights):
+            raise InputError(f"the weights do not fit method {name}: {len(weights)} arrays for {field} = {value}.")
+
+    def count(_: nn.Module, __: str, parameter: nn.Parameter) -> None:
+        nonlocal made
+        made += parameter.numel() if parameter is not None else 0
+        if made > stored:  # a million layers would take minutes to make
+            raise InputError(f"the weights do not fit method {name}: {stored} numbers for a network of more than that.")
+
+    counting = register_module_parameter_registration_hook(count)
     try:
         with torch.device("meta"):
             size = sum(value.numel() for value in build().state_dict().values())
     except (RuntimeError, NotImplementedError, TypeError):  # a plugin's network may read values, and meta tensors have none
         return
+    finally:
+        counting.remove()
     if size != stored:
         raise InputError(f"the weights do not fit method {name}: {stored} numbers for a network of {size}.")
 

@@ -120,20 +120,31 @@ def nested_order(source: Cohort, seed: int) -> Indices:
     return np.argsort(places, kind="stable").astype(np.int64)
 
 
-def site_folds(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8], count: int) -> list[tuple[Indices, Indices]]:
+def site_folds(
+    sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8], count: int, weights: npt.NDArray[np.float64] | None = None
+) -> list[tuple[Indices, Indices]]:
     """(train, test) positions of at most `count` folds of whole sites, balanced in size, with both classes to train on.
 
-    A single site is split into stratified folds of subjects instead, because there is no other site to hold out.
+    Subjects of weight 0 count for nothing: where a fold would train on them alone, only the others are held out. A single site
+    is split into stratified folds of subjects, because there is no other site to hold out.
     """
+    counts = np.ones(len(sites), dtype=bool) if weights is None else weights > 0
+
+    def trainable(train: Indices) -> bool:
+        return len(set(labels[train][counts[train]].tolist())) == 2
+
+    positions, folds = np.arange(len(sites)), _folds(sites, labels, count)
+    if not counts.all() and not all(trainable(train) for train, _ in folds):
+        chosen = [positions[counts][test] for _, test in _folds(sites[counts], labels[counts], count)]
+        folds = [(np.setdiff1d(positions, test), test) for test in chosen]
+    return [(train, test) for train, test in folds if trainable(train)]
+
+
+def _folds(sites: npt.NDArray[np.str_], labels: npt.NDArray[np.int8], count: int) -> list[tuple[Indices, Indices]]:
     from sklearn.model_selection import GroupKFold, StratifiedKFold
 
     n_sites = len(set(sites.tolist()))
-    positions = np.arange(len(sites))
     if n_sites > 1:
-        folds = GroupKFold(min(count, n_sites)).split(positions, groups=sites)
-    else:
-        smallest = int(min((labels == 0).sum(), (labels == 1).sum()))
-        if smallest < 2:
-            return []
-        folds = StratifiedKFold(min(count, smallest)).split(positions, labels)
-    return [(train, test) for train, test in folds if len(set(labels[train].tolist())) == 2]
+        return list(GroupKFold(min(count, n_sites)).split(sites, groups=sites))
+    smallest = int(min((labels == 0).sum(), (labels == 1).sum()))
+    return list(StratifiedKFold(min(count, smallest)).split(sites, labels)) if smallest > 1 else []

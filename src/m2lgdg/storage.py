@@ -292,7 +292,9 @@ def read_tensors(path: str | Path, kind: str, *, in_memory: bool = False) -> tup
             if in_memory:
                 data: npt.NDArray[np.uint8] = np.frombuffer(file.read(), np.uint8)
             else:
-                data = np.asarray(np.memmap(file, np.uint8, "r"))[start:]
+                mapped = np.memmap(file, np.uint8, "r")
+                mapped.inode = os.fstat(file.fileno()).st_ino  # type: ignore[attr-defined]  # to see whether it is overwritten
+                data = np.asarray(mapped)[start:]
         header.pop("__metadata__")
         tensors = {}
         for name, entry in header.items():

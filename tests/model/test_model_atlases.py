@@ -47,7 +47,7 @@ def test_a_method_that_sees_the_target_has_one_atlas(name):
         make(name, atlases="all")
 
 
-@pytest.mark.parametrize(("name", "fields"), [("connectome-adaptive", {}), ("erm", {"epochs": 1, "warmup": 1})])
+@pytest.mark.parametrize(("name", "fields"), [("connectome-adaptive", {}), ("erm", {"epochs": 1, "warmup": 1, "widths": (8,)})])
 def test_a_model_is_the_mean_of_its_members(name, fields, gappy, tmp_path):
     whole = make(name, atlases="all", **fields).fit(gappy.source, seed=3)
     members = {
@@ -202,6 +202,7 @@ def test_explanations_by_atlas(fold, fitted, tmp_path):
     pd.testing.assert_series_equal(total, factor * (directions[0] + directions[1]).loc[total.index], check_names=False)
 
 
+@pytest.mark.onnx
 def test_onnx(fold, fitted, tmp_path):
     pytest.importorskip("onnxruntime")
     from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
@@ -267,6 +268,7 @@ def test_studies(cohort, tmp_path):
         run_study(study | {"atlases": ["first-one", "ho"]}, tmp_path / "third")
 
 
+@pytest.mark.long
 def test_the_report_draws_each_atlas(cohort, tmp_path):
     from m2lgdg.report.page import write_report
 
@@ -291,6 +293,7 @@ def test_nothing_of_the_target_reaches_the_fit(world, cohort, fold, fitted):
         assert not np.allclose(first, second)
 
 
+@pytest.mark.long
 def test_six_atlases_of_rest_meta_mdd(tmp_path):
     """The columns of one release file as six atlases, in one study."""
     rng = np.random.default_rng(5)

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -485,15 +486,28 @@ def test_a_command_ends_in_one_sentence_and_writes_nothing(name, folder, healthy
         assert sorted(Path().rglob("*")) == before
 
 
-def test_fields_that_ask_for_a_huge_network_are_refused_before_it_is_made(cohort, tmp_path):
-    folder = make("m2lgdg", "small", length=32, epochs=1, warmup=0).fit(cohort).save(tmp_path / "deep")
+HUGE = [
+    ("m2lgdg", {"variant": "small", "length": 32}, {"hidden": 2**22}),
+    ("m2lgdg", {"variant": "small", "length": 32}, {"fusion_layers": 10**6}),
+    ("m2lgdg-connectome", {"variant": "small", "members": 1}, {"layers": 10**6}),
+    ("m2lgdg-connectome", {"variant": "small", "members": 1}, {"members": 10**6}),
+    ("brainnet-transformer", {"variant": "small"}, {"layers": 10**6}),
+    ("erm", {"widths": (8,)}, {"widths": [8] * 10**6}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "changes"), HUGE, ids=[f"{name}-{next(iter(asked))}" for name, _, asked in HUGE])
+def test_fields_that_ask_for_a_huge_network_are_refused_before_it_is_made(name, fields, changes, cohort, tmp_path):
+    folder = make(name, epochs=1, warmup=0, **fields).fit(cohort).save(tmp_path / "deep")
     content = about(folder)
-    content["fields"]["hidden"] = 2**22
+    content["fields"] |= changes
     content["hashes"] = {WEIGHTS: file_hash(folder / WEIGHTS, LARGEST)}
     content["hashes"] |= {ABOUT: digest({key: value for key, value in content.items() if key != "hashes"})}
     (folder / ABOUT).write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"the weights do not fit method m2lgdg: \d+ numbers for a network of \d+"):
+    started = time.process_time()
+    with pytest.raises(InputError, match=rf"do not fit method {name}: \d+ (arrays for|numbers for a network of more)"):
         Model.load(folder).predict_proba(cohort)
+    assert time.process_time() - started < 20
 
 
 LITTLE = """

@@ -72,7 +72,7 @@ def test_sets_hold_the_truth_as_often_as_said_where_subjects_are_exchangeable(mo
     """Averaged over many draws, each class on its own; never less than said, and not much more."""
     monkeypatch.setattr("m2lgdg.model.new_site.between_sites", lambda *_: (0.0, 0.0))  # has no part in the sets
     held = {0: [], 1: []}  # share of a draw's new subjects whose set holds their class
-    for seed in range(100):
+    for seed in range(60):
         proba, labels, _ = planted(seed, sites=5, size=50)
         new_site = NewSiteCalibration.from_scores(proba[:150], labels[:150], np.repeat(["a", "b", "c"], 50), 3)
         sets = new_site.sets(sigmoid(new_site.slope * logit(proba[150:]) + new_site.offset), 0.9)
@@ -80,7 +80,7 @@ def test_sets_hold_the_truth_as_often_as_said_where_subjects_are_exchangeable(mo
             held[kind].append(np.isin(sets[labels[150:] == kind], [name, "both"]).mean())
     for shares in held.values():
         error = np.std(shares) / np.sqrt(len(shares))
-        assert error < 0.007
+        assert error < 0.01
         assert 0.9 - 3 * error <= np.mean(shares) <= 0.93
 
 
@@ -100,9 +100,9 @@ def test_sets_by_hand():
 
 @pytest.mark.parametrize(("slope", "offset"), [(0.4, 0.0), (2.0, -1.0), (1.0, 0.0)])
 def test_recalibration_recovers_planted_miscalibration(slope, offset):
-    new_site = NewSiteCalibration.from_scores(*planted(1, sites=5, size=1000, slope=slope, offset=offset), 5)
-    assert new_site.slope == pytest.approx(slope, abs=0.06)
-    assert new_site.offset == pytest.approx(offset, abs=0.06)
+    new_site = NewSiteCalibration.from_scores(*planted(1, sites=3, size=1000, slope=slope, offset=offset), 3)
+    assert new_site.slope == pytest.approx(slope, abs=0.1)
+    assert new_site.offset == pytest.approx(offset, abs=0.1)
     assert new_site.whole.slope == pytest.approx(1, abs=0.05)  # figures are of calibrated scores
     assert new_site.whole.intercept == pytest.approx(0, abs=0.05)
 
@@ -135,33 +135,33 @@ def test_between_site_sds_are_posterior_mean_squares():
     """Against draws from the model: sds from their priors, slopes and offsets from these, weighed by the likelihood."""
     proba, labels, sites = planted(5, sites=3, size=12, offset_sd=1.0)
     x, rng = logit(proba), np.random.default_rng(0)
-    wide, far = (np.abs(sd * rng.normal(size=4000)) for sd in (0.5, 1.0))  # sds from their priors
-    weights = np.ones(4000)
+    wide, far = (np.abs(sd * rng.normal(size=2000)) for sd in (0.5, 1.0))  # sds from their priors
+    weights = np.ones(2000)
     for site in np.unique(sites):
         a, y = x[sites == site], labels[sites == site]
-        for i in range(4000):
+        for i in range(2000):
             slope, offset = 1 + wide[i] * rng.normal(size=200), far[i] * rng.normal(size=200)
             p = sigmoid(slope[:, None] * a + offset[:, None])  # (draw, subject)
             weights[i] *= np.where(y == 1, p, 1 - p).prod(axis=1).mean()
     weights /= weights.sum()
     expected = np.sqrt(weights @ wide**2), np.sqrt(weights @ far**2)
-    np.testing.assert_allclose(between_sites(x, labels, sites), expected, rtol=0.07)
+    np.testing.assert_allclose(between_sites(x, labels, sites), expected, rtol=0.1)
 
 
 def test_between_site_sds_recover_what_was_planted():
-    proba, labels, sites = planted(6, 60, 100, slope_sd=0.3, offset_sd=0.8)
+    proba, labels, sites = planted(6, 40, 80, slope_sd=0.3, offset_sd=0.8)
     slope_sd, offset_sd = between_sites(logit(proba), labels, sites)
     assert slope_sd == pytest.approx(0.3, abs=0.1)
     assert offset_sd == pytest.approx(0.8, abs=0.15)
-    proba, labels, sites = planted(7, 60, 100)
+    proba, labels, sites = planted(7, 40, 80)
     alike = between_sites(logit(proba), labels, sites)
     assert max(alike) < 0.15
 
 
 def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     inside = []
-    for seed in range(16):
-        new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 60, 1, 0, 0.2, 0.7), 18)
+    for seed in range(6):
+        new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 40, 1, 0, 0.2, 0.7), 18)
         rng = np.random.default_rng(100 + seed)
         for x in (-1.5, 0.0, 1.0):
             true = sigmoid((1 + 0.2 * rng.normal(size=400)) * x + 0.7 * rng.normal(size=400))
@@ -470,6 +470,7 @@ def test_a_method_of_constant_scores_gives_sets_of_both(source, new):
     assert np.ptp(proba) == 0
 
 
+@pytest.mark.onnx
 def test_the_onnx_graph_is_recalibrated(fitted, new, tmp_path):
     pytest.importorskip("onnxruntime")
     from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx

@@ -400,6 +400,7 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
     assert not (tmp_path / "more").exists()
 
 
+@pytest.mark.onnx
 def test_explanations_and_onnx_are_at_the_level(fitted, new, tmp_path):
     from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
     from m2lgdg.deploy.serve.result import result_of

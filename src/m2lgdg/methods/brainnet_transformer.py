@@ -69,7 +69,7 @@ class Network(PartsNetwork):
     def __init__(self, shape: Shape, config: BrainNetTransformer) -> None:
         super().__init__()
         width = shape.n_rois  # a ROI's token is its row of correlations
-        heads = next(heads for heads in range(config.heads, 0, -1) if width % heads == 0)
+        heads = next(heads for heads in range(min(config.heads, width), 0, -1) if width % heads == 0)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, config.feedforward, config.dropout, activation=rectified, batch_first=True)
             for _ in range(config.layers)

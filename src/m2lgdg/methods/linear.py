@@ -72,7 +72,7 @@ class Linear(UsesAmplitude, Method):
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         if "phenotypes" not in self._weights():
             self.facts_["inputs"] = []
-        folds = site_folds(source.sites, source.labels, self.site_folds)
+        folds = site_folds(source.sites, source.labels, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights():
             self.state_ |= PhenotypeScaler.fit(source).state("phenotypes.scaler")
         confound_columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]

@@ -270,7 +270,7 @@ def between_sites(x: Floats, labels: npt.NDArray[Any], sites: npt.NDArray[np.str
     weigh_slope = np.stack([_discrete_normal(slopes - 1, sd) for sd in wide])  # (sd, slope)
     weigh_offset = np.stack([_discrete_normal(offsets, sd) for sd in far])  # (sd, offset)
     total = -0.5 * ((wide[:, None] / SLOPE_SD) ** 2 + (far / OFFSET_SD) ** 2)  # (sd of slopes, sd of offsets), log posterior
-    for site in set(sites.tolist()):
+    for site in sorted(set(sites.tolist())):  # in order, so that sums repeat bit for bit
         here = sites == site
         eta = slopes[:, None, None] * x[here] + offsets[:, None]  # (slope, offset, subject)
         logs = eta @ labels[here].astype(np.float64) - (np.maximum(eta, 0) + np.log1p(np.exp(-np.abs(eta)))).sum(axis=-1)
