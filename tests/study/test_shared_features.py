@@ -15,7 +15,6 @@ from m2lgdg.connectivity import (
     fc_features,
     frame_weighted,
     sharing_features,
-    use_features,
 )
 from m2lgdg.methods import linear
 from m2lgdg.study import cells
