@@ -38,6 +38,7 @@ def test_fit_then_predict_is_the_same_in_python(command):
     code, text, _ = command("fit", "known.cohort", "--method", "fc-logistic", "--variant", "phenotypes", "--out", "own")
     assert code == 0
     assert "trained on 40 subjects from 3 sites" in text
+    assert f"It decides at a probability of {Model.load('own').threshold:.3g}, from left-out sites; tables of" in text
     code, text, _ = command("predict", "own", "new.cohort", "--out", "p.csv")
     assert code == 0
     assert "not a diagnostic device" in text

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -87,6 +88,13 @@ def test_forty_half_sent_requests_stop_nobody(half, port, atlas_cohort):
     assert status == 200 and "probability of being a patient" in text
     for client in slow:
         client.close()
+
+
+def test_twelve_honest_uploads_at_once_are_all_answered(port, atlas_cohort):
+    sent = form(np.tile(np.asarray(atlas_cohort.series[0]), (40, 1)))
+    with ThreadPoolExecutor(12) as pool:
+        answers = [one.result() for one in [pool.submit(asked, port, "POST", **sent) for _ in range(12)]]
+    assert [status for status, _ in answers] == [200] * 12
 
 
 def test_half_a_request_is_given_up_in_time(port, monkeypatch):

@@ -349,6 +349,7 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
             async def one():
                 response = await client.post("/", files={"series": ("a.npy", npy(good()))}, timeout=None)
                 statuses.append((response.status_code, alert(response) if response.status_code != 200 else ""))
+                assert response.headers.get("retry-after") == ("10" if response.status_code == 503 else None)
                 hold.set()  # the first that is answered was refused: only then may the others go on
 
             async with anyio.create_task_group() as group:
@@ -356,9 +357,61 @@ def test_one_is_computed_at_a_time_and_few_may_wait(fitted, monkeypatch):
                     group.start_soon(one)
 
     anyio.run(all_of_them)
-    assert statuses[0] == (503, "The server is busy; try again in a moment.")
+    assert statuses[0] == (503, "The server is busy with other uploads; try again in 10 seconds.")
     assert [status for status, _ in statuses[1:]] == [200] * web.AT_ONCE
     assert max(most) == 1
+
+
+def test_a_form_that_is_idle_gives_way_if_memory_is_short_and_an_honest_one_is_told(fitted, monkeypatch):
+    monkeypatch.setattr(web, "MOST_BYTES", 2 * len(npy(good())))
+    ended = {}
+
+    async def all_of_them():
+        transport = httpx.ASGITransport(web.make_app(fitted))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+
+            async def half(name):
+                async def body():
+                    yield BEGIN + bytes(len(npy(good())))
+                    await anyio.sleep(5 if name == "idle" else 0.5)
+                    yield b"\r\n--b--\r\n"
+
+                response = await client.post("/", content=body(), headers=BOUNDARY, timeout=None)
+                ended[name] = response.status_code
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(half, "slow")
+                await anyio.sleep(0.1)
+                answer = await client.post("/", files={"series": ("a.npy", npy(good()))}, timeout=None)
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+            monkeypatch.setattr(web, "IDLE", 0.05)
+            async with anyio.create_task_group() as group:
+                group.start_soon(half, "idle")
+                await anyio.sleep(0.2)
+                answer = await client.post("/", files={"series": ("a.npy", npy(good()))}, timeout=None)
+                assert answer.status_code == 200
+
+    anyio.run(all_of_them)
+    assert ended == {"slow": 422, "idle": 408}
+
+
+def test_a_parcellated_cifti_is_read_as_the_model_was_trained(fitted, cohort):
+    nibabel = pytest.importorskip("nibabel")
+    axes = (
+        nibabel.cifti2.SeriesAxis(0, 2, len(cohort.series[5])),
+        nibabel.cifti2.ParcelsAxis.from_brain_models(
+            [(name, nibabel.cifti2.BrainModelAxis.from_mask(np.ones(1), "CortexLeft")) for name in cohort.rois]
+        ),
+    )
+    content = nibabel.Cifti2Image(np.array(cohort.series[5]), nibabel.Cifti2Header.from_axes(axes)).to_bytes()
+    for name in ("scan.ptseries.nii", "SCAN.PTSERIES.NII"):
+        one = subject_of(fitted, name, content, {}, "")
+        np.testing.assert_array_equal(one.series[0], cohort.series[5])
+        assert one.rois == cohort.rois
+    assert ask(fitted, content, name="scan.ptseries.nii").status_code == 200
+    for i in range(0, len(content), len(content) // 40):  # never anything but a sentence
+        for damaged in (content[:i], content[:i] + b"\xff\xff" + content[i + 2 :]):
+            assert ask(fitted, damaged, name="scan.ptseries.nii").status_code in (200, 422)
 
 
 def test_an_error_of_ours_tells_its_kind_and_no_content(fitted, monkeypatch, capfd):

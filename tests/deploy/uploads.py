@@ -52,7 +52,7 @@ class Evil:
 NOT_NPY = "scan.npy is not a readable .npy file."
 PICKLED = "scan.npy holds Python objects that only pickle could read, which may run code; save numbers."
 CLAIM = "scan.npy is not a readable .npy file: it is too short for its shape {}."
-KINDS = "cannot be read: a series file ends in .1D, .txt, .csv, .tsv or .npy."
+KINDS = "cannot be read: a series file ends in .1D, .txt, .csv, .tsv, .npy or .ptseries.nii."
 INFINITE = "infinite value at volume 8 of ROI Frontal_Sup_L (1 such value)."
 TRAINED = "the model was trained on 116 ROIs (aal)"
 MATLAB = "scan.mat cannot be read: damaged MATLAB files can crash their reader; save the series as .npy or .csv."
@@ -132,6 +132,9 @@ FILES = {  # name -> file name, content, status, sentence
     "empty": ("scan.csv", b"", 422, "scan.csv is empty."),
     "zip bomb": ("scan.npz", bomb(), 422, "scan.npz cannot be read: archives are not supported; save the array as .npy."),
     "zip bomb named .npy": ("scan.npy", bomb(), 422, NOT_NPY),
+    "a CIFTI that is none": ("scan.ptseries.nii", bytes(2000), 422, None),
+    "only the suffix of a CIFTI": (".ptseries.nii", b"x", 422, f".ptseries.nii {KINDS}"),
+    "another NIfTI": ("scan.nii", b"x", 422, f"scan.nii {KINDS}"),
     "MATLAB": ("scan.mat", b"MATLAB 5.0 MAT-file" + bytes(200), 422, MATLAB),
     "another kind": ("scan.exe", b"MZ", 422, f"scan.exe {KINDS}"),
     "no suffix": ("scan", b"1 2", 422, f"scan {KINDS}"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2lgdg import InputError, Model, make, make_cohort
-from m2lgdg.cohort import UNKNOWN
+from m2lgdg.cohort import UNKNOWN, Parcellation
 from m2lgdg.deploy.adapt import adapt
 from m2lgdg.deploy.calibrate import calibrate
 from m2lgdg.metrics import logit, sigmoid
@@ -28,6 +28,7 @@ from m2lgdg.model.site_level import (
     source_prevalence,
     written_counts,
 )
+from m2lgdg.report.sharing import shared_model
 
 logits = st.lists(st.floats(-4, 4), min_size=2, max_size=40).map(np.array)
 shares = st.floats(0.05, 0.95)
@@ -288,6 +289,31 @@ def test_the_same_scan_counts_once(model, new):
     )
 
 
+def test_an_update_counts_no_scan_twice(model, new, tmp_path):
+    """Also under other ids, in another order, after saving, beside new ones, and with a further atlas."""
+    once = Model.load(model)
+    adapt(once, new)
+    fitted = Model.load(model)
+    adapt(fitted, new.select(range(15)))
+    fitted = Model.load(fitted.save(tmp_path / "first"))
+    before = copy.deepcopy(fitted.facts_["site_level"])
+    renamed = new.select(range(15))._changed(subjects=np.array([f"other-{i}" for i in range(15)]), findings=None)
+    for same in (new.select(range(15)), new.select(range(14, -1, -1)), renamed):
+        with pytest.raises(InputError, match="adapted with all of these 15 scans already; give others of the site"):
+            adapt(fitted, same, update=True)
+        assert fitted.facts_["site_level"] == before
+    result = adapt(fitted, new.select(range(10, 40)), update=True)
+    assert (result.added, result.level.subjects) == (25, 40)
+    assert "5 scans were counted before and do not count again." in result.notes
+    assert fitted.site_level == once.site_level and fitted.facts_["site_level"]["scans"] == once.facts_["site_level"]["scans"]
+    both = dataclasses.replace(new, parcellations={"other": Parcellation(new.rois[:2], [one[:, :2] for one in new.series])})
+    with pytest.raises(InputError, match="all of these 40 scans"):
+        adapt(fitted, both, update=True)
+    assert "scans" not in shared_model(fitted).facts_["site_level"]
+    del fitted.facts_["site_level"]["scans"]  # of an earlier version
+    assert "does not say which scans" in adapt(fitted, new.select([0]), update=True).notes[0]
+
+
 def test_two_repetition_times_are_said(model, new):
     tr = np.where(np.arange(len(new)) % 2, 2.0, 3.0)
     (note,) = adapt(Model.load(model), new._changed(tr=tr)).notes
@@ -367,6 +393,12 @@ def test_the_commands_from_adapt_to_predict(typed, model, new, tmp_path, monkeyp
     new.select(range(20, 40)).save("rest.cohort")
     code, text, _ = typed("adapt", model, "first.cohort", "--out", "site")
     assert code == 0
+    new.save("all.cohort")
+    assert typed("adapt", model, "all.cohort", "--kind", "cohort", "--subjects", 20, "--out", "of-twenty")[0] == 0
+    assert Model.load("of-twenty").facts_ == Model.load("site").facts_
+    code, _, errors = typed("adapt", model, "all.cohort", "--subjects", 41, "--out", "none")
+    assert code == 2 and "--subjects 41: cohort " in errors and "has 40 subjects" in errors
+    assert typed("predict", model, "all.cohort", "--kind", "bids", "--out", "none.csv")[0] == 2
     fitted, before = Model.load("site"), Model.load(model)
     rest = new.select(range(20, 40))
     known = before.new_site_.adapted

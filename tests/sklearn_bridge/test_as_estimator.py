@@ -47,7 +47,7 @@ def test_checks_that_need_no_table(name):
     estimator = m2lgdg.as_estimator(name)
     checks = (
         *("estimator_cloneable", "estimator_repr", "no_attributes_set_in_init", "get_params_invariance", "set_params"),
-        *("parameters_default_constructible", "estimator_tags_renamed", "valid_tag_types", "estimator_unfitted"),
+        *("parameters_default_constructible", "estimator_tags_renamed", "valid_tag_types", "mixin_order"),
     )
     for check in checks:
         getattr(estimator_checks, f"check_{check}")(type(estimator).__name__, clone(estimator))
@@ -76,6 +76,18 @@ def test_series_matrices_and_vectors_give_the_same(cohort, name):
     np.testing.assert_array_equal(proba(lambda one: fc_features(one.series)), series)
     np.testing.assert_allclose(proba(lambda one: correlations(one.series)), series, atol=1e-5)
     np.testing.assert_allclose(proba(lambda one: list(np.arctanh(correlations(one.series) * 0.999))), series, atol=2e-3)
+
+
+def test_a_matrix_does_not_depend_on_the_others(cohort):
+    """Whether it holds correlations is a matter of its own diagonal."""
+    matrices = correlations(cohort.series).astype(float)
+    estimator = m2lgdg.as_estimator("fc-svm").fit(matrices, cohort.labels, groups=cohort.sites)
+    alone = estimator.predict_proba(matrices)
+    odd = matrices.copy()
+    np.fill_diagonal(odd[3], 0.0)
+    others = np.arange(len(odd)) != 3
+    np.testing.assert_array_equal(estimator.predict_proba(odd)[others], alone[others])
+    assert not np.array_equal(estimator.predict_proba(odd)[3], alone[3])
 
 
 def test_which_methods_take_fc():

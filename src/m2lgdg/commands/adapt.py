@@ -34,7 +34,11 @@ def adapt(
         bool,
         typer.Option("--update", help="Add these subjects to those the model was adapted with; the site is the same."),
     ] = False,
+    subjects: Annotated[
+        int | None, typer.Option(min=1, help="Use only this many subjects, the first of the cohort.", show_default=False)
+    ] = None,
     site: options.Site = None,
+    kind: options.Kind = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Correct the intercept of a model for one site, with unlabelled subjects of it; weights do not change.
@@ -44,12 +48,16 @@ def adapt(
     """
     from m2lgdg.data.check import with_checks
     from m2lgdg.deploy.adapt import adapt as adapt_model
-    from m2lgdg.storage import need_unused
+    from m2lgdg.storage import InputError, need_unused
 
     fitted = models.load_model(model, plugin)
     threshold = fitted.threshold
     need_unused(to)
-    cohort = models.read_subjects(path, site)
+    cohort = models.read_subjects(path, site, kind)
+    if subjects is not None:
+        if len(cohort) < subjects:
+            raise InputError(f"--subjects {subjects}: cohort {cohort.name} has {len(cohort)} subjects.")
+        cohort = cohort.select(range(subjects))
     with terminal.progress("adapting"):
         cohort = with_checks(cohort)
         result = adapt_model(fitted, cohort, prevalence=prevalence, update=update)
@@ -65,8 +73,8 @@ def adapt(
     models.print_data_line(cohort, path, new_site=True)
     models.warn_of_training_sites(fitted, cohort)
     terminal.say(
-        f"With further subjects of {level.site or 'the site'}, run m2lgdg adapt {to} again with --update; give only subjects "
-        "that were not counted before."
+        f"With further subjects of {level.site or 'the site'}, run m2lgdg adapt {to} again with --update; scans that were "
+        "counted before do not count again."
     )
     others = suggestions.Fill("SUBJECTS")
     suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])

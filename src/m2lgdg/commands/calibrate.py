@@ -14,6 +14,7 @@ def calibrate(
     path: options.Cohort,
     to: options.NewModel,
     site: options.Site = None,
+    kind: options.Kind = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
@@ -24,7 +25,7 @@ def calibrate(
 
     fitted = models.load_model(model, plugin)
     need_unused(to)
-    cohort = models.read_subjects(path, site)
+    cohort = models.read_subjects(path, site, kind)
     before = fitted.threshold
     with terminal.progress("calibrating"):
         labelled = with_checks(cohort.select(cohort.labels >= 0))

@@ -43,6 +43,7 @@ def fit(
         str | None, typer.Option(help="Phenotype columns, comma-separated; 'none' for none (default: those of the cohort).")
     ] = None,
     site: options.Site = None,
+    kind: options.Kind = None,
     without: Annotated[list[str] | None, typer.Option(help="Site to leave out of training; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     device: options.Device = "auto",
@@ -59,6 +60,7 @@ def fit(
 ) -> None:
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from m2lgdg.data.check import with_checks
+    from m2lgdg.metrics import THRESHOLD
     from m2lgdg.model.model import make
     from m2lgdg.storage import InputError, need_unused
     from m2lgdg.study.config import method_fields
@@ -70,7 +72,7 @@ def fit(
         fields["atlases"] = atlas[0] if len(atlas) == 1 else atlas
     method = make(name, **fields)
     need_unused(to)
-    cohort = models.read_subjects(path)
+    cohort = models.read_subjects(path, kind=kind)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
     left_out = options.of_sites(cohort, without or [])
@@ -100,6 +102,11 @@ def fit(
     terminal.say(
         *(f"Note: {note}" for note in facts.get("notes", [])), f"Wrote {to}: {name} trained on {subjects}, with its model card."
     )
+    if method.threshold != THRESHOLD:
+        terminal.say(
+            f"It decides at a probability of {method.threshold:.3g}, from left-out sites; tables of `m2lgdg run` decide at "
+            f"{THRESHOLD:g}."
+        )
     held_out = [word for name in dict.fromkeys(without or []) for word in ("--site", name)]
     subjects_to_predict = path if without else suggestions.Fill("NEW_SITE")
     words = (to, subjects_to_predict, *held_out, "--out", suggestions.free("predictions.csv"))

@@ -30,12 +30,12 @@ def load_model(folder: Path, plugin: Sequence[Path] | None) -> Model:
     return Model.load(folder)
 
 
-def read_subjects(path: Path, site: Sequence[str] | None = None) -> Cohort:
+def read_subjects(path: Path, site: Sequence[str] | None = None, kind: str | None = None) -> Cohort:
     """The cohort of a path, or its subjects of these sites, with a progress bar."""
     from m2lgdg.data.readers import read
 
     with terminal.progress(f"reading {path.name}") as progress:
-        return options.with_sites(read(path, progress=progress), site)
+        return options.with_sites(read(path, kind, progress=progress), site)
 
 
 def write_model(fitted: Model, to: Path) -> None:

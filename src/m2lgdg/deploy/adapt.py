@@ -5,7 +5,9 @@ No weight of the model changes; `predict_proba` adds the shift to the logit. Wit
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +46,7 @@ def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, upd
     """Correct the intercept of a fitted model for a site, from subjects of it; labels are not used.
 
     `prevalence` is that of patients at the site, by default that of the training sites. With `update`, the subjects are added
-    to those that the model was adapted with; they must be others than those.
+    to those that the model was adapted with; a scan that was counted before does not count again.
     """
     stored = _stored(fitted, update)
     if prevalence is not None and not EXTREME <= prevalence <= 1 - EXTREME:
@@ -52,6 +54,7 @@ def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, upd
     site = _site(cohort, stored)
     cohort = with_checks(cohort)
     batch, notes = _distinct(cohort)
+    batch, again = _not_counted(batch, stored)
     counts = read_counts(stored["logits"]) if stored else Counter[int]()
     called = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
     number = sum(counts.values()) + len(batch)
@@ -73,10 +76,11 @@ def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, upd
     findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
     fitted.facts_["site_level"] = level._asdict() | {
         "logits": written_counts(counts),
+        "scans": sorted({*(stored or {}).get("scans", []), *chain.from_iterable(_digests(batch))}),
         "findings": [*(stored or {}).get("findings", []), *findings],
     }
     now = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
-    return Adapted(level, len(batch), called, now, [*notes, *_two_scanners(batch)])
+    return Adapted(level, len(batch), called, now, [*notes, *again, *_two_scanners(batch)])
 
 
 def _stored(fitted: Model, update: bool) -> dict[str, Any] | None:
@@ -116,6 +120,28 @@ def _distinct(cohort: Cohort) -> tuple[Cohort, list[str]]:
     distinct = cohort.select(~np.isin(cohort.subjects, sorted(copies)))
     left = len(cohort) - len(distinct)
     return distinct, [f"{left} subjects with the same scan as another were not counted."] if left else []
+
+
+def _not_counted(batch: Cohort, stored: dict[str, Any] | None) -> tuple[Cohort, list[str]]:
+    """Subjects whose scans the model has not counted before, and a note on the others."""
+    if stored is None:
+        return batch, []
+    if "scans" not in stored:
+        return batch, ["The model does not say which scans it was adapted with: make sure that these are others."]
+    fresh = batch.select([not set(own) & set(stored["scans"]) for own in _digests(batch)])
+    left = len(batch) - len(fresh)
+    if not len(fresh):
+        raise InputError(f"--update: the model was adapted with all of these {left} scans already; give others of the site.")
+    return fresh, [f"{left} scans were counted before and do not count again."] if left else []
+
+
+def _digests(batch: Cohort) -> list[list[str]]:
+    """Hashes of each subject's series, one for each atlas that the subject has."""
+    made: dict[str, list[str]] = {subject: [] for subject in batch.subjects.tolist()}
+    for one in batch.each_atlas():
+        for subject, series in zip(one.subjects.tolist(), one.series, strict=True):
+            made[subject].append(hashlib.sha256(np.ascontiguousarray(series, dtype=np.float32).tobytes()).hexdigest()[:16])
+    return list(made.values())
 
 
 def _two_scanners(batch: Cohort) -> list[str]:

@@ -45,7 +45,7 @@ FACTS = {
     "local?": {"slope": NUMBER, "offset": NUMBER, "threshold": NUMBER, "findings?": FINDINGS},
     "site_level?": {
         **{"shift": NUMBER, "subjects": COUNT, "prevalence": NUMBER, "assumed": TRUTH, "site": TEXT, "recalibrated": TRUTH},
-        **{"logits?": {"*": COUNT}, "findings?": FINDINGS},
+        **{"logits?": {"*": COUNT}, "scans?": TEXTS, "findings?": FINDINGS},
     },
     "federated?": {
         **dict.fromkeys(("attempt", "rounds", "least_subjects"), COUNT),

@@ -244,7 +244,8 @@ def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
     found: dict[str, Any] = {name: _filtered_findings(facts[name], filtered) for name in names if name in facts}
     found["source"] = found["source"] | {"cohort": cohort_name(facts["source"]["cohort"])}
     if "site_level" in found:
-        found["site_level"].pop("logits", None)  # counts of scores, which only an update needs
+        for name in ("logits", "scans"):  # counts of scores and hashes of scans, which only an update needs
+            found["site_level"].pop(name, None)
     if "notes" in facts:
         found["notes"] = [note for note in facts["notes"] if filtered(note) != WITHHELD]
     return {**facts, **found}

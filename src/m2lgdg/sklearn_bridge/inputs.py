@@ -60,11 +60,10 @@ def _is_symmetric(matrix: npt.NDArray[Any]) -> bool:
 
 
 def fc_vectors(matrices: Floats) -> Floats:
-    """(subject, edge) values above the diagonal of FC matrices; correlations (a diagonal of 1) become Fisher z."""
+    """(subject, edge) values above the diagonal; those of correlations (a diagonal of 1) become Fisher z."""
     edges = upper_triangle(matrices)
-    if np.allclose(np.diagonal(matrices, axis1=1, axis2=2), 1.0, atol=1e-4):
-        return np.asarray(np.arctanh(np.clip(edges, -CLIP, CLIP)))
-    return edges
+    correlations = np.isclose(np.diagonal(matrices, axis1=1, axis2=2), 1.0, atol=1e-4).all(axis=1, keepdims=True)
+    return np.where(correlations, np.arctanh(np.clip(edges, -CLIP, CLIP)), edges)
 
 
 def read_groups(groups: Any, count: int) -> npt.NDArray[np.str_]:

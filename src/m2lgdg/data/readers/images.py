@@ -97,9 +97,9 @@ def header_seconds(path: Path) -> float:
     return need_seconds(float(zooms[3]) * unit if len(zooms) == 4 and zooms[3] > 0 else math.nan, f"{path}, header")
 
 
-def load_parcellated(path: Path) -> tuple[Rois, Series]:
-    """Names of the parcels and (time, roi) series of a .ptseries.nii file."""
-    image, (_, parcels) = _open(path)
+def load_parcellated(path: Path, content: bytes | None = None) -> tuple[Rois, Series]:
+    """Names of the parcels and (time, roi) series of a .ptseries.nii file, or of its content."""
+    image, (_, parcels) = _open(path, content)
     return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
 
 
@@ -161,24 +161,27 @@ class Parcels:
         return keys
 
 
-def _open(path: Path) -> tuple[Any, tuple[Any, Any]]:
+def _open(path: Path, content: bytes | None = None) -> tuple[Any, tuple[Any, Any]]:
     """CIFTI-2 image and its two axes; the numbers are not yet read. A file of another kind than its name says is refused."""
     import nibabel
 
     expected, meaning = next(AXES[suffix] for suffix in AXES if path.name.endswith(suffix))
-    if not path.exists():
-        raise InputError(f"{path} does not exist.")
-    _need_regular(path)
+    if content is None:
+        if not path.exists():
+            raise InputError(f"{path} does not exist.")
+        _need_regular(path)
     try:
-        image: Any = nibabel.Cifti2Image.from_filename(path)
+        cls: Any = nibabel.Cifti2Image
+        image = cls.from_filename(path) if content is None else cls.from_bytes(content)
         axes = tuple(image.header.get_axis(i) for i in range(image.ndim))
         size = _size(image)
     except Exception as error:  # a damaged header raises errors of any type in nibabel and the parser of XML
         raise InputError(f"{path} is not a readable CIFTI-2 file ({one_line(error) or type(error).__name__}).") from None
     if tuple(type(axis).__name__ for axis in axes) != expected or tuple(image.shape) != tuple(map(len, axes)):
         raise InputError(f"{path} is not {meaning}.")
-    if size > LARGEST_VOXELS:
-        raise InputError(f"{path}: its header declares {size} bytes of numbers, more than the limit of {LARGEST_VOXELS}.")
+    limit = LARGEST_VOXELS if content is None else len(content)
+    if size > limit:
+        raise InputError(f"{path}: its header declares {size} bytes of numbers, more than the limit of {limit}.")
     return image, (axes[0], axes[1])
 
 

@@ -30,8 +30,12 @@ from m2lgdg.storage import InputError, one_line
 
 ENVELOPE = 2**16  # bytes of a form without its file
 LONGEST_FIELD = 200
-AT_ONCE = 4  # requests being read, computed or waiting; each may hold a file in memory
+AT_ONCE = 16  # forms that are computed or wait for it
+MOST_BYTES = 16 * LARGEST  # of all forms that are arriving, waiting or computed
+IDLE = 2.0  # seconds without a byte, after which a form gives way if there is no memory for another
 PATIENCE = 60.0  # seconds for a form to arrive
+RETRY = 10  # seconds after which a client that was sent away may try again
+BUSY = f"The server is busy with other uploads; try again in {RETRY} seconds."
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MEGABYTES = LARGEST // 2**20
 TOO_LARGE = f"The file is larger than the limit of {MEGABYTES} MB."
@@ -63,7 +67,8 @@ class Desk:
         self.files = {f"series-{i}" if i else "series": atlas for i, atlas in enumerate(fitted.members)}  # field -> atlas
         self.most = len(self.files) * LARGEST + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
-        self.reading: dict[anyio.CancelScope, None] = {}  # forms that are arriving, the one that is idle for longest first
+        self.reading: dict[anyio.CancelScope, float] = {}  # forms that are arriving, and when their last bytes came
+        self.bytes: dict[Request, int] = {}  # of each form in memory
         self.page, self.policy = _page()
 
     async def show(self, request: Request) -> Response:
@@ -72,18 +77,17 @@ class Desk:
 
     async def reply(self, request: Request) -> Response:
         """The form with a result, or with the reason why there is none."""
-        if self.inside >= AT_ONCE:
-            if not self.reading:
-                return self._respond({}, "The server is busy; try again in a moment.", status=503)
-            slowest = next(iter(self.reading))  # it gives way to the new one
-            del self.reading[slowest]
-            slowest.cancel()
         words: dict[str, str] = {}
-        self.inside += 1
         try:
+            self._need_place()
             files, words = await self._form(request)
-            async with self.turn:
-                result = await anyio.to_thread.run_sync(self._compute, files, words, abandon_on_cancel=True)
+            self._need_place()  # others may have arrived meanwhile
+            self.inside += 1
+            try:
+                async with self.turn:
+                    result = await anyio.to_thread.run_sync(self._compute, files, words, abandon_on_cancel=True)
+            finally:
+                self.inside -= 1
             return self._respond(words, result=result, status=200)
         except Refused as error:
             return self._respond(words, error.sentence, status=error.status)
@@ -94,7 +98,11 @@ class Desk:
         except Exception as error:  # the message may contain uploaded data, so only the type is shown
             return self._respond(words, f"The prediction failed ({type(error).__name__}).", status=500)
         finally:
-            self.inside -= 1
+            self.bytes.pop(request, None)
+
+    def _need_place(self) -> None:
+        if self.inside >= AT_ONCE:
+            raise Refused(BUSY, 503)
 
     def _compute(self, files: Mapping[str, tuple[str, bytes]], words: Mapping[str, str]) -> Result:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
@@ -116,7 +124,7 @@ class Desk:
             max_fields=len(self.names) + 2,
             max_part_size=LONGEST_FIELD,
         )
-        self.reading[scope] = None
+        self.reading[scope] = anyio.current_time()
         try:
             with scope:
                 files, words = self._checked(await parser.parse())
@@ -129,14 +137,17 @@ class Desk:
             parser.close()
 
     async def _chunks(self, request: Request, scope: anyio.CancelScope) -> AsyncGenerator[bytes, None]:
-        """Chunks of the body, refused as soon as they exceed the limit, whatever length was declared."""
-        size = 0
+        """Chunks of the body, refused as soon as they exceed a limit, whatever length was declared."""
         async for chunk in request.stream():
-            if scope in self.reading:
-                self.reading[scope] = self.reading.pop(scope)  # to the end: active last
-            size += len(chunk)
-            if size > self.most:
+            self.reading[scope] = anyio.current_time()
+            self.bytes[request] = self.bytes.get(request, 0) + len(chunk)
+            if self.bytes[request] > self.most:
                 raise Refused(TOO_LARGE, 413)
+            if sum(self.bytes.values()) > MOST_BYTES:
+                slowest = min(self.reading, key=self.reading.__getitem__)
+                if self.reading[slowest] > anyio.current_time() - IDLE:
+                    raise Refused(BUSY, 503)
+                slowest.cancel()
             yield chunk
 
     def _checked(self, form: FormData) -> tuple[dict[str, UploadFile], dict[str, str]]:
@@ -176,7 +187,8 @@ class Desk:
             result=result,
             drawn=Markup,
         )
-        return HTMLResponse(text, status, {"Content-Security-Policy": self.policy})
+        retry = {"Retry-After": str(RETRY)} if status == 503 else {}
+        return HTMLResponse(text, status, {"Content-Security-Policy": self.policy} | retry)
 
 
 class Guard:

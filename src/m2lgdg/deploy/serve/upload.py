@@ -6,7 +6,7 @@ Called by the web application before the model. The readers' parsers work on byt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +16,13 @@ import pandas as pd
 from m2lgdg.cohort import UNKNOWN, Cohort, Parcellation, series_defect
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers.arrays import numbered_rois, parse_array
+from m2lgdg.data.readers.images import PARCELLATED, load_parcellated
 from m2lgdg.data.readers.tables import FEMALE, MALE
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
 
-SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy")
+SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy", PARCELLATED)
 LARGEST = 20 * 2**20  # bytes of a file: 20 minutes of 1000 ROIs as text
 MOST_VOLUMES, MOST_NUMBERS = 20_000, 5_000_000
 REFUSED = {
@@ -115,9 +116,14 @@ def _scan(
     path = _known_kind(name)
     if not content:
         raise InputError(f"{name} is empty.")
-    if path.suffix != ".npy":
-        _bounded(name, content)
-    header, series = parse_array(path, content)
+    header: Sequence[str] | None
+    if path.name.endswith(PARCELLATED):
+        header, series = load_parcellated(path, content)
+        series = np.where(np.isnan(series).all(axis=0), np.float32(0), series)  # parcels without coverage
+    else:
+        if path.suffix != ".npy":
+            _bounded(name, content)
+        header, series = parse_array(path, content)
     wanted, columns = tuple(fitted.facts_["rois"]), series.shape[1]
     if len(series) > MOST_VOLUMES:
         raise InputError(f"{name} has {len(series)} volumes; the limit is {MOST_VOLUMES}.")
@@ -147,9 +153,8 @@ def _bounded(name: str, text: bytes) -> None:
 
 def _known_kind(name: str) -> Path:
     """Name as a path, with its suffix as the readers spell it; never opened."""
-    given = Path(name or "-")
-    suffix = next((known for known in SUFFIXES if known.lower() == given.suffix.lower()), None)
+    suffix = next((known for known in SUFFIXES if name.lower().endswith(known.lower()) and len(name) > len(known)), None)
     if suffix is None:
-        reason = REFUSED.get(given.suffix.lower(), f"a series file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-        raise InputError(f"{name or 'the file'} cannot be read: {reason}.")
-    return given.with_suffix(suffix)
+        reason = f"a series file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise InputError(f"{name or 'the file'} cannot be read: {REFUSED.get(Path(name or '-').suffix.lower(), reason)}.")
+    return Path(name[: -len(suffix)] + suffix)
