@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import skops.io
 from sklearn.base import clone
+from sklearn.impute import KNNImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -20,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(60, 6))
 Y = (X[:, 0] > 0).astype(np.int64)
 GOOD = (
     SVC(), SVC(kernel="linear"), NuSVC(), KNeighborsClassifier(algorithm="brute"),
-    make_pipeline(StandardScaler(), SVC()), LogisticRegression(),
+    make_pipeline(StandardScaler(), SVC()), LogisticRegression(), make_pipeline(KNNImputer(), LogisticRegression()),
 )  # fmt: skip
 
 
@@ -53,6 +54,7 @@ NEIGHBOURS = {
     "labels beyond": lambda one: changed("_y", one._y + 10**6)(one),
     "rows cut": lambda one: changed("_fit_X", one._fit_X[:-1].copy())(one),
     "columns cut": shorter("_fit_X"),
+    "without a tree": lambda one: (vars(one).pop("_tree"), shorter("_y")(one)),
 }
 CASES = [
     *((SVC(), SVM[name], name) for name in SVM),

@@ -92,9 +92,8 @@ def _check(value: Any) -> None:
         for one in value.values() if isinstance(value, dict) else value:
             _check(one)
     elif hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType):
-        if ("_n_support" in vars(value) and not _fits_libsvm(value)) or (
-            "_fit_X" in vars(value) and not _fits_neighbours(value)
-        ):
+        neighbours = type(value).__module__.startswith("sklearn.neighbors") and "_fit_X" in vars(value)
+        if ("_n_support" in vars(value) and not _fits_libsvm(value)) or (neighbours and not _fits_neighbours(value)):
             raise ValueError(f"the arrays of {type(value).__name__} do not fit together")
         _check(vars(value))
 
@@ -112,7 +111,11 @@ def _fits_libsvm(one: Any) -> bool:
 
 def _fits_neighbours(one: Any) -> bool:
     labels, rows = getattr(one, "_y", np.zeros(len(one._fit_X))), len(one._fit_X)
-    same = np.shape(one._fit_X) == (rows, one.n_features_in_) and np.shape(labels) == (rows,) and one._tree is None
+    same = (
+        np.shape(one._fit_X) == (rows, one.n_features_in_)
+        and np.shape(labels) == (rows,)
+        and getattr(one, "_tree", None) is None
+    )
     return bool(same and np.min(labels) >= 0 and np.max(labels) < len(getattr(one, "classes_", [0])))
 
 
