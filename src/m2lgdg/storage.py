@@ -246,6 +246,21 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     return Path(path)
 
 
+def write_once(path: str | Path, content: bytes) -> bool:
+    """Write a file whole unless it is there; of several processes that try at the same time, one succeeds."""
+    path = Path(path)
+    with _folder_for(path), _temporary(path.parent, path.name, folder=False) as draft:
+        try:
+            draft.write_bytes(content)
+            _make_safe(draft)
+            os.link(draft, path)  # unlike a rename, it does not replace a file
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+    return True
+
+
 def write_texts(folder: str | Path, texts: Mapping[str, str | bytes]) -> Path:
     """Write several files of a folder by name; none is replaced before all are safely on the disk."""
     with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hospitals import answer_all, finish, make_study
+from hospitals import SIZES, answer_all, finish, make_study
 
 import m2lgdg
 from m2lgdg.federated import exchange
@@ -14,8 +14,8 @@ from m2lgdg.federated import exchange
 
 @pytest.fixture(scope="session")
 def cohort():
-    """The tiny cohort with what a real one has: missing phenotypes and standardised scans."""
-    tiny = m2lgdg.make_cohort("tiny", seed=3)
+    """Six small hospitals with what real ones have: missing phenotypes and standardised scans."""
+    tiny = m2lgdg.make_cohort("tiny", seed=3, sizes=SIZES)
     table = tiny.phenotypes.copy()
     table.loc[tiny.sites == "east", "education"] = np.nan
     table.iloc[2, table.columns.get_loc("age")] = np.nan
@@ -28,9 +28,9 @@ def cohort():
 
 @pytest.fixture(scope="session")
 def begun(cohort, tmp_path_factory):
-    """Folders of a study without masks at its fourth request, for tests that go on from there."""
+    """Folders of a study at its fourth request, for tests that go on from there."""
     root = tmp_path_factory.mktemp("begun")
-    make_study(cohort, root, masks=False)
+    make_study(cohort, root)
     for _ in range(3):
         answer_all(root)
         exchange.combine(root / "study")

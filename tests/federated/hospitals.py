@@ -7,8 +7,10 @@ import numpy as np
 from safetensors.numpy import load, save
 
 import m2lgdg
-from m2lgdg.federated import exchange
+from m2lgdg.federated import exchange, messages
 from m2lgdg.federated.plan import Settings
+
+SIZES = {"north": 14, "south": 13, "west": 12, "east": 11, "coast": 11, "hills": 10}
 
 
 def by_site(cohort):
@@ -16,7 +18,7 @@ def by_site(cohort):
 
 
 def study_of(cohort, **settings):
-    return Settings("a" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs, "masks": False} | settings)
+    return Settings("a" * 32, tuple(cohort.site_names), **{"inputs": cohort.inputs} | settings)
 
 
 def pooled(cohort, **fields):
@@ -25,7 +27,7 @@ def pooled(cohort, **fields):
 
 def assert_pooled(fitted, cohort, **fields):
     """The fitted model is that of the pooled cohort."""
-    other = pooled(cohort, **fields)
+    other = pooled(cohort, **{"site_folds": fitted.method.site_folds} | fields)
     assert set(fitted.state_) == set(other.state_)
     for name in ("phenotypes.scaler.fill", "amplitude.low", "amplitude.high"):
         if name in other.state_:
@@ -45,9 +47,16 @@ def make_study(cohort, root, **settings):
     assert exchange.combine(root / "study").round == 1
 
 
-def answer_all(root, attempt=1, sites=None):
+def agreed(root):
+    """Fingerprint that the sites read to each other by telephone."""
+    return messages.fingerprint(exchange.standing(root / "study").plan)
+
+
+def answer_all(root, without=(), sites=None):
+    fingerprint = agreed(root)
     for site in sites or exchange.open_study(root / "study").sites:
-        exchange.step(root / site, root / "study", root / "study" / "answers", attempt)
+        if site not in without:
+            exchange.step(root / site, root / "study", root / "study" / "answers", fingerprint, without)
 
 
 def finish(root, **settings):

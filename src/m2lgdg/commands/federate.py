@@ -32,9 +32,8 @@ def init(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field of the method: field=value; may be repeated.")
     ] = None,
-    masks: Annotated[bool, typer.Option(help="Mask the sums of each site, so that the coordinator sees totals only.")] = True,
-    least_subjects: Annotated[int, typer.Option(help="Least number of labelled subjects at a site.")] = 10,
-    least_sites: Annotated[int, typer.Option(help="Least number of sites.")] = 3,
+    least_subjects: Annotated[int, typer.Option(help="Least number of labelled subjects at a site.", min=10)] = 10,
+    least_sites: Annotated[int, typer.Option(help="Least number of sites.", min=6)] = 6,
     leave_out: Annotated[
         str | None, typer.Option(metavar="SITE", help="Train without this site, so that the model can be evaluated there.")
     ] = None,
@@ -46,14 +45,13 @@ def init(
 
     columns = () if inputs == "none" else tuple(column.strip() for column in inputs.split(","))
     fields = method_fields(METHOD, None, changes or [])
-    settings = {"inputs": columns, "fields": fields, "masks": masks}
-    settings |= {"least_subjects": least_subjects, "least_sites": least_sites, "leave_out": leave_out or ""}
+    settings = {"least_subjects": least_subjects, "least_sites": least_sites, "leave_out": leave_out or ""}
+    settings |= {"inputs": columns, "fields": fields}
     study = exchange.init(folder, site, **settings)
-    _say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
-    if not masks:
-        _say("Masks are off: the coordinator sees the sums of each site, which can give away more than totals; for tests only.")
+    terminal.say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
+    terminal.say(f"The folder {folder / exchange.PRIVATE} holds the key that signs your requests: never send or share it.")
     if leave_out:
-        _say(f"{leave_out} is left out: every site, {leave_out} included, has to agree when it joins, with --consent.")
+        terminal.say(f"{leave_out} is left out: every site, {leave_out} included, has to agree when it joins, with --consent.")
     agreed = ("--consent",) if leave_out else ()
     own = ("--site", site[0], "--out", suggestions.free(site[0]), *agreed)
     words = ("join", folder / exchange.STUDY, suggestions.Fill("COHORT"), *own)
@@ -74,17 +72,18 @@ def join(
     """Site: join a study with the labelled subjects of a cohort."""
     from m2lgdg.data.readers import read
     from m2lgdg.federated import exchange
+    from m2lgdg.federated.messages import study_in_words
     from m2lgdg.storage import need_unused
 
-    exchange.open_study(study)
+    terminal.say("By joining, this site agrees to:", *study_in_words(exchange.open_study(study)))
     need_unused(to)
     with terminal.progress(f"reading {path.name}") as progress:
         cohort = read(path, progress=progress)
     cohort = options.with_sites(cohort.parcellation(atlas) if atlas else cohort, [cohort_site] if cohort_site else None)
     with terminal.progress("computing features"):
         message = exchange.join(study, cohort, site, to, consent)
-    _say(f"Wrote {to}. Send {message} to the coordinator, who puts it into the folder {exchange.JOINS} of the study.")
-    _say(f"The folder {to / exchange.PRIVATE} holds the key and the features of your subjects: never send it.")
+    terminal.say(f"Wrote {to}. Send {message} to the coordinator, who puts it into the folder {exchange.JOINS} of the study.")
+    terminal.say(f"The folder {to / exchange.PRIVATE} holds the keys and the features of your subjects: never send it.")
     suggestions.print_next(context, "federate", "show", message, without=["--site"])
 
 
@@ -96,13 +95,19 @@ def step(
         Path, typer.Argument(metavar="REQUEST", help="Request file, or a folder whose newest is answered.", show_default=False)
     ],
     to: Annotated[Path | None, typer.Option("--to", help="Folder for the answer (default: outbox of the site).")] = None,
-    attempt: Annotated[int, typer.Option(help="Attempt that this site agreed to, after others left.")] = 1,
+    fingerprint: Annotated[
+        str, typer.Option(help="Fingerprint of the members that all sites agreed on, for the first answer.", show_default=False)
+    ] = "",
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Agree that the study begins again without this site; may be repeated."),
+    ] = None,
 ) -> None:
-    """Site: answer a request with sums over the subjects of this site."""
+    """Site: answer a request with masked sums over the subjects of this site."""
     from m2lgdg.federated import exchange
 
-    answer = exchange.step(folder, request, to, attempt)
-    _say(f"Wrote {answer}. Send it to the coordinator, who puts it into the folder {exchange.ANSWERS} of the study.")
+    answer = exchange.step(folder, request, to, fingerprint, without or ())
+    terminal.say(f"Wrote {answer}. Send it to the coordinator, who puts it into the folder {exchange.ANSWERS} of the study.")
     suggestions.print_next(context, "federate", "show", answer)
 
 
@@ -116,18 +121,20 @@ def combine(
 ) -> None:
     """Coordinator: add the answers of a round, and write the next request or the model."""
     from m2lgdg.federated import exchange
+    from m2lgdg.federated.messages import fingerprint
 
     with terminal.progress("combining"):
         progress = exchange.combine(folder, without or ())
     if progress.request is not None:
-        for site in progress.plan.alone if progress.round == 1 else []:
-            _say(f"Note: {site} is held out alone in a fold, so the coordinator can work out its sums; see --set site_folds.")
-        _say(f"Wrote {progress.request} (round {progress.round}). Send it to all sites.")
+        if progress.round == 1:
+            terminal.say(f"Calibration holds out sites in {progress.plan.method.site_folds} folds, as fit --set site_folds=N does.")
+            terminal.say(f"The sites compare the fingerprint {fingerprint(progress.plan)} by telephone before they answer.")
+        terminal.say(f"Wrote {progress.request} (round {progress.round}). Send it to all sites.")
         suggestions.print_next(context, "federate", "step", suggestions.Fill("SITE"), progress.request)
         return
     model = exchange.save_model(folder, progress)
     subjects, sites = progress.plan.subjects, len(progress.plan.members)
-    _say(f"Wrote {model}: trained on {subjects} subjects at {sites} sites in {progress.round} rounds, with its model card.")
+    terminal.say(f"Wrote {model}: trained on {subjects} subjects at {sites} sites in {progress.round} rounds, with its model card.")
     words = (model, suggestions.Fill("NEW_SITE"), "--out", suggestions.free("predictions.csv"))
     suggestions.print_next(context, "predict", *words)
 
@@ -139,9 +146,4 @@ def show(
     """Anyone: say in words what a file holds and what it reveals."""
     from m2lgdg.federated.messages import in_words
 
-    for line in in_words(path):
-        _say(line)
-
-
-def _say(text: str) -> None:
-    terminal.out.print(text, markup=False, highlight=False, soft_wrap=True)
+    terminal.say(*in_words(path))

@@ -1,8 +1,8 @@
 """What the coordinator computes: requests to the sites, and from their totals the fitted model.
 
 `coordinate` is a generator: it yields the next request and is sent the totals of all sites. Files, Flower and tests drive the
-same generator, so they give the same bits; after a kill it is run again on the stored totals. What does not depend on each
-other is done by tasks that share rounds.
+same generator, so they give the same bits; after a kill it is run again on the stored totals, and every site runs it to check
+what it is asked (`adopt`). What does not depend on each other is done by tasks that share rounds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Task = Generator[list[Ask], list[Floats], None]
 TAILS = dict(zip(MEASURES, (TAIL, TAIL, 1 - TAIL), strict=True))  # quantile that limits each measure of amplitudes
 CONVERGED, CONVERGED_FOLD = 3e-8, 1e-7  # residuals of conjugate gradients; folds only serve the calibration
 MOST_STEPS = 60  # of conjugate gradients
+TOLERANCE = 1e-6  # relative, between the same program on two kinds of processors
 CONSTANT = 1e-12  # variance relative to the mean square, below which a phenotype is constant
 
 
@@ -72,6 +73,32 @@ def coordinate(plan: Plan) -> Generator[Request, Totals, Model]:
     rounds = yield from _run(work, tasks, 0)
     rounds = yield from _run(work, [_calibrate(work)], rounds)
     return _fitted(work, rounds)
+
+
+def adopt(own: Request, sent: Request, where: str) -> None:
+    """Refuse a request that this program would not have made; take over its last digits, since all sites must use the same."""
+    asks = [(ask.kind, ask.name) for ask in own.asks]
+    if own.round != sent.round or asks != [(ask.kind, ask.name) for ask in sent.asks]:
+        raise InputError(f"{where} asks for other sums than the totals of the sites lead to; it is not answered.")
+    for mine, given in [
+        (own.values, sent.values),
+        *((a.arguments, b.arguments) for a, b in zip(own.asks, sent.asks, strict=True)),
+    ]:
+        if set(mine) != set(given):
+            raise InputError(f"{where} holds arrays that are not part of the protocol; it is not answered.")
+        for name, array in mine.items():
+            if not _agree(array, given[name]):
+                raise InputError(f"{where}: {name} is not what the totals of the sites lead to; it is not answered.")
+            array[...] = given[name]
+
+
+def _agree(mine: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
+    if mine.shape != given.shape or mine.dtype != given.dtype:
+        return False
+    if mine.dtype.kind != "f":
+        return bool((mine == given).all())
+    size = np.abs(mine).max(axis=-1, keepdims=True) if mine.ndim else np.abs(mine)
+    return bool((np.abs(mine - given) <= TOLERANCE * size).all())  # False for NaN
 
 
 def total(
@@ -362,7 +389,6 @@ def _range(work: Work) -> AmplitudeRange:
 def _facts(work: Work, rounds: int) -> dict[str, Any]:
     plan, first = work.plan, work.plan.members[0]
     members = sorted(plan.members, key=lambda member: natural_key(member.site))
-    names = sorted({member.cohort for member in members})
     trained = [block for block in plan.blocks if block != "amplitude" or work.uses_amplitude]
     facts: dict[str, Any] = {
         "rois": list(first.rois),
@@ -370,7 +396,7 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
         "inputs": list(plan.study.inputs),
         "seed": 0,
         "source": {
-            "cohort": names[0] if len(names) == 1 else "federated",
+            "cohort": "federated",
             "hash": hashlib.sha256("\n".join(sorted(member.hash for member in members)).encode()).hexdigest(),
             "sites": {member.site: {"patients": member.patients, "controls": member.controls} for member in members},
         },
@@ -379,9 +405,9 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
             "study": plan.study.id,
             "attempt": plan.attempt,
             "rounds": rounds,
-            "masks": plan.study.masks,
+            "masks": True,
             "least_subjects": plan.study.least_subjects,
-            "alone": plan.alone,
+            "alone": [],
         },
     }
     if plan.study.leave_out:

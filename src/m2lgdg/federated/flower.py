@@ -1,11 +1,12 @@
 """A federated study over a network, by Flower: its ServerApp and ClientApp carry the very messages that files carry.
 
 Flower connects the hospitals, with its own TLS and authentication. The server app works on the folder of the coordinator and
-the client app on the folder of its site, as `m2lgdg federate` does, so a study can be stopped, resumed, and give the same bits.
+the client app on the folder of its site, as `m2lgdg federate` does: with the same checks, the same bits, and after a stop.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ with needing("flower", "A federated study over a network"):
     from flwr.serverapp import ServerApp
 
 RECORD = "m2lgdg"  # name of the only record in a message
-STUDY_FOLDER, SITE_FOLDER, ATTEMPT = "study-folder", "site-folder", "attempt"  # run config of the server, node config of a site
-TIMEOUT = "timeout"  # run config: seconds that the server waits for the sites in a round
+STUDY_FOLDER, TIMEOUT = "study-folder", "timeout"  # run config of the server; seconds that it waits for the sites in a round
+SITE_FOLDER, FINGERPRINT, WITHOUT = "site-folder", "fingerprint", "without"  # node config of a site; sites with commas between
 QUERY = "query"
 
 client_app: Any = ClientApp()
@@ -32,6 +33,9 @@ def reply(message: Any, context: Any) -> Any:
         content = _reply(message, context)
     except InputError as error:
         content = {"refused": str(error)}
+        print(
+            f"m2lgdg refused: {error}", file=sys.stderr, flush=True
+        )  # the site's own fingerprint, not one that was sent to it
     return Message(RecordDict({RECORD: ConfigRecord(content)}), reply_to=message)
 
 
@@ -44,8 +48,9 @@ def _reply(message: Any, context: Any) -> dict[str, Any]:
         return {"join": exchange.join_message(folder)}
     if list(record) != ["request"] or not isinstance(record["request"], bytes):
         raise InputError("the message is not part of the protocol.")
-    attempt = int(context.node_config.get(ATTEMPT, 1))
-    path = exchange.answer(folder, record["request"], "the request", attempt=attempt)
+    fingerprint, without = (str(context.node_config.get(name, "")) for name in (FINGERPRINT, WITHOUT))
+    absent = [site.strip() for site in without.split(",") if site.strip()]
+    path = exchange.answer(folder, record["request"], "the request", fingerprint=fingerprint, without=absent)
     return {"answer": read_bytes(path, messages.LARGEST)}
 
 
@@ -72,8 +77,8 @@ def _send(grid: Any, folder: Path, progress: exchange.Progress, nodes: dict[str,
             raise InputError(f"site {site} is not connected; connect it, or begin again with {again}.")
     replies = _asked(grid, {nodes[site]: {"request": content} for site in progress.plan.fold_of}, timeout)
     answers = {site: _content(replies, nodes[site], "answer", site) for site in progress.plan.fold_of}
-    for site, answer in answers.items():  # all of them, before one is stored: the site can then send it again
-        messages.read_answer(answer, progress.plan, progress.asked, site, f"the answer of site {site}")
+    # All of them, before one is stored: the site can then send it again.
+    messages.read_answers(answers, progress.plan, progress.asked, progress.hash, f"round {progress.round}")
     for site, answer in answers.items():
         write_bytes(folder / exchange.ANSWERS / exchange.answer_name(progress.plan.attempt, progress.round, site), answer)
 

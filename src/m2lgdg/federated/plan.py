@@ -1,14 +1,15 @@
 """What all sites of a federated study agree on: settings, members, folds of sites, and the sums that may be asked for.
 
-The coordinator and every site derive the same `Plan` from the settings and the members' counts. `site` answers asks of this
-plan, `coordinator` makes them, and `SUMS` lists all that can be asked for.
+The coordinator and every site derive the same `Plan` from the settings and the members' counts. `coordinator` makes the asks
+of this plan, `site` answers them, and `SUMS` lists all that can be asked for.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.methods.linear import ConnectomeAdaptive
-from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.registry import create
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
@@ -25,8 +25,11 @@ from m2lgdg.storage import InputError
 Floats = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
 METHOD = "connectome-adaptive"
-MOST_ROUNDS = 120  # a site answers no more, so that a coordinator cannot ask until it knows every subject
-LEAST_SUBJECTS, LEAST_SITES = 10, 3
+LEAST_TOGETHER = 3  # sites that every total adds up: with two, each could subtract its own sums
+LEAST_SITES = 2 * LEAST_TOGETHER  # folds hold out sites, so a total over a fold needs as many sites inside as outside
+LEAST_SUBJECTS = 10  # at a site
+MOST_SITES, MOST_SUBJECTS, MOST_ROIS = 256, 10**6, 2000  # of a study
+MOST_ROUNDS = 120
 CODES = 10  # categorical columns hold integers below this
 LARGEST_PHENOTYPE = 2.0**16  # absolute value of a phenotype
 LARGEST_FC, LARGEST_AMPLITUDE = 4.0, 128.0  # Fisher z is clipped at 3.8; logarithms of float32 are below 89
@@ -46,10 +49,11 @@ class Settings:
     sites: tuple[str, ...]  # invited
     inputs: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    masks: bool = True
     least_subjects: int = LEAST_SUBJECTS
     least_sites: int = LEAST_SITES
     leave_out: str = ""  # site that does not train, so that the model can be evaluated there
+    key: str = ""  # Ed25519 public key of the coordinator, hexadecimal
+    version: str = ""  # of m2lgdg: all sites run the same program
 
     def __post_init__(self) -> None:
         for site in self.sites:
@@ -57,16 +61,37 @@ class Settings:
                 raise InputError(f"site {site[:80]!r}: use letters, digits, dots, dashes and underscores only.")
         if len(set(self.sites)) < len(self.sites):
             raise InputError("a site is listed twice.")
-        if self.least_sites < 2 or self.least_subjects < 2:
-            raise InputError("a sum over one subject or one site hides nothing: the least numbers must be at least 2.")
-        count = len(self.training_sites)
-        if count < self.least_sites:
-            raise InputError(f"{count} sites train in the study; it needs at least {self.least_sites} (--least-sites).")
+        for name, given, least in (
+            ("--least-subjects", self.least_subjects, LEAST_SUBJECTS),
+            ("--least-sites", self.least_sites, LEAST_SITES),
+        ):
+            if given < least:
+                raise InputError(f"{name} is {given}; no site takes part in a study with less than {least}.")
         if self.leave_out and self.leave_out not in self.sites:
-            left = self.leave_out[:80]
-            raise InputError(f"site {left} is left out, but is not one of the sites; add --site {left}.")
+            raise InputError(f"site {self.leave_out[:80]!r} is left out, but is not one of the sites; add it with --site.")
+        self.need_sites(len(self.training_sites), "train")
+        if len(self.sites) > MOST_SITES:
+            raise InputError(f"the study has {len(self.sites)} sites; {MOST_SITES} are possible.")
         if len(self.method.penalties) > 1:
             raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
+        most = len(self.training_sites) // LEAST_TOGETHER
+        if self.folds and self.folds > most:
+            raise InputError(
+                f"site_folds is {self.folds}; every fold needs {LEAST_TOGETHER} sites, so set at most {most}, or leave it out."
+            )
+
+    @property
+    def folds(self) -> int | None:
+        """Number of folds of sites, if the study chose one."""
+        return self.method.site_folds if "site_folds" in self.fields else None
+
+    def need_sites(self, count: int, verb: str) -> None:
+        """Refuse a study of few sites."""
+        if count < self.least_sites:
+            raise InputError(
+                f"{count} sites {verb}, and the study needs {self.least_sites} (--least-sites): every total is over "
+                f"{LEAST_TOGETHER} sites or more, also when sites are held out for calibration."
+            )
 
     @property
     def training_sites(self) -> tuple[str, ...]:
@@ -91,18 +116,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Member:
-    """A site that joined: its counts, its ROIs, its public key."""
+    """A site that joined: its counts, its ROIs, its public keys."""
 
     site: str
     patients: int
     controls: int
     rois: tuple[str, ...]
     atlas: str
-    cohort: str  # name of the cohort
     hash: str  # SHA-256 of the site's cohort
     incomplete: tuple[str, ...] = ()  # inputs with missing values at the site
     empty: tuple[str, ...] = ()  # inputs without any value at the site
-    key: str = ""  # X25519 public key, hexadecimal
+    amplitudes: bool = True  # whether it has scans that were not standardised
+    key: str = ""  # X25519 public key for the masks, hexadecimal
+    signing: str = ""  # Ed25519 public key for the signature of its answers, hexadecimal
 
     @property
     def subjects(self) -> int:
@@ -161,19 +187,25 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(sorted(self.members, key=lambda member: member.site)))
-        if len(self.members) < self.study.least_sites:
-            count, least = len(self.members), self.study.least_sites
-            raise InputError(f"{count} sites take part; the study needs at least {least}, so it ends here.")
+        self.study.need_sites(len(self.members), "take part")
+        if len({member.site for member in self.members}) < len(self.members):
+            raise InputError("a site takes part twice.")
         for member in self.members:
             self._check(member, self.members[0])
+        if self.subjects > MOST_SUBJECTS:
+            raise InputError(f"the sites have {self.subjects} subjects; a study has at most {MOST_SUBJECTS}.")
         if not sum(one.patients for one in self.members) or not sum(one.controls for one in self.members):
             raise InputError("the sites together have only one class; patients and controls are needed.")
+        for column in self.study.inputs:
+            self._need_several(f"values of {column}", [one for one in self.members if column not in one.empty])
+        self._need_several("scans that were not standardised", [one for one in self.members if one.amplitudes])
+        self._need_several("patients and controls", [one for one in self.members if one.balanced])
+        self.method  # noqa: B018  refuses folds of few sites
 
     def _check(self, member: Member, first: Member) -> None:
-        if member.site not in self.study.sites:
-            raise InputError(f"site {member.site} is not one of the sites of this study.")
-        if member.site == self.study.leave_out:
-            raise InputError(f"site {member.site} is left out of this study for evaluation, so it sends no sums.")
+        if member.site not in self.study.training_sites:
+            why = "left out of" if member.site == self.study.leave_out else "not a site of"
+            raise InputError(f"site {member.site} is {why} this study, so it sends no sums.")
         self.study.need_subjects(member.site, member.subjects)
         if member.rois != first.rois:
             differing = [a for a, b in zip(member.rois, first.rois, strict=False) if a != b]
@@ -183,10 +215,39 @@ class Plan:
                 "all sites need the same atlas."
             )
 
-    @property
+    def _need_several(self, what: str, having: list[Member]) -> None:
+        if 0 < len(having) < LEAST_TOGETHER:
+            names = " and ".join(member.site for member in having)
+            raise InputError(
+                f"only {names} has {what}, so a total would give away its sums; {LEAST_TOGETHER} sites are needed."
+            )
+
+    @cached_property
     def method(self) -> ConnectomeAdaptive:
-        """The method, not fitted."""
-        return self.study.method
+        """The method, not fitted; its number of folds leaves three sites or more in each."""
+        chosen, default = self.study.folds, self.study.method.site_folds
+        for count in [chosen] if chosen else range(min(default, len(self.members) // LEAST_TOGETHER), 1, -1):
+            folds = self._folds(count)
+            counted = Counter(folds[member.site] for member in self.members if member.balanced or not self.weighted)
+            if all(counted[fold] >= LEAST_TOGETHER for fold in folds.values()):
+                return type(self.study.method)(**self.study.method.fields() | {"site_folds": count})
+        raise InputError(
+            f"the folds of the calibration would hold fewer than {LEAST_TOGETHER} sites with patients and controls"
+            + (
+                f"; choose another site_folds than {chosen}."
+                if chosen
+                else ", because one site is too large or others too small."
+            )
+        )
+
+    def _folds(self, count: int) -> dict[str, int]:
+        numbers = [member.subjects for member in self.members]
+        labels = np.concatenate([np.repeat([1, 0], [one.patients, one.controls]) for one in self.members]).astype(np.int8)
+        sites = np.repeat(np.arange(len(numbers)), numbers)  # in the order of the names, as in the pooled cohort
+        result = {member.site: -1 for member in self.members}
+        for i, (_, test) in enumerate(site_folds(sites, labels, count)):
+            result |= {self.members[place].site: i for place in np.unique(sites[test])}
+        return result
 
     @property
     def rois(self) -> int:
@@ -220,12 +281,7 @@ class Plan:
     @cached_property
     def fold_of(self) -> dict[str, int]:
         """Fold in which each site is held out; -1 for a site in none, as the others have one class."""
-        sites = np.concatenate([np.full(member.subjects, member.site) for member in self.members])
-        labels = np.concatenate([np.repeat([1, 0], [one.patients, one.controls]) for one in self.members]).astype(np.int8)
-        result = {member.site: -1 for member in self.members}
-        for i, (_, test) in enumerate(site_folds(sites, labels, self.method.site_folds)):
-            result |= dict.fromkeys(np.unique(sites[test]).tolist(), i)
-        return result
+        return self._folds(self.method.site_folds)
 
     @property
     def fits(self) -> int:
@@ -251,57 +307,16 @@ class Plan:
             return 0.0
         return sum(one.patients - one.controls for one in self.training(fit)) / max(self.summed_weights(fit), 1.0)
 
-    @property
-    def alone(self) -> list[str]:
-        """Sites that are held out by themselves: the difference of two totals is their own sum."""
-        folds = list(self.fold_of.values())
-        return [site for site, fold in self.fold_of.items() if fold >= 0 and folds.count(fold) == 1]
-
     def form(self, ask: Ask) -> Form:
-        """Form of the answer to an ask; an ask outside of the protocol is refused."""
-        if ask.kind not in SUMS:
-            raise InputError(f"a sum of kind {ask.kind[:40]!r} is not part of the protocol.")
-        kind = SUMS[ask.kind]
-        if ask.name not in kind.names(self):
-            raise InputError(f"{ask.kind} of {ask.name[:40]!r} is not part of the protocol.")
-        expected = kind.arguments(self, ask)
-        if set(ask.arguments) != set(expected):
-            raise InputError(f"{ask.key} has the arguments {', '.join(ask.arguments) or 'none'}, which is not the protocol.")
-        for name, (shape, dtype) in expected.items():
-            given = ask.arguments[name]
-            if given.shape != shape or given.dtype != np.dtype(dtype):
-                raise InputError(f"{ask.key}: {name} has shape {given.shape} and type {given.dtype}, not {shape} and {dtype}.")
-            if given.dtype.kind == "f" and not np.isfinite(given).all():
-                raise InputError(f"{ask.key}: {name} holds NaN or infinite values.")
-        return kind.form(self, ask)
-
-    @cached_property
-    def values(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each value that the coordinator may send."""
-        result: dict[str, tuple[int, ...]] = {"usable.amplitude": (self.rois + 1,)}
-        for column in self.study.inputs:
-            result |= {f"fill.{column}": (), f"moments.{column}": (2,)}
-        for block in self.blocks:
-            size = self.features(block)
-            result |= {
-                f"standard.{block}": (2 + len(self.confounds_of(block)), size),
-                f"solution.{block}": (self.fits, size + 1),
-            }
-        return result
+        """Form of the answer to an ask."""
+        return SUMS[ask.kind].form(self, ask)
 
 
 class Sum(NamedTuple):
-    """A kind of sum: what its total reveals, what it may be about, its form, and shape and type of an ask's arguments."""
+    """A kind of sum: what its total reveals, and its form."""
 
     reveals: str
-    names: Callable[[Plan], Iterable[str]]
     form: Callable[[Plan, Ask], Form]
-    arguments: Callable[[Plan, Ask], dict[str, tuple[tuple[int, ...], str]]] = lambda plan, ask: {}
-
-
-def _searched(plan: Plan) -> list[str]:
-    continuous = [name for name in plan.study.inputs if name not in CATEGORICAL]
-    return [*continuous, *(f"amplitude {measure}" for measure in MEASURES)]
 
 
 def _confounds(plan: Plan, ask: Ask) -> Form:
@@ -322,17 +337,9 @@ def _association(plan: Plan, ask: Ask) -> Form:
 
 
 def _product(plan: Plan, ask: Ask) -> Form:
-    # Cauchy-Schwarz: the weighted squares of a standardised feature sum to at most the summed weights.
-    norms = np.sqrt((ask.arguments["directions"].astype(np.float64) ** 2).sum(axis=1, keepdims=True))
-    bound = 2 * plan.subjects * math.sqrt(plan.features(ask.name)) * np.maximum(norms, 1e-300)
+    # Cauchy-Schwarz, for a direction of length 1: the weighted squares of a standardised feature sum to the summed weights.
+    bound = np.array(2.01 * plan.subjects * math.sqrt(plan.features(ask.name)))
     return Form(ask.arguments["directions"].shape, bound, SHORT)
-
-
-def _product_arguments(plan: Plan, ask: Ask) -> dict[str, tuple[tuple[int, ...], str]]:
-    fits = ask.arguments.get("fits", np.empty(0))
-    if fits.ndim != 1 or not len(fits) or len(set(fits.tolist()) & set(range(plan.fits))) < len(fits):
-        raise InputError(f"{ask.key}: its fits are not those of the protocol.")
-    return {"fits": (fits.shape, "int64"), "directions": ((len(fits), plan.features(ask.name)), "float32")}
 
 
 def _decisions(plan: Plan, _: Ask) -> Form:
@@ -345,59 +352,42 @@ def _decisions(plan: Plan, _: Ask) -> Form:
 SUMS = {
     "codes": Sum(
         "number of subjects with each code of a categorical phenotype",
-        lambda plan: [name for name in plan.study.inputs if name in CATEGORICAL],
         lambda plan, ask: Form((CODES,), np.array(0.0)),
     ),
     "search": Sum(
         "number of subjects below some values, from which the median of a phenotype or a limit of the amplitudes follows",
-        _searched,
         lambda plan, ask: Form((2 * CUTS + 1,), np.array(0.0)),
-        lambda plan, ask: {"cuts": ((2, CUTS), "int64")},
     ),
     "moments": Sum(
         "sum and sum of squares of a phenotype: its mean and spread",
-        lambda plan: plan.study.inputs,
         lambda plan, ask: Form((2,), np.array([LARGEST_PHENOTYPE, LARGEST_PHENOTYPE**2]) * plan.subjects),
     ),
     "usable": Sum(
         "sum of the regional amplitudes, and number of scans that were not standardised: the mean amplitude of each ROI",
-        lambda plan: ("amplitude",),
         lambda plan, ask: Form((plan.rois + 1,), np.array(LARGEST_AMPLITUDE * plan.subjects)),
     ),
     "confounds": Sum(
         "sums of age and sex, and of their products within sites: their spread and correlation",
-        lambda plan: plan.blocks,
         _confounds,
     ),
     "spread": Sum(
         "sums, sums of squares, and products with age and sex, of each feature: means, spreads and slopes",
-        lambda plan: plan.blocks,
         _spread,
     ),
     "association": Sum(
         "sum of squares of each feature, and sum of its products with the diagnosis, by fold of sites",
-        lambda plan: plan.blocks,
         _association,
     ),
     "product": Sum(
         "features times their product with a direction: one step towards the weights of the model",
-        lambda plan: plan.blocks,
         _product,
-        _product_arguments,
     ),
     "decisions": Sum(
         "sums of decisions of fits without the site, and of their products: their spread",
-        lambda plan: ("all",),
         _decisions,
     ),
     "calibration": Sum(
         "log loss of a logistic curve and its two derivatives, over decisions of fits without the site",
-        lambda plan: ("all",),
         lambda plan, ask: Form((3,), np.array(LARGEST_LOSS * plan.subjects)),
-        lambda plan, ask: {
-            "weights": ((len(plan.blocks),), "float64"),
-            "mean_sd": ((2,), "float64"),
-            "point": ((2,), "float64"),
-        },
     ),
 }

@@ -1,6 +1,6 @@
 """What one site computes: sums over its own subjects, and nothing else.
 
-A `Site` holds the features of its subjects and the totals that the coordinator sent (`known`). `answer` turns a request into
+A `Site` holds the features of its subjects and what follows from earlier totals (`known`). `answer` turns a request into
 sums, with the same functions that the pooled fit of `methods/linear.py` uses.
 """
 
@@ -36,7 +36,7 @@ from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
 
 
-def prepared(study: Settings, cohort: Cohort, site: str, key: str = "") -> tuple[Member, Arrays]:
+def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing: str = "") -> tuple[Member, Arrays]:
     """Facts that a site joins with, and the arrays of its subjects that stay at the site; an unsuitable cohort is refused."""
     if site not in study.sites:
         raise InputError(f"{site} is not a site of this study (sites: {', '.join(study.sites)}).")
@@ -53,11 +53,20 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "") -> tuple
     arrays |= {"amplitude": amplitude_features(cohort.series), "phenotypes": _values(cohort, study.inputs)}
     arrays["labels"] = cohort.labels
     _check_phenotypes(arrays["phenotypes"], study, cohort)
-    missing = np.isnan(arrays["phenotypes"])
+    missing, usable = np.isnan(arrays["phenotypes"]), ~standardised_scans(arrays["amplitude"])
+    for what, count in [
+        ("scans that were not standardised", usable.sum()),
+        *((f"values of {column}", count) for column, count in zip(study.inputs, (~missing).sum(axis=0), strict=True)),
+    ]:
+        if 0 < 2 * count < study.least_subjects:
+            raise InputError(
+                f"cohort {cohort.name} has only {count} {what}; sums over so few are close to the subjects themselves, "
+                f"so have at least {study.least_subjects / 2:g}, or none."
+            )
     columns = np.array(study.inputs, dtype=np.str_)
     incomplete, empty = (tuple(columns[lacking].tolist()) for lacking in (missing.any(axis=0), missing.all(axis=0)))
-    counts = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())
-    return Member(site, *counts, cohort.rois, cohort.atlas, cohort.name, cohort.hash, incomplete, empty, key), arrays
+    counts, scans = (int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())), bool(usable.any())
+    return Member(site, *counts, cohort.rois, cohort.atlas, cohort.hash, incomplete, empty, scans, key, signing), arrays
 
 
 def _check_phenotypes(values: Floats, study: Settings, cohort: Cohort) -> None:
@@ -73,7 +82,7 @@ def _check_phenotypes(values: Floats, study: Settings, cohort: Cohort) -> None:
 
 
 class Site:
-    """A site in a study: its arrays, and the totals it has received so far."""
+    """A site in a study: its arrays, and the values it has received so far."""
 
     def __init__(self, plan: Plan, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.plan, self.name, self.arrays = plan, name, arrays
@@ -82,32 +91,13 @@ class Site:
         self.labels = np.asarray(arrays["labels"])
         self.signs = np.where(self.labels == 1, 1.0, -1.0)
 
-    def receive(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take totals from the coordinator; other names, shapes and values than those of the protocol are refused."""
-        for name, value in values.items():
-            if name not in self.plan.values:
-                raise InputError(f"a value named {name[:40]!r} is not part of the protocol.")
-            shape = self.plan.values[name]
-            if value.shape != shape or value.dtype != np.float64 or not np.isfinite(value).all():
-                raise InputError(f"value {name} of the request is not {shape} finite numbers in float64.")
-            if name in self.known:
-                raise InputError(f"value {name} was sent before; a study sends it once.")
-        self.known |= {name: np.array(value) for name, value in values.items()}
-
     def answer(self, request: Request) -> dict[str, sums.Words]:
         """Fixed-point sums for each ask of a request, by key; not yet masked."""
-        self.receive(request.values)
-        result = {}
-        for ask in request.asks:
-            form = self.plan.form(ask)
-            if ask.key in result:
-                raise InputError(f"the request asks for {ask.key} twice.")
-            try:
-                values = KINDS[ask.kind](self, ask)
-            except KeyError as error:
-                raise InputError(f"{ask.key} needs the value {error.args[0]}, which was not sent.") from None
-            result[ask.key] = sums.to_words(values, form, f"site {self.name}: {ask.key}")
-        return result
+        self.known |= request.values
+        return {
+            ask.key: sums.to_words(KINDS[ask.kind](self, ask), self.plan.form(ask), f"site {self.name}: {ask.key}")
+            for ask in request.asks
+        }
 
     @cached_property
     def weights(self) -> Floats:
