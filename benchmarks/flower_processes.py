@@ -46,8 +46,8 @@ def free_ports(count: int) -> list[int]:
 class Federation:
     """A SuperLink and SuperNodes; `folder` gets their logs, `root` has the folder of the study and of each site."""
 
-    def __init__(self, folder: Path, root: Path, sites: Iterable[str]) -> None:
-        self.folder, self.root, self.sites = folder, root, list(sites)
+    def __init__(self, folder: Path, root: Path, sites: Iterable[str], fingerprint: str) -> None:
+        self.folder, self.root, self.sites, self.fingerprint = folder, root, list(sites), fingerprint
         self.commands = Path(sys.executable).parent
         self.port, *ports = free_ports(len(self.sites) + 1)
         self.ports = dict(zip(self.sites, ports, strict=True))
@@ -89,7 +89,7 @@ class Federation:
             )
 
     def start_node(self, site: str) -> None:
-        config = f'site-folder="{self.root / site}"'
+        config = f'site-folder="{self.root / site}" fingerprint="{self.fingerprint}"'
         words = ("--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", self.ports[site], "--node-config", config)
         self.nodes[site] = self._start(f"node-{site}", self.commands / "flower-supernode", *words)
 

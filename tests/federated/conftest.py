@@ -6,15 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hospitals import SIZES, answer_all, finish, make_study
+from hospitals import SIZES, answer_all, by_site, finish, make_study, study_of
 
 import m2lgdg
 from m2lgdg.federated import exchange
+from m2lgdg.federated.simulation import simulate
+
+pytest.importorskip("cryptography")
 
 
 @pytest.fixture(scope="session")
 def cohort():
-    """Six small hospitals with what real ones have: missing phenotypes and standardised scans."""
+    """Seven small hospitals with what real ones have: missing phenotypes and standardised scans."""
     tiny = m2lgdg.make_cohort("tiny", seed=3, sizes=SIZES)
     table = tiny.phenotypes.copy()
     table.loc[tiny.sites == "east", "education"] = np.nan
@@ -24,6 +27,12 @@ def cohort():
     for i in (1, 30):
         series[i] = (series[i] - series[i].mean(axis=0)) / series[i].std(axis=0)
     return replace(tiny, phenotypes=table, series=series)
+
+
+@pytest.fixture(scope="session")
+def fitted(cohort):
+    """The fit from sums in one process."""
+    return simulate(study_of(cohort), by_site(cohort))
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +53,7 @@ def root(begun, tmp_path):
 
 @pytest.fixture(scope="session")
 def finished(begun, tmp_path_factory):
+    """Folders of the same study after its end; tests do not change them."""
     root = Path(shutil.copytree(begun, tmp_path_factory.mktemp("finished") / "copy"))
     finish(root)
     return root

@@ -8,21 +8,21 @@ import pytest
 pytest.importorskip("flwr")
 
 from federated import LocalGrid, context, folders
-from hospitals import bits, changed, finish
+from hospitals import SIZES, bits, by_site, changed, finish
 
 import m2lgdg
 from m2lgdg import Model
-from m2lgdg.federated import exchange, flower
+from m2lgdg.federated import exchange, flower, messages
 from m2lgdg.storage import InputError
 
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
     root = tmp_path_factory.mktemp("flower")
-    cohort = m2lgdg.make_cohort("tiny").with_inputs(())
+    cohort = m2lgdg.make_cohort("tiny", sizes=SIZES).with_inputs(())
     exchange.init(root / "study", cohort.site_names)
-    for site in cohort.site_names:
-        exchange.join(root / "study", cohort.select(sites=[site]), site, root / site)
+    for site, part in by_site(cohort).items():
+        exchange.join(root / "study", part, site, root / site)
     return root, cohort.site_names
 
 
@@ -54,9 +54,7 @@ def test_the_same_bits_as_by_files_and_after_a_lost_site(study, joined, tmp_path
         lead(root, grid)
     lead(root, grid)  # the server goes on where it stopped
     files = shutil.copytree(joined[0], tmp_path / "files")
-    for site in sites:
-        shutil.copy(files / site / "outbox" / f"{site}.json", files / "study" / "joins")
-    exchange.combine(files / "study")
+    folders(files, sites)  # the sites join
     finish(files)
     assert weights(root) == weights(files)
 
@@ -77,10 +75,8 @@ def test_two_nodes_of_one_site(study):
 
 
 WRONG = [
-    ({"arrays": {"usable.amplitude": np.full(13, np.nan)}}, "has shape .* and type float64, not"),
-    ({"arrays": {"usable.amplitude": np.zeros(12, dtype=np.int64)}}, "has shape"),
-    ({"head": {"round": "2"}}, "answers round 2 of attempt 1; the study is at round"),
-    ({"head": {"site": "west"}}, "is from site west, not east"),
+    ({"arrays": {"usable.amplitude": np.zeros(13, dtype=np.int64)}}, "is not signed by site"),
+    ({"head": {"site": "west"}}, "is not signed by site"),
 ]
 
 
@@ -142,13 +138,25 @@ def test_a_lost_node_that_is_still_listed(study):
     assert nodes[sites[0]] == 9 and set(nodes) == set(sites)
 
 
-def test_a_site_left_out(tmp_path):
-    cohort = m2lgdg.make_cohort("tiny").with_inputs(())
-    exchange.init(tmp_path / "study", cohort.site_names, leave_out="west")
-    for site in cohort.site_names:
-        exchange.join(tmp_path / "study", cohort.select(sites=[site]), site, tmp_path / site, consent=True)
-    shutil.copy(tmp_path / "west" / "outbox" / "west.json", tmp_path / "study" / "joins")
-    lead(tmp_path, LocalGrid(flower.client_app, folders(tmp_path, ("east", "north", "south"))))
-    facts = Model.load(tmp_path / "study" / "model").facts_
-    assert set(facts["source"]["sites"]) == {"east", "north", "south"}
-    assert facts["federated"]["left_out"] == "west"
+def test_a_site_sends_nothing_before_its_fingerprint(study, capsys):
+    root, grid, sites = study
+    for context_ in grid.contexts.values():
+        del context_.node_config["fingerprint"]
+    with pytest.raises(InputError, match=f"site {sites[0]} refused: the members .* have the fingerprint"):
+        lead(root, grid)
+    assert "have the fingerprint" in capsys.readouterr().err  # at the site itself
+    assert not list(root.glob("*/outbox/answer-*"))
+
+
+def test_a_study_without_a_site_needs_consent(study):
+    root, grid, _ = study
+    exchange.combine(root / "study", without=["west"])
+    with pytest.raises(InputError, match=r"refused: .* begins without west"):
+        lead(root, grid)
+    agreed = messages.fingerprint(exchange.standing(root / "study").plan)
+    for context_ in grid.contexts.values():
+        context_.node_config |= {"without": "west", "fingerprint": agreed}
+    stop_after(grid, grid.send_and_receive, 3)
+    with pytest.raises(KeyboardInterrupt):
+        lead(root, grid)
+    assert (root / "study" / "totals" / "totals-02-001.safetensors").exists()

@@ -48,7 +48,9 @@ def init(
     settings = {"least_subjects": least_subjects, "least_sites": least_sites, "leave_out": leave_out or ""}
     settings |= {"inputs": columns, "fields": fields}
     study = exchange.init(folder, site, **settings)
-    terminal.say(f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them.")
+    terminal.say(
+        f"Wrote {folder}: study {study.id} with {len(study.sites)} sites. Send {folder / exchange.STUDY} to each of them."
+    )
     terminal.say(f"The folder {folder / exchange.PRIVATE} holds the key that signs your requests: never send or share it.")
     if leave_out:
         terminal.say(f"{leave_out} is left out: every site, {leave_out} included, has to agree when it joins, with --consent.")
@@ -127,14 +129,18 @@ def combine(
         progress = exchange.combine(folder, without or ())
     if progress.request is not None:
         if progress.round == 1:
-            terminal.say(f"Calibration holds out sites in {progress.plan.method.site_folds} folds, as fit --set site_folds=N does.")
+            terminal.say(
+                f"Calibration holds out sites in {progress.plan.method.site_folds} folds, as fit --set site_folds=N does."
+            )
             terminal.say(f"The sites compare the fingerprint {fingerprint(progress.plan)} by telephone before they answer.")
         terminal.say(f"Wrote {progress.request} (round {progress.round}). Send it to all sites.")
         suggestions.print_next(context, "federate", "step", suggestions.Fill("SITE"), progress.request)
         return
     model = exchange.save_model(folder, progress)
     subjects, sites = progress.plan.subjects, len(progress.plan.members)
-    terminal.say(f"Wrote {model}: trained on {subjects} subjects at {sites} sites in {progress.round} rounds, with its model card.")
+    terminal.say(
+        f"Wrote {model}: trained on {subjects} subjects at {sites} sites in {progress.round} rounds, with its model card."
+    )
     words = (model, suggestions.Fill("NEW_SITE"), "--out", suggestions.free("predictions.csv"))
     suggestions.print_next(context, "predict", *words)
 

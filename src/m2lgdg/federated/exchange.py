@@ -86,7 +86,7 @@ def open_study(folder: str | Path) -> Settings:
     """Settings of a study, from its folder or its study.json."""
     path = Path(folder)
     path = path / STUDY if path.is_dir() else path
-    return messages.read_study(_read(path), str(path))
+    return messages.read_study(_read(path, messages.LARGEST_HEADER), str(path))
 
 
 def join(study: str | Path, cohort: Cohort, site: str, folder: str | Path, consent: bool = False) -> Path:
@@ -256,12 +256,11 @@ def _record_name(attempt: int, number: int) -> str:
 
 
 def _record_bytes(plan: Plan, sent: messages.Sent, totals: Totals) -> bytes:
-    from safetensors.numpy import save
-
     members = [json.loads(messages.member_json(plan.study, member)) for member in sent.members]
     metadata = {"format": RECORD, "hash": sent.hash, "asks": messages.asks_json(sent.request), "members": json.dumps(members)}
-    arrays = messages.request_arrays(sent.request) | {f"total {key}": value for key, value in totals.items()}
-    return save({name: np.array(array, order="C") for name, array in arrays.items()}, metadata)
+    return messages.packed(
+        messages.request_arrays(sent.request) | {f"total {key}": value for key, value in totals.items()}, metadata
+    )
 
 
 def _record(folder: Path, study: Settings, attempt: int, number: int) -> Record:
@@ -298,7 +297,7 @@ def combine(folder: str | Path, without: Iterable[str] = ()) -> Progress:
     plan, asked = progress.plan, progress.asked
     answers = messages.read_answers(_answers(folder, plan, asked.round), plan, asked, progress.hash, str(folder / ANSWERS))
     metadata = {"format": TOTALS, "study": plan.study.id, "attempt": str(plan.attempt), "round": str(asked.round)}
-    write_tensors(_totals_path(folder, plan, asked), total(plan, asked, answers), metadata)
+    write_bytes(_totals_path(folder, plan, asked), messages.packed(total(plan, asked, answers), metadata))
     return standing(folder)
 
 
@@ -378,7 +377,7 @@ def _members(folder: Path, study: Settings, absent: Sequence[str]) -> Iterator[M
         go_on = "" if missing[0] == study.leave_out else f", or go on with --without {missing[0]}"
         raise InputError(f"{folder / JOINS} lacks the join message of {', '.join(missing)}; wait for it{go_on}.")
     for site, path in paths.items():
-        member = messages.read_member(_read(path), str(path), study)
+        member = messages.read_member(_read(path, messages.LARGEST_HEADER), str(path), study)
         if member.site != site:
             raise InputError(f"{path} is from site {member.site}.")
         if site != study.leave_out:  # its join message is its consent
@@ -394,7 +393,7 @@ def _answers(folder: Path, plan: Plan, number: int) -> dict[str, bytes]:
             f"round {number} has no answer from {', '.join(missing)} in {folder / ANSWERS}; wait for it, or begin again "
             f"with --without {missing[0]}."
         )
-    return {site: _read(path) for site, path in paths.items()}
+    return {site: _read(path, messages.LARGEST_ANSWER) for site, path in paths.items()}
 
 
 def _totals_path(folder: Path, plan: Plan, request: Request) -> Path:
@@ -417,5 +416,5 @@ def _totals(folder: Path, plan: Plan, request: Request) -> Totals | None:
     return arrays
 
 
-def _read(path: Path) -> bytes:
-    return read_bytes(path, messages.LARGEST)
+def _read(path: Path, most: int = messages.LARGEST) -> bytes:
+    return read_bytes(path, most)

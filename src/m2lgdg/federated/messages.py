@@ -37,7 +37,7 @@ from m2lgdg.storage import InputError, one_line, read_bytes
 
 STUDY, JOIN = "m2lgdg-federated-study-2", "m2lgdg-federated-join-2"
 REQUEST, ANSWER = "m2lgdg-federated-request-2", "m2lgdg-federated-answer-2"
-LARGEST, LARGEST_HEADER = 2**30, 2**24  # bytes of a message, and of the names in it
+LARGEST, LARGEST_ANSWER, LARGEST_HEADER = 2**30, 2**27, 2**24  # bytes of a message, of one site, of JSON
 JSON_TYPES: dict[str, type[Any]] = {  # by annotation
     **{"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "tuple[str, ...]": list},
 }
@@ -219,15 +219,18 @@ def read_answer(content: bytes, plan: Plan, request: Request, asked: str, site: 
 def _write(
     form: str, plan: Plan, number: int, head: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], private: str
 ) -> bytes:
+    common = {"format": form, "study": plan.study.id, "settings": settings_hash(plan.study)}
+    common |= {"attempt": str(plan.attempt), "round": str(number)} | head
+    return packed(arrays, common | {"signature": keys.sign(packed(arrays, common), private)})
+
+
+def packed(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file of arrays; the same content has the same bytes."""
     from safetensors.numpy import save
 
-    common = {"format": form, "study": plan.study.id, "settings": settings_hash(plan.study)}
-    common |= {"attempt": str(plan.attempt), "round": str(number)}
     # Copies with a shape: the library takes no scalars that share memory.
     header, data = _parted(save({name: np.array(array, order="C") for name, array in arrays.items()}))
-    header["__metadata__"] = {**common, **head}
-    header["__metadata__"]["signature"] = keys.sign(_joined(header, data), private)
-    return _joined(header, data)
+    return _joined(header | {"__metadata__": dict(metadata)}, data)
 
 
 def _parted(content: bytes) -> tuple[dict[str, Any], bytes]:
