@@ -237,14 +237,19 @@ def held_out_auc(name, cohort, **training):
 TRAINED = {"length": 50, "epochs": 20, "warmup": 2, "batch_size": 32}  # enough for a network to learn what is planted
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in BLIND])
+def trained_at_length(names):
+    """Every method; of the networks only two in `make test`, the others among the long tests."""
+    return [pytest.param(n, marks=pytest.mark.long if n in NETWORKS and n not in ("erm", "m2lgdg") else ()) for n in names]
+
+
+@pytest.mark.parametrize("name", trained_at_length(name for name in NAMES if name not in BLIND))
 def test_learns_a_planted_signal(name, planted):
     # A network learns less from 120 subjects than a linear model does.
     least = 0.75 if name in BRAINLESS else 0.8 if name in NETWORKS else 0.85
     assert held_out_auc(name, planted, **TRAINED) > least
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", trained_at_length(NAMES))
 def test_stays_at_chance_on_permuted_labels(name, planted):
     shuffled = dataclasses.replace(planted, labels=np.random.default_rng(3).permutation(planted.labels))
     assert abs(held_out_auc(name, shuffled, epochs=5) - 0.5) < 4 * 0.58 / np.sqrt(160)  # 4 se

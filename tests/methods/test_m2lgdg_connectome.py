@@ -257,6 +257,7 @@ def test_variants_differ_in_their_losses_and_in_what_they_see(fold, variant):
 # Explanations.
 
 
+@pytest.mark.long
 def test_planted_edges_are_among_the_first_twenty():
     planted = {"n_disease_rois": 4, "n_disease_edges": 8, "roi_effect": 0.0, "edge_effect": 1.5, "phenotype_effect": 0.0}
     cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 50), n_rois=24, missing=0.0, seed=3, **planted)
@@ -293,6 +294,7 @@ def test_without_its_networks_plus_is_the_linear_model(fold, plus):
     np.testing.assert_allclose(added, 0.5 * alone.decision(alone.visible(fold.target)), atol=1e-3)
 
 
+@pytest.mark.long
 def test_plus_decides_by_the_mean_of_both_logits(fold):
     fields = SMALL | {"epochs": 4}
     models = [make(NAME, **fields), make("connectome-adaptive", phenotypes=True), make(NAME, **fields | {"plus": True})]

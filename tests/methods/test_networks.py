@@ -43,6 +43,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fields"), CASES)
 def test_overfits_32_subjects(name, fields):
     """Without regularisation: nothing keeps the gradient from the weights."""

@@ -158,6 +158,7 @@ def test_between_site_sds_recover_what_was_planted():
     assert max(alike) < 0.15
 
 
+@pytest.mark.long
 def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     inside = []
     for seed in range(6):
