@@ -11,6 +11,7 @@ ARG EXTRAS=""
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # A read-only image (Apptainer) and a user without a home folder can write to /tmp only.
 ENV PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib
+RUN install -d -o 1000 -g 1000 /work
 COPY constraints.txt /opt/constraints.txt
 COPY --from=build /wheels /opt/wheels
 RUN wheel=$(ls /opt/wheels/*.whl) && \
@@ -18,5 +19,7 @@ RUN wheel=$(ls /opt/wheels/*.whl) && \
         -c /opt/constraints.txt "$wheel${EXTRAS:+[$EXTRAS]}" && \
     rm -r /opt/wheels && m2lgdg doctor
 WORKDIR /work
+USER 1000:1000
+HEALTHCHECK --interval=5m --timeout=30s CMD ["m2lgdg", "--help"]
 ENTRYPOINT ["m2lgdg"]
 CMD ["--help"]

@@ -27,7 +27,15 @@ from m2lgdg.report.brains import glass_brain
 
 COUNTS = {
     **{"aal": 116, "ho": 111, "harvard-oxford": 112, "cc200": 200, "cc400": 392, "ez": 116, "tt": 97, "destrieux": 148},
-    **{"dosenbach160": 161, "power264": 264, "gordon333": 333, "schaefer100": 100, "schaefer200": 200, "schaefer300": 300},
+    **{
+        "dosenbach160": 161,
+        "power264": 264,
+        "gordon333": 333,
+        "gordon352": 352,
+        "schaefer100": 100,
+        "schaefer200": 200,
+        "schaefer300": 300,
+    },
     "schaefer400": 400,
 }
 KNOWN = [  # a region, its code, its centroid to 6 mm, hemisphere, lobe and network, from the publications and atlas viewers
@@ -43,6 +51,7 @@ KNOWN = [  # a region, its code, its centroid to 6 mm, hemisphere, lobe and netw
     ("dosenbach160", "mFC_31", "31", (0, 15, 45), "M", "frontal", "cingulo-opercular"),
     ("power264", "Frontal_Sup_Orb_R_3", "3", (24, 32, -18), "R", "frontal", ""),
     ("gordon333", "Default_L_1", "1", (-11, -52, 36), "L", "parietal", "Default"),
+    ("gordon352", "HIPPOCAMPUS_LEFT", "340", (-25, -23, -14), "L", "limbic", ""),
     ("gordon333", "Visual_R_166", "166", (22, -85, 24), "R", "occipital", "Visual"),
     ("schaefer100", "RH_Default_PFCdPFCm_1", "96", (6, 48, 0), "R", "", "Default"),
     ("schaefer400", "LH_Vis_1", "1", (-32, -42, -20), "L", "temporal", "Vis"),
@@ -158,6 +167,9 @@ def test_positions():
     [
         ("schaefer100", "7Networks_LH_Vis_1", "1"),
         ("schaefer100", "LH_Vis_1", "1"),
+        ("gordon352", "1_L_Default", "1"),
+        ("Gordon2014FreeSurferSubcortical", "333_R_VentralAttn", "333"),
+        ("Gordon2014FreeSurferSubcortical", "DIENCEPHALON_VENTRAL_RIGHT", "352"),
         ("destrieux", "ctx_lh_G_cuneus", "11111"),
         ("destrieux", "rh_G_cuneus", "12111"),
         ("destrieux", "L G_cuneus", "11111"),
@@ -261,6 +273,47 @@ def test_a_model_of_codes_takes_a_cohort_of_names_and_the_other_way_round(tmp_pa
         elsewhere = dataclasses.replace(earlier, atlas="")
         with pytest.raises(InputError, match=r"ROI 1 is .* in the cohort: another atlas or order"):
             make("fc-logistic").fit(named, seed=0).predict_proba(elsewhere)
+
+
+def numbered(cohort, atlas, word=""):
+    """The cohort with numbers for names of ROIs."""
+    return dataclasses.replace(cohort, rois=tuple(f"{word}{i + 1}" for i in range(len(cohort.rois))), atlas=atlas, truth=None)
+
+
+@pytest.mark.parametrize("word", ["", "ROI_"])
+def test_numbers_are_rois_of_an_atlas_only_with_its_name(tiny, word):
+    model = make("fc-logistic").fit(numbered(tiny, "craddock200", word))
+    with pytest.raises(InputError, match=r"trained on atlas craddock200, the cohort has atlas Schaefer200; .* only numbers"):
+        model.predict_proba(numbered(tiny, "Schaefer200", word))
+    same = model.predict_proba(numbered(tiny, "cc200", word))
+    flag = "rois by number: atlas not named"
+    unnamed = numbered(tiny, "", word)
+    np.testing.assert_array_equal(model.predict_proba(unnamed), same)
+    assert all(flag in raised for raised in model.flags(unnamed))
+    assert not any(flag in raised for raised in model.flags(numbered(tiny, "CC200", word)))
+    assert all(flag in raised for raised in make("fc-logistic").fit(unnamed).flags(unnamed))
+    assert not any(flag in raised for raised in make("fc-logistic").fit(tiny).flags(tiny))
+
+
+def test_an_unnamed_cohort_that_fits_two_members_is_refused(tiny):
+    first = numbered(tiny, "one")
+    both = dataclasses.replace(first, parcellations={"two": Parcellation(first.rois, first.series)})
+    model = make("fc-logistic", atlases="all").fit(both)
+    assert len(model.predict_proba(first)) == len(tiny)
+    with pytest.raises(InputError, match="are those of one and two; give its atlas a name"):
+        model.predict_proba(numbered(tiny, ""))
+
+
+def test_predict_says_that_rois_were_matched_by_number(tiny, typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("fc-logistic").fit(numbered(tiny, "one")).save("model")
+    for atlas, code in (("", 0), ("one", 0), ("two", 2)):
+        numbered(tiny, atlas).save("c.cohort")
+        ended, text, _ = typed("predict", "model", "c.cohort", "--out", "p.csv", "--overwrite")
+        noted = "ROIs were matched by their numbers (atlas of the model: one, of the cohort: not named)" in " ".join(
+            text.split()
+        )
+        assert (ended, noted) == (code, atlas == "")
 
 
 def test_explanations_of_earlier_versions_get_places(tmp_path):

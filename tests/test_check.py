@@ -6,7 +6,7 @@ import numpy as np
 
 from m2lgdg import check_cohort, make_cohort
 from m2lgdg.data.check import empty_scans
-from m2lgdg.findings import Exclusion
+from m2lgdg.findings import Exclusion, is_proxy
 
 
 def texts(result, level=None):
@@ -99,14 +99,21 @@ def test_missingness_that_tells_the_site_or_the_label(tiny):
     assert f"education is missing for {rates}; its missingness reveals the label." in found
 
 
+def test_names_of_label_proxies():
+    proxies = ("GAF", "CGI", "cgi_s", "CGI-I", "drug", "drugNaive", "treatment", "status", "clinical_status", "diag", "patient")
+    assert [name for name in (*proxies, "isPatient", "case_control", "HAMD") if not is_proxy(name)] == []
+    others = ("age", "EYE_STATUS_AT_SCAN", "PatientAge", "patient_id", "marital_status", "diagonal", "drugstore", "treadmill")
+    assert [name for name in (*others, "sex", "fiq", "subdivision", "gaffe") if is_proxy(name)] == []
+
+
 def test_proxies_by_name_and_by_value(tiny):
     rng = np.random.default_rng(0)
     table = tiny.phenotypes.assign(HAMD=rng.normal(size=len(tiny)), score=tiny.labels + 0.1 * rng.normal(size=len(tiny)))
     result = check_cohort(replace(tiny, phenotypes=table))
     assert "Not inputs, because they reveal the diagnosis: HAMD." in texts(result, "note")
-    assert "Column score separates patients from controls almost perfectly. Is it a label proxy?" in texts(result, "note")
+    assert "Column score separates patients from controls as only a label proxy should. Is it one?" in texts(result, "note")
     as_input = check_cohort(replace(tiny, phenotypes=table, inputs=("score", "HAMD"), allow_proxies=True))
-    assert "Input score separates patients from controls almost perfectly. Is it a label proxy?" in texts(as_input, "finding")
+    assert "Input score separates patients from controls as only a label proxy should. Is it one?" in texts(as_input, "finding")
     assert "Input HAMD reveals the diagnosis; a model can read the label from it." in texts(as_input, "finding")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "Dockerfile", ROOT / "Dockerfile.cuda"]
-KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "ENTRYPOINT", "CMD"}
+KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "ENTRYPOINT", "CMD", "USER", "HEALTHCHECK"}
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 IGNORED = (ROOT / ".dockerignore").read_text().split()
 
@@ -53,6 +53,19 @@ def test_the_entry_point_is_a_script_of_the_package(path):
     listed = dict(instructions(path))
     (entry,) = json.loads(listed["ENTRYPOINT"])
     assert entry in SCRIPTS and json.loads(listed["CMD"]) == ["--help"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_image_is_not_run_as_root_and_its_health_is_checked(path):
+    listed = instructions(path)
+    names = [name for name, _ in listed]
+    user = dict(listed)["USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user) and "RUN" not in names[names.index("USER") :]
+    assert any(
+        name == "RUN" and words == f"install -d -o {user.split(':')[0]} -g {user.split(':')[1]} /work" for name, words in listed
+    )
+    command = dict(listed)["HEALTHCHECK"].partition("CMD ")[2]
+    assert json.loads(command)[0] in SCRIPTS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -1,5 +1,6 @@
 """`m2lgdg fetch abide` from a local server: what it leaves, continued and damaged downloads, and no network at all."""
 
+import contextlib
 import hashlib
 import threading
 from functools import partial
@@ -21,6 +22,15 @@ class Handler(SimpleHTTPRequestHandler):
         self.server.requested.append(self.path)
         if self.server.refuse and self.server.refuse in self.path:
             self.send_error(503)
+        elif self.server.endless and self.server.endless in self.path:
+            self.send_response(200)
+            if self.server.declared:
+                self.send_header("Content-Length", str(self.server.declared))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"0 " * 4096)
+                    self.server.sent += 8192
         else:
             super().do_GET()
 
@@ -43,6 +53,7 @@ def server(tmp_path, monkeypatch):
             file.rename(place / file.name)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(source))) as one:
         one.requested, one.refuse, one.source, one.release = [], "", source, release
+        one.endless, one.declared, one.sent = "", 0, 0
         one.url = f"http://127.0.0.1:{one.server_address[1]}"
         thread = threading.Thread(target=one.serve_forever)
         thread.start()
@@ -150,7 +161,6 @@ def test_sites_and_number_of_subjects(server, tmp_path):
         (("abide", "--atlas", "schaefer"), "ABIDE has no atlas schaefer; choose from aal, cc200"),
         (("abide", "--strategy", "cpac/sharp"), "ABIDE has no strategy cpac/sharp; choose from cpac"),
         (("abide", "--subjects", "0"), "the number of subjects must be at least 1, not 0"),
-        (("abide", "--out", "a:b"), "choose another --out"),
     ],
 )
 def test_bad_arguments(typed, tmp_path, monkeypatch, arguments, message):
@@ -168,3 +178,46 @@ def test_the_command_ends_with_what_to_type_next(server, typed, tmp_path, monkey
     assert line == "Next: m2lgdg check ABIDE_pcp --atlas aal --atlas ho --site CMU"
     _, text, error = typed(*line.split()[2:])
     assert "2 subjects" in text and not error
+
+
+@pytest.mark.parametrize("declared", [0, 10**12])
+def test_an_endless_body_is_not_stored(server, tmp_path, monkeypatch, declared):
+    """Whether the server says so or not."""
+    monkeypatch.setattr("m2lgdg.data.fetch.LARGEST", 1 << 20)
+    server.endless, server.declared = PEOPLE[1], declared
+    with pytest.raises(
+        InputError, match=rf"{PEOPLE[1]}_rois_aal\.1D .*: no readable file \(the server sends more than 1 MiB\)"
+    ):
+        fetch_abide(tmp_path / "own", ("aal",), url=server.url)
+    assert server.sent < 32 << 20
+    folder = tmp_path / "own" / "ABIDE_pcp"
+    assert sorted(contents(folder)) == sorted(
+        [miniature.ABIDE_TABLE, "SHA256SUMS", f"cpac/filt_global/{PEOPLE[0]}_rois_aal.1D"]
+    )
+
+
+def test_links_lead_to_no_deletion_or_writing_elsewhere(server, tmp_path):
+    fetch_abide(tmp_path / "own", ("aal",), url=server.url)
+    folder, outside = tmp_path / "own" / "ABIDE_pcp", tmp_path / "outside"
+    (outside / "filt_global").mkdir(parents=True)
+    (outside / "filt_global" / ("0" * 32)).mkdir()
+    precious = outside / "filt_global" / "precious.txt"
+    precious.write_text("mine")
+    name = f"{PEOPLE[0]}_rois_aal.1D"
+    (folder / "elsewhere").symlink_to(outside)
+    (folder / "cpac" / "filt_global" / name).unlink()
+    (folder / "cpac" / "filt_global" / name).symlink_to(precious)
+    lines = [
+        f"{'0' * 64}  {each}\n" for each in ("elsewhere/filt_global/precious.txt", "../../outside/filt_global/precious.txt")
+    ]
+    with (folder / "SHA256SUMS").open("a") as file:
+        file.writelines([*lines, f"{'0' * 64}  {precious}\n"])
+    result = fetch_abide(tmp_path / "own", ("aal",), url=server.url)
+    assert (result.damaged, precious.read_text()) == (1, "mine")  # the link itself was replaced by the file
+    assert not (folder / "cpac" / "filt_global" / name).is_symlink()
+    assert "precious" not in (folder / "SHA256SUMS").read_text()
+    (folder / "cpac").rename(tmp_path / "gone")
+    (folder / "cpac").symlink_to(outside)
+    with pytest.raises(InputError, match="is a link to another folder, and fetch writes only into"):
+        fetch_abide(tmp_path / "own", ("aal",), url=server.url)
+    assert sorted(path.name for path in (outside / "filt_global").iterdir()) == ["0" * 32, "precious.txt"]

@@ -19,7 +19,7 @@ SEVERITIES: tuple[Severity, ...] = ("unusable", "finding", "note")
 DUPLICATE, CONFLICT = "duplicate", "duplicate, labels differ"
 TRAINING = (  # kinds that do not matter where subjects are only predicted
     *("one site", "no labels", "one class", "no label", "no controls at a site", "no patients at a site"),
-    *("small site", "small sites"),
+    *("small site", "small sites", "alike sites"),
 )
 NAMED = 6  # subjects or sites that a sentence names at most
 METRICS = "too few for reliable metrics as a target"
@@ -35,7 +35,7 @@ EXCLUDED = "{count:subject}[ ({only})] excluded: {reason}[, for example {example
 NUMBERED = (
     "The {rois} ROIs have only numbers ({first} to {last}), so that another atlas with as many ROIs cannot be told apart; "
 )
-SEPARATES = "{column} separates patients from controls almost perfectly. Is it a label proxy?"
+SEPARATES = "{column} separates patients from controls as only a label proxy should. Is it one?"
 RATES = "{controls:.0f} % of controls and {patients:.0f} % of patients[ ({within})]"
 # The sentence of each kind. A section in [] is left out if a value in it is missing; {size:subject} is a number with its noun.
 SENTENCES: dict[Severity, dict[str, str]] = {
@@ -50,6 +50,8 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "no patients at a site": "{site} has {size:control} and no patients; as a target, only its specificity is defined.",
         "small site": f"{{site}} has only {{size:subject}}, {METRICS}.",
         "small sites": f"{{many}} sites have fewer than {{fewest}} subjects, {METRICS} ({{sizes}}).",
+        "alike sites": "The site names {listed} differ only in spelling. If they are one site, merge them with `m2lgdg convert "
+        "--merge-sites`; else rename one.",
         "exclusion": EXCLUDED,
         "empty scan": "{subject} ({site}) is an unusable subject: its scan is numerically empty (standard deviation "
         "{sd:.1g}, in the cohort {median:.1g}); leave it out with `m2lgdg convert --drop-bad`.",
@@ -117,8 +119,10 @@ BY_KIND = {kind: (severity, sentence) for severity, some in SENTENCES.items() fo
 # must stand alone (digits and underscores around them are fine), since longer words contain them (subdivision).
 PROXY = re.compile(
     r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
-    r"episode|illness|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|hyper.?impuls|secondary.?dx|"
-    r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?)(ii|sr|total|score|sum)?(?![a-z])",
+    r"episode|illness|disease|disorder|symptom|treat(ed|ment)|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|"
+    r"hyper.?impuls|secondary.?dx|^(is[-_ ]?)?(patients?|cases?|controls?)([-_ ]?(control|group|status|type))?$|"
+    r"^((clinical|disease|health|group|subject|participant)[-_ ]?)?status$|"
+    r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?|gaf|cgi-?[is]?|drugs?|diag)(ii|sr|total|score|sum)?(?![a-z])",
     re.IGNORECASE,
 )
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri

@@ -148,9 +148,13 @@ class Method:
             trained = f"the model was trained on {len(rois)} ROIs ({self.facts_['atlas'] or 'atlas not named'})"
             raise InputError(f"{trained}, the cohort has {len(target.rois)}.")
         if not same_rois(rois, self.facts_["atlas"], target.rois, target.atlas):
-            pairs = enumerate(zip(rois, target.rois, strict=True), start=1)
-            i, (expected, name) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-            raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
+            for i, (expected, name) in enumerate(zip(rois, target.rois, strict=True), start=1):
+                if expected != name:
+                    raise InputError(f"ROI {i} is {expected} in the model but {name} in the cohort: another atlas or order.")
+            raise InputError(
+                f"the model was trained on atlas {self.facts_['atlas']}, the cohort has atlas {target.atlas}; their ROIs "
+                "have only numbers. If it is one atlas, convert the files with one name (--atlas, or atlas in dataset.toml)."
+            )
         for subject, length in zip(target.subjects, target.lengths, strict=True):
             if length < LEAST_VOLUMES:
                 needed = f"a prediction needs at least {LEAST_VOLUMES}"

@@ -71,7 +71,7 @@ def adapt(
         *(f"Note: {note}" for note in result.notes),
     )
     models.print_data_line(cohort, path, new_site=True)
-    models.warn_of_training_sites(fitted, cohort)
+    models.print_notes(fitted, cohort)
     terminal.say(
         f"With further subjects of {level.site or 'the site'}, run m2lgdg adapt {to} again with --update; scans that were "
         "counted before do not count again."

@@ -43,6 +43,6 @@ def calibrate(
     if len(cohort.site_names) > 1:
         terminal.say(f"Note: the subjects are from {len(cohort.site_names)} sites; calibrate to one of them with --site.")
     models.print_data_line(labelled, path, new_site=True)
-    models.warn_of_training_sites(fitted, cohort)
+    models.print_notes(fitted, cohort)
     others = suggestions.Fill("OTHER_SUBJECTS")
     suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])

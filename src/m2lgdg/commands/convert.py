@@ -30,7 +30,7 @@ def convert(
         ),
     ] = False,
     merge_sites: Annotated[
-        bool, typer.Option("--merge-sites", help="Merge sites whose names differ only by case, spaces or Unicode form.")
+        bool, typer.Option("--merge-sites", help="Merge sites whose names differ only in spelling (UM_1, um-1).")
     ] = False,
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")

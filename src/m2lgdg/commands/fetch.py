@@ -24,7 +24,7 @@ def fetch(
     strategy: Annotated[str, typer.Option(help="Preprocessing pipeline and strategy.")] = "cpac/filt_global",
     url: Annotated[str | None, typer.Option(help="Address of a copy of the release.")] = None,
 ) -> None:
-    """Download ABIDE I with nilearn: the phenotype table and the ROI series of some atlases.
+    """Download ABIDE I: the phenotype table and the ROI series of some atlases.
 
     The same command continues a download that was interrupted, and fetches damaged files again.
     """

@@ -57,10 +57,19 @@ def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> No
         terminal.say(line)
 
 
-def warn_of_training_sites(fitted: Model, cohort: Cohort) -> None:
-    """Warn if sites of the cohort have the names of training sites."""
-    trained = fitted.facts_["source"]["sites"]
-    seen = [site for site in cohort.site_names if site and site in trained]
+def print_notes(fitted: Model, cohort: Cohort) -> None:
+    """Warn if sites of the cohort have the names of training sites, or if its ROIs may be those of another atlas."""
+    from m2lgdg.data.site_names import spelled_alike
+    from m2lgdg.model.model import UNNAMED
+
+    if any(UNNAMED in flag for raised in fitted.flags(cohort.select([0])) for flag in raised):
+        terminal.say(
+            f"Note: ROIs were matched by their numbers (atlas of the model: {fitted.facts_['atlas'] or 'not named'}, of the "
+            f"cohort: {cohort.atlas or 'not named'}). Predictions are wrong if it is another atlas; name it when files are "
+            "converted (--atlas, or atlas in dataset.toml)."
+        )
+    trained = set(map(spelled_alike, fitted.facts_["source"]["sites"]))
+    seen = [site for site in cohort.site_names if site and spelled_alike(site) in trained]
     if seen:
         names = f"{'a site of this name' if len(seen) == 1 else 'sites of these names'}: {', '.join(seen)}"
         terminal.say(

@@ -55,7 +55,7 @@ def predict(
         counts = ", ".join(f"{kind} ({count})" for kind, count in result.flagged.items())
         terminal.say(f"Flagged: {counts}; see the column flags.")
     models.print_data_line(cohort, path, new_site=True)
-    models.warn_of_training_sites(fitted, cohort)
+    models.print_notes(fitted, cohort)
     models.warn_of_other_code(fitted)
     terminal.say(
         f"{models.RESEARCH} Calibration may be poor at a site the model has never seen.",

@@ -19,8 +19,10 @@ from m2lgdg.cohort import Cohort, is_proxy, natural_key, shown_table
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.missingness import missing_by_label
+from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST, SLOWEST
+from m2lgdg.data.site_names import alike, shown
 from m2lgdg.findings import (
     CONFLICT,
     DUPLICATE,
@@ -95,7 +97,8 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
     """
     scans = _scans(cohort)
     checks = (
-        *(_protocol(cohort), _tiny(cohort), _exclusions(cohort), _duplicates(cohort), _lacking(cohort), _short(cohort)),
+        *(_protocol(cohort), _tiny(cohort), _alike_sites(cohort), _exclusions(cohort)),
+        *(_duplicates(cohort), _lacking(cohort), _short(cohort)),
         *(_in_atlas(one, several=bool(cohort.parcellations)) for one in scans),
         *(_repetition_times(cohort), _motion(cohort), _implausible(cohort)),
         *(_missing(cohort), missing_by_label(cohort), _proxies(cohort)),
@@ -253,6 +256,12 @@ def _tiny(cohort: Cohort) -> Iterator[Finding]:
         yield from (Finding("small site", site, (), {"size": size}) for site, size in tiny.items())
 
 
+def _alike_sites(cohort: Cohort) -> Iterator[Finding]:
+    for names in alike(cohort.site_names):
+        sizes = [f"{shown(name)} ({counted(int((cohort.sites == name).sum()), 'subject')})" for name in names]
+        yield Finding("alike sites", numbers={"listed": sizes})
+
+
 def _exclusions(cohort: Cohort) -> Iterator[Finding]:
     for reason, count in Counter(one.general for one in cohort.excluded).most_common():
         excluded = [one for one in cohort.excluded if one.general == reason]
@@ -400,18 +409,6 @@ def _proxies(cohort: Cohort) -> Iterator[Finding]:
         yield Finding("proxy columns", numbers={"listed": unused})
     yield from (Finding("proxy input", numbers={"column": column}) for column in cohort.inputs if is_proxy(column))
     for column in columns:
-        if not is_proxy(column) and separates(cohort, column):
+        if not is_proxy(column) and reveals_label(cohort, column):
             kind = "separating input" if column in cohort.inputs else "separating column"
             yield Finding(kind, numbers={"column": column})
-
-
-def separates(cohort: Cohort, column: str) -> bool:
-    """Whether a numeric column alone ranks patients against controls with an AUC above 0.95 or below 0.05."""
-    values = cohort.phenotypes[column]
-    if values.dtype != np.float64:
-        return False
-    known = values.notna().to_numpy()
-    labels = cohort.labels[known]
-    if min(int((labels == label).sum()) for label in (0, 1)) < TINY:
-        return False
-    return bool(abs(auc(labels, values.to_numpy()[known]) - 0.5) > 0.45)

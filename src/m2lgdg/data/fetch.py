@@ -1,4 +1,4 @@
-"""Download of ABIDE I with nilearn's fetcher, file by file, so that an interrupted download can be continued.
+"""Download of ABIDE I, file by file, so that an interrupted download can be continued.
 
 Called by `m2lgdg fetch`. The folder is one that `m2lgdg.read` reads as abide-pcp; SHA256SUMS holds a checksum of every file.
 """
@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.abide import PIPELINES, STRATEGIES
-from m2lgdg.data.readers.arrays import LARGEST, read_table
-from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, write_text
+from m2lgdg.data.readers.arrays import read_table
+from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, write_bytes, write_text
 
 ATLASES = ("aal", "cc200", "cc400", "dosenbach160", "ez", "ho", "tt")
-FOLDER, TABLE, SUMS = "ABIDE_pcp", "Phenotypic_V1_0b_preprocessed1.csv", "SHA256SUMS"  # the first two are nilearn's
+URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
+FOLDER, TABLE, SUMS = "ABIDE_pcp", "Phenotypic_V1_0b_preprocessed1.csv", "SHA256SUMS"
 STRATEGY = "cpac/filt_global"
-TEMPORARY = re.compile(r"[0-9a-f]{32}")  # folders in which nilearn downloads
 LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+LARGEST = 64 << 20  # bytes of a file; the largest of the release has 2 MB
+PATIENCE = 30  # seconds without an answer
 EVERY = 20  # subjects after which the checksums are written
 CITATION = """Please cite:
   Di Martino et al. (2014). The autism brain imaging data exchange. Molecular Psychiatry 19, 659-667.
@@ -57,19 +57,31 @@ def fetch_abide(
 
     `sites` and `subjects` (the first of the table) limit the download; `url` is the address of a copy of the release.
     """
-    _check(to, atlases, strategy, subjects)
-    folder = to / FOLDER
+    _check(atlases, strategy, subjects)
+    folder, url = to / FOLDER, (url or URL).rstrip("/")
     created = [each for each in (folder, *folder.parents) if not each.exists()]  # innermost first
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # nilearn would also write a README into the folder around it
+        folder.mkdir(parents=True, exist_ok=True)
         sums = _read_sums(folder)
         damaged = _remove_damaged(folder, sums)
-        _remove_temporary(folder)
-        table = _fetch_table(to, url, sums)
-        names = _chosen(table, folder / TABLE, sites, subjects)
-        new = _fetch_series(to, names, atlases, strategy, url, sums, progress)
+        path = folder / TABLE
+        _fetch("The phenotype table", folder, TABLE, f"{url}/{TABLE}", sums, _read_people)
+        names = _chosen(_read_people(path), path, sites, subjects)
+        new = 0
+        try:
+            for count, name in enumerate(names, start=1):
+                for atlas in atlases:
+                    file = f"{name}_rois_{atlas}.1D"
+                    address = f"{url}/Outputs/{strategy}/rois_{atlas}/{file}"
+                    what = f"{file} (subject {count} of {len(names)})"
+                    new += _fetch(what, folder, f"{strategy}/{file}", address, sums, read_table)
+                if count % EVERY == 0:
+                    _write_sums(folder, sums)
+                if progress is not None:
+                    progress(count, len(names))
+        finally:
+            _write_sums(folder, sums)
     except BaseException:
-        _remove_temporary(folder)
         for each in created:
             with contextlib.suppress(OSError):
                 each.rmdir()  # only if nothing was fetched
@@ -77,7 +89,7 @@ def fetch_abide(
     return Fetched(folder, len(names), new, len(names) * len(atlases) - new, damaged)
 
 
-def _check(to: Path, atlases: Sequence[str], strategy: str, subjects: int | None) -> None:
+def _check(atlases: Sequence[str], strategy: str, subjects: int | None) -> None:
     unknown = next((name for name in atlases if name not in ATLASES), None)
     if unknown is not None or not atlases:
         raise InputError(f"ABIDE has no atlas {unknown}; choose from {', '.join(ATLASES)}." if atlases else "Give an --atlas.")
@@ -87,16 +99,11 @@ def _check(to: Path, atlases: Sequence[str], strategy: str, subjects: int | None
         raise InputError(f"ABIDE has no strategy {strategy}; choose from {available}.")
     if subjects is not None and subjects < 1:
         raise InputError(f"the number of subjects must be at least 1, not {subjects}.")
-    if os.pathsep in str(to):
-        raise InputError(f"{to}: nilearn cannot write to a folder with {os.pathsep} in its name; choose another --out.")
 
 
-def _fetch_table(to: Path, url: str | None, sums: dict[str, str]) -> pd.DataFrame:
-    path = to / FOLDER / TABLE
-    with _fetching("The phenotype table", path, sums):
-        _nilearn(to, n_subjects=1, derivatives=[], url=url)
-        table = tables.read_text_table(path)
-        tables.need_columns(table, ("FILE_ID", "SITE_ID"), path)
+def _read_people(path: Path) -> pd.DataFrame:
+    table = tables.read_text_table(path)
+    tables.need_columns(table, ("FILE_ID", "SITE_ID"), path)
     return table
 
 
@@ -115,63 +122,54 @@ def _chosen(table: pd.DataFrame, path: Path, sites: Sequence[str], subjects: int
     return names[:subjects]
 
 
-def _fetch_series(
-    to: Path,
-    names: Sequence[str],
-    atlases: Sequence[str],
-    strategy: str,
-    url: str | None,
-    sums: dict[str, str],
-    progress: Callable[[int, int], None] | None,
-) -> int:
-    """Fetch what is missing, and write the checksums of all files; the number of new files."""
-    folder, new = to / FOLDER, 0
-    pipeline, _, form = strategy.partition("/")
-    filters = {"band_pass_filtering": form.startswith("filt"), "global_signal_regression": form.endswith("_global")}
-    try:
-        for count, name in enumerate(names, start=1):
-            for atlas in atlases:
-                file = folder / strategy / f"{name}_rois_{atlas}.1D"
-                if f"{strategy}/{file.name}" not in sums:
-                    new += not file.is_file()
-                    with _fetching(f"{file.name} (subject {count} of {len(names)})", file, sums):
-                        _nilearn(to, FILE_ID=name, derivatives=[f"rois_{atlas}"], url=url, pipeline=pipeline, **filters)
-                        read_table(file)  # raises an error for an empty file, which nilearn accepts
-            if count % EVERY == 0:
-                _write_sums(folder, sums)
-            if progress is not None:
-                progress(count, len(names))
-    finally:
-        _write_sums(folder, sums)
-    return new
-
-
-def _nilearn(to: Path, **options: Any) -> None:
-    from nilearn.datasets import fetch_abide_pcp
-
-    fetch_abide_pcp(data_dir=to, quality_checked=False, verbose=0, **options)
-
-
-@contextlib.contextmanager
-def _fetching(what: str, file: Path, sums: dict[str, str]) -> Iterator[None]:
-    """Add the checksum of a file that the block fetches and reads; if it fails, report it and remove the file."""
+def _fetch(what: str, folder: Path, name: str, address: str, sums: dict[str, str], read: Callable[[Path], object]) -> bool:
+    """Fetch a file unless it is there, read it, and add its checksum; whether it is new. One that is unreadable is removed."""
     import requests
 
-    name = file.relative_to(next(each for each in file.parents if each.name == FOLDER)).as_posix()
+    file = folder / name
+    if name in sums:
+        return False
+    if not _is_inside(file, folder):
+        raise InputError(f"{file.parent} is a link to another folder, and fetch writes only into {folder}; remove the link.")
+    new = not file.is_file()
     again = "the same command continues, and complete files are kept"
     try:
-        yield
-        sums.setdefault(name, file_hash(file, LARGEST))
+        if new:
+            write_bytes(file, _download(address))
+        read(file)
+        sums[name] = file_hash(file, LARGEST)
     except requests.HTTPError as error:
-        status = error.response.status_code if error.response is not None else "an error"
-        raise InputError(f"{what} of ABIDE cannot be fetched (the server answered {status}); {again}.") from None
+        raise InputError(
+            f"{what} of ABIDE cannot be fetched (the server answered {error.response.status_code}); {again}."
+        ) from None
     except requests.RequestException:
         raise InputError(f"{what} of ABIDE cannot be fetched: no connection to the server; with a network, {again}.") from None
-    except (ValueError, KeyError, OSError) as error:  # of nilearn, which also reads what it has fetched
+    except (InputError, ValueError, OSError) as error:
         raise InputError(f"{what} of ABIDE cannot be fetched: no readable file ({one_line(error)}); {again}.") from None
     finally:
         if name not in sums:
             file.unlink(missing_ok=True)
+            _remove_empty(file.parent, folder)
+    return new
+
+
+def _download(address: str) -> bytes:
+    """Content of an address, of at most LARGEST bytes whatever the server declares."""
+    import requests
+
+    content = bytearray()
+    with requests.get(address, stream=True, timeout=PATIENCE, headers={"Accept-Encoding": "identity"}) as answer:
+        answer.raise_for_status()
+        declared = answer.headers.get("Content-Length", "")
+        for chunk in answer.iter_content(1 << 16) if not declared.isdigit() or int(declared) <= LARGEST else ():
+            content += chunk
+            if len(content) > LARGEST:
+                break
+    if len(content) > LARGEST or (declared.isdigit() and int(declared) > LARGEST):
+        raise ValueError(f"the server sends more than {LARGEST >> 20} MiB")
+    if declared.isdigit() and len(content) != int(declared):
+        raise ValueError(f"{len(content)} of {declared} bytes arrived")
+    return bytes(content)
 
 
 def _read_sums(folder: Path) -> dict[str, str]:
@@ -180,8 +178,13 @@ def _read_sums(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     lines = read_bytes(path, LARGEST).decode("utf-8", errors="replace").splitlines()
-    matches = [LINE.fullmatch(line) for line in lines]
-    return {match[2]: match[1] for match in matches if match and not Path(match[2]).is_absolute() and ".." not in match[2]}
+    matches = [match for line in lines if (match := LINE.fullmatch(line))]
+    return {match[2]: match[1] for match in matches if _is_inside(folder / match[2], folder)}
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder, also if folders on the way are links; a link that lies there does."""
+    return ".." not in file.parts and file.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _write_sums(folder: Path, sums: dict[str, str]) -> None:
@@ -195,15 +198,17 @@ def _remove_damaged(folder: Path, sums: dict[str, str]) -> int:
         file = folder / name
         if not file.is_file():
             del sums[name]
-        elif file_hash(file, LARGEST) != digest:
+        elif file.stat().st_size > LARGEST or file_hash(file, LARGEST) != digest:
             file.unlink()
             del sums[name]
             damaged += 1
     return damaged
 
 
-def _remove_temporary(folder: Path) -> None:
-    """Remove what nilearn leaves of a download that was interrupted."""
-    for each in [*folder.glob("*"), *folder.glob("*/*/*")]:
-        if each.is_dir() and TEMPORARY.fullmatch(each.name):
-            shutil.rmtree(each, ignore_errors=True)
+def _remove_empty(place: Path, folder: Path) -> None:
+    """Remove folders that were made for a file that did not come."""
+    for each in (place, *place.parents):
+        if each == folder:
+            return
+        with contextlib.suppress(OSError):
+            each.rmdir()

@@ -12,18 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from m2lgdg.cohort import Cohort, is_proxy
-from m2lgdg.data.check import TINY, separates
 from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.missingness import missing_by_label
-from m2lgdg.data.site_names import alike, shown
+from m2lgdg.data.proxies import reveals_label
+from m2lgdg.data.site_names import DIFFER, alike, shown
 from m2lgdg.findings import NAMED, counted
-from m2lgdg.metrics import auc
 from m2lgdg.splits import Fold, leave_one_site_out
-
-SEPARATION = 0.45  # distance of a within-site AUC from 0.5 above which an input reveals the label
 
 
 def leakage_checks(cohort: Cohort, targets: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -122,28 +117,10 @@ def _one_side(cohort: Cohort, folds: Sequence[Fold], pairs: list[tuple[str, str]
 def _proxies(fold: Fold) -> str:
     """Inputs of source that reveal the label, by their name or by their values."""
     named = [column for column in fold.source.inputs if is_proxy(column)]
-    separating = [column for column in fold.source.inputs if column not in named and _reveals_label(fold.source, column)]
+    separating = [column for column in fold.source.inputs if column not in named and reveals_label(fold.source, column)]
     sentences = [f"{column} reveals the diagnosis (allow_proxies is set)" for column in named]
-    like_proxy = "separates patients from controls almost perfectly, as a label proxy does (leave it out of the inputs)"
+    like_proxy = "separates patients from controls as a label proxy does (leave it out of the inputs)"
     return ", and ".join([*sentences, *(f"{column} {like_proxy}" for column in separating)])
-
-
-def _reveals_label(source: Cohort, column: str) -> bool:
-    """Whether an input ranks patients against controls almost perfectly, over all subjects or within sites.
-
-    Within sites only subjects of the same site are compared, because a scale may have other units elsewhere.
-    """
-    if separates(source, column):
-        return True
-    values = source.phenotypes[column].to_numpy()
-    known = np.isfinite(values)
-    at_sites = [known & (source.sites == site) for site in source.site_names]
-    counts = np.array([[(source.labels[here] == label).sum() for label in (1, 0)] for here in at_sites])  # (site, class)
-    pairs = counts.prod(axis=1)
-    if counts[pairs > 0].sum(axis=0).min(initial=TINY) < TINY or not pairs.any():
-        return False
-    areas = [auc(source.labels[here], values[here]) if n else 0.0 for here, n in zip(at_sites, pairs, strict=True)]
-    return bool(abs(np.average(areas, weights=pairs) - 0.5) > SEPARATION)
 
 
 def _missingness(cohort: Cohort) -> dict[str, Any]:
@@ -160,12 +137,12 @@ def _site_names(cohort: Cohort) -> dict[str, Any]:
     counts = Counter(cohort.sites.tolist())
     groups = alike(counts)
     if not groups:
-        fine = "no two differ only by case, spaces or Unicode form"
+        fine = f"no two {DIFFER}"
         return {"check": check, "passed": True, "detail": f"{counted(len(counts), 'site name')} checked: {fine}."}
     listed = "; ".join(
         " and ".join(f"{shown(name)} ({counted(counts[name], 'subject')})" for name in group) for group in groups
     )
-    problem = "differ only by case, spaces or Unicode form, so a site would be trained on when it is the target"
+    problem = f"{DIFFER}, so a site would be trained on when it is the target"
     advice = "merge the names with m2lgdg convert PATH OUT --merge-sites"
     return {"check": check, "passed": False, "detail": f"{listed} {problem}; {advice}."}
 

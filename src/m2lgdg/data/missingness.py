@@ -63,9 +63,9 @@ def _absences(cohort: Cohort) -> Iterator[Absence]:
     for atlas, each in cohort.parcellations.items():
         yield Absence("atlas missing by label", atlas, ~each.present)
     for one in cohort.each_atlas():
-        has = np.isin(cohort.subjects, one.subjects)
         flat = np.zeros((len(cohort), len(one.rois)), dtype=bool)  # (subject, roi)
-        flat[has] = [(series == series[0]).all(axis=0) for series in one.series]
+        for i, series in zip(np.flatnonzero(np.isin(cohort.subjects, one.subjects)), one.series, strict=True):
+            flat[i] = (series == series[0]).all(axis=0)
         for name, missing in zip(one.rois, flat.T, strict=True):
             yield Absence("flat by label", f"{name} ({one.atlas})" if cohort.parcellations else name, missing)
 

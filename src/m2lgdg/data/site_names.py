@@ -1,12 +1,13 @@
-"""Site names that differ in spelling only: by case, surrounding or repeated spaces, or Unicode form.
+"""Site names that differ in spelling only: UM_1 and um-1, Site1 and Site 01, or letters that look the same.
 
-`leakage` reports them, because a site under two names would be trained on when it is the target. `m2lgdg convert
+`check` and `leakage` report them, because a site under two names would be trained on when it is the target. `m2lgdg convert
 --merge-sites` merges them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,14 @@ import numpy as np
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.findings import counted
 
+DIFFER = "differ only by case, spaces, hyphens, leading zeros or Unicode form"
+
 
 def alike(names: Iterable[str]) -> list[list[str]]:
-    """Groups of two or more names that are the same up to case, spaces and Unicode form, in natural order."""
+    """Groups of two or more names that `spelled_alike` makes equal, in natural order."""
     groups: dict[str, list[str]] = {}
     for name in sorted(set(names), key=natural_key):
-        groups.setdefault(_key(name), []).append(name)
+        groups.setdefault(spelled_alike(name), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -30,8 +33,7 @@ def merged(cohort: Cohort, groups: Sequence[Sequence[str]]) -> Cohort:
     counts = Counter(cohort.sites.tolist())
     names = {spelling: common_spelling(group, counts) for group in groups for spelling in group}
     notes = [
-        f"Site {shown(other)} ({counted(counts[other], 'subject')}) was merged into {name}: "
-        "the names differ only by case, spaces or Unicode form."
+        f"Site {shown(other)} ({counted(counts[other], 'subject')}) was merged into {name}: the names {DIFFER}."
         for other, name in names.items()
         if other != name
     ]
@@ -44,20 +46,24 @@ def merged(cohort: Cohort, groups: Sequence[Sequence[str]]) -> Cohort:
 
 
 def common_spelling(group: Sequence[str], counts: Counter[str]) -> str:
-    """Name of a merged site: its most frequent spelling (or the first such), in NFC and without superfluous spaces."""
+    """Name of a merged site: its most frequent spelling (or the first such), without what cannot be seen."""
     return _plain(max(group, key=lambda name: counts[name]))
 
 
 def shown(name: str) -> str:
-    """Name that can be told apart from similar ones: as Python writes it in ASCII, if spaces or Unicode form are unusual."""
+    """Name that can be told apart from similar ones: as Python writes it in ASCII, if it has what cannot be seen."""
     return name if name == _plain(name) else ascii(name)
 
 
+def spelled_alike(name: str) -> str:
+    """The name without what is only spelling: case, separators, leading zeros, Unicode form, characters without a width."""
+    words = re.findall(r"[^\W\d_]+|\d+|[^\w\s.\-]", unicodedata.normalize("NFKD", _plain(name).casefold()))
+    return " ".join(word.lstrip("0") or "0" if word.isdigit() else word for word in words) or name
+
+
 def _plain(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", name).split())
-
-
-def _key(name: str) -> str:
-    """Canonical caseless form of a name (Unicode standard, D145), with single spaces."""
-    folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
-    return " ".join(folded.split())
+    """The name with usual letters and single spaces, and without soft hyphens, zero-width spaces and byte order marks."""
+    seen = "".join(
+        character for character in name if unicodedata.category(character) not in ("Cf", "Cc") or character.isspace()
+    )
+    return " ".join(unicodedata.normalize("NFKC", seen).split())

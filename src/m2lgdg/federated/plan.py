@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from m2lgdg.data.atlases import same_rois
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.registry import create
 from m2lgdg.splits import site_folds
@@ -207,7 +208,7 @@ class Plan:
             why = "left out of" if member.site == self.study.leave_out else "not a site of"
             raise InputError(f"site {member.site} is {why} this study, so it sends no sums.")
         self.study.need_subjects(member.site, member.subjects)
-        if member.rois != first.rois:
+        if member.rois != first.rois or not same_rois(member.rois, member.atlas, first.rois, first.atlas):
             differing = [a for a, b in zip(member.rois, first.rois, strict=False) if a != b]
             detail = f"; the first that differs is {differing[0]}" if differing else ""
             raise InputError(

@@ -69,6 +69,9 @@ def targets_of(members: Mapping[str, Method], target: Cohort) -> list[MemberTarg
     if not chosen:
         has = ", ".join(filter(None, target.atlases)) or "one without a name"
         raise InputError(f"the model was trained on the atlases {', '.join(members)}; the cohort has {has}.")
+    if len(chosen) > 1 and target.atlases == ("",):
+        names = " and ".join(one.atlas for one in chosen)
+        raise InputError(f"the ROIs of the cohort are those of {names}; give its atlas a name (--atlas, or in dataset.toml).")
     without = np.setdiff1d(np.arange(len(target)), np.concatenate([one.rows for one in chosen]))
     if len(without):
         names = ", ".join(one.atlas for one in chosen)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort, shown_table
 from m2lgdg.connectivity import sharing_features
+from m2lgdg.data.atlases import are_identified
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
@@ -26,6 +27,7 @@ from m2lgdg.own_code import predicting_code
 from m2lgdg.registry import METHODS, create
 from m2lgdg.storage import InputError
 
+UNNAMED = "rois by number: atlas not named"
 OF_SCAN = ("phenotypes missing", "short scan")  # quality flags that are the same in all atlases
 
 
@@ -222,9 +224,13 @@ class Model:
             common = flags(seen, member.facts_["inputs"], self.source_distributions.get(atlas))
             with member.checking_weights():
                 own = member.method_flags(seen)
+            known = are_identified(seen.rois, member.facts_["atlas"], seen.atlas)
             for row, one, added in zip(rows, common, own, strict=True):
                 lacking[row].remove(atlas)
-                named = [flag if self._alone or flag.startswith(OF_SCAN) else f"{flag} ({atlas})" for flag in one + added]
+                named = [
+                    flag if self._alone or flag.startswith(OF_SCAN) else f"{flag} ({atlas})"
+                    for flag in one + added + [UNNAMED] * (not known)
+                ]
                 raised[row] += [flag for flag in named if flag not in raised[row]]
         return [
             some + ([f"atlas missing: {' '.join(names)}"] if names else []) for some, names in zip(raised, lacking, strict=True)

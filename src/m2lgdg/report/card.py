@@ -340,8 +340,7 @@ def _refuse_other_rois(fitted: Model, contents: Contents) -> None:
     if contents.study.get("cohort_hash") == fitted.facts_["source"]["hash"] or contents.known_rois is None:
         return
     (atlas, rois), own, expected = contents.known_rois, fitted.facts_["atlas"], tuple(fitted.facts_["rois"])
-    other_atlas = all(name.isdigit() for name in rois) and atlas and own and atlas != own
-    if same_rois(rois, atlas, expected, own) and not other_atlas:
+    if same_rois(rois, atlas, expected, own):
         return
     names = [f"{len(each)} ROIs ({name or 'atlas not named'})" for name, each in ((atlas, rois), (own, expected))]
     differing = next(((a, b) for a, b in zip(rois, expected, strict=False) if a != b), None)

@@ -24,8 +24,12 @@ FOLDER = files("m2lgdg.data.atlases")
 LOBES = ("frontal", "parietal", "temporal", "occipital", "insula", "limbic", "subcortical", "cerebellum", "brainstem")
 GROUPS = ("lobe", "network", "hemisphere")  # columns of a table that group its ROIs
 DISTINCT = 1000  # a code from here on belongs to one atlas; smaller ones are used in many
-# Other spellings of a name: parcels of Schaefer with their prefix, regions of FreeSurfer and nilearn with the side in front.
-SPELLINGS = ((r"^7Networks_", ""), (r"^(?:ctx[_-])?([lr])h[_-](.+)$", r"\2_\1"), (r"^([LR]) (.+)$", r"\2_\1"))
+# Other spellings of a name: parcels of Schaefer with their prefix, regions of FreeSurfer and nilearn with the side in front,
+# parcels of Gordon with number, side and community.
+SPELLINGS = (
+    *((r"^7Networks_", ""), (r"^(?:ctx[_-])?([lr])h[_-](.+)$", r"\2_\1"), (r"^([LR]) (.+)$", r"\2_\1")),
+    (r"^(\d+)_([LR])_(.+)$", r"\3_\2_\1"),
+)
 
 
 @cache
@@ -78,8 +82,28 @@ def names_by_position(atlas: str, count: int) -> tuple[str, ...] | None:
 
 
 def same_rois(rois: Sequence[str], atlas: str, others: Sequence[str], other_atlas: str) -> bool:
-    """Whether two lists of ROIs are the same, also if one has the names of an included atlas and the other its codes."""
-    return tuple(rois) == tuple(others) or _named(rois, atlas) == _named(others, other_atlas)
+    """Whether two lists of ROIs are the same, also if one has the names of an included atlas and the other its codes.
+
+    Numbers are the same ROIs unless both atlases have a name and these differ.
+    """
+    if tuple(rois) == tuple(others):
+        return not (_are_numbers(rois) and atlas and other_atlas) or _one_name(atlas) == _one_name(other_atlas)
+    return _named(rois, atlas) == _named(others, other_atlas)
+
+
+def are_identified(rois: Sequence[str], atlas: str, other_atlas: str) -> bool:
+    """Whether ROIs with the same names are certainly the same: they are more than numbers, or both atlases are known."""
+    return not _are_numbers(rois) or bool(atlas and other_atlas)
+
+
+def _are_numbers(rois: Sequence[str]) -> bool:
+    """Whether ROIs have no names but 1, 2, ... or ROI_1, ROI_2, ..., and no codes that belong to one atlas."""
+    words = {re.sub(r"\d+$", "", name) for name in rois}
+    return len(words) == 1 and all(name[-1:].isdigit() for name in rois) and recognised(rois) is None
+
+
+def _one_name(atlas: str) -> str:
+    return included(atlas) or atlas.lower()
 
 
 def recognised(rois: Sequence[str]) -> str | None:

@@ -25,6 +25,7 @@ MEANINGS = {
     "flat rois": "number of constant ROIs; their correlations count as 0",
     "amplitude not used": "ROIs were standardised or rescaled one by one; give the series in the units of the training data",
     "atlas missing": "the prediction is the mean over the other atlases of the model",
+    "rois by number": "the atlas of the model or of the file is not named, so columns were matched by their position",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
 COVERAGE = 0.9
