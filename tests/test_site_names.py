@@ -90,7 +90,7 @@ def test_check_reports_them_and_a_merge_leaves_nothing_hidden(tiny):
     cohort = respelled(tiny, "north", "No\u200brth", 9)
     (finding,) = [one for one in check_cohort(cohort).findings if one.kind == "alike sites"]
     assert finding.severity == "finding" and "--merge-sites" in finding.text
-    assert finding.numbers["listed"] == ["north (7 subjects)", "'No\\u200brth' (9 subjects)"]
+    assert finding.numbers["listed"] == ["'No\\u200brth' (9 subjects)", "north (7 subjects)"]
     assert set(merged(cohort, alike(cohort.sites.tolist())).sites.tolist()) == {"North", "south", "west", "east"}
     assert not [one for one in check_cohort(tiny).findings if one.kind == "alike sites"]
 

@@ -39,8 +39,9 @@ def audit(
     from rich.table import Table
 
     from m2lgdg.data.leakage import failure_sentences, leakage_checks
-    from m2lgdg.study.audit import LIMITS, no_brain_scores, study_cohort
+    from m2lgdg.study.audit import LIMITS, no_brain_scores
     from m2lgdg.study.audit import audit as audit_study
+    from m2lgdg.study.runner import study_cohort
 
     resolved = study_file(study, changes, plugin)
     with terminal.progress("fitting each method with the real and with altered targets") as progress:

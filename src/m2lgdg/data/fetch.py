@@ -139,9 +139,8 @@ def _fetch(what: str, folder: Path, name: str, address: str, sums: dict[str, str
         read(file)
         sums[name] = file_hash(file, LARGEST)
     except requests.HTTPError as error:
-        raise InputError(
-            f"{what} of ABIDE cannot be fetched (the server answered {error.response.status_code}); {again}."
-        ) from None
+        status = "an error" if error.response is None else error.response.status_code
+        raise InputError(f"{what} of ABIDE cannot be fetched (the server answered {status}); {again}.") from None
     except requests.RequestException:
         raise InputError(f"{what} of ABIDE cannot be fetched: no connection to the server; with a network, {again}.") from None
     except (InputError, ValueError, OSError) as error:

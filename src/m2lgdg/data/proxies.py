@@ -45,4 +45,5 @@ def _separates(values: pd.Series[float], labels: pd.Series[int]) -> bool:
     groups = min(MOST_VALUES, max(3, len(values) // 20))
     similar = values if values.nunique() <= groups else pd.qcut(values, groups, labels=False, duplicates="drop")
     rates = labels.groupby(similar).transform("mean")
-    return max(abs(auc(labels.to_numpy(), each.to_numpy(dtype=float)) - 0.5) for each in (values, rates)) > least
+    areas = [auc(labels.to_numpy(), each.to_numpy(dtype=float)) for each in (values, rates)]
+    return bool(max(abs(area - 0.5) for area in areas) > least)
