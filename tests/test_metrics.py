@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
+from m2lgdg import make
 from m2lgdg.metrics import (
+    FLAT_NOTE,
     METRICS,
     PAPER_METRICS,
     auc,
@@ -21,8 +23,11 @@ from m2lgdg.metrics import (
     delong_interval,
     delong_test,
     evaluate,
+    is_flat,
+    platt,
     rankdata,
     roc_curve,
+    sigmoid,
     wilson,
 )
 
@@ -385,3 +390,56 @@ def test_only_the_wanted_metrics_are_computed():
     every = evaluate(labels, proba)
     assert list(every) == list(METRICS)
     assert evaluate(labels, proba, metrics=PAPER_METRICS) == {metric: every[metric] for metric in PAPER_METRICS}
+
+
+def decisions_with_offsets(seed, sizes, against=4.0):
+    """Decisions that tell patients from controls within sites, with offsets of sites that go against their prevalences."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.r_[np.ones(patients), np.zeros(controls)] for patients, controls in sizes]).astype(np.int8)
+    sites = np.repeat([f"s{i}" for i in range(len(sizes))], [sum(size) for size in sizes])
+    offset = np.repeat(
+        [against * (0.5 - patients / (patients + controls)) for patients, controls in sizes], list(map(sum, sizes))
+    )
+    return 1.5 * labels + offset + rng.normal(size=len(labels)), labels, sites
+
+
+@pytest.mark.parametrize(
+    ("sizes", "against"),
+    [
+        ([(20, 20)] * 4 + [(30, 0), (0, 30)], 12.0),  # two sites of one class
+        ([(30, 10), (10, 30), (30, 10), (10, 30)], 12.0),  # none, and offsets are enough
+        ([(20, 20), (30, 0), (0, 30), (1, 2)], 12.0),  # one site is left, and a very small one
+    ],
+)
+def test_platt_scaling_does_not_collapse_by_offsets_of_sites(sizes, against):
+    decision, labels, sites = decisions_with_offsets(0, sizes, against)
+    pooled, (slope, offset) = platt(decision, labels), platt(decision, labels, sites)
+    assert is_flat(pooled[0], decision) or pooled[0] < 0.2
+    assert not is_flat(slope, decision) and 0.4 < slope < 3  # 1.5 is that of the labels
+    counted = np.isin(sites, [site for site in set(sites.tolist()) if len(set(labels[sites == site].tolist())) == 2])
+    assert sigmoid(slope * decision + offset)[counted].mean() == pytest.approx(labels[counted].mean(), abs=1e-3)
+
+
+def test_platt_scaling_is_that_of_all_subjects_where_sites_agree():
+    for against in (0.0, 2.0):
+        decision, labels, sites = decisions_with_offsets(1, [(20, 20), (15, 25), (30, 20)], against)
+        assert platt(decision, labels, sites) == platt(decision, labels)
+    decision, labels, sites = decisions_with_offsets(1, [(20, 0), (0, 25)])  # no site to compare within
+    assert platt(decision, labels, sites) == platt(decision, labels)
+    known = np.where(np.arange(len(labels)) < 3, -1, labels)
+    assert platt(decision, known, sites) == platt(decision[3:], labels[3:], sites[3:])
+
+
+def test_a_decision_without_signal_is_flat_and_the_fit_says_so(tiny):
+    rng = np.random.default_rng(0)
+    labels, sites = np.tile([0, 1], 60), np.repeat(list("abc"), 40)
+    decision = rng.normal(size=120) - 0.5 * labels
+    assert is_flat(platt(decision, labels, sites)[0], decision)
+    source = tiny._changed(series=[rng.normal(size=one.shape) for one in tiny.series], labels=1 - tiny.labels)
+    notes = {}
+    for name in ("fc-logistic", "fc-adaptive", "tangent-ridge"):
+        model = make(name).fit(source)
+        slope, held_out = model.state_["calibration"][0], model.method.held_out_
+        notes[name] = model.facts_.get("notes", [])
+        assert notes[name] == ([FLAT_NOTE] if is_flat(slope, held_out) else [])
+    assert any(notes.values())

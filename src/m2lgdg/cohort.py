@@ -31,7 +31,7 @@ from m2lgdg.storage import DAMAGED, InputError, one_line
 MASKED_SITE = ""
 INPUTS = ("sex", "age", "education")  # phenotypes that are inputs unless others are chosen, as in data folders
 ARRAYS = ("subjects", "sites", "labels", "tr")
-KNOWN = "_known_digests"  # attribute with what was computed for the hash, and the state of mapped files then
+KNOWN = "_known_digests"  # attribute with what was computed for the hash
 MOST_ROWS = 40  # of a table in a notebook
 
 
@@ -276,21 +276,20 @@ class Cohort:
 
     @property
     def _digests(self) -> tuple[bytes, ...]:
-        """SHA-256 of each subject's data; an error if a file was written to since then of which series are maps."""
-        files = cohort_file.state_of_files(chain(self.series, *(each.series for each in self.parcellations.values())))
-        before, digests = self.__dict__.get(KNOWN, (files, None))  # digests are not known after a change
-        if digests is None or before != files:
-            now = cohort_file.subject_digests(self._fields())
-            if digests != now:
-                cohort_file.check_unwritten(before, files)
-            self.__dict__[KNOWN], digests = (files, now), now
-        return digests
+        """SHA-256 of each subject's data; of series that are maps of a file, computed anew, as the file may be overwritten."""
+        known: tuple[bytes, ...] | None = self.__dict__.get(KNOWN)
+        mapped = cohort_file.mapped_files(chain(self.series, *(each.series for each in self.parcellations.values())))
+        if known is None or mapped:
+            digests = cohort_file.subject_digests(self._fields())
+            if known not in (None, digests):
+                raise cohort_file.overwritten(mapped[0])
+            self.__dict__[KNOWN] = known = digests
+        return known
 
     def _with_digests_of(self, other: Cohort, rows: Sequence[int]) -> Cohort:
         """Take over what another cohort with the same data of these subjects has computed."""
-        files, digests = other.__dict__.get(KNOWN, ({}, None))
-        if digests is not None:
-            self.__dict__[KNOWN] = files, tuple(digests[i] for i in rows)
+        if KNOWN in other.__dict__:
+            self.__dict__[KNOWN] = tuple(other.__dict__[KNOWN][i] for i in rows)
         return self
 
     def _fields(self) -> dict[str, Any]:
@@ -439,8 +438,6 @@ class Cohort:
     def _changed(self, **values: object) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
         other = object.__new__(type(self))
-        if KNOWN in self.__dict__:
-            other.__dict__[KNOWN] = self.__dict__[KNOWN][0], None
         other._put(**{name: value for name, value in self.__dict__.items() if name != KNOWN} | {"findings": None} | values)
         return other
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -74,29 +75,20 @@ def _root(array: object) -> object:
     return array
 
 
-def state_of_files(series: Iterable[Series | None]) -> dict[str, tuple[int, ...]]:
-    """Inode, size and time of change of the files that series are maps of."""
-    found = {}
-    for file, mapped in {str(root.filename): root for root in map(_root, series) if isinstance(root, np.memmap)}.items():
-        try:
+def mapped_files(series: Iterable[Series | None]) -> list[str]:
+    """Files that series are maps of; one that was cut short is refused, as reading it would end the process."""
+    maps = {str(root.filename): root for root in map(_root, series) if isinstance(root, np.memmap)}
+    for file, mapped in maps.items():
+        with contextlib.suppress(OSError):  # removed: its content lives on in the map
             state = os.stat(file)
-        except OSError:  # removed, and its content lives on in the map
-            continue
-        same = state.st_ino == getattr(mapped, "inode", None)  # not another file that took its place
-        if same and state.st_size < mapped.offset + mapped.nbytes:
-            raise _overwritten(file)  # reading it would end the process
-        found[file] = state.st_ino, state.st_size, state.st_mtime_ns
-    return found
+            same = state.st_ino == getattr(mapped, "inode", None)  # not another file that took its place
+            if same and state.st_size < mapped.offset + mapped.nbytes:
+                raise overwritten(file)
+    return sorted(maps)
 
 
-def check_unwritten(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that was written to; one that took its place leaves the map as it was."""
-    for file, state in now.items():
-        if file in before and before[file] != state and before[file][0] == state[0]:
-            raise _overwritten(file)
-
-
-def _overwritten(path: str) -> InputError:
+def overwritten(path: str) -> InputError:
+    """The error for a mapped file with other content than it had when it was read."""
     return InputError(f"{path} was overwritten after its cohort was read, and the series are others now; read it again.")
 
 

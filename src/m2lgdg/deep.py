@@ -30,7 +30,7 @@ from m2lgdg.devices import (
 )
 from m2lgdg.losses import smoothed_cross_entropy
 from m2lgdg.method import Method
-from m2lgdg.metrics import auc, platt, sigmoid
+from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler, standardised_series
 from m2lgdg.splits import Indices, validation_split
 from m2lgdg.storage import InputError
@@ -370,7 +370,11 @@ class DeepMethod(Method):
         """Slope and offset applied to the logit in `score`. Default: Platt scaling on `batch`, the validation subjects."""
         if self.calibration == "none" or not len(batch):
             return 1.0, 0.0
-        return platt(self._decision(self.network().to(batch.label.device), batch), batch.label.cpu().numpy())
+        decision = self._decision(self.network().to(batch.label.device), batch)
+        slope, offset = platt(decision, batch.label.cpu().numpy())
+        if is_flat(slope, decision):
+            self.facts_.setdefault("notes", []).append(FLAT_NOTE)
+        return slope, offset
 
     def _decision(self, network: nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
         with torch.inference_mode():

@@ -22,6 +22,12 @@ PAPER_METRICS = ("ACC", "SPE", "SEN", "AUC", "F1")  # in the order of the paper'
 THRESHOLD = 0.5
 SLOPE_SD, OFFSET_SD = 0.5, 1.0  # prior sd of a site's Platt slope around 1 and offset around 0
 FLATTEST = 0.05  # smallest slope; a positive one never reverses the model's ranking
+LEAST_SLOPE = 1e-3  # of Platt scaling, for a decision with sd 1
+FLAT_NOTE = (
+    "Platt scaling is flat: decisions on held-out subjects do not tell patients from controls within sites, so that all "
+    "probabilities are nearly the prevalence in source. Do not use the decisions of this model."
+)
+FLAT = 0.02  # sd of logits below which probabilities are nearly constant: within half a percent of each other
 ECE_BINS, ECE_LEAST = 5, 50  # with fewer than ten subjects per bin the error is mostly chance
 
 
@@ -126,18 +132,44 @@ def calibration(labels: npt.ArrayLike, proba: npt.ArrayLike) -> tuple[float, flo
     return float(slope), float(intercept)
 
 
-def platt(decision: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[float, float]:
-    """Platt scaling: slope (positive) and offset of a weakly penalised logistic regression of the label on the decision."""
+def platt(decision: npt.ArrayLike, labels: npt.ArrayLike, sites: npt.ArrayLike | None = None) -> tuple[float, float]:
+    """Platt scaling: slope (positive) and offset of a weakly penalised logistic regression of the label on the decision.
+
+    With the `sites` of held-out decisions, those of one class are left out, and the slope is at least half of that within
+    sites: offsets of sites that go against their prevalences would otherwise make all probabilities the same.
+    """
+    y, d = _known(labels, decision)
+    if sites is None:
+        return _pooled_platt(d, y)
+    site = np.unique(np.asarray(sites)[np.asarray(labels) >= 0], return_inverse=True)[1]
+    counts = np.stack([np.bincount(site[y == label], minlength=site.max(initial=0) + 1) for label in (0, 1)])
+    both = counts.all(axis=0)[site]  # (subject,)
+    if not both.any():
+        return _pooled_platt(d, y)
+    y, d, site = y[both], d[both], site[both]
+    slope, offset = _pooled_platt(d, y)
+    centred = d - (np.bincount(site, d) / np.maximum(np.bincount(site), 1))[site]
+    within = _pooled_platt(centred, y)[0]
+    if centred.std() < 1e-12 or slope >= within / 2:
+        return slope, offset
+    return within / 2, float(_newton(np.ones((len(y), 1)), y, within / 2 * d)[0])
+
+
+def _pooled_platt(d: Floats, y: Labels) -> tuple[float, float]:
     from sklearn.linear_model import LogisticRegression
 
-    y, d = _known(labels, decision)
     spread = float(d.std()) if len(d) else 0.0
     if len(set(y.tolist())) < 2 or spread < 1e-12:
         prevalence = float(np.clip(y.mean(), 0.01, 0.99)) if len(y) else 0.5
         return 1.0, float(np.log(prevalence / (1 - prevalence)) - (d.mean() if len(d) else 0.0))
     fitted = LogisticRegression(C=100.0, max_iter=2000).fit(((d - d.mean()) / spread)[:, None], y)
-    slope = max(float(fitted.coef_[0, 0]), 1e-3) / spread
+    slope = max(float(fitted.coef_[0, 0]), LEAST_SLOPE) / spread
     return slope, float(fitted.intercept_[0]) - slope * float(d.mean())
+
+
+def is_flat(slope: float, decision: npt.ArrayLike) -> bool:
+    """Whether Platt scaling with this slope gives all subjects nearly the same probability."""
+    return bool(slope * np.std(decision) < FLAT)
 
 
 def shrunken_platt(decision: Floats, y: Floats) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from m2lgdg.connectivity import View, covariances, deviations, fc_features, fram
 from m2lgdg.method import Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
-from m2lgdg.metrics import auc, platt, sigmoid
+from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
 from m2lgdg.splits import site_folds
@@ -79,7 +79,7 @@ class Linear(UsesAmplitude, Method):
         total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
         for name, weight in self._weights().items():
             if name == "tangent":
-                self.state_["tangent.reference"] = _reference(source)
+                self.state_["tangent.reference"] = _reference(source, self._content(source))
             features = self._source_features(name, source)
             if name == "amplitude" and not self._amplitude_is_usable(features, source):
                 continue
@@ -97,7 +97,9 @@ class Linear(UsesAmplitude, Method):
                 confound_weights = confound_weights + weight * slopes @ block.weights
         if confound_columns:
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
-        self.state_["calibration"] = np.array(platt(total, source.labels))
+        self.state_["calibration"] = np.array(platt(total, source.labels, source.sites))
+        if is_flat(self.state_["calibration"][0], total):
+            self.facts_.setdefault("notes", []).append(FLAT_NOTE)
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
 
     def held_out_logits(self) -> Floats | None:
@@ -162,7 +164,12 @@ class Linear(UsesAmplitude, Method):
         package = METHODS.get(cls.name) is cls and METHODS.modules.get(cls.name) == cls.__module__
         if not package or any(map(callable, vars(self).values())):
             return None
-        return (*_in_order(source), cls._features, cls._subject_weights, cls.amplitude_block, self.within_sites, *more)
+        hooks = cls._features, cls._subject_weights, cls.amplitude_block
+        return (*self._content(source), *hooks, self.within_sites, *more)
+
+    def _content(self, source: Cohort) -> tuple[str, bytes]:
+        """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
+        return self.facts_["source"]["hash"], "\n".join(source.subjects.tolist()).encode()
 
     def _fit_block(
         self, name: str, features: Features, confounds: Features | None, source: Cohort, folds: list[Any]
@@ -290,18 +297,13 @@ _ROWS: _Recent[Standardised] = _Recent(1)
 _BLOCKS: _Recent[tuple[Block, Floats | None]] = _Recent(32)  # with the slopes of confounds
 
 
-def _in_order(source: Cohort) -> tuple[str, bytes]:
-    """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
-    return source.hash, "\n".join(source.subjects.tolist()).encode()
-
-
-def _reference(source: Cohort) -> Floats:
+def _reference(source: Cohort, content: tuple[str, bytes]) -> Floats:
     """Tangent-space reference of source: the geometric mean of its covariances."""
 
     def compute() -> Floats:
         return geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
 
-    return _REFERENCES.get(_in_order(source), compute).copy()  # part of a model, which may be edited
+    return _REFERENCES.get(content, compute).copy()  # part of a model, which may be edited
 
 
 @method("prior", role="peer")

@@ -56,9 +56,9 @@ class Aligned(Linear):
             "fc",
             Standardised(rows, middle, np.ones(trained.shape[1])),
             source,
-            site_folds(source.sites, source.labels, self.site_folds),
+            site_folds(source.sites, source.labels, self.site_folds, self._subject_weights(source)),
         )
-        slope, offset = platt(block.held_out, source.labels)
+        slope, offset = platt(block.held_out, source.labels, source.sites)
         return sigmoid(slope * (scored @ block.weights + block.intercept) + offset)
 
     def prepared(self, source: Floats) -> Floats:

@@ -54,7 +54,9 @@ def mean_calibration(members: Mapping[str, Method], source: Cohort) -> tuple[flo
     """
     held_out = [(np.flatnonzero(has_atlas(source, name)), member.held_out_logits()) for name, member in members.items()]
     known = [(rows, values) for rows, values in held_out if values is not None]
-    return platt(mean_of(known, len(source)), source.labels) if len(known) == len(held_out) else (1.0, 0.0)
+    if len(known) < len(held_out):
+        return 1.0, 0.0
+    return platt(mean_of(known, len(source)), source.labels, source.sites)
 
 
 def targets_of(members: Mapping[str, Method], target: Cohort) -> list[MemberTarget]:

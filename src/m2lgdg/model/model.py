@@ -47,6 +47,7 @@ class Model:
         self.method = method  # last, as fields are set on it, and m2lgdg-connectome has one called `members`
         if hasattr(method, "state_"):
             self._hold({method.facts_["atlas"]: method}, method.facts_)
+            self.code_ = "" if method._folder else code_of_model(self.name)
 
     def _hold(self, members: dict[str, Method], facts: dict[str, Any]) -> None:
         """Take fitted members, and the facts of all of them."""

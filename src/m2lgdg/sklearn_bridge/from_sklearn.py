@@ -123,7 +123,7 @@ class SklearnMethod(Method):
             fitted = ready.fit(_rows(features, train), source.labels[train].astype(np.int64), source.sites[train])
             held_out[test] = _decision(fitted, _rows(features, test))
         known = ~np.isnan(held_out)
-        return platt(held_out[known], source.labels[known])
+        return platt(held_out[known], source.labels[known], source.sites[known])
 
     def score(self, target: Cohort) -> Floats:
         """Probability of the estimator, or its Platt-scaled decision."""
