@@ -270,6 +270,32 @@ class Remembers(Plain):
         return super().score(target)
 
 
+WAITING = []
+
+@method("outwaits")
+class Outwaits(Plain):
+    """From its fourth fit on, uses what it learned in the other fits of the process, whose source had the target."""
+
+    def learn(self, source, **how):
+        super().learn(source, **how)
+        if len(WAITING) >= 3:
+            self.state_["direction"] = self.state_["direction"] + 0.1 * np.mean(WAITING, axis=0)
+        WAITING.append(self.state_["direction"])
+
+
+@method("waits-for-long")
+class WaitsForLong(Plain):
+    """The same from its hundredth fit on."""
+
+    def learn(self, source, **how):
+        super().learn(source, **how)
+        if len(PATIENT) >= 100:
+            self.state_["direction"] = self.state_["direction"] + 0.1 * np.mean(PATIENT, axis=0)
+        PATIENT.append(self.state_["direction"])
+
+PATIENT = []
+
+
 @method("unseeded")
 class Unseeded(Plain):
     """Draws from no seed."""
@@ -310,6 +336,7 @@ LEAKS = {
     "opens-cohort": ["the method opens tiny.cohort, which contains the target"],  # the same in every world: nothing else tells
     "normalises": ["predictions one subject at a time differ by up to "],
     "ranks-order": ["predictions in another order differ by up to ", "predictions one subject at a time differ by up to 0.8"],
+    "outwaits": ["fitting more targets first in the same process changes weights direction"],
     "remembers": [
         "fitting again after the target was predicted changes weights direction",
         "fitting other targets first in the same process changes weights direction",
@@ -339,7 +366,7 @@ def study(folder):
     return {
         "cohort": str(folder / "tiny.cohort"),
         "plugins": [str(folder / "plugin_of_trust.py")],
-        "methods": [*HONEST, *LEAKS, "unseeded", "breaks", "quits", "breaks-elsewhere"],
+        "methods": [*HONEST, *LEAKS, "waits-for-long", "unseeded", "breaks", "quits", "breaks-elsewhere"],
         "targets": ["west", "east"],
         "seeds": [3, 4],
         "variants": ["phenotypes"],
@@ -355,8 +382,15 @@ def results(study):
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_method_passes(results, name):
-    """Caches by source, temporary files and libraries are no leak."""
-    assert results[name] == Audited(name, "west", 3)
+    """Caches by source, temporary files and libraries are no leak; what is kept from other fits is named."""
+    kept = "it keeps global MEMORY of plugin_of_trust.py from fits of other targets, which have seen this one; the audit"
+    assert results[name] == Audited(name, "west", 3, note=results[name].note)
+    assert results[name].note.startswith(kept) if name == "careful" else results[name].note == ""
+
+
+def test_what_waits_longer_than_the_audit_is_named(results):
+    assert results["waits-for-long"].passed
+    assert results["waits-for-long"].note.startswith("it keeps global PATIENT of plugin_of_trust.py from fits of other targets")
 
 
 @pytest.mark.long
@@ -533,13 +567,14 @@ def test_the_command_prints_two_tables_and_ends_with_a_code(folder, typed, monke
     assert (code, error) == (2, "m2lgdg: plian is not one of the study's methods; did you mean plain?\n")
     code, _, error = typed("audit", study, "--site", "nowhere")
     assert (code, error[:53]) == (2, "m2lgdg: target nowhere is not a site of cohort tiny (")
-    fine, leaks = Audited("a", "east", 0), Audited("b", "east", 0, differs=("weights w",))
+    fine, leaks = Audited("a", "east", 0, note="it keeps x"), Audited("b", "east", 0, differs=("weights w",))
     broken = Audited("c", "east", 0, reason="no luck")
     for given, wanted in (([fine, leaks, broken], 1), ([fine, broken], 2), ([fine], 0)):
         monkeypatch.setattr(m2lgdg.study.audit, "audit", lambda *_, given=given, **__: given)
         code, text, _ = typed("audit", study)
         assert code == wanted
         text = " ".join(text.split())
+        assert "a │ yes │ it keeps x" in text
         assert ("b │ no │ weights w" in text) == (leaks in given)
         assert ("c │ not run │ could not be run: no luck" in text) == (broken in given)
 

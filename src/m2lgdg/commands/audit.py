@@ -26,6 +26,7 @@ def audit(
     site: Annotated[str | None, typer.Option(help="Target site to hold out (default: the first of the study).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fits (default: the first of the study).")] = None,
     changes: options.Changes = None,
+    without: options.Without = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Test for leakage: replace a target site by noise or withhold its labels, and compare fitted weights and predictions.
@@ -43,7 +44,7 @@ def audit(
     from m2lgdg.study.audit import audit as audit_study
     from m2lgdg.study.runner import study_cohort
 
-    resolved = study_file(study, changes, plugin)
+    resolved = study_file(study, changes, plugin, without)
     with terminal.progress("fitting each method with the real and with altered targets") as progress:
         results = audit_study(resolved, methods=method, target=site, seed=seed, progress=progress)
     table = Table(title=f"Leakage audit of {escape(resolved.name)}, target {escape(results[0].target)}", title_justify="left")
@@ -52,7 +53,7 @@ def audit(
     for result in results:
         differs = [*result.differs, *([f"could not be run: {result.reason}"] if result.reason is not None else [])]
         passed = "yes" if result.passed else "no" if result.differs else "not run"
-        table.add_row(escape(result.method), passed, escape("; ".join(differs) or "none"))
+        table.add_row(escape(result.method), passed, escape("; ".join(differs) or result.note or "none"))
     terminal.out.print(table)
     terminal.say(LIMITS)
     with terminal.progress("fitting baselines without imaging"):

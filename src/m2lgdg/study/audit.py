@@ -2,7 +2,8 @@
 
 It fits cells as `study.runner` does. While `data.leakage` checks cohorts, the audit checks methods, including a user's own.
 Each altered cohort ("world") has its own file and process, so that they share no memory. In one more process other targets are
-fitted first, because a study fits many targets in one process.
+fitted first, because a study fits many targets in one process. A method that still keeps something of the target after that
+is fitted after a random number of further cells, and what it keeps is reported, since it may wait for more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.fields import nearest
-from m2lgdg.method import is_network
+from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
 from m2lgdg.registry import create, load_methods
 from m2lgdg.storage import InputError
@@ -39,11 +41,12 @@ from m2lgdg.study.runner import checked, on_device, study_cohort
 
 Proba = npt.NDArray[np.float64]
 MEASURED = ("peak_memory_gib",)  # facts about the machine, not learned ones
-REAL, NOISE, WITHHELD, AFTER = "real", "noise", "withheld", "after others"
+REAL, NOISE, WITHHELD, AFTER, AFTER_NOISE = "real", "noise", "withheld", "after others", "after others, noise"
 # How a target is given; as it is, it is compared with a target whose labels are withheld.
 AS_IS, RELABELLED, REORDERED = "with labels withheld", "with other labels", "in another order"
 ALONE, AFTER_OTHERS = "one subject at a time", "after other targets in the same process"
 OTHERS = 2  # cells of other targets that are fitted before the audited one
+MORE = (5, 15)  # least and most cells that are fitted before it if the method keeps something of them
 NO_OTHERS = "no other target has both classes in its source, so it cannot be tested whether another target leaks"
 LIMITS = (
     "The audit cannot see files that another process or compiled code opens (except the cohort of the study, on Linux), data "
@@ -54,13 +57,14 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Audited:
-    """Audit of one method; `reason` is why it could not be run."""
+    """Audit of one method; `reason` is why it could not be run, `note` what the audit cannot rule out."""
 
     method: str
     target: str
     seed: int
     differs: tuple[str, ...] = ()
     reason: str | None = None
+    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -75,6 +79,7 @@ class Seen:
     learned: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # learned by a second fit, after the target was predicted
     held: dict[str, str] = field(default_factory=dict)  # outside state_ and facts_, changed by the fit
+    before: dict[str, str] = field(default_factory=dict)  # kept by the user's code from earlier fits
     proba: dict[tuple[str, str], Proba] = field(default_factory=dict)  # track, and how the target was given
     tolerance: float = 0.0
     used: Used = field(default_factory=Used)
@@ -107,17 +112,27 @@ def audit(
     cells = [cell for cell in make_cells(study, cohort) if not cell.variant]
     alone = [[cell] for cell in cells]
     with tempfile.TemporaryDirectory(prefix="m2lgdg-audit-") as folder:
-        sequences = dict.fromkeys((REAL, NOISE, WITHHELD), alone) | {AFTER: [_after_others(cell, others) for cell in cells]}
+        late = [_after_others(cell, others) for cell in cells]
+        sequences = {REAL: alone, NOISE: alone, WITHHELD: alone, AFTER: late, AFTER_NOISE: late}
         seen: dict[str, list[Seen]] = {}
         for world, cells_of_world in sequences.items():
             if progress:
                 progress(len(seen), len(sequences))
-            if world == AFTER and not others:
+            if world in (AFTER, AFTER_NOISE) and not others:
                 seen[world] = [Seen(reason=NO_OTHERS) for _ in cells]
             else:
                 seen[world] = _run_world(world, cells_of_world, study, cohort, folder)
         _forget_unstable(seen, lambda: _run_world(WITHHELD, alone, study, cohort, folder))
         results = [_compare(cell, {world: seen[world][i] for world in seen}) for i, cell in enumerate(cells)]
+        kept = [seen[AFTER][i].before != seen[AFTER_NOISE][i].before for i in range(len(cells))]
+        keeping = [i for i, result in enumerate(results) if result.passed and kept[i]]
+        if keeping:
+            run = partial(_run_world, AFTER, study=study, cohort=cohort, folder=folder)
+            again = run([late[i] for i in keeping])
+            sites = _other_targets(cohort, target, [], len(cohort.site_names))
+            latest = run([_after_many(cells[i], sites) for i in keeping])
+            for i, second, last in zip(keeping, again, latest, strict=True):
+                results[i] = _compare_kept(results[i], *(seen[world][i] for world in (REAL, AFTER, AFTER_NOISE)), second, last)
         leaking = [i for i, result in enumerate(results) if result.differs]
         # A method that is not reproducible differs in every world, and that is not a leak.
         control = _run_world(REAL, [alone[i] for i in leaking], study, cohort, folder) if leaking else []
@@ -128,10 +143,10 @@ def audit(
     return results
 
 
-def _other_targets(cohort: Cohort, target: str, preferred: Iterable[str]) -> list[str]:
-    """Up to `OTHERS` sites to fit before the audited target, the study's own first; source must have both classes."""
+def _other_targets(cohort: Cohort, target: str, preferred: Iterable[str], most: int = OTHERS) -> list[str]:
+    """Sites to fit before the audited target, the study's own first; source must have both classes."""
     sites = [site for site in dict.fromkeys([*preferred, *cohort.site_names]) if site != target]
-    return [site for site in sites if {0, 1} <= set(cohort.labels[cohort.sites != site].tolist())][:OTHERS]
+    return [site for site in sites if {0, 1} <= set(cohort.labels[cohort.sites != site].tolist())][:most]
 
 
 def _after_others(cell: Cell, others: list[str]) -> list[Cell]:
@@ -140,6 +155,29 @@ def _after_others(cell: Cell, others: list[str]) -> list[Cell]:
     if len(first) == 1:
         first.append(dataclasses.replace(first[0], seed=cell.seed + 1))
     return [*first, cell]
+
+
+def _after_many(cell: Cell, sites: list[str]) -> list[Cell]:
+    """A random number of cells of random other targets and seeds, then the cell itself; no method can know how many."""
+    draw = random.SystemRandom()
+    first = [
+        dataclasses.replace(cell, target=draw.choice(sites), seed=cell.seed + draw.randrange(9))
+        for _ in range(draw.randint(*MORE))
+    ]
+    return [*first, cell]
+
+
+def _compare_kept(result: Audited, real: Seen, after: Seen, noise: Seen, again: Seen, late: Seen) -> Audited:
+    """The result of a method that keeps something of the target between fits, after it was fitted late in a process."""
+    unstable = {name for name in after.before | again.before if after.before.get(name) != again.before.get(name)}
+    kept = [{name: value for name, value in one.before.items() if name not in unstable} for one in (after, noise)]
+    if late.reason is not None or kept[0] == kept[1]:
+        return dataclasses.replace(result, reason=late.reason)
+    if late.learned != real.learned or not np.array_equal(late.proba[STRICT, AS_IS], real.proba[STRICT, AS_IS]):
+        how = _named(real.learned, late.learned) if late.learned != real.learned else "predictions"
+        return dataclasses.replace(result, differs=(f"fitting more targets first in the same process changes {how}",))
+    note = f"it keeps {_named(*kept)} from fits of other targets, which have seen this one; the audit saw no use of it"
+    return dataclasses.replace(result, note=note)
 
 
 def _forget_unstable(seen: dict[str, list[Seen]], repeat: Callable[[], list[Seen]]) -> None:
@@ -217,9 +255,14 @@ def _observe(sequences: list[list[Cell]], context: CellContext, original: str, w
         result = Seen()
         try:
             with watch.watching() as result.used:
+                cls = type(create(cell.method, **cell.fields))
+                at_first = held_elsewhere(cls, package=False) if others else {}
                 for other in others:
                     _run_before(other, context)
-                _observe_cell(cell, context, world, result)
+                kept = held_elsewhere(cls, package=False) if others else {}
+                result.before = {name: value for name, value in kept.items() if at_first.get(name) != value}
+                if world != AFTER_NOISE:
+                    _observe_cell(cell, cls, context, world, result)
         except (Exception, SystemExit) as error:  # a user's method may raise anything, or exit
             result.reason = failure_reason(error)
         seen.append(result)
@@ -235,8 +278,7 @@ def _run_before(cell: Cell, context: CellContext) -> None:
         raise InputError(f"target {cell.target}, which is fitted first: {failure_reason(error)}") from error
 
 
-def _observe_cell(cell: Cell, context: CellContext, world: str, seen: Seen) -> None:
-    cls = type(create(cell.method, **cell.fields))
+def _observe_cell(cell: Cell, cls: type[Method], context: CellContext, world: str, seen: Seen) -> None:
     before = held_elsewhere(cls)
     with fitted_cell(cell, context) as (fold, fitted):
         target = fold.target
@@ -297,7 +339,7 @@ def _compare(cell: Cell, seen: dict[str, Seen]) -> Audited:
     differs = _files_used([one.used for one in seen.values()])
     for world, one in seen.items():
         if one.reason is not None:
-            where = " (only with noise or withheld labels at the target)" if world in (NOISE, WITHHELD) else ""
+            where = " (only with noise or withheld labels at the target)" if world in (NOISE, WITHHELD, AFTER_NOISE) else ""
             return dataclasses.replace(head, differs=tuple(differs), reason=f"{one.reason}{where}")
     real, noise, withheld, after = (seen[world] for world in (REAL, NOISE, WITHHELD, AFTER))
     fits = (

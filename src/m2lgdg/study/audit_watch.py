@@ -200,13 +200,16 @@ UNORDERED = (dict, types.MappingProxyType, set, frozenset)
 DEEPEST = 20  # nesting at which a value counts by its type only
 
 
-def held_elsewhere(cls: type[Method], fitted: Method | None = None) -> dict[str, str]:
+def held_elsewhere(cls: type[Method], fitted: Method | None = None, *, package: bool = True) -> dict[str, str]:
     """Digests by name: globals, classes and functions of the method's modules, environment variables, and attributes.
 
-    Modules are those of the method's classes, and all that are neither installed nor of the interpreter.
+    Modules are those of the method's classes (those of this package only with `package`), and all that are neither installed
+    nor of the interpreter.
     """
     held = {f"environment variable {name}": digest(value) for name, value in os.environ.items()}
     for module_name, module in _modules(cls):
+        if not package and _is_installed(str(vars(module).get("__file__", "/usr"))):
+            continue
         for name, value in list(vars(module).items()):
             if name.startswith("__") or isinstance(value, types.ModuleType):
                 continue
