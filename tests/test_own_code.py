@@ -1,15 +1,17 @@
 """Code that is not installed: a plugin's helpers are hashed, loaded again when they change, and never from old bytecode."""
 
+import os
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from m2lgdg import METHODS, InputError, make_cohort, run_study
+from m2lgdg import METHODS, InputError, make_cohort, own_code, run_study
 from m2lgdg.method import method
-from m2lgdg.own_code import code_of_objects, imported_sources
+from m2lgdg.own_code import code_of_objects, imported_sources, staying
 from m2lgdg.study.predictions import read_predictions
 
 PLUGIN = """
@@ -176,3 +178,16 @@ def test_what_has_no_file_is_refused_in_studies(folder, by, monkeypatch):
     finally:
         METHODS.pop("own-of-notebook", None)
     assert not (folder / "out").exists()
+
+
+def test_a_process_that_a_method_starts_may_end():
+    with staying():
+        with pytest.raises(SystemExit, match=r"os\._exit\(0\) was called"):
+            os._exit(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forks in a process with threads
+            child = os.fork()
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os._exit is own_code._real_exit

@@ -7,6 +7,7 @@ inside functions. What is hashed is what runs: such modules are loaded from the 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.abc
@@ -22,7 +23,7 @@ import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from m2lgdg.storage import InputError
 
@@ -72,13 +73,15 @@ def imported_sources(content: bytes, module: str = "", package: str = "") -> dic
     """
     importlib.invalidate_caches()  # a file may have been written in the same second as another
     found: dict[str, Source] = {}
-    waiting = list(_imports(content, package))
+    waiting, installed = list(_imports(content, package)), {*sys.stdlib_module_names}
     while waiting:
-        name = waiting.pop()
-        if name in found or name == module or name.partition(".")[0] in sys.stdlib_module_names:
+        name = waiting.pop(0)  # a package before what is in it
+        if name in found or name == module or name.partition(".")[0] in installed:
             continue
         spec = _spec(name)
         origin = spec.origin if spec else None
+        if origin and is_installed(origin):
+            installed.add(name)
         if spec is None or not origin or not os.path.isfile(origin) or is_installed(origin):
             continue
         found[name] = Source(origin, Path(origin).read_bytes())
@@ -176,6 +179,8 @@ def refuse_not_covered(before: Iterable[str], what: str) -> None:
     """Refuse code that was imported since by a name that no source contains, so that no key covers it."""
     for name in sorted(sys.modules.keys() - set(before)):
         path = getattr(sys.modules.get(name), "__file__", None)
+        if name == "__mp_main__":  # the script of this process, under the name that it has in others
+            continue
         if isinstance(path, str) and name not in FINDER.sources and not name.startswith(PLUGIN) and not is_installed(path):
             del sys.modules[name]
             raise InputError(
@@ -238,3 +243,30 @@ def _shown(value: Any, module: str) -> str:
     if isinstance(value, type) and value.__module__ == module:
         return str(sorted(f"{name} {_shown(one, module)}" for name, one in vars(value).items() if name[:2] != "__"))
     return type(value).__name__
+
+
+_real_exit = os._exit
+_staying: list[int] = []  # processes in which a method runs, once for each method
+
+
+def _exit(status: int) -> NoReturn:
+    if os.getpid() in _staying:  # not in a process that a method has started
+        raise SystemExit(f"os._exit({status}) was called")
+    _real_exit(status)
+
+
+@contextlib.contextmanager
+def staying(method: bool = True) -> Iterator[None]:
+    """While a method runs, `os._exit` fails it instead of ending the process, as if the whole run were done.
+
+    A plugin is loaded in it, too (`method` False), since it may keep the function under another name.
+    """
+    process = os.getpid() if method else 0
+    os._exit = _exit
+    _staying.append(process)
+    try:
+        yield
+    finally:
+        _staying.remove(process)
+        if not _staying:
+            os._exit = _real_exit

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from m2lgdg.fields import checked_fields, nearest, variant_fields
-from m2lgdg.own_code import FINDER, PLUGIN, Source, imported_sources, refuse_not_covered, use
+from m2lgdg.own_code import FINDER, PLUGIN, Source, imported_sources, refuse_not_covered, staying, use
 from m2lgdg.storage import InputError, needing, one_line
 
 NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
@@ -207,7 +207,8 @@ class Registry(MutableMapping[str, type[Any]]):
         sys.modules[plugin.module] = module
         self._plugins[plugin.module] = plugin
         try:
-            exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
+            with staying(method=False):
+                exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
             refuse_not_covered(before, "it")
             plugin.modules |= {name: sys.modules[name] for name in plugin.sources if name in sys.modules}
         except BaseException as error:  # a plugin may raise anything, or exit

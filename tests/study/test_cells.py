@@ -380,21 +380,33 @@ def test_what_a_method_raises_or_cannot_store_fails_one_cell(folder, typed):
     assert (again.reused, len(again.failed)) == (2, len(FAILURES))
 
 
-def test_a_worker_that_exits_loses_its_own_cell_only(folder, typed):
-    """Twice: at two targets, every time that they are run."""
-    both = """
-if not {"east", "west"} <= set(source.site_names):
-    os._exit(0)
-"""
-    settings = acting(folder, both, "prior", "fc-logistic")
-    settings["method"]["acts"]["target"] = "none of these"
+@pytest.mark.parametrize(
+    ("engine", "call"), [("serial", "os._exit"), ("serial", "leave"), ("joblib", "leave"), ("dask", "leave")]
+)
+def test_a_method_that_ends_the_process_fails_its_own_cell_only(folder, typed, engine, call):
+    """Otherwise a serial run would end with 0 as if all were done. Also under a name that the plugin gave it."""
+    text = ACTS.replace("import numpy", "from os import _exit as leave\nimport numpy", 1)
+    (folder / "acts.py").write_text(text)
+    child = (
+        "child = os.fork()\nif not child:\n    os._exit(7)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+    )
+    settings = acting(folder, f"{child}{call}(0)", "prior")
     (folder / "study.json").write_text(json.dumps(settings))
-    code, text, errors = typed("run", folder / "study.json", "--out", folder / "out", "--jobs", "2")
+    words = ("run", folder / "study.json", "--out", folder / "out", "--engine", engine, "--jobs", "2")
+    code, text, errors = typed(*words)
     assert code == 1 and "Traceback" not in errors and "memory leak" not in errors
-    assert "10 of 12 cells done" in text
+    assert "7 of 8 cells done" in text
     failures = pd.read_csv(folder / "out" / "failures.csv")
-    assert failures[["method", "target"]].to_numpy().tolist() == [["acts", "east"], ["acts", "west"]]
-    assert all(reason.startswith("worker lost: its process was killed") for reason in failures["reason"])
-    run_study(study(folder, "prior", "fc-logistic"), folder / "quiet")
-    others = read_predictions(folder / "out").query("method != 'acts'").reset_index(drop=True)
-    pd.testing.assert_frame_equal(others, read_predictions(folder / "quiet"), check_exact=True)
+    assert failures[["method", "target"]].to_numpy().tolist() == [["acts", "east"]]
+    assert failures["reason"].tolist() == ["SystemExit: os._exit(0) was called"]
+    assert len(read_predictions(folder / "out").drop_duplicates(["method", "target"])) == 7
+
+
+@pytest.mark.long
+def test_a_dask_worker_that_ends_for_good_does_not_make_the_run_wait(folder, monkeypatch):
+    """By compiled code, which no Python function can stop."""
+    monkeypatch.setattr("m2lgdg.study.engines.PATIENCE", 5)
+    ends = "import ctypes; ctypes.CDLL(None)._exit(0)"
+    summary = run_study(acting(folder, ends, targets=["east"]), folder / "out", engine="dask", jobs=1)
+    ((_, reason),) = summary.failed
+    assert reason.startswith("worker lost")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m2lgdg import InputError
+from m2lgdg import InputError, run_study
 from m2lgdg.study.config import check_study, read_study, with_only
 
 GOOD = """
@@ -18,6 +18,18 @@ def write(tmp_path, text):
     path = tmp_path / "study.toml"
     path.write_text(text)
     return path
+
+
+def test_a_misspelt_key_of_methods_and_a_misspelt_phenotype_get_a_suggestion(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"key method is for the fields of a method, .*did you mean methods\?"):
+        check_study({"cohort": "c", "method": ["fc-logistic"]}, "s")
+    with pytest.raises(InputError, match=r"key inputs: agee is not a phenotype of cohort tiny; did you mean age\?"):
+        run_study({"cohort": tiny, "methods": ["prior"], "inputs": ["agee"]}, tmp_path / "out")
+
+
+def test_a_sweep_value_cannot_move_rows_to_the_other_track():
+    with pytest.raises(InputError, match=r"\[sweep\.fc-logistic\]: .*, adapted is the name of rows of the adapted track"):
+        check_study({"cohort": "c", "methods": ["fc-logistic"], "sweep": {"fc-logistic": {"atlases": ["x, adapted"]}}}, "s")
 
 
 def test_defaults_and_paths_relative_to_the_file(tmp_path):

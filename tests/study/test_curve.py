@@ -1,5 +1,6 @@
 """Learning curves: nested parts of source with its proportions, the trend, and the command."""
 
+import json
 import math
 
 import numpy as np
@@ -94,6 +95,22 @@ def test_it_continues_where_it_was_stopped(computed, folder):
     again, summary = learning_curve(study, folder / "out", sizes=(0.125, 0.25, 0.5, 1), repeats=2, jobs=2)
     assert (summary.reused, summary.done) == (summary.total - 3, 3)
     pd.testing.assert_frame_equal(again.points, computed[0].points)
+
+
+def test_an_altered_training_is_run_again(computed, folder):
+    """Another AUC, with and without the checksum that it would have; a point of another training."""
+    study = linear_study(check_study({"cohort": "c.cohort", "methods": ["prior", "fc-logistic"]}, "study", folder), None)
+    first, second, third, *_ = sorted((folder / "out" / "points").iterdir())
+    kept = {path: path.read_text() for path in (first, second, third)}
+    for path, text in kept.items():
+        record = json.loads(text)
+        record["row"][-1] = 5.0
+        path.write_text(json.dumps(record) if path == first else kept[first] if path == second else "[1]")
+    again, summary = learning_curve(study, folder / "out", sizes=(0.125, 0.25, 0.5, 1), repeats=2)
+    assert summary.done == 3
+    pd.testing.assert_frame_equal(again.points, computed[0].points)
+    with pytest.raises(ValueError, match="out of range"):
+        summarise(computed[0].points.assign(AUC=5.0))
 
 
 def points(areas, sizes):

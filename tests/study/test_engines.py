@@ -59,6 +59,7 @@ def address(tmp_path):
             process.wait(timeout=60)
 
 
+@pytest.mark.long
 def test_a_run_by_address_gives_the_bytes_of_a_serial_one(study, address, tmp_path):
     run_study(study, tmp_path / "serial", engine="serial")
     summary = run_study(study, tmp_path / "dask", scheduler=address)
@@ -101,6 +102,7 @@ echo "Submitted batch job $!"
 """
 
 
+@pytest.mark.long
 def test_the_python_of_the_page_runs_a_study(study, tmp_path, monkeypatch, capsys):
     """With an sbatch that starts the job at once, here, and one job instead of eight."""
     monkeypatch.chdir(tmp_path)

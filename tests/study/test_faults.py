@@ -66,7 +66,7 @@ def test_a_disk_that_fails_at_any_write(code, quiet):
     shutil.rmtree(quiet.parent / "all")
     writes, sync, lost = count[0], os.fsync, set()
     assert writes == 8 + 8 + 4 * 2  # beside the results, records, the files of explanations
-    for n in {*range(0, writes, 3 if code == errno.ENOSPC else 12), writes - 1}:
+    for n in {*range(0, writes, 5 if code == errno.ENOSPC else 12), writes - 1}:
         out, left = quiet.parent / f"out-{code}-{n}", [n]
 
         def fails(handle, left=left):

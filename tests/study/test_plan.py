@@ -89,7 +89,8 @@ def test_a_copy_has_the_key_of_the_package(copy):
 
 def test_an_edit_changes_the_key_where_it_can_change_a_prediction(copy):
     before = versions(copy)
-    for module in MODULES:
+    ends = {module.parts[:-1]: module for module in MODULES}.values()  # one of each folder; all of the root
+    for module in [module for module in MODULES if len(module.parts) == 1 or module in ends]:
         text = (copy / module).read_text()
         (copy / module).write_text(f"{text}\n# edited\n")
         after = versions(copy)

@@ -11,7 +11,7 @@ import m2lgdg.study.folder
 from m2lgdg import make_cohort, read, run_study
 from m2lgdg.study.config import check_study
 from m2lgdg.study.plan import make_cells
-from m2lgdg.study.records import Records, record_path
+from m2lgdg.study.records import Records, checksum, record_path
 
 
 @pytest.fixture
@@ -127,11 +127,31 @@ def test_a_record_that_does_not_fit_the_cohort_counts_as_missing(finished, chang
     elif change == "bytes":
         path.write_bytes(path.read_bytes().replace(b"east", b"\xffast"))
     else:
-        change(record)
-        path.write_text(json.dumps(record))
+        change(record)  # with the checksum of what is written: nobody can be kept from computing one
+        path.write_text(json.dumps(record | {"checksum": checksum(record)}))
     assert found.read(cell) is None and found.done(other)
     copied = Records.of(tmp_path / "new", cohort)
     assert [copied.copy(one, [tmp_path / "out"]) for one in (cell, other)] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["proba", "learned", "checksum"])
+def test_a_record_that_was_altered_counts_as_missing(finished, name, tmp_path):
+    """One probability, a fact, or no checksum."""
+    cohort = read(finished / "tiny.cohort")
+    cell, other = make_cells(check_study(plain(finished), "study"), cohort)
+    shutil.copytree(finished / "out", tmp_path / "out")
+    path = record_path(tmp_path / "out", cell.key)
+    record = json.loads(path.read_text())
+    if name == "proba":
+        record["proba"][0] = 1 - record["proba"][0] / 2
+    else:
+        del record[name]
+    path.write_text(json.dumps(record))
+    found = Records.of(tmp_path / "out", cohort)
+    assert found.read(cell) is None and found.done(other)
+    summary = run_study(plain(finished), tmp_path / "new", reuse=[tmp_path / "out"])
+    assert (summary.taken, summary.done) == (1, 1)
+    assert content(tmp_path / "new") == content(finished / "out")
 
 
 def test_a_record_that_does_not_fit_is_run_again(finished, tmp_path):

@@ -157,18 +157,6 @@ def test_keys_change_with_data_fields_and_seed(folder):
     assert not base & keys(cohort, threads=2)
 
 
-@pytest.mark.parametrize("engine", ["joblib", "dask"])
-def test_engines_give_the_same_bytes(folder, undisturbed, engine):
-    """Dask also where another program has its usual port."""
-    with socket.socket() as taken:
-        with contextlib.suppress(OSError):
-            taken.bind(("0.0.0.0", 8787))
-            taken.listen()
-        summary = run_study(study(folder), folder / "out", engine=engine, jobs=2)
-    assert summary.failed == []
-    assert content(folder / "out") == undisturbed
-
-
 def test_shards_together_give_the_same_bytes(folder, undisturbed):
     for shard in ("2/3", "1/3"):
         run_study(study(folder), folder / "out", shard=shard)
@@ -224,6 +212,57 @@ def test_the_device_that_auto_means_is_part_of_the_key(folder, monkeypatch):
     assert keys("cpu", **linear) == keys("cuda", **linear)
     with pytest.raises(InputError, match="name one, such as --set device=cuda"):
         run_study(study(folder, device="auto", variants=[], **network), folder / "out", scheduler="tcp://far:8786")
+
+
+def test_sites_can_be_left_out(folder, typed):
+    """Of source and of targets, by the study file and by the command; the folder repeats it."""
+    plain = study(folder, methods=["prior"], plugins=[], variants=[], targets=["east", "west"])
+    (folder / "study.json").write_text(json.dumps(plain))
+    code, text, _ = typed("run", folder / "study.json", "--out", folder / "out", "--without", "west", "--without", "north")
+    assert code == 0 and "1 of 1 cells done" in text
+    table = read_predictions(folder / "out")
+    cohort = make_cohort("tiny", seed=1)
+    south = cohort.labels[cohort.sites == "south"].mean()
+    assert set(table["target"]) == {"east"} and np.allclose(table["proba"], south)
+    inclusion = pd.read_csv(folder / "out" / "inclusion.csv")
+    assert set(inclusion[inclusion["reason"] == "site left out by the user"]["site"]) == {"north", "west"}
+    left_out = plain | {"exclude_sites": ["north", "west"], "targets": ["east"]}
+    assert run_study(left_out, folder / "again", reuse=[folder / "out"]).taken == 1
+    assert run_study(folder / "out" / "study.json", folder / "repeated").done == 1
+    assert content(folder / "again") == content(folder / "repeated") == content(folder / "out")
+    code, _, errors = typed("run", folder / "study.json", "--out", folder / "none", "--without", "wset")
+    assert (code, errors) == (2, "m2lgdg: key exclude_sites: wset is not a site of cohort tiny; did you mean west?\n")
+
+
+def test_time_left_is_by_the_last_cells_of_each_method(folder):
+    from m2lgdg.study.plan import Cell
+    from m2lgdg.study.runner import _Times
+
+    quick, slow = (Cell(name, "", "east", 0, {}, name) for name in ("quick", "slow"))
+    times = _Times([quick] * 4 + [slow] * 3)
+    times.add(quick, 2.0)
+    assert times.left(1) == (6.0, True)  # and what the slow ones take
+    times.add(slow, 500.0)
+    assert times.left(2) == ((3 * 2.0 + 2 * 500.0) / 2, False)
+    for seconds in (3.0, 2.0, 90.0):
+        times.add(quick, seconds)
+    assert times.left(1) == (1000.0, False)
+
+
+def test_long_trainings_are_announced(folder, typed, monkeypatch):
+    """At most about as long as measured: by the subjects, and the square of the ROIs."""
+    from m2lgdg.study.plan import Cell
+    from m2lgdg.study.runner import expected_time
+
+    cohort = make_cohort("tiny", seed=1)
+    cells = [Cell(name, "", "east", seed, {}, name) for name in ("m2lgdg", "fc-logistic") for seed in (0, 1)]
+    count, seconds = expected_time(cells, cohort, jobs=2)
+    assert count == 2 and np.isclose(seconds, 2200 * 60 * len(cohort) / 1035 * (len(cohort.rois) / 116) ** 2)
+    assert expected_time(cells[2:], cohort, 1) is None
+    monkeypatch.setattr("m2lgdg.study.runner.expected_time", lambda *_: (85, 7 * 3600.0))
+    (folder / "study.json").write_text(json.dumps(study(folder, methods=["prior"], plugins=[], variants=[])))
+    _, text, _ = typed("run", folder / "study.json", "--out", folder / "out")
+    assert " ".join(text.split()).startswith("Training 85 networks takes up to about 7 hours on 1 CPU core. Fewer seeds")
 
 
 def test_another_study_in_the_folder_is_refused(finished):
@@ -300,7 +339,7 @@ def test_killed_anywhere_then_resumed_gives_the_same_bytes(folder, undisturbed, 
     cells = out / "cells"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
-        for wanted in (1, 6, 11):  # killed after the first cell, then later and later
+        for wanted in (1, 11):  # killed after the first cell, then later
             process.stdin.write("run\n")
             running = int(process.stdout.readline())
             deadline = time.monotonic() + 60
@@ -367,53 +406,51 @@ class Fatal(Method):
 '''
 
 
-def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder):
+def test_a_lost_gpu_ends_the_study_instead_of_failing_all_that_is_left(folder, typed):
     """And the same command goes on: its processes are new. CUDA is stood in for by a method that says what CUDA would."""
     (folder / "fatal.py").write_text(FATAL)
-    lines = [
-        f'cohort = "{folder / "tiny.cohort"}"',
-        f'plugins = ["{folder / "fatal.py"}"]',
-        'methods = ["prior", "fatal"]',
-        "seeds = [0]",
-        f'[method.fatal]\nmarks = "{folder}"',
-    ]
-    (folder / "fatal.toml").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "m2lgdg", "run", "fatal.toml", "--out", "out", "--jobs", "2"]
-    reported = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert reported.returncode == 2
-    assert "Traceback" not in reported.stderr
-    sentence = " ".join(reported.stderr.split())
+    settings = study(folder, plugins=[str(folder / "fatal.py")], methods=["prior", "fatal"], seeds=[0], variants=[])
+    (folder / "fatal.json").write_text(json.dumps(settings | {"method": {"fatal": {"marks": str(folder)}}}))
+    command = ("run", folder / "fatal.json", "--out", folder / "out", "--jobs", "2")
+    code, _, errors = typed(*command)
+    sentence = " ".join(errors.split())
+    assert code == 2 and "Traceback" not in errors
     assert "the GPU failed and can no longer be used by this process (RuntimeError: CUDA error" in sentence
     assert sentence.endswith("of 8 cells are done; run the same command again to continue.")
-    failures = pd.read_csv(folder / "out" / "failures.csv")
-    assert len(failures) <= 2  # not what that process would have been given after it
-    again = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert len(pd.read_csv(folder / "out" / "predictions.csv")) == 2 * 52
+    assert len(pd.read_csv(folder / "out" / "failures.csv")) <= 2  # not what that process would have been given after it
+    code, _, errors = typed(*command)
+    assert code == 0, errors
+    assert len(read_predictions(folder / "out")) == 2 * 52
     assert not (folder / "out" / "failures.csv").exists()
 
 
 @pytest.mark.parametrize("engine", ["dask", "joblib"])
-def test_a_killed_worker_loses_nothing(folder, engine):
-    """Dask starts another worker; joblib too, says which cell is lost, and the next run does it."""
+def test_engines_give_the_same_bytes_and_a_killed_worker_loses_nothing(folder, undisturbed, engine):
+    """Dask starts another worker, also where another program has its usual port; joblib says which cell is lost."""
     (folder / "mortal.py").write_text(MORTAL)
     marks = folder / "marks"
     marks.mkdir()
-    mortal = {"methods": ["prior", "mortal"], "plugins": [str(folder / "mortal.py")], "variants": []}
-    mortal |= {"method": {"mortal": {"marks": str(marks)}}, "targets": ["east", "west"]}
-    summary = run_study(study(folder, **mortal), folder / "out", engine=engine, jobs=2)
-    assert len(list(marks.iterdir())) == 1  # of the one cell that is deadly
+    mortal = study(folder, methods=["prior", "fc-logistic", "slow-coin", "mortal"], method={"mortal": {"marks": str(marks)}})
+    mortal["plugins"].append(str(folder / "mortal.py"))
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):
+            taken.bind(("0.0.0.0", 8787))
+            taken.listen()
+        summary = run_study(mortal, folder / "out", engine=engine, jobs=2)
+    assert len(list(marks.iterdir())) == 3  # of the cells that are deadly: seed 0, not where west is the target
     if engine == "joblib":
-        assert [cell for cell, _ in summary.failed] == ["mortal, target east, seed 0"]
+        assert {cell for cell, _ in summary.failed} == {f"mortal, target {site}, seed 0" for site in ("east", "north", "south")}
         assert {reason.split(":")[0] for _, reason in summary.failed} == {"worker lost"}
-        assert summary.done + len(summary.failed) == 6
-        assert len(pd.read_csv(folder / "out" / "failures.csv")) == len(summary.failed)
-        assert run_study(study(folder, **mortal), folder / "out", engine=engine, jobs=2).reused == summary.done
+        assert (summary.done, len(pd.read_csv(folder / "out" / "failures.csv"))) == (25, 3)
+        assert run_study(mortal, folder / "out").reused == 25
     else:
-        assert (summary.done, summary.failed) == (6, [])
+        assert (summary.done, summary.failed) == (28, [])
     assert not (folder / "out" / "failures.csv").exists()
-    run_study(study(folder, **mortal), folder / "quiet")
-    assert content(folder / "out") == content(folder / "quiet")
+    kept = [line for line in content(folder / "out").splitlines(keepends=True) if not line.startswith(b"mortal,")]
+    assert b"".join(kept) == undisturbed
+    for (target, seed), rows in read_predictions(folder / "out").query("method == 'mortal'").groupby(["target", "seed"]):
+        sizes = {"east": 42, "north": 36, "south": 38, "west": 40}
+        assert set(rows["proba"]) == {np.random.default_rng([seed, sizes[target]]).random(1)[0]}
 
 
 # A shell's background job ignores SIGINT, and its children inherit that.

@@ -27,6 +27,7 @@ def curve(
         list[str] | None, typer.Option(help="Method of the study (default: its linear methods); may be repeated.")
     ] = None,
     changes: options.Changes = None,
+    without: options.Without = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Learning curve: AUC at left-out sites against the number of source subjects, with an extrapolation.
@@ -40,7 +41,7 @@ def curve(
 
     if goal is not None and not 0.5 < goal < 1:
         raise InputError(f"--goal {goal:g}: an AUC between 0.5 and 1 is expected, such as 0.8.")
-    resolved = linear_study(study_file(study, changes, plugin), method)
+    resolved = linear_study(study_file(study, changes, plugin, without), method)
     with watched(jobs) as watch:
         result, summary = learning_curve(resolved, to, sizes=_numbers(sizes), repeats=repeats, jobs=jobs, watch=watch)
     names = write_curve(result, to)

@@ -63,6 +63,10 @@ TargetSite = Annotated[
     typer.Option("--site", help="Target site of the study to use (default: all); may be repeated.", show_default=False),
 ]
 Kind = Annotated[str | None, typer.Option(help="Kind of data, as in `m2lgdg check` (default: guessed).", show_default=False)]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", help="Site to leave out, of source and of targets; may be repeated.", show_default=False),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from m2lgdg.study.runner import Summary
 
 
+LONG = 1800  # seconds of trainings that are announced before they begin
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever is read most easily."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"
+
+
 @contextmanager
 def watched(jobs: int) -> Iterator[Any]:
     """Progress bar of cells and time left; Ctrl-C and SIGTERM end with a message on how to continue."""
@@ -28,8 +38,15 @@ def watched(jobs: int) -> Iterator[Any]:
 
             def watch(summary: Summary) -> None:
                 finished = summary.reused + summary.done + len(summary.failed)
-                ran = summary.done + len(summary.failed)
-                rest = f"{summary.seconds / ran * (summary.total - finished):.0f} s left" if ran else "time left unknown"
+                if summary.expected and summary.expected[1] > LONG and finished == summary.reused:
+                    count, seconds = summary.expected
+                    cores = f"{jobs} CPU core{'s' * (jobs > 1)}"
+                    terminal.say(
+                        f"Training {count} networks takes up to about {duration(seconds)} on {cores}. Fewer seeds "
+                        "(--set seeds=[0]), one --site at a time, more --jobs or a GPU (--set device=cuda) take less."
+                    )
+                more = "at least " if summary.at_least else ""
+                rest = "time left unknown" if summary.left is None else f"{more}{duration(summary.left)} left"
                 text = f"{min(jobs, summary.total - finished)} running, {len(summary.failed)} failed, {rest}"
                 show(finished, summary.total, text)
 
@@ -41,11 +58,20 @@ def watched(jobs: int) -> Iterator[Any]:
         signal.signal(signal.SIGTERM, before)
 
 
-def study_file(path: Path, changes: Sequence[str] | None, plugin: Sequence[Path] | None) -> Study:
+def study_file(
+    path: Path, changes: Sequence[str] | None, plugin: Sequence[Path] | None, without: Sequence[str] | None = None
+) -> Study:
     """The study of a file with the changes of --set; plugins of the command line are relative to the working folder."""
+    from m2lgdg.storage import InputError
     from m2lgdg.study.config import read_study
 
-    return read_study(path, list(changes or []), [str(one.resolve()) for one in plugin or []])
+    study = read_study(path, list(changes or []), [str(one.resolve()) for one in plugin or []])
+    if not without:
+        return study
+    targets = None if study.targets is None else [site for site in study.targets if site not in without]
+    if targets == []:
+        raise InputError(f"--without {without[0]}: no target of the study is left.")
+    return study.model_copy(update={"exclude_sites": list(dict.fromkeys([*study.exclude_sites, *without])), "targets": targets})
 
 
 def _report_run(summary: Summary, folder: Path, leaks: list[str], data: str) -> None:
@@ -85,6 +111,7 @@ def run(
         list[str] | None, typer.Option(help="Method of the study to run (default: all); may be repeated.")
     ] = None,
     site: options.TargetSite = None,
+    without: options.Without = None,
     plugin: options.Plugin = None,
     reuse: Annotated[
         list[Path] | None, typer.Option(help="Copy identical cells from another study folder; may be repeated.")
@@ -99,7 +126,7 @@ def run(
     from m2lgdg.study.description import cohort_line, failed_checks
     from m2lgdg.study.runner import run_study
 
-    resolved = with_only(study_file(study, changes, plugin), method, site)
+    resolved = with_only(study_file(study, changes, plugin, without), method, site)
     with watched(jobs) as watch:
         summary = run_study(
             resolved,

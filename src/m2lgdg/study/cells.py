@@ -21,7 +21,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import CohortFeatures, use_features
 from m2lgdg.model.model import Model
 from m2lgdg.model.site_level import LEAST, Floats, corrected_by_batches, cross_batches, source_prevalence
-from m2lgdg.own_code import refuse_not_covered
+from m2lgdg.own_code import refuse_not_covered, staying
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text
@@ -143,21 +143,19 @@ def failure_reason(error: BaseException) -> str:
 def fitted_cell(
     cell: Cell, context: CellContext, select: Callable[[Cohort], Cohort] | None = None
 ) -> Iterator[tuple[Fold, Model]]:
-    """Fold of a cell, and its method fitted on source, or on those subjects of source that a function selects.
-
-    The block runs with the cell's number of threads.
-    """
+    """Fold of a cell, and its method fitted on source, or on those subjects of source that a function selects."""
     with _LOADING:  # cells of two studies may run in threads of one worker
         method = _method(cell, context)  # imports PyTorch if it is a network, before its threads are limited
         cohort = _cohort(context)
         if context.keep_features:
             _share_features(cohort, cell.code)
-    with _threads(context.threads):
+    with _threads(context.threads), staying():
         before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
-        refuse_not_covered(before, f"method {cell.method}")
+        if context.plugins or own_code(method.method):
+            refuse_not_covered(before, f"method {cell.method}")
 
 
 def _method(cell: Cell, context: CellContext) -> Model:

@@ -20,7 +20,7 @@ from m2lgdg.fields import checked_fields, nearest, shown, variant_fields
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
-from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted
+from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted, sweep_variant
 
 Scalar = bool | int | float | str
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
@@ -40,6 +40,7 @@ class Study(BaseModel):
     )
     kind: str | None = Field(default=None, description="kind of the release folder; guessed by default")
     options: dict[str, Scalar] = Field(default={}, description="options of the reader of the cohort")
+    exclude_sites: list[str] = Field(default=[], description="sites that are left out, of source and of targets")
     targets: list[str] | None = Field(default=None, min_length=1, description="target sites; all by default")
     seeds: list[Seed] = Field(
         default=[0, 1, 2, 3, 4], min_length=1, description="one training each; methods without randomness use the first"
@@ -197,7 +198,9 @@ def with_only(study: Study, names: list[str] | None, sites: list[str] | None = N
 def _check_once(study: Study, where: str) -> None:
     if len(set(study.methods)) < len(study.methods) or len(set(study.seeds)) < len(study.seeds):
         raise InputError(f"{where}: a method or seed is listed twice.")
-    lists = {key: getattr(study, key) for key in ("targets", "inputs", "explain", "variants", "atlases", "track")}
+    lists = {
+        key: getattr(study, key) for key in ("exclude_sites", "targets", "inputs", "explain", "variants", "atlases", "track")
+    }
     if isinstance(study.variants, dict):
         lists |= {f"variants.{name}": variants for name, variants in study.variants.items()}
     lists |= {f"sweep.{name}.{field}": values for name, axes in study.sweep.items() for field, values in axes.items()}
@@ -242,8 +245,16 @@ def _check_variants(study: Study, where: str) -> None:
     if not study.tracks:
         raise InputError(f"{where}, key track: the list is empty; choose strict, adapted or both.")
     listed = study.variants if isinstance(study.variants, dict) else {"": study.variants}
-    for variant in (variant for variants in listed.values() for variant in variants if is_adapted(variant)):
-        raise InputError(f"{where}, key variants: {variant} is the name of rows of the adapted track; rename the variant.")
+    named = [("key variants", variant) for variants in listed.values() for variant in variants]
+    named += [
+        (f"[sweep.{name}]", sweep_variant(field, value))
+        for name, axes in study.sweep.items()
+        for field, values in axes.items()
+        for value in values
+    ]
+    for place, variant in named:
+        if is_adapted(variant):
+            raise InputError(f"{where}, {place}: {variant} is the name of rows of the adapted track; choose another name.")
     declared = {name: find(name).variants for name in study.methods if usable(name)}
     every = {variant for variants in declared.values() for variant in variants}
     for name, variants in listed.items():
@@ -277,6 +288,8 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 def _sentence(error: ValidationError, where: str) -> str:
     first, *others = error.errors()
+    if any(each["loc"] == ("method",) and isinstance(each["input"], list) for each in error.errors()):
+        return f"{where}: key method is for the fields of a method, as [method.NAME]; did you mean methods?"
     if first["type"] == "missing":  # a misspelt key is reported as the one that is not known
         first = next((each for each in others if each["type"] == "extra_forbidden"), first)
     kinds = ("str", "list[str]", "dict[str,list[str]]")  # of a value that may have several types

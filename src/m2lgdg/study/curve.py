@@ -29,6 +29,7 @@ from m2lgdg.study.config import Study, usable, with_only
 from m2lgdg.study.engines import Engine
 from m2lgdg.study.folder import locked_folder
 from m2lgdg.study.plan import Cell, make_cells
+from m2lgdg.study.records import encoded, read_record
 from m2lgdg.study.runner import Summary, Watch, cell_context, on_device, run_items, study_cohort
 
 Floats = npt.NDArray[np.float64]
@@ -126,10 +127,7 @@ def learning_curve(
     jobs: int = 1,
     watch: Watch | None = None,
 ) -> tuple[Curve, Summary]:
-    """Train every method of a study on nested subsets of each source, and test it on the target.
-
-    A size up to 1 is a fraction of source, a larger one a number of subjects. The subsets of one repeat are nested.
-    """
+    """Train every method of a study on subsets of each source, nested in each repeat, and test it on the target."""
     out, cohort = Path(out), study_cohort(study)
     placed = on_device(study)
     cells = make_cells(placed, cohort)
@@ -201,7 +199,7 @@ def run_point(point: Point, context: CellContext) -> str | None:
     except BaseException as error:  # a user's method may raise anything, or exit; the other points must continue
         return failure_reason(error)
     value = None if math.isnan(area) else float(area)  # undefined if the target has one class
-    write_text(_path(context.out, point), json.dumps([*point.row, *counts, value], ensure_ascii=False) + "\n")
+    write_text(_path(context.out, point), encoded({"key": point.key, "row": [*point.row, *counts, value]}))
     return None
 
 
@@ -210,12 +208,10 @@ def _path(out: str | Path, point: Point) -> Path:
 
 
 def _stored(out: Path, point: Point) -> list[object] | None:
-    """Row of a finished training, or None."""
-    try:
-        row = json.loads(_path(out, point).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return row if isinstance(row, list) and len(row) == len(POINTS) and row[:5] == point.row else None
+    """Row of a finished training, or None; one that was altered counts as missing."""
+    record = read_record(_path(out, point)) or {}
+    row = record.get("row")
+    return row if record.get("key") == point.key and isinstance(row, list) and row[:5] == point.row else None
 
 
 def summarise(points: pd.DataFrame, seed: int = 0) -> Curve:
@@ -224,6 +220,8 @@ def summarise(points: pd.DataFrame, seed: int = 0) -> Curve:
     Repeats and seeds are averaged within a site first. Sites without a defined AUC at every size are left out.
     """
     rows, trends = [], {}
+    if not points["AUC"].dropna().between(0, 1).all() or not points["subjects"].between(1, 10**9).all():
+        raise ValueError("an AUC or a number of subjects is out of range")
     for method, rows_of_method in points.groupby("method", sort=False):
         areas = rows_of_method.pivot_table(index="target", columns="size", values="AUC", aggfunc="mean").dropna()
         if not len(areas):

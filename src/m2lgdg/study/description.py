@@ -33,10 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class CohortFacts(NamedTuple):
-    """Atlas, ROIs and findings of the cohort of a study; None where they are not known (folders of earlier versions).
-
-    `description` is that of `describe`: groups, sites and planted effects; empty where it is not known.
-    """
+    """Atlas, ROIs, findings and description (`describe`) of the cohort; None or empty where they are not known."""
 
     atlas: str | None = None
     rois: tuple[str, ...] | None = None

@@ -20,6 +20,7 @@ Engine = Literal["serial", "joblib", "dask"]
 Item = TypeVar("Item")
 Results = Generator[tuple[Item, str | None], None, None]
 Work = Callable[[Any], str | None]  # returns the reason for a failure, or None
+PATIENCE = 30  # seconds without any worker of its own, after which a run with Dask gives up
 WORKER_LOST = (
     "worker lost: its process was killed, perhaps for lack of memory; run the same command again, with fewer --jobs if it "
     "happens again"
@@ -50,10 +51,7 @@ def processes(items: Sequence[Item], work: Work, jobs: int, scheduler: str | Non
 
 
 class _Workers:
-    """Pools of one process each, so that a lost process takes nothing but its own item with it.
-
-    A process keeps to one target, where methods share what they fit.
-    """
+    """Pools of one process each, so that a lost process takes only its own item with it; each keeps to one target."""
 
     def __init__(self, items: Sequence[Any], work: Work, jobs: int) -> None:
         self.waiting, self.work, self.environment = list(items), work, _worker_environment(jobs)
@@ -126,11 +124,20 @@ def dask(items: Sequence[Item], work: Work, jobs: int, scheduler: str | None) ->
         raise InputError(f"no Dask scheduler answers at {scheduler} ({one_line(error)}).") from None
     try:
         waiting = {client.submit(work, item, pure=False): item for item in items}
-        for future in api.as_completed(list(waiting)):
-            raised = future.exception()
-            if isinstance(raised, InputError):  # it ends the run, such as a full disk
-                raise raised
-            yield waiting[future], f"worker lost: {one_line(raised)}" if raised else future.result()
+        completed, alive = api.as_completed(list(waiting)), time.monotonic()
+        while waiting:
+            batch = completed.next_batch(block=False)
+            for future in batch:
+                raised = future.exception()
+                if isinstance(raised, InputError):  # it ends the run, such as a full disk
+                    raise raised
+                yield waiting.pop(future), f"worker lost: {one_line(raised)}" if raised else future.result()
+            if batch or scheduler or client.scheduler_info()["workers"]:  # jobs of a cluster may still be in its queue
+                alive = time.monotonic()
+            elif time.monotonic() > alive + PATIENCE:
+                yield from ((item, WORKER_LOST) for item in waiting.values())
+                return
+            time.sleep(0 if batch else 0.05)
     finally:
         client.close()
         if cluster is not None:

@@ -123,6 +123,7 @@ def _about(out: Path, study: Study, cohort: Cohort, cohort_path: Path) -> dict[s
         "cohort": os.path.relpath(cohort_path, out),
         "kind": None,
         "options": {},
+        "exclude_sites": [],
         "cohort_hash": cohort.hash,
         "targets": [fold.site for fold in leave_one_site_out(cohort, study.targets)],
         "inputs": list(cohort.inputs),

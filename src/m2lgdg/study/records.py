@@ -1,4 +1,4 @@
-"""Records of cells: one file each under `cells/`, trusted only if it fits the cohort, and the tables assembled from them.
+"""Records of cells: one file each under `cells/`, trusted only if it is unaltered and fits the cohort, and their tables.
 
 `study.runner` writes and reads them. `predictions.csv` has a fixed order, so that its bytes depend neither on the engine, nor
 on the number of workers, nor on interruptions.
@@ -6,6 +6,7 @@ on the number of workers, nor on interruptions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -41,8 +42,23 @@ def head(cell: Cell) -> dict[str, Any]:
 
 
 def encoded(record: Mapping[str, Any]) -> str:
-    """Text of a record; an error if JSON cannot hold it."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    """Text of a record with its checksum; an error if JSON cannot hold it."""
+    return json.dumps({**record, "checksum": checksum(record)}, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def checksum(record: Mapping[str, Any]) -> str:
+    """SHA-256 of a record's content; it shows a change, not who made it."""
+    content = {name: value for name, value in record.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Content of a file that `encoded` wrote, or None if it does not exist or was altered."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return record if record["checksum"] == checksum(record) else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def plain(value: Any, where: str) -> Any:
@@ -80,12 +96,9 @@ class Records:
         return cls(out, {site: (ordered.subjects[m].tolist(), ordered.labels[m].tolist()) for site, m in masks.items()})
 
     def read(self, cell: Cell, out: str | Path | None = None) -> dict[str, Any] | None:
-        """Record of a cell, or None if it does not exist, cannot be read, or does not fit the cohort."""
-        try:
-            record = json.loads(record_path(out or self.out, cell.key).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        if not isinstance(record, dict) or record.get("key") != cell.key:
+        """Record of a cell, or None if it does not exist, cannot be read, was altered, or does not fit the cohort."""
+        record = read_record(record_path(out or self.out, cell.key))
+        if record is None or record.get("key") != cell.key:
             return None
         if record.get("status") == "failed":
             return record if isinstance(record.get("reason"), str) else None
@@ -101,6 +114,10 @@ class Records:
     def done(self, cell: Cell) -> bool:
         """Whether a cell has a record of a finished training."""
         return (self.read(cell) or {}).get("status") == "done"
+
+    def seconds(self, cell: Cell) -> float | None:
+        """How long a cell took; None if it has no record."""
+        return (self.read(cell) or {}).get("seconds")
 
     def copy(self, cell: Cell, others: Sequence[str | Path]) -> bool:
         """Copy a cell with the same key, and its explanation, from another study folder; False if none has it."""

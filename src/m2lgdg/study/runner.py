@@ -5,28 +5,35 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, shown_table
 from m2lgdg.data.readers import read
+from m2lgdg.data.readers.selection import keep
+from m2lgdg.fields import nearest
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import LOST, CellContext, RunEnds, forget_features, run_cell
 from m2lgdg.study.config import Study, read_study, study_of
 from m2lgdg.study.engines import ENGINES, Engine
 from m2lgdg.study.folder import locked_folder
-from m2lgdg.study.plan import distinct, make_cells
+from m2lgdg.study.plan import Cell, distinct, make_cells
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.records import Records
 
@@ -41,6 +48,9 @@ class Summary:
     taken: int = 0  # reused cells copied from another study folder
     failed: list[tuple[str, str]] = field(default_factory=list)  # cell, reason
     seconds: float = 0.0
+    left: float | None = None  # seconds until the end, by the last cells of each method; None: not known yet
+    expected: tuple[int, float] | None = None  # networks to train on the CPU, and about how many seconds at most
+    at_least: bool = False  # whether some method has not been run yet, so that more time is left
     folder: str = ""  # of the study
 
     def scores(self) -> pd.DataFrame:
@@ -100,9 +110,9 @@ def run_study(
     scheduler : str, optional
         Address of a Dask scheduler.
     shard : str, optional
-        Part of the cells, such as "2/8".
+        Part of the cells, such as "2/8", for job arrays that share the folder.
     reuse : sequence of paths
-        Study folders to copy identical cells from.
+        Study folders to copy identical cells from, such as those of a study with fewer seeds.
     watch : callable, optional
         Called with the `Summary` after every cell.
 
@@ -122,9 +132,8 @@ def run_study(
 
     Notes
     -----
-    `shard` ("2/8") runs every eighth cell only, for job arrays that share the folder. A failed cell is recorded and the others
-    continue, unless the GPU failed with it; the next run tries it again. The run ends if the cohort or a plugin is changed
-    meanwhile. Identical cells are copied from the folders in `reuse`, for example from a study with fewer seeds or methods.
+    A failed cell is recorded and the others continue, unless the GPU failed with it; the next run tries it again. The run ends
+    if the cohort or a plugin is changed meanwhile.
     """
     out = Path(out)
     study = checked(study)
@@ -145,9 +154,23 @@ def run_study(
     summary = Summary(total=len(own), folder=str(out))
     with locked_folder(out, study, cohort, cohort_path, shard_of):
         summary.taken = sum(records.copy(cell, reuse) for cell in own if not records.done(cell))
+        if placed.device == "cpu":
+            summary.expected = expected_time([cell for cell in own if not records.done(cell)], cohort, jobs)
         work = partial(run_cell, context=context)
         try:
-            run_items(own, work, records.done, summary, context, engine, jobs, scheduler, watch=watch, lost=records.lost)
+            run_items(
+                own,
+                work,
+                records.done,
+                summary,
+                context,
+                engine,
+                jobs,
+                scheduler,
+                watch=watch,
+                lost=records.lost,
+                seconds=records.seconds,
+            )
         finally:
             records.collect(cells)
     return summary
@@ -165,6 +188,7 @@ def run_items(
     *,
     watch: Watch | None = None,
     lost: Callable[[Any, str], None] = lambda item, reason: None,
+    seconds: Callable[[Any], float | None] = lambda item: None,
 ) -> None:
     """Run the items that are not done yet on an engine, and count them in the summary; `lost` is told of a failure.
 
@@ -173,6 +197,7 @@ def run_items(
     """
     start = time.monotonic()
     todo = sorted((item for item in items if not is_done(item)), key=lambda item: str(item.target))
+    times = _Times(todo)
     summary.reused = len(items) - len(todo)
     if watch:
         watch(summary)
@@ -187,6 +212,8 @@ def run_items(
                     if reason.startswith(LOST):
                         raise RunEnds(f"{item}: {reason}")
                 summary.seconds = time.monotonic() - start
+                times.add(item, seconds(item) or summary.seconds * jobs / (summary.done + len(summary.failed)))
+                summary.left, summary.at_least = times.left(jobs)
                 if watch:
                     watch(summary)
     except RunEnds as error:
@@ -198,11 +225,46 @@ def run_items(
         forget_features()
 
 
+def expected_time(cells: Sequence[Cell], cohort: Cohort, jobs: int) -> tuple[int, float] | None:
+    """Number of networks among the cells, and at most about how many seconds they train on `jobs` cores; None without any.
+
+    By times that were measured on one core, which grow with the subjects and with the square of the ROIs.
+    """
+    measured = json.loads(files("m2lgdg.methods").joinpath("training_times.json").read_text(encoding="utf-8"))
+    minutes = [measured["minutes"][cell.method] for cell in cells if cell.method in measured["minutes"]]
+    size = len(cohort) / measured["subjects"] * (len(cohort.rois) / measured["rois"]) ** 2
+    return (len(minutes), 60 * sum(minutes) * size / max(jobs, 1)) if minutes else None
+
+
+class _Times:
+    """Seconds of the last cells of each method, and how many cells are left of it."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.count = Counter(map(self._kind, items))
+        self.last: dict[Any, deque[float]] = {}
+
+    @staticmethod
+    def _kind(item: Any) -> tuple[str, str]:
+        cell = getattr(item, "cell", item)  # of a training of a learning curve
+        return cell.method, cell.variant
+
+    def add(self, item: Any, seconds: float) -> None:
+        self.count[self._kind(item)] -= 1
+        self.last.setdefault(self._kind(item), deque(maxlen=9)).append(seconds)
+
+    def left(self, jobs: int) -> tuple[float, bool]:
+        """Seconds until the end, and whether a method that has not been run yet is not in them."""
+        known = sum(count * statistics.median(self.last[kind]) for kind, count in self.count.items() if kind in self.last)
+        return known / max(jobs, 1), any(count and kind not in self.last for kind, count in self.count.items())
+
+
 def cell_context(study: Study, cohort: Cohort, out: Path) -> tuple[Path, CellContext]:
     """File of the cohort that workers read, and what they need besides the cell."""
     # Converted once, into the study folder, since workers read a file.
     in_memory = study._held is not None
-    converted = in_memory or Path(study.cohort).is_dir() or bool(study.options) or study.atlas is not None
+    converted = (
+        in_memory or Path(study.cohort).is_dir() or bool(study.options or study.exclude_sites) or study.atlas is not None
+    )
     cohort_path = out / "cohort.cohort" if converted else Path(study.cohort)
     return cohort_path, CellContext(
         str(out.resolve()),
@@ -229,13 +291,28 @@ def study_cohort(study: Study) -> Cohort:
     options: dict[str, Any] = dict(study.options)
     content = study._held if study._held is not None else read(study.cohort, study.kind, **options)
     content = content if study.atlas is None else content.parcellation(study.atlas)
+    content = without_sites(content, study.exclude_sites)
     inputs = content.inputs if study.inputs is None else study.inputs
+    for column in inputs:
+        if column not in content.phenotypes:
+            hint = nearest(column, list(map(str, content.phenotypes.columns)))
+            raise InputError(f"key inputs: {column} is not a phenotype of cohort {content.name}{hint}")
     cohort = content.with_inputs(inputs, allow_proxies=study.allow_proxies or content.allow_proxies)
     if study.cohort_hash not in (None, content.hash, cohort.hash):  # study.json has the hash with the inputs of the study
         raise InputError(
             f"{study.cohort} has changed since the study was run (hash {content.hash[:12]}, not {study.cohort_hash[:12]})."
         )
     return cohort
+
+
+def without_sites(cohort: Cohort, sites: Sequence[str]) -> Cohort:
+    """The cohort without some of its sites, whose subjects are listed as excluded."""
+    for site in sites:
+        if site not in cohort.site_names:
+            raise InputError(
+                f"key exclude_sites: {site} is not a site of cohort {cohort.name}{nearest(site, cohort.site_names)}"
+            )
+    return keep(cohort, ~np.isin(cohort.sites, sites), lambda _: ("site left out by the user",)) if sites else cohort
 
 
 def on_device(study: Study, scheduler: str | None = None) -> Study:
