@@ -25,6 +25,8 @@ FORMAT = "m2lgdg-cohort-1"
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas, numbered from 0
 PLAIN = ("name", "atlas", "rois", "inputs", "allow_proxies", "truth")  # fields that the header holds as they are
+HIDDEN = 1e-5  # sd of a column relative to its level, below which float32 would spoil the signal
+ROUNDING = 1e-11  # the same of a flat column, in float64
 Series = npt.NDArray[np.float32]  # (time, roi)
 
 
@@ -47,7 +49,19 @@ class Parcellation:
 
 def read_only(series: npt.ArrayLike) -> Series:
     """A series as float32 that nobody can write to."""
-    return frozen(np.asarray(series, dtype=np.float32))
+    return frozen(as_float32(np.asarray(series)))
+
+
+def as_float32(array: npt.NDArray[Any]) -> Series:
+    """Numbers as float32, of which a column (of (time, roi)) is centred first where its level would hide its signal."""
+    if array.ndim == 2 and array.dtype.itemsize > 4 and array.dtype.kind in "fiu" and array.size:
+        with np.errstate(invalid="ignore", over="ignore"):
+            level, spread = array.mean(axis=0, dtype=np.float64), array.std(axis=0, dtype=np.float64)
+            hidden = (spread < HIDDEN * np.abs(level)) & (spread > ROUNDING * np.abs(level))
+        if hidden.any():
+            array = array - np.where(hidden, level, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -106,6 +120,8 @@ def canonical_table(table: pd.DataFrame, subjects: npt.NDArray[np.str_]) -> pd.D
 
 def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
     """Why a (time, roi) series is unusable, in words, or None. Single flat ROIs are reported by `check` instead."""
+    if _is_connectome(series):
+        return "a symmetric or triangular matrix is a connectome, not a series; give the time series of the ROIs"
     if len(series) < 2:
         return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
     if not np.isfinite(series).all():
@@ -117,6 +133,15 @@ def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
     if (series[1:] == series[0]).all():
         return "every ROI is constant" if series.any() else "the series is zero everywhere"
     return None
+
+
+def _is_connectome(matrix: npt.NDArray[Any]) -> bool:
+    if len(matrix) != matrix.shape[1] or len(matrix) < 3:
+        return False
+    finite = np.where(np.isfinite(matrix), matrix, 0)
+    upper, lower = np.triu(finite, 1), np.tril(finite, -1).T  # without the diagonal, where some write infinity or NaN
+    largest = max(np.abs(upper).max(), np.abs(lower).max())
+    return bool(largest > 0 and (np.abs(upper - lower).max() <= 1e-4 * largest or not (upper.any() and lower.any())))
 
 
 def write_cohort(path: str | Path, fields: Mapping[str, Any], digest: str, dtype: str) -> Path:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
 
-from m2lgdg import InputError
-from m2lgdg.data.readers.arrays import load_array, load_mat, read_table
+from m2lgdg import Cohort, InputError
+from m2lgdg.data.readers.arrays import Said, load_array, load_mat, read_table
 
 FORMATS = ("%f", "%.3f", "%g", "%.17g", "%e", "%.9E", "%r", "%+.6f", "%d")
 SEPARATORS = {".csv": (",", ";", ", ", " ;"), ".tsv": ("\t", " \t"), ".txt": (" ", "  ", "\t", " \t "), ".1D": ("\t", "   ")}
@@ -310,3 +310,117 @@ def test_random_damage_to_an_array_file(suffix, tmp_path):
         np.savetxt(file, array, delimiter=",", fmt="%.6f", header="a,b,c,d,e,f", comments="")
     spare = range(184, 200) if suffix == ".mat" else range(0)  # scipy ends the process at an unknown type of numbers there
     breakage.only_sentences(load_array, file, file.read_bytes(), 300, spare)
+
+
+# Headers and index columns that look like numbers of a scan
+
+
+def scan(rows=60, columns=12, seed=0):
+    """Slow signals on a level, as scanners give them."""
+    return 9000 + 40 * np.cumsum(np.random.default_rng(seed).normal(size=(rows, columns)), axis=0)
+
+
+CODES = [2001 + 7 * i + i * i for i in range(12)]
+HEADERS = {  # a first line, and what the columns are called
+    "counted by floats": ([f"{i:.1f}" for i in range(12)], None),
+    "codes as floats": ([f"{code}.0" for code in CODES], [str(code) for code in CODES]),
+    "negative codes": ([str(-code) for code in CODES], [str(-code) for code in CODES]),
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("columns", [12, 6])
+def test_a_header_of_floats_is_no_volume(file, header, columns):
+    line, names = (None if one is None else one[:columns] for one in HEADERS[header])
+    body = [",".join(f"{value:.3f}" for value in row) for row in scan()[:, :columns]]
+    path = file(".csv", "\n".join([",".join(line), *body]))
+    if columns == 12 or header == "counted by floats":
+        found, table = load_array(path)
+        assert (found, table.shape) == (names, (60, columns))
+        return
+    with pytest.raises(InputError, match=r"table\.csv, row 1 \(.*looks like numbers or codes .*--header yes or no"):
+        load_array(path)
+    assert load_array(path, said=Said(header=True))[0] == names
+    assert load_array(path, said=Said(header=False))[1].shape == (61, columns)
+
+
+@pytest.mark.parametrize("first", [CODES, CODES[::-1], [5, 3, 900, 12, 77, 2, 31, 44, 6, 81, 9, 1]])
+def test_codes_over_whole_numbers_and_in_arrays(file, tmp_path, first):
+    table = np.vstack([first, np.round(scan())])
+    text = file(".csv", "\n".join(",".join(f"{value:.0f}" for value in row) for row in table))
+    np.save(tmp_path / "a.npy", np.vstack([first, scan()]))
+    savemat(tmp_path / "a.mat", {"ts": np.vstack([first, scan()])})
+    for path in (text, tmp_path / "a.npy", tmp_path / "a.mat"):
+        with pytest.raises(InputError, match=rf"{path.name}, row 1 \({first[0]}, .*--header yes or no"):
+            load_array(path)
+        names, series = load_array(path, said=Said(header=True))
+        assert (names, series.shape) == ([str(one) for one in first], (60, 12))
+
+
+INDICES = {
+    "from 5": np.arange(5, 65),
+    "time in seconds": np.arange(60) * 2.0,
+    "time that is rounded": np.round(np.arange(60) * 0.813, 2),
+    "time with jitter": np.arange(60) * 2 + np.random.default_rng(1).uniform(0, 0.9, 60),
+    "backwards": np.arange(60)[::-1],
+    "of joined runs": np.tile(np.arange(30), 2),
+}
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("at", [0, 5, 12])
+def test_a_column_that_counts_volumes_is_refused_wherever_it_is(file, tmp_path, index, at):
+    table = np.insert(scan(), at, INDICES[index], axis=1)
+    path = file(".csv", "\n".join(",".join(f"{value:.2f}" for value in row) for row in table))
+    np.save(tmp_path / "a.npy", table)
+    for each in (path, tmp_path / "a.npy"):
+        with pytest.raises(InputError, match=rf"column {at + 1} is a row index, .*--index-column drop or keep"):
+            load_array(each)
+        np.testing.assert_allclose(load_array(each, said=Said(index_column="drop"))[1], scan(), rtol=1e-5)
+        assert load_array(each, said=Said(index_column="keep"))[1].shape == (60, 13)
+
+
+@pytest.mark.parametrize("title", ["time_s", "Time [s]", "TR", "t", "volume", "frame_number", "Unnamed: 0"])
+def test_a_name_of_time_is_enough_in_a_short_scan(file, title):
+    names = [*"abcdef", title]
+    table = np.column_stack([numbers(5), [0.0, 2.1, 3.9, 6.4, 8.0]])
+    path = file(".csv", "\n".join([",".join(names), *(",".join(map(str, row)) for row in table)]))
+    with pytest.raises(InputError, match=r"column 7 \(.*\) is a row index"):
+        load_array(path)
+    assert load_array(path, said=Said(index_column="drop"))[0] == list("abcdef")
+
+
+def test_signals_are_no_index_and_no_header(file):
+    smooth = np.sin(np.arange(60)[:, None] / 8 + np.arange(12))  # slow, and flat, and rising for half of the time
+    for table in (smooth, scan(), np.round(scan(), 1), np.hstack([scan(), np.zeros((60, 1))]), np.sort(scan(), axis=1)):
+        path = file(".csv", "\n".join(",".join(f"{value:.4f}" for value in row) for row in table))
+        assert load_array(path)[1].shape == table.shape
+
+
+@pytest.mark.parametrize("text", ['"97,790.6","1,234.5"\n"98,001.2","1,230.0"\n', '"97,790.6","1,234.5"\n98001.2,1230.0\n'])
+def test_quoted_numbers_with_separators_are_named(file, text):
+    with pytest.raises(InputError, match=r"table\.csv, line 1, column 1: '97,790\.6' is not a number\."):
+        load_array(file(".csv", text))
+    names, table = load_array(file(".csv", '"left, upper","b"\n"1.5","2"\n'))
+    assert (names, table.tolist()) == (["left, upper", "b"], [[1.5, 2.0]])
+
+
+def test_a_high_level_does_not_take_the_signal(file, tmp_path):
+    signal = np.random.default_rng(0).normal(size=(80, 4))
+    table = signal + np.array([1e9, 2e10, 100.0, 0.0])
+    np.save(tmp_path / "a.npy", np.column_stack([table, np.full(80, 1e9 / 3)]))
+    np.savetxt(tmp_path / "a.txt", table, fmt="%.17g")
+    cohort = Cohort.from_arrays([table] * 2, [0, 1], "Oslo")
+    for series in (load_array(tmp_path / "a.npy")[1], load_array(tmp_path / "a.txt")[1], cohort.series[0]):
+        for column in range(4):
+            assert np.corrcoef(series[:, column], signal[:, column])[0, 1] > 0.999
+        np.testing.assert_array_equal(series[:, 2:4], table[:, 2:].astype(np.float32))  # as they were
+    assert np.ptp(load_array(tmp_path / "a.npy")[1][:, 4]) == 0  # a flat column stays flat
+
+
+def test_no_text_of_a_linked_file_is_shown(tmp_path):
+    (tmp_path / "secret").write_text("user 4711\nhunter2 12\n")
+    (tmp_path / "P1.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match=r"P1\.txt, line 2, column 1: the text \(not shown") as error:
+        load_array(tmp_path / "P1.txt")
+    assert "hunter2" not in str(error.value)

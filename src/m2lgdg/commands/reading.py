@@ -76,6 +76,14 @@ def _options(
         str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")
     ] = None,
     control: Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")] = None,
+    header: Annotated[
+        str | None,
+        typer.Option(help="folder: whether the first row of each file names its columns: yes or no (default: guessed)."),
+    ] = None,
+    index_column: Annotated[
+        str | None,
+        typer.Option(help="folder: what becomes of a column that counts volumes: drop or keep (default: an error)."),
+    ] = None,
     join_runs: Annotated[
         bool,
         typer.Option(

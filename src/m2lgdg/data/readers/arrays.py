@@ -6,17 +6,19 @@ cell that is not a number.
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from m2lgdg.cohort_file import as_float32
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.storage import InputError, read_bytes
 
@@ -26,9 +28,14 @@ BLANK_LINES = re.compile(rb"(?:[ \r]*\n)+")
 PLAIN = b"\t\n\r" + bytes(range(32, 127))  # numpy treats some other bytes as white space
 MISSING = {"", "n/a", "na", "nan"}  # codes for a missing number in BIDS, pandas and spreadsheets
 UNNAMED = "unnamed: 0"  # written by pandas over a row index that it has read and saved again
-INDEX_NAMES = (UNNAMED, "index", "time", "volume", "frame")  # of a column that counts volumes, in lower case
+# Names of a column that counts volumes or has their time, in lower case, alone or before a unit (time_s, time [s])
+INDEX_NAME = re.compile(r"(unnamed: 0|index|idx|row|time|timepoint|volume|vol|frame|scan|seconds|sec|tr|t)([\W_].*|\d*)")
+WHOLE = re.compile(r"[-+]?\d{1,9}(\.0*)?")  # a whole number, as pandas also writes it
+LIKE_A_NUMBER = re.compile(r"[-+]?[\d.,' ]*\d[\d.,' ]*([eE][-+]?\d+)?")  # with marks that Python does not read
 LARGEST = 512 << 20  # bytes of a file with the series of one subject, and of a variable of a .mat file
 MANY = 10  # values that row or column numbers take and a signal does not
+MONOTONE = 50  # volumes over which no signal only rises or only falls
+SAID = "or say what it is for a folder of your own"
 NUMERIC = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))  # of MATLAB
 ONE_AT_A_TIME = threading.Lock()  # numpy parses headers as Python code, which fails now and then in threads of Python 3.11
 
@@ -47,19 +54,37 @@ def named_columns(path: Path, header: list[str] | None, series: Series, atlas: s
     return roi_names(tuple(header), atlas), series
 
 
-def load_array(path: Path, variable: str | None = None) -> tuple[list[str] | None, Series]:
+class Said(NamedTuple):
+    """What a user says of the files, where numbers leave it open: a header, columns that count volumes, rows that are ROIs."""
+
+    header: bool | None = None
+    index_column: Literal["drop", "keep"] | None = None
+    transposed: bool = False
+
+
+GUESSED = Said()
+
+
+def load_array(path: Path, variable: str | None = None, said: Said = GUESSED) -> tuple[list[str] | None, Series]:
     """Column names (None if the file has none) and numbers of a .npy, .mat or text file; pickled content is refused."""
     if path.suffix == ".mat":
-        return None, load_mat(path, variable)
-    return parse_array(path, read_bytes(path, LARGEST))
+        return _checked(path, None, _load_mat(path, variable), said)
+    return parse_array(path, read_bytes(path, LARGEST), said)
 
 
-def parse_array(path: Path, content: bytes) -> tuple[list[str] | None, Series]:
+def parse_array(path: Path, content: bytes, said: Said = GUESSED) -> tuple[list[str] | None, Series]:
     """Column names and numbers from the content of a .npy or text file; `path` serves for its suffix and messages only."""
-    return (None, _parse_npy(path, content)) if path.suffix == ".npy" else parse_table(path, content)
+    if path.suffix == ".npy":
+        return _checked(path, None, _parse_npy(path, content), said)
+    return parse_table(path, content, said)
 
 
-def _parse_npy(path: Path, content: bytes) -> Series:
+def load_mat(path: Path, variable: str | None) -> Series:
+    """2-D variable of a MATLAB file, by name or the only one."""
+    return _checked(path, None, _load_mat(path, variable), GUESSED)[1]
+
+
+def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
     file = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
@@ -77,11 +102,10 @@ def _parse_npy(path: Path, content: bytes) -> Series:
         raise
     except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
         raise InputError(f"{path} is not a readable .npy file.") from None
-    return _as_series(array, path)
+    return array
 
 
-def load_mat(path: Path, variable: str | None) -> Series:
-    """2-D variable of a MATLAB file, by name or the only one."""
+def _load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
     from scipy.io import loadmat, whosmat
 
     content = io.BytesIO(read_bytes(path, LARGEST))
@@ -95,7 +119,7 @@ def load_mat(path: Path, variable: str | None) -> Series:
         raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
     except Exception as error:  # damaged files raise errors of any type in scipy and zlib
         raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
-    return _as_series(array, path)
+    return array
 
 
 def _variable(path: Path, variables: Sequence[tuple[str, tuple[int, ...], str]], wanted: str | None) -> str:
@@ -116,15 +140,70 @@ def _variable(path: Path, variables: Sequence[tuple[str, tuple[int, ...], str]],
     return name
 
 
-def _as_series(array: npt.NDArray[Any], path: Path) -> Series:
+def _checked(path: Path, names: list[str] | None, array: npt.NDArray[Any], said: Said) -> tuple[list[str] | None, Series]:
+    """Names and series of a table whose rows are volumes and whose columns are ROIs; others are refused, or left out."""
     if array.dtype.kind not in "fiu":
         raise InputError(f"{path} contains {array.dtype} values, not real numbers.")
     if array.ndim != 2:
         raise InputError(f"{path} has shape {array.shape}, not (time, roi).")
-    with np.errstate(over="ignore"):
-        series = np.ascontiguousarray(array, dtype=np.float32)
-    _need_no_index(path, series)
-    return series
+    table = array if array.dtype.kind == "f" else array.astype(np.float64)  # (row, column)
+    if said.transposed:
+        names, table = None, np.ascontiguousarray(table.T)
+    if said.header is None and _names_in_row(table):
+        raise InputError(
+            f"{path}, row 1 ({', '.join(f'{value:g}' for value in table[0, :3])} ...) looks like numbers or codes of the "
+            f"columns, not like a volume; remove it, {SAID} (--header yes or no)."
+        )
+    if said.header and names is None and len(table):
+        names, table = [f"{value:g}" for value in table[0].tolist()], table[1:]
+    index = [] if said.index_column == "keep" else _index_columns(table, names)
+    if index and said.index_column is None:
+        name = f" ({names[index[0]]})" if names is not None and len(names) == table.shape[1] else ""
+        raise InputError(
+            f"{path}, column {index[0] + 1}{name} is a row index, not an ROI; remove it from the file (pandas: to_csv(..., "
+            f"index=False)), {SAID} (--index-column drop or keep)."
+        )
+    if names is not None and len(names) == table.shape[1]:  # R writes no name over the numbers of rows
+        names = [name for column, name in enumerate(names) if column not in index]
+    return names, as_float32(np.delete(table, index, axis=1) if index else table)
+
+
+def _names_in_row(table: npt.NDArray[Any]) -> bool:
+    """Whether the first row has numbers or codes of the columns: whole over decimals, rising as no other row, or far away."""
+    rows, columns = table.shape
+    first, rest = table[0] if rows else table, table[1:]
+    if rows < 4 or columns < 4 or not np.isfinite(first).all():
+        return False
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.diff(table, axis=1)
+        ordered = (steps > 0).all(axis=1) | (steps < 0).all(axis=1)  # (row,)
+        whole = bool((first == np.round(first)).all()) and len(np.unique(first)) == columns
+        decimals = (rest != np.round(rest)).mean() > 0.5
+        far = np.abs(first - np.median(rest, axis=0)) > 5 * np.ptp(rest, axis=0)
+    only_first = ordered[0] and ordered[1:].mean() < 0.5
+    if columns >= MANY and (only_first or (whole and decimals)):
+        return True
+    return bool(whole and ((only_first and decimals) or (rows > MANY and far.all())))
+
+
+def _index_columns(table: npt.NDArray[Any], names: Sequence[str] | None) -> list[int]:
+    """Columns that count volumes or have their time: regular steps, none but rising ones, or such a name."""
+    rows, columns = table.shape
+    if columns < 2 or rows < 2:
+        return []
+    with np.errstate(invalid="ignore", over="ignore"):  # some damaged files hold signalling NaN
+        steps = np.diff(table, axis=0)
+        rising, falling = (steps > 0).mean(axis=0), (steps < 0).mean(axis=0)
+        found = (np.maximum(rising, falling) == 1) & (rows >= MONOTONE)
+        for column in np.flatnonzero((np.maximum(rising, falling) >= 0.9) & (rows >= MANY)).tolist():
+            usual = np.median(steps[:, column])
+            # Runs that were joined begin to count again, and times are rounded.
+            found[column] |= np.mean(np.abs(steps[:, column] - usual) <= 0.05 * abs(usual)) >= 0.9
+    if names is not None and len(names) == columns:
+        named = [bool(INDEX_NAME.fullmatch(name.lower())) for name in names]
+        found |= np.array(named) & (rising == 1)
+        found |= np.array([name.lower() == UNNAMED for name in names])
+    return [int(column) for column in np.flatnonzero(found)]
 
 
 def read_table(path: Path) -> tuple[list[str] | None, Series]:
@@ -132,14 +211,13 @@ def read_table(path: Path) -> tuple[list[str] | None, Series]:
     return parse_table(path, read_bytes(path, LARGEST))
 
 
-def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, Series]:
+def parse_table(path: Path, text: bytes, said: Said = GUESSED) -> tuple[list[str] | None, Series]:
     """Column names and numbers from the content of a text file; `path` serves for its suffix and for messages only.
 
     The first line is a header if it starts with # or has a cell that is not a number; a line that mixes words and decimals is
     an error. A first line of column numbers (0, 1, 2 ... as pandas writes them) or codes is a header too, see `_numbered`; if
-    its numbers are in order, the columns count as unnamed. A first column that is a row index is an error. Cells may be
-    missing, written as NaN, n/a or nothing (between tabs or commas only). Any other cell that is not a number, or a row of
-    another length, is an error that names its place.
+    its numbers are in order, the columns count as unnamed. Cells may be missing, written as NaN, n/a or nothing (between tabs
+    or commas only). Any other cell that is not a number, or a row of another length, is an error that names its place.
     """
     if b"\0" in text:
         raise InputError(f"{path} is not a text file.")
@@ -149,13 +227,15 @@ def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, Series]:
     cells = _cells(first, separator)
     words = [column for column, cell in enumerate(cells, start=1) if not _is_number(cell)]
     names = None
-    if first.startswith(b"#") or words:
-        if not first.startswith(b"#") and any("." in cell and _is_number(cell) for cell in cells):
-            line = 1 + text.count(b"\n", 0, begin)
-            raise InputError(f"{path}, line {line}, column {words[0]}: {cells[words[0] - 1][:40]!r} is not a number.")
+    if said.header is not False and (first.startswith(b"#") or words):
+        odd = [column for column in words if LIKE_A_NUMBER.fullmatch(cells[column - 1])]
+        if odd or (not first.startswith(b"#") and any("." in cell and _is_number(cell) for cell in cells)):
+            column = (odd or words)[0]
+            raise _no_number(path, 1 + text.count(b"\n", 0, begin), column, cells[column - 1])
         names = _names(path, cells, separator)
-    elif _numbered(cells, _cells(text[slice(*_line(text, end))], separator)):
-        names = _column_numbers(_names(path, cells, separator))
+    elif said.header or (said.header is None and _numbered(cells, _cells(text[slice(*_line(text, end))], separator))):
+        names = [name.partition(".")[0] if WHOLE.fullmatch(name) else name for name in _names(path, cells, separator)]
+        names = _column_numbers(names) if all(WHOLE.fullmatch(name) for name in names) else names
     else:
         end = begin
     table = _plain_numbers(text[end:], separator)
@@ -163,23 +243,16 @@ def parse_table(path: Path, text: bytes) -> tuple[list[str] | None, Series]:
         table = _numbers_by_cell(path, text[end:], separator, first_line=1 + text.count(b"\n", 0, end))
     if table.size == 0:
         raise InputError(f"{path} contains no numbers.")
-    _need_no_index(path, table, names)
-    return names, table
+    return _checked(path, names, table, said._replace(header=False) if end > begin else said)
 
 
-def _need_no_index(path: Path, table: Series, names: Sequence[str] | None = None) -> None:
-    rows, columns = table.shape
-    title = names[0].lower() if names is not None else ""
-    if columns < 2 or rows < 2 or (rows < MANY and title not in INDEX_NAMES):
-        return
-    with np.errstate(invalid="ignore"):  # some damaged files hold signalling NaN
-        steps = np.diff(table[:, 0].astype(np.float64))
-    regular = np.allclose(steps, steps[0], rtol=1e-3) and steps[0] > 0
-    if (regular and (title in INDEX_NAMES or (steps[0] == 1 and table[0, 0] in (0, 1)))) or title == UNNAMED:
-        name = f" ({names[0]})" if names is not None else ""
-        raise InputError(
-            f"{path}, column 1{name} is a row index, not an ROI; remove it from the file (pandas: to_csv(..., index=False))."
-        )
+def _no_number(path: Path, line: int, column: int, cell: str) -> InputError:
+    return InputError(f"{path}, line {line}, column {column}: {quoted(path, cell)} is not a number.")
+
+
+def quoted(path: Path, cell: str) -> str:
+    """The text of a cell for a message; not that of a linked file, which may lie anywhere and hold anything."""
+    return "the text (not shown, since the file is a link)" if path.is_symlink() else repr(cell[:40])
 
 
 def _line(text: bytes, start: int) -> tuple[int, int]:
@@ -194,13 +267,14 @@ def _numbered(cells: list[str], following: list[str]) -> bool:
     With fewer than ten columns they must be 0, 1, 2 ... or 1, 2, 3 ... in some order, over decimals.
     """
     unnamed = 1 if len(cells) > 1 and not cells[0] else 0  # pandas leaves the cell over its row index empty
-    numbers = [int(cell) for cell in cells[unnamed:] if cell.isascii() and cell.isdigit() and len(cell) < 10]
+    numbers = [int(cell.partition(".")[0]) for cell in cells[unnamed:] if cell.isascii() and WHOLE.fullmatch(cell)]
     if len(numbers) < max(len(cells) - unnamed, 2) or len(set(numbers)) < len(numbers):
         return False
-    decimals = sum(not cell.lstrip("+-").isdigit() and cell.lower() not in MISSING for cell in following)
+    decimals = sum(not WHOLE.fullmatch(cell) and cell.lower() not in MISSING for cell in following)
     every = sorted(numbers) in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
     if len(numbers) < MANY:
-        return every and decimals > 0
+        counts = numbers == sorted(numbers) and len(numbers) > 2 if any("." in cell for cell in cells) else every
+        return every and counts and decimals > 0
     return decimals > len(following) / 2 or (every and len(following) >= len(numbers))
 
 
@@ -223,7 +297,12 @@ def _separator(path: Path, line: bytes) -> bytes:
 
 def _cells(line: bytes, separator: bytes) -> list[str]:
     text = line.decode("utf-8-sig", errors="replace").strip("\r\n")
-    cells = text.split() if separator == b" " else text.split(separator.decode())
+    if separator == b" ":
+        cells = text.split()
+    elif '"' in text:
+        cells = next(csv.reader([text], delimiter=separator.decode(), skipinitialspace=True), [])
+    else:
+        cells = text.split(separator.decode())
     return [cell.strip().strip('"') for cell in cells]
 
 
@@ -247,22 +326,20 @@ def _is_number(cell: str) -> bool:
     return "_" not in cell  # Python reads 17_1 as 171
 
 
-def _plain_numbers(text: bytes, separator: bytes) -> Series | None:
+def _plain_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float64] | None:
     """Numbers of a text without missing cells, by numpy's parser; None if it rejects the text."""
     if text.translate(None, PLAIN):
         return None
     if not text.strip(b" \r\n" if separator == b"\t" else None):
-        return np.empty((0, 0), dtype=np.float32)
+        return np.empty((0, 0))
     delimiter = None if separator == b" " else separator.decode()
     try:
-        table = np.loadtxt(io.BytesIO(text), delimiter=delimiter, comments=None, ndmin=2)
+        return np.loadtxt(io.BytesIO(text), delimiter=delimiter, comments=None, ndmin=2)
     except ValueError:
         return None
-    with np.errstate(over="ignore"):
-        return table.astype(np.float32)
 
 
-def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> Series:
+def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int) -> npt.NDArray[np.float64]:
     """Slow fallback for text that numpy rejects: missing cells become NaN, others raise an error that names them."""
     rows: list[list[float]] = []
     padding = b" \r" if separator == b"\t" else None  # a line of tabs is a row of missing cells, one of spaces is blank
@@ -272,9 +349,8 @@ def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int)
         cells = _cells(line, separator)
         for column, cell in enumerate(cells, start=1):
             if not _is_number(cell):
-                raise InputError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a number.")
+                raise _no_number(path, number, column, cell)
         if rows and len(cells) != len(rows[0]):
             raise InputError(f"{path}, line {number}: {len(cells)} columns, but earlier lines have {len(rows[0])}.")
         rows.append([np.nan if cell.lower() in MISSING else float(cell) for cell in cells])
-    with np.errstate(over="ignore"):
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0).astype(np.float32)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0)

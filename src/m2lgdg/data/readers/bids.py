@@ -156,8 +156,8 @@ def _load_series(file: Path) -> tuple[Rois, Series]:
 
 
 def _flatten_absent(series: Series) -> Series:
-    """Set ROIs without coverage, which are NaN at every volume, to a flat zero signal."""
-    return np.where(np.isnan(series).all(axis=0), np.float32(0), series)
+    """Set ROIs without coverage, which are NaN at every volume, to a flat zero signal, unless all are."""
+    return series if np.isnan(series).all() else np.where(np.isnan(series).all(axis=0), np.float32(0), series)
 
 
 class _Extraction:

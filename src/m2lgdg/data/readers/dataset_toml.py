@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,6 +51,10 @@ class Dataset(_Strict):
     )
     join_runs: bool = Field(default=False, description="join the runs of a subject, each z-scored per ROI")
     orientation: Literal["time,roi", "roi,time"] = "time,roi"
+    header: bool | None = Field(default=None, description="whether the first row names the columns; told from it by default")
+    index_column: Literal["drop", "keep"] | None = Field(
+        default=None, description="what becomes of a column that counts volumes; refused by default"
+    )
     variable: str | None = Field(default=None, description="variable of a .mat file")
     atlas: str = ""
     rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
@@ -77,10 +81,10 @@ class Dataset(_Strict):
         return {key: pattern for key, pattern in {"pattern": self.pattern, **further}.items() if pattern}
 
 
-def read_dataset(path: Path, join_runs: bool, atlas: Sequence[str]) -> Dataset:
-    """Content of dataset.toml, with the options; an included atlas that was requested is that of the files."""
+def read_dataset(path: Path, options: Mapping[str, object], atlas: Sequence[str]) -> Dataset:
+    """Content of dataset.toml, with the options that were given; an included atlas that was requested is that of the files."""
     dataset = _parsed(path) if path.exists() else Dataset()
-    dataset = dataset.model_copy(update={"join_runs": dataset.join_runs or join_runs})
+    dataset = dataset.model_copy(update={key: value for key, value in options.items() if value is not None})
     for key, pattern in dataset.patterns().items():
         if "{run}" in pattern and not dataset.join_runs:
             raise InputError(f"{path}, key {key}: {{run}} needs join_runs = true, which joins the runs of a subject.")

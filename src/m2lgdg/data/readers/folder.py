@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.arrays import Rois, Series, load_array, numbered_rois
+from m2lgdg.data.readers.arrays import Rois, Said, Series, load_array, numbered_rois
 from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import (
     JOINED,
@@ -38,6 +39,7 @@ from m2lgdg.storage import InputError
 RUN = "[A-Za-z0-9]+"  # the name of a run
 FOLDERS = ("", "series/", "timeseries/")
 SUFFIXES = (".npy", ".csv", ".tsv", ".mat", ".1D", ".txt")
+HEADER = {"yes": True, "no": False, True: True, False: False}
 POSITIONAL = "aal"  # its files have one order: columns of any names are named by position, and another number is refused
 ADVICE = 'give the words of each class in dataset.toml: [labels] patient = ["..."], control = ["..."]'
 
@@ -51,6 +53,8 @@ def read(
     path: Path,
     *,
     atlas: Atlases = None,
+    header: str | bool | None = None,
+    index_column: str | None = None,
     join_runs: bool = False,
     on_bad: OnBad = "stop",
     progress: Progress | None = None,
@@ -59,9 +63,12 @@ def read(
 
     `atlas` selects some of the atlases that dataset.toml names (default: all); if it names none, an included atlas, which then
     names the ROIs. `join_runs` (also a key of dataset.toml) joins the runs of a subject in the order of their names, each
-    z-scored per ROI.
+    z-scored per ROI. `header` (yes or no) says whether the first row of each file names its columns, `index_column` (drop or
+    keep) what becomes of a column that counts volumes; both are keys of dataset.toml, too.
     """
-    dataset = read_dataset(path / "dataset.toml", join_runs, requested(atlas, ()))
+    options = {"join_runs": join_runs or None, "header": _choice("header", header, HEADER)}
+    options["index_column"] = _choice("index_column", index_column, {"drop": "drop", "keep": "keep"})
+    dataset = read_dataset(path / "dataset.toml", options, requested(atlas, ()))
     people = _people(path, dataset)
     every = {name: _AtlasFolder(path, each, people) for name, each in dataset.by_atlas().items()}
     names = _chosen(path / "dataset.toml", atlas, tuple(every))
@@ -88,6 +95,12 @@ def read(
         ),
         allow_proxies=dataset.allow_proxies,
     )
+
+
+def _choice(name: str, given: object, known: Mapping[Any, Any]) -> Any:
+    if given is not None and given not in known:
+        raise InputError(f"option {name}: {given!r} is not one of {', '.join(key for key in known if isinstance(key, str))}.")
+    return None if given is None else known[given]
 
 
 def _people(path: Path, dataset: Dataset) -> tables.Participants:
@@ -207,9 +220,8 @@ class _AtlasFolder:
         return joined(scan.runs, self._load) if self.dataset.join_runs else self._load(scan.runs[0])
 
     def _load(self, file: Path) -> tuple[Rois, Series]:
-        header, series = load_array(file, self.dataset.variable)
-        if self.dataset.orientation == "roi,time":
-            header, series = None, np.ascontiguousarray(series.T)
+        said = Said(self.dataset.header, self.dataset.index_column, self.dataset.orientation == "roi,time")
+        header, series = load_array(file, self.dataset.variable, said)
         rows, width = series.shape
         if header is not None and len(header) != width:
             raise InputError(

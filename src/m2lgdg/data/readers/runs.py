@@ -212,7 +212,8 @@ def repetition_time(file: Path) -> float:
                 raise InputError(f"{sidecar} has no readable RepetitionTime.") from None
             if seconds <= 0 or math.isinf(seconds):
                 raise InputError(f"{sidecar} has a RepetitionTime of {seconds:g} s.")
-            return need_seconds(seconds, f"{sidecar}, RepetitionTime")
+            if not math.isnan(seconds):
+                return need_seconds(seconds, f"{sidecar}, RepetitionTime")
     return math.nan if is_cifti(file) else header_seconds(file)
 
 

@@ -33,7 +33,7 @@ MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "f
 MOST_NAMES = 12  # columns that a message lists
 LARGEST_TABLE = 256 << 20  # bytes, also of a workbook without compression
 MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and last cell
-SLOWEST = 20.0  # seconds; a longer TR is in milliseconds
+FASTEST, SLOWEST = 0.05, 20.0  # seconds; a shorter or longer TR is in another unit
 OLDEST = 120.0  # years
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 INPUTS = ("sex", "age", "education")  # of participants.tsv
@@ -380,7 +380,12 @@ def number(cell: str) -> float:
 
 
 def need_seconds(seconds: float, where: str) -> float:
-    """A repetition time; one above 20 s is refused, because it is in milliseconds."""
+    """A repetition time; one above 20 s or below 0.05 s is refused, because milliseconds are meant."""
+    if 0 < seconds < FASTEST:
+        raise InputError(
+            f"{where}: a TR of {seconds:g} s is below {FASTEST:g} s, and no scanner is so fast; milliseconds may have been "
+            f"divided by 1000 twice: give it in seconds ({seconds * 1000:g})."
+        )
     if seconds > SLOWEST:
         raise InputError(
             f"{where}: a TR of {seconds:g} s is above {SLOWEST:g} s and looks like milliseconds; "
