@@ -448,3 +448,42 @@ def test_html(cohort, tmp_path):
 def test_html_is_escaped(cohort):
     odd = arrays(cohort, sites=np.where(cohort.sites == "east", "<script>", cohort.sites), name="<b>")
     assert "<script>" not in odd._repr_html_() and "&lt;script&gt;" in odd._repr_html_() and "<b>:" not in odd._repr_html_()
+
+
+def test_phenotypes_of_numbered_subjects_are_not_mixed_up():
+    """A dict is in the order of the arrays, a frame follows an index of ids, and what could be both is refused."""
+    series = np.random.default_rng(0).normal(size=(6, 30, 3))
+    ids, ages, y = [3, 0, 5, 1, 4, 2], np.array([30.0, 31, 32, 33, 34, 35]), [0, 1, 0, 1, 0, 1]
+    made = Cohort.from_arrays(series, y, "Oslo", {"age": ages}, subjects=ids)
+    assert made.subjects.tolist() == [str(one) for one in ids] and made.phenotypes["age"].tolist() == ages.tolist()
+    made = Cohort.from_arrays(series, y, "Oslo", {"age": pd.Series(ages)}, subjects=ids)
+    assert made.phenotypes["age"].tolist() == ages.tolist()
+    frame = pd.DataFrame({"age": ages})
+    with pytest.raises(InputError, match=r"rows of phenotypes are numbered 0 to 5, .* in another order; set phenotypes\.index"):
+        Cohort.from_arrays(series, y, "Oslo", frame, subjects=ids)
+    assert Cohort.from_arrays(series, y, "Oslo", frame, subjects=range(6)).phenotypes["age"].tolist() == ages.tolist()
+    assert Cohort.from_arrays(series, y, "Oslo", frame, subjects=range(10, 16)).phenotypes["age"].tolist() == ages.tolist()
+    shuffled = frame.set_axis(ids, axis=0).loc[[5, 4, 3, 2, 1, 0]]
+    made = Cohort.from_arrays(series, y, "Oslo", shuffled, subjects=ids)
+    assert made.phenotypes["age"].tolist() == ages.tolist()
+    named = pd.Series(y, index=ids).sort_index()
+    trs = pd.Series(ages / 10, index=ids).sort_index()
+    made = Cohort.from_arrays(series, named, pd.Series(list("aabbcc"), index=ids).sort_index(), subjects=ids, tr=trs)
+    assert made.labels.tolist() == y and made.sites.tolist() == list("aabbcc") and made.tr.tolist() == (ages / 10).tolist()
+
+
+@pytest.mark.parametrize("form", ["correlation", "covariance", "zero diagonal", "infinite diagonal", "upper half", "rounded"])
+def test_a_connectome_is_no_series(form):
+    fc = np.corrcoef(np.random.default_rng(0).normal(size=(8, 50)))
+    forms = {
+        "correlation": fc,
+        "covariance": np.cov(np.random.default_rng(0).normal(size=(8, 50)) * np.arange(1, 9)[:, None]),
+        "zero diagonal": fc - np.eye(8),
+        "infinite diagonal": np.where(np.eye(8) > 0, np.inf, np.arctanh(np.where(np.eye(8) > 0, 0, fc))),
+        "upper half": np.triu(fc, 1),
+        "rounded": np.round(fc, 5) + np.triu(np.full((8, 8), 1e-6), 1),
+    }
+    other = np.random.default_rng(1).normal(size=(8, 8))  # as many volumes as ROIs
+    assert len(Cohort.from_arrays([other, other + 1], [0, 1], "Oslo")) == 2
+    with pytest.raises(InputError, match=r"subject sub-0002: a symmetric or triangular matrix is a connectome, not a series"):
+        Cohort.from_arrays([other, forms[form]], [0, 1], "Oslo")

@@ -168,7 +168,8 @@ class Cohort:
             Labels: 1 patient, 0 control, -1 or missing unknown; or any two values, with `patient` naming one of them.
         sites : array of shape (subject,), or one str
         phenotypes : DataFrame or mapping of columns, optional
-            One row for each subject, in the same order; if its index holds the given `subjects`, rows are found by it.
+            One row for each subject, in the same order; a DataFrame whose index holds the given `subjects` is matched by it.
+            The same holds for `y`, `sites` and `tr` given as a Series.
         rois : sequence of str, optional
             By default, numbers.
         subjects : sequence, optional
@@ -205,7 +206,10 @@ class Cohort:
         if subjects is None and len(table) == len(given) and not pd.api.types.is_integer_dtype(table.index.dtype):
             subjects = table.index
         names = [f"sub-{i + 1:04d}" for i in range(len(given))] if subjects is None else [str(one) for one in subjects]
+        if not isinstance(phenotypes, pd.DataFrame) and isinstance(table.index, pd.RangeIndex) and len(table) == len(names):
+            table.index = pd.Index(names)  # plain columns are in the order of the series, whatever the subjects are called
         table = cohort_file.rows_of(names, table, name)
+        y, sites, tr = (cohort_file.in_order(each, names) for each in (y, sites, tr))
         sites = [sites] * len(given) if isinstance(sites, str) else list(sites)
         if any(pd.isna(site) or not str(site).strip() for site in sites):
             raise InputError(f"cohort {name}: sites has a missing value; name the site of every subject.")

@@ -323,16 +323,32 @@ def check_parcellations(fields: Mapping[str, Any]) -> None:
 
 
 def rows_of(names: Sequence[str], table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Rows of the subjects, by the index if it holds their names, else as they are."""
+    """Rows of the subjects, by the index if it holds their names, else as they are; 0, 1, 2 ... are no names."""
     index = table.index.astype(str)
     missing = sorted(set(names) - set(index))
     if not len(table.columns):
         return table
+    if isinstance(table.index, pd.RangeIndex):
+        if not missing and len(names) == len(index) and list(names) != list(index):
+            raise InputError(
+                f"cohort {where}: the rows of phenotypes are numbered {index[0]} to {index[-1]}, and the subjects are these "
+                "numbers in another order; set phenotypes.index to the subjects of its rows, or give columns as a dict, which "
+                "are in the order of the series."
+            )
+        return table.set_axis(names, axis=0) if len(table) == len(names) else table
     if missing and len(missing) < len(set(names)):
         raise InputError(f"cohort {where}: subject {missing[0]} has no row in phenotypes, although others have.")
     if missing or index.has_duplicates:
         return table.set_axis(names, axis=0) if len(table) == len(names) else table
     return table.set_axis(index, axis=0).loc[list(names)]
+
+
+def in_order(values: Any, names: Sequence[str]) -> Any:
+    """Values of the subjects; a pandas Series whose index holds their names is put into their order."""
+    if not isinstance(values, pd.Series) or isinstance(values.index, pd.RangeIndex):
+        return values
+    by_name = values.set_axis(values.index.astype(str))
+    return by_name.loc[list(names)] if sorted(by_name.index) == sorted(names) else values
 
 
 def coded_labels(y: Any, patient: Any, name: str) -> npt.NDArray[np.int8]:

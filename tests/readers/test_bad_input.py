@@ -304,7 +304,7 @@ BIDS = cases(
         "sub-03_task-rest | name the 6 ROI columns",
         "sub-03",
     ),
-    case("a series of n/a", b.write(SUB_3, "a\tb\nn/a\tn/a\nn/a\tn/a\n"), "sub-03 | zero everywhere", "sub-03"),
+    case("a series of n/a", b.write(SUB_3, "a\tb\nn/a\tn/a\nn/a\tn/a\n"), "sub-03 | NaN at volume 1", "sub-03"),
     case("a volume of n/a", b.line(SUB_3, 9, lambda line: "\t".join(["n/a"] * 6)), "sub-03 | NaN at volume 8", "sub-03"),
     case("a broken sidecar", b.write(SUB_3.replace(".tsv", ".json"), "{"), "sub-03_task-rest | RepetitionTime", "sub-03"),
     case(

@@ -258,6 +258,18 @@ def nifti_with(folder, value, units):
     return folder / "a.nii.gz"
 
 
+def test_a_sidecar_without_a_tr_does_not_hide_the_header(tmp_path):
+    run = nifti_with(tmp_path, 2.5, "sec")
+    (tmp_path / "a.json").write_text('{"TaskName": "rest"}')
+    assert repetition_time(run) == 2.5
+    (tmp_path / "a.json").write_text('{"RepetitionTime": 0.002}')
+    with pytest.raises(InputError, match=r"a\.json, RepetitionTime: a TR of 0\.002 s is below"):
+        repetition_time(run)
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(InputError, match=r"a\.nii\.gz, header: a TR of 0\.002 s is below"):
+        repetition_time(nifti_with(tmp_path, 2, "msec"))
+
+
 def test_milliseconds_that_say_seconds(own, tmp_path):
     words = r"header: a TR of 2500 s is above 20 s and looks like milliseconds; .*2\.5"
     with pytest.raises(InputError, match=words):

@@ -490,3 +490,42 @@ def test_ids_that_are_written_in_another_way(tmp_path, on_bad):
     (path / "dataset.toml").write_text('pattern = "q{subject}.csv"')
     with pytest.raises(InputError, match=r"the first is 1, whose file would be .*q1\.csv\.$"):
         read(path, on_bad=on_bad)
+
+
+def test_what_the_first_row_and_a_counting_column_are_can_be_said(tmp_path, typed, monkeypatch):
+    """On the command line, as an option of `read`, and in dataset.toml; without a word they are refused."""
+    series = {name: 900 + one for name, one in three(40).items()}
+    path = lab(tmp_path / "lab", {name: np.insert(one, 6, np.arange(4, 44), axis=1) for name, one in series.items()})
+    with pytest.raises(InputError, match=r"p1\.csv, column 7 is a row index, .*--index-column drop or keep"):
+        read(path)
+    assert read(path, index_column="keep").series[0].shape == (40, 7)
+    (path / "dataset.toml").write_text('index_column = "drop"')
+    np.testing.assert_allclose(read(path).series[1], series["p2"], rtol=1e-5)
+    (path / "dataset.toml").write_text('index_column = "drop"\norientation = "roi,time"')  # here rows are ROIs
+    assert read(path, on_bad="exclude").series[0].shape == (7, 40)
+    (path / "dataset.toml").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert typed("convert", path, "own.cohort", "--index-column", "drop")[0] == 0
+    code, _, error = typed("convert", path, "other.cohort", "--index-column", "first")
+    assert code == 2 and "option index_column: 'first' is not one of drop, keep." in error
+    codes = lab(tmp_path / "codes", {name: np.vstack([np.arange(6) + 2001, one]) for name, one in series.items()})
+    with pytest.raises(InputError, match=r"p1\.csv, row 1 \(2001, 2002, 2003 \.\.\.\) looks like .*--header yes or no"):
+        read(codes)
+    assert read(codes, header="yes").rois == tuple(str(2001 + i) for i in range(6))
+    assert read(codes, header="no").lengths.tolist() == [41] * 3
+    (codes / "dataset.toml").write_text("header = true")
+    assert read(codes).lengths.tolist() == [40] * 3
+
+
+def test_connectomes_of_a_folder_are_refused(tmp_path):
+    series = {name: np.corrcoef(one.T) for name, one in three().items()}
+    with pytest.raises(InputError, match=r"p1\.csv: subject p1: a symmetric or triangular matrix is a connectome"):
+        read(lab(tmp_path / "lab", series))
+
+
+@pytest.mark.parametrize("place", ["column", "toml", "site"])
+def test_a_tr_of_two_thousandths_is_milliseconds(tmp_path, place):
+    rows = [(name, "ab"[i % 2], i % 2, 20 + i, 0.002 if place == "column" else "n/a") for i, name in enumerate(three())]
+    path = lab(tmp_path / "lab", three(), people=rows, toml={"toml": "tr = 0.002", "site": "tr = {a = 0.002}"}.get(place))
+    with pytest.raises(InputError, match=r"a TR of 0\.002 s is below 0\.05 s, .*give it in seconds \(2\)"):
+        read(path)
