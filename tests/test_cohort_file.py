@@ -92,7 +92,7 @@ def test_any_cohort_survives_its_file(tmp_path_factory, data):
     series = []
     for _ in range(n):
         one = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(2, 5)), rois), elements=finite))
-        one[0, 0], one[1, 0] = 0, 1  # not constant
+        one[0, :2], one[1, :2] = (0, 3), (1, 0)  # not constant, and no symmetric matrix
         series.append(one)
     cohort = Cohort(
         series=series,

@@ -136,12 +136,15 @@ def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
 
 
 def _is_connectome(matrix: npt.NDArray[Any]) -> bool:
+    """Whether a matrix is symmetric, or one half of such a matrix, whatever stands on its diagonal."""
     if len(matrix) != matrix.shape[1] or len(matrix) < 3:
         return False
-    finite = np.where(np.isfinite(matrix), matrix, 0)
-    upper, lower = np.triu(finite, 1), np.tril(finite, -1).T  # without the diagonal, where some write infinity or NaN
-    largest = max(np.abs(upper).max(), np.abs(lower).max())
-    return bool(largest > 0 and (np.abs(upper - lower).max() <= 1e-4 * largest or not (upper.any() and lower.any())))
+    finite = np.where(np.isfinite(matrix), matrix, 0)  # (roi, roi)
+    halves = finite[np.triu_indices(len(matrix), 1)], finite.T[np.triu_indices(len(matrix), 1)]  # (edge,) each
+    empty, full = sorted(np.count_nonzero(half) / len(half) for half in halves)
+    with np.errstate(over="ignore"):
+        largest, difference = np.abs(halves).max(), np.abs(halves[0] - halves[1]).max()
+    return bool(full > 0 and (difference <= 1e-4 * largest or (empty == 0 and full > 0.5)))
 
 
 def write_cohort(path: str | Path, fields: Mapping[str, Any], digest: str, dtype: str) -> Path:

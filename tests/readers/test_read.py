@@ -105,7 +105,7 @@ def test_nothing_of_this_machine_is_in_the_cohort(name, tmp_path):
 
 def test_wrong_calls_say_what_would_be_right(tmp_path):
     folder, _ = made("npy", tmp_path)
-    with pytest.raises(InputError, match=r"kind folder has no option strategy; available: atlas, header, index_column, join_runs\."):
+    with pytest.raises(InputError, match=r"kind folder has no option strategy; available: atlas, header, index_column, join"):
         read(folder, strategy="x")
     with pytest.raises(
         InputError, match=r'dataset\.toml has no atlas other; name the one of the files there: atlas = "\.\.\."\.'
