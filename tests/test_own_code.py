@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import METHODS, InputError, make_cohort, own_code, run_study
 from m2lgdg.method import method
-from m2lgdg.own_code import code_of_objects, imported_sources, staying
+from m2lgdg.own_code import code_of_objects, imported_sources, refuse_not_covered, staying
 from m2lgdg.study.predictions import read_predictions
 
 PLUGIN = """
@@ -191,3 +191,12 @@ def test_a_process_that_a_method_starts_may_end():
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert os._exit is own_code._real_exit
+
+
+def test_the_script_that_a_worker_imports_again_is_not_refused(tmp_path, monkeypatch):
+    script = types.ModuleType("__mp_main__")
+    script.__file__ = str(tmp_path / "m2lgdg")
+    before = set(sys.modules) - {"__mp_main__"}
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    refuse_not_covered(before, "method fc-svm")
+    assert "__mp_main__" in sys.modules

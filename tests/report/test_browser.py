@@ -125,12 +125,16 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     page, _, _ = opened(browser, explained)
     ids = [one.get_attribute("data-section") for one in page.locator("section").all()]
     assert ids == [
-        *("data", "answer", "overall", "sites", "curves", "operating", "subgroups", "ablations", "sensitivity", "training"),
-        *("planted", *("explained",) * 3),
+        *("answer", "overall", "sites", "data", "tables", "connectomes", "curves", "operating", "motion", "subgroups"),
+        *("ablations", "sensitivity", "training", "planted", *("explained",) * 3),
         *("readability", "methods", "leakage", "checklists", "run"),
     ]
     for link in page.locator("nav a").all():
         assert page.locator(link.get_attribute("href")).count() == 1
+    curves = page.locator("section[data-section=curves] svg").first
+    assert not curves.is_visible()
+    page.locator("nav a", has_text="ROC").click()
+    curves.wait_for(state="visible")  # a link opens its section
     assert len(page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")) == len(
         set(page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)"))
     )
@@ -143,7 +147,7 @@ def test_every_part_is_there_and_can_be_reached(browser, explained):
     assert any(re.fullmatch(r"dropout = 0\.3: AUC [\d.]+ ± [\d.]+", tip) for tip in tips)
     summaries = page.locator("summary").all_text_contents()
     assert any("Sweeps of m2lgdg, paired by site and seed" in one for one in summaries)
-    assert "Ablations of m2lgdg, paired by site and seed" in page.locator("section[data-section=ablations]").inner_text()
+    assert "Ablations of m2lgdg, paired by site and seed" in page.locator("section[data-section=ablations]").text_content()
     page.emulate_media(media="print")
     assert page.locator("nav").is_hidden()
     page.close()

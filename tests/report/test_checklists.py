@@ -156,13 +156,14 @@ def test_performance_with_its_interval(study, known):
     areas = {
         target: 100 * auc(part["label"], part["proba"])
         for target, part in table[table["method"] == "fc-logistic"].groupby("target")
+        if target != "east"  # four controls are too few to count
     }
     values = list(areas.values())
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)
     assert f"fc-logistic {np.mean(values):.1f} ({low:.1f}-{min(high, 100):.1f}); prior 50.0 (50.0-50.0)" in known["performance"]
     worst, best = min(areas, key=areas.get), max(areas, key=areas.get)
     assert known["heterogeneity"] == (
-        f"AUC of fc-logistic from {areas[worst]:.1f} ({worst}) to {areas[best]:.1f} ({best}) over 4 target sites"
+        f"AUC of fc-logistic from {areas[worst]:.1f} ({worst}) to {areas[best]:.1f} ({best}) over 3 target sites"
     )
     assert known["baselines"] == known["methods"] == "prior, fc-logistic"
     assert "seeds 3, 4" in known["split"]
@@ -172,7 +173,7 @@ def test_performance_with_its_interval(study, known):
 
 
 def test_two_sites_have_no_interval_and_one_method_no_comparison(tmp_path):
-    rows = [("mine", "", 0, site, f"{site}{i}", i % 2, 0.3 + 0.1 * (i % 3)) for site in "AB" for i in range(8)]
+    rows = [("mine", "", 0, site, f"{site}{i}", i % 2, 0.3 + 0.1 * (i % 3)) for site in "AB" for i in range(10)]
     table = pd.DataFrame(rows, columns=["method", "variant", "seed", "target", "subject", "label", "proba"])
     table.to_csv(tmp_path / "predictions.csv", index=False)
     facts = known_facts(read_contents(tmp_path))

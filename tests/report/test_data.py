@@ -12,7 +12,7 @@ from m2lgdg.findings import Exclusion
 from m2lgdg.report.brains import planted_table
 from m2lgdg.report.checklists import methods_text
 from m2lgdg.report.contents import read_contents
-from m2lgdg.report.data import connectomes, flow_diagram, flow_steps, site_connectomes, site_table
+from m2lgdg.report.data import _width, _wrapped, connectomes, flow_diagram, flow_steps, site_connectomes, site_table
 from m2lgdg.report.page import write_report
 from m2lgdg.report.sharing import share_study
 from m2lgdg.study.description import CONNECTOMES, describe, mean_connectomes, read_connectomes, read_site_connectomes
@@ -67,6 +67,13 @@ def test_the_flow_counts_everybody_once(study):
     assert "#0b0c0d" not in figure.page and "currentColor" in figure.page
     bare = replace(contents, inclusion=[])
     assert flow_diagram(bare) is None and site_table(bare) is not None
+
+
+def test_a_long_file_name_stays_in_its_box():
+    line = f"unusable file: {'sub-MMW0051234_' * 6}bold.nii.gz"
+    wrapped = _wrapped(line, 200)
+    assert "".join(wrapped).replace(" ", "") == line.replace(" ", "") and len(wrapped) > 4
+    assert all(_width(one) <= 200 for one in wrapped)
 
 
 def test_reasons_with_markup_stay_text(study):
@@ -210,10 +217,12 @@ def test_the_methods_paragraph_has_the_studys_numbers_and_cites_in_order(study):
     assert "Janes" not in " ".join(methods_text(read_contents(study), motion=False).references)
 
 
-def test_the_page_begins_with_the_data_and_then_answers(study):
+def test_the_page_begins_with_the_answer_the_table_the_forest_and_the_data(study):
     page = write_report(study).read_text()
     ids = re.findall(r'data-section="(\w+)"', page)
-    assert ids[:4] == ["data", "answer", "overall", "sites"] and {"motion", "subgroups", "planted", "methods"} < set(ids)
+    assert ids[:4] == ["answer", "overall", "sites", "data"] and {"motion", "subgroups", "planted", "methods"} < set(ids)
+    parts = page.split("<section ")[1:]
+    assert ['<details class="section">' in part for part in parts] == [False] * 4 + [True] * (len(parts) - 4)
     data = page.split('data-section="data"')[1].split("</section>")[0]
     assert data.index("<svg") < data.index('class="data"') < data.index("<table")
     assert "Adjusted for head motion, the AUC of" in page.split('id="answer"')[1].split("</section>")[0]

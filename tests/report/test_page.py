@@ -76,7 +76,7 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
     wanted = f"m2lgdg {100 * np.mean(sites):.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}, t over sites)"
     few = "With only 2 sites, performance at a further site is uncertain, whatever the interval."
     assert reported.answer == f"Mean AUC over 2 unseen sites: {wanted}. Chance is 50 %. {few}"
-    assert reported.comparison.startswith("Best simple peer: fc-logistic 100.0 ")
+    assert reported.comparison.startswith("A simple peer is higher: fc-logistic (scan only) 100.0 ")
     assert reported.warnings == ["A simple model performs as well or better: fc-logistic compared with m2lgdg."]
     one = named[named.target == "USM"]
     reported = answer(read_contents(study_of(one, tmp_path / "one", targets=["USM"])))
@@ -89,7 +89,9 @@ def test_the_answer_is_about_the_papers_method_beside_the_best_simple_peer(predi
 def test_the_answer_is_about_the_main_method_of_the_study(predictions, tmp_path):
     named = predictions.replace({"method": {"good": "fc-logistic", "noisy": "m2lgdg"}, "variant": {"with-age": ""}})
     summary = answer(read_contents(study_of(named, tmp_path / "study", main="fc-logistic")))
-    assert summary.main == ("fc-logistic", "") and summary.short == "Mean AUC over 2 unseen sites: fc-logistic 100.0 %"
+    assert summary.main == ("fc-logistic", "") and summary.answer.startswith(
+        "Mean AUC over 2 unseen sites: fc-logistic 100.0 %"
+    )
     assert "chosen" not in summary.answer  # it was named before the results were known
     assert answer(read_contents(study_of(named, tmp_path / "other", main="gone"))).main == ("m2lgdg", "")
     better = "AUC minus that of"
@@ -199,12 +201,12 @@ def test_the_comparison_predictive_values_and_decision_curves_are_shown(predicti
     folder = study_of(named, tmp_path / "study")
     page, mean = write_report(folder).read_text(), over_seeds(named)
     keys = [("m2lgdg", ""), ("fc-logistic", "")]
-    tables = {"sites": comparison_table(mean, *keys), "operating": predictive_table(mean, keys)}
-    assert tables["sites"].title == "m2lgdg versus fc-logistic by site"
+    tables = {"tables": comparison_table(mean, *keys), "operating": predictive_table(mean, keys)}
+    assert tables["tables"].title == "m2lgdg versus fc-logistic by site"
     for section, shown in tables.items():
         text = section_of(page, section)
         assert f'<table class="sortable"><caption>{shown.title}</caption>' in text
-        assert (f"<details><summary>{shown.title}</summary>" in text) == (section == "sites")
+        assert (f"<details><summary>{shown.title}</summary>" in text) == (section == "tables")
         for row in shown.shown:
             assert "".join(f"<td>{cell}</td>" for cell in row) in re.sub(r' data-number="[^"]*"', "", text)
         file = folder / "tables" / f"{plain(shown.title.replace(' ', '-'))}.csv"

@@ -39,7 +39,7 @@ def published(tmp_path):
 
 
 def test_values_stand_where_they_belong(predictions, published):
-    tables = read_published(published, {"m2lgdg", "m2lgdg: C4"}, {"A", "B"}).beside(study_tables(predictions))
+    tables = read_published(published, {"m2lgdg", "m2lgdg: C4"}, {"A", "B"}).beside(study_tables(predictions, least=1), "AB")
     cells = {}
     for table in tables:
         for row in table.shown:
@@ -59,7 +59,7 @@ def test_values_stand_where_they_belong(predictions, published):
 
 def test_the_command_and_the_page(predictions, published, tmp_path, monkeypatch, capsys):
     predictions.to_csv(tmp_path / "predictions.csv", index=False)
-    (tmp_path / "study.json").write_text(json.dumps({"method": {"m2lgdg": make("m2lgdg").fields()}}))
+    (tmp_path / "study.json").write_text(json.dumps({"method": {"m2lgdg": make("m2lgdg").fields()}, "min_per_class": 1}))
     monkeypatch.setattr(sys, "argv", ["m2lgdg", "table", str(tmp_path), "--beside", str(published)])
     with pytest.raises(SystemExit) as ended:
         main()

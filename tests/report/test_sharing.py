@@ -217,6 +217,29 @@ def test_nothing_is_written_over(linear_study, tmp_path, typed):
     assert code == 2 and "has files other than a shared report" in err.replace("\n", " ")
 
 
+def test_a_shared_report_appears_whole_or_not_at_all(linear_study, tmp_path, monkeypatch, figures_painted_only):
+    from m2lgdg.report import page
+
+    def full(path, text):
+        raise InputError(f"cannot write {path}: No space left on device.")
+
+    given, earlier = tmp_path / "given", tmp_path / "earlier"
+    write_report(linear_study, share=earlier)
+    (earlier / "tables" / "old.csv").write_text("of a study before")
+    before = sorted(earlier.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(page, "write_bytes", full)
+        for folder in (given, earlier):
+            with pytest.raises(InputError, match="No space left"):
+                write_report(linear_study, share=folder)
+    assert not given.exists() and sorted(earlier.rglob("*")) == before
+    assert write_report(linear_study, share=earlier) == earlier / "report.html"
+    assert sorted(path for path in earlier.rglob("*") if path.name != "old.csv") == [
+        one for one in before if one.name != "old.csv"
+    ]
+    assert not (earlier / "tables" / "old.csv").exists()  # nothing of an earlier report stays
+
+
 @pytest.mark.parametrize("site", [f"/mnt/{PERSON}", rf"\\server\{PERSON}", f"D:/{PERSON}", "~Zephyrine_Quux"])
 def test_a_site_that_is_a_path_is_refused_and_nothing_is_written(site, linear_study, tmp_path):
     predictions = (linear_study / "predictions.csv").read_text().replace(",north,", f",{site},")

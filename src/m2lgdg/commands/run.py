@@ -144,5 +144,11 @@ def run(
     leaks = failed_checks(to)
     _report_run(summary, to, leaks, cohort_line(to, _check_command(resolved, to)))
     if summary.reused + summary.done:
+        from m2lgdg.report.paper_tables import flat_clauses
+        from m2lgdg.study.predictions import by_track, read_predictions
+
+        for track, rows in by_track(read_predictions(to)).items():
+            for clause in flat_clauses(rows, resolved.min_per_class):
+                terminal.warn(f"Decisions say nothing of subjects ({track} track): {clause}.", style=None)
         suggestions.print_next(context, "table", to, without=["--site"])
     raise typer.Exit(1 if summary.failed or leaks else 0)

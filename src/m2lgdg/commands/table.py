@@ -75,8 +75,7 @@ def other_version(first: Path, second: Path) -> bool:
 
 def changes(folder: Path, predictions: pd.DataFrame) -> list[str]:
     """Failed leakage checks, findings about the cohort, fields that differ from their defaults, and missing cells."""
-    from m2lgdg.report.contents import missing_cells, read_json
-    from m2lgdg.report.paper_tables import changed_fields
+    from m2lgdg.report.contents import changed_fields, missing_cells, read_json
     from m2lgdg.study.description import cohort_line, failed_checks
     from m2lgdg.study.plan import declarations
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import hypergeom
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.findings import Finding
@@ -89,6 +88,8 @@ def _rates(counts: Counts) -> tuple[float, float]:
 
 def _chance(counts: Counts) -> float:
     """Two-sided exact p value: labels permuted within groups, by the number of missing patients over all groups."""
+    from scipy.stats import hypergeom  # its import takes a second
+
     observed, chances = 0, []
     for n_patients, n_controls, patients, controls in counts.tolist():
         missing = patients + controls

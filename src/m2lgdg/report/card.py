@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,21 +16,21 @@ import numpy as np
 
 from m2lgdg.data.atlases import about, included, same_rois
 from m2lgdg.findings import anonymous_sentences
-from m2lgdg.metrics import PAPER_METRICS, auc, delong_interval
+from m2lgdg.metrics import THRESHOLD, auc, delong_interval
 from m2lgdg.model.folder import NEW_SITE_CALIBRATION, WEIGHTS
 from m2lgdg.model.model import Model
 from m2lgdg.model.new_site import COVERAGES, LEAST_SUBJECTS, NewSiteCalibration, Performance, percent
 from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, create
-from m2lgdg.report.contents import Contents, read_contents, read_json
+from m2lgdg.report.contents import Contents, changed_fields, read_contents, read_json
 from m2lgdg.report.operating import operating_table
 from m2lgdg.report.page import rendered
-from m2lgdg.report.paper_tables import changed_fields, label
+from m2lgdg.report.paper_tables import SHOWN, flat_clauses, label
 from m2lgdg.report.sharing import LICENCES
-from m2lgdg.report.tables import Column, Estimate, Table, Value, columns, markdown, markdown_grid
+from m2lgdg.report.tables import NAN, Column, Estimate, Table, Value, columns, markdown, markdown_grid
 from m2lgdg.storage import InputError, write_texts
-from m2lgdg.study.stats import macro_scores
+from m2lgdg.study.stats import macro_scores, min_per_class
 
 HASHED = (WEIGHTS, NEW_SITE_CALIBRATION)  # files whose hashes the card lists
 SMALL_SITE = 20  # subjects; smaller sites are listed among the limits
@@ -254,12 +255,12 @@ def _new_site(fitted: Model) -> list[CardSection]:
 
 def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
     """Performance over all left-out sites."""
-    whole, sets = new_site.whole, new_site.expected(COVERAGE)
+    whole, sets, areas = new_site.whole, new_site.expected(COVERAGE), _areas(new_site)
     rate, number = Column("", "percent", ".1f").number, Column("", "number").number
     return [
         ("learned from", f"{whole.subjects} subjects of left-out sites, in {new_site.folds} refits"),
-        ("AUC over all", f"{rate(whole.auc)} % ({rate(whole.auc_low)}-{rate(whole.auc_high)} %)"),
-        ("sensitivity, specificity", f"{rate(whole.sensitivity)} %, {rate(whole.specificity)} %"),
+        ("AUC", f"mean {rate(_mean(areas))} % over {len(areas)} left-out sites{_range(areas)}"),
+        ("sensitivity, specificity over all", f"{rate(whole.sensitivity)} %, {rate(whole.specificity)} %"),
         ("calibration", f"slope {number(whole.slope)} (ideal 1), intercept {number(whole.intercept)} (ideal 0)"),
         ("Brier score, ECE", f"{number(whole.brier)}, {number(whole.ece)}"),
         ("differences between sites", f"sd {new_site.slope_sd:.2f} of the slope, {new_site.offset_sd:.2f} of the intercept"),
@@ -272,23 +273,39 @@ def new_site_facts(new_site: NewSiteCalibration) -> list[tuple[str, str]]:
     ]
 
 
+def _areas(new_site: NewSiteCalibration) -> dict[str, float]:
+    """AUC of each left-out site that has one; one over all subjects would mix the levels of sites."""
+    return {site: of.auc for site, of in new_site.sites.items() if not math.isnan(of.auc)}
+
+
+def _mean(areas: Mapping[str, float]) -> float:
+    return float(np.mean(list(areas.values()))) if areas else NAN
+
+
+def _range(areas: Mapping[str, float]) -> str:
+    if len(areas) < 2:
+        return ""
+    low, high = min(areas, key=lambda site: areas[site]), max(areas, key=lambda site: areas[site])
+    return f", from {100 * areas[low]:.1f} ({low}) to {100 * areas[high]:.1f} ({high})"
+
+
 def new_site_tables(new_site: NewSiteCalibration) -> list[Table]:
     """A table by left-out site and a table by nominal coverage."""
     k = COVERAGES.index(COVERAGE)
 
-    def row(name: str, of: Performance) -> list[Value]:
-        area = Estimate(of.auc, of.auc_low, of.auc_high)
+    def row(name: str, of: Performance, area: Value) -> list[Value]:
         sets = (of.reached[k], of.decided[k], of.right[k])
         return [name, of.subjects, of.patients, area, of.slope, of.intercept, of.brier, of.ece, *sets]
 
-    rows = [row(site, figures) for site, figures in new_site.sites.items()] + [row("all", new_site.whole)]
+    rows = [row(site, of, Estimate(of.auc, of.auc_low, of.auc_high)) for site, of in new_site.sites.items()]
+    rows.append(row("all", new_site.whole, _mean(_areas(new_site))))
     header = [Column("Left-out site"), *columns("count", "n", "patients"), Column("AUC", "percent", ".1f")]
     header += columns("number", "slope", "intercept", "Brier", "ECE")
     header += columns("percent", "in set", "one class", "correct", form=".1f")
     note = (
-        f"AUC in % with DeLong interval; last three columns: conformal sets of {percent(COVERAGE)} coverage, % of subjects "
-        f"with the true class in their set, % with one class, % of these that are correct; sites with fewer than "
-        f"{LEAST_SUBJECTS} subjects count only in the last row"
+        f"AUC in % with DeLong interval, in the last row the mean over sites; last three columns: conformal sets of "
+        f"{percent(COVERAGE)} coverage, % of subjects with the true class in their set, % with one class, % of these that are "
+        f"correct; sites with fewer than {LEAST_SUBJECTS} subjects count only in the last row, and not in its AUC"
     )
     names = ("in set", "lowest site", "median site", "one class", "correct")
     by_level: list[list[Value]] = [[percent(coverage), *new_site.expected(coverage)] for coverage in COVERAGES]
@@ -318,12 +335,17 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
     shown = [[operating.columns[at[name]] for name in names] for names in (before, after)]
     header = [Column("Left-out site"), *shown[0], Column("AUC", "percent", ".1f"), *shown[1]]
     table = Table("Left-out sites", header, rows, f"AUC in % with DeLong interval; {operating.note}")
-    macro = macro_scores(contents.site_scores)
-    facts = []
-    for row in macro[macro["metric"].isin(PAPER_METRICS) & (macro["sites"] > 0)].itertuples():
+    averaged = contents.averaged
+    areas = averaged[averaged["metric"] == "AUC"].dropna(subset=["mean"]).set_index("target")["mean"].to_dict()
+    macro = macro_scores(averaged)
+    facts = {}
+    for row in macro[macro["metric"].isin(SHOWN) & (macro["sites"] > 0)].itertuples():
         over = "at one site" if row.sites == 1 else f"± {100 * row.sd:.1f} over {row.sites} sites"
-        facts.append((row.metric, f"{100 * row.mean:.1f} {over}"))
-    remarks = []
+        facts[row.metric] = f"{100 * row.mean:.1f} {over}{_range(areas) if row.metric == 'AUC' else ''}"
+    facts = {name: facts[name] for name in ("AUC", *SHOWN) if name in facts}
+    least, targets = min_per_class(contents.study), contents.predictions["target"].unique()
+    left = [str(site) for site in targets if site not in contents.counted]
+    remarks = _listed(f"Not in the means, with fewer than {least} patients or controls", left)
     if not same:
         name = label(fitted.name, variant)
         remarks.append(f"The study ran {name} with other field values, so the performance of this model may differ.")
@@ -332,7 +354,9 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
     seeds = ", ".join(map(str, sorted(set(contents.predictions["seed"]))))
     sentences = [f"Seeds: {seeds}. Each site was held out of training completely."]
     sentences += [AS_IT_RAN] if fitted.recalibration is not None else []
-    return CardSection(LEFT_OUT, facts, [table], sentences, remarks)
+    sentences.append(f"The study decides at the threshold {THRESHOLD:g}, this model at {fitted.threshold:.3g}.")
+    remarks += [f"Decisions say nothing of subjects: {clause}." for clause in flat_clauses(contents.predictions, least)]
+    return CardSection(LEFT_OUT, list(facts.items()), [table], sentences, remarks)
 
 
 def _refuse_other_rois(fitted: Model, contents: Contents) -> None:

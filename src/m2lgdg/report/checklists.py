@@ -21,12 +21,12 @@ from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.findings import note_on_label
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import SIMPLE
-from m2lgdg.report.contents import Contents
-from m2lgdg.report.paper_tables import changed_fields, label, what_was_seen
+from m2lgdg.report.contents import Contents, changed_fields
+from m2lgdg.report.paper_tables import label, what_was_seen
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.study.predictions import ADAPTED
-from m2lgdg.study.stats import half_interval, macro_scores
+from m2lgdg.study.stats import half_interval, macro_scores, min_per_class
 
 TO_COMPLETE = "authors to complete"
 CITATIONS = {
@@ -149,12 +149,12 @@ def _prediction_facts(contents: Contents) -> dict[str, str]:
     if contents.track == ADAPTED or contents.adapted is not None:
         which = ", the only one of this study" if contents.track == ADAPTED else ""
         facts["updating"] = f"In the adapted track{which}: {what_was_seen(contents.batch)}"
-    if count > 1 and len(keys) > 1:
+    if (counted := len(contents.counted)) > 1 and len(keys) > 1:
         facts["comparison"] = (
-            f"Paired t-tests over {count} target sites: the method with the highest AUC (chosen post hoc) against each other "
+            f"Paired t-tests over {counted} target sites: the method with the highest AUC (chosen post hoc) against each other "
             "method, Holm-corrected within AUC"
         )
-    return facts | _performance(contents.site_scores)
+    return facts | _performance(contents.averaged)
 
 
 def _performance(sites: pd.DataFrame) -> dict[str, str]:
@@ -315,11 +315,11 @@ def _methods(contents: Contents, cite: Callable[[str], str]) -> str:
         reference = contents.declared[method].reference if method in contents.declared else ""
         cited = reference and not reference.startswith("beyond the paper")
         listed.append(f"{method} {cite(reference)}" if cited else method)
-    seeds = contents.study.get("seeds") or []
     text = f"We compared {len(listed)} method{'s' * (len(listed) > 1)}: {', '.join(listed)}."
     variants = [label(*key) for key in contents.keys if key[1]]
     text += f" Variants: {', '.join(variants)}." if 0 < len(variants) <= 12 else ""
-    text += f" Methods with randomness were trained with {len(seeds)} seeds." if len(seeds) > 1 else ""
+    random = contents.predictions.groupby("method")["seed"].nunique().max()  # methods without randomness have one seed
+    text += f" Methods with randomness were trained with {random} seeds." if random > 1 else ""
     changed = changed_fields(contents.study, contents.declared)
     return f"{text} Fields that differ from the defaults of the package: {changed}." if changed else text
 
@@ -330,7 +330,10 @@ def _statistics(contents: Contents, cite: Callable[[str], str], motion: bool) ->
         f"without weights. Accuracy, sensitivity, specificity and F1 use the fixed threshold {THRESHOLD:g}. Intervals of a "
         f"mean over sites are 95 % Student t intervals; those of one site are DeLong's {cite(DELONG)}."
     )
-    if contents.predictions["target"].nunique() > 1 and len(contents.keys) > 1:
+    if left := contents.predictions["target"].nunique() - len(contents.counted):
+        text += f" {left} target site{'s' * (left > 1)} with fewer than {min_per_class(contents.study)} patients or controls "
+        text += f"{'do' if left > 1 else 'does'} not enter means and tests."
+    if len(contents.counted) > 1 and len(contents.keys) > 1:
         text += f" Methods were compared by two-sided paired t-tests over target sites with Holm's correction {cite(HOLM)}."
     if motion:
         text += f" AUCs adjusted for head motion (mean framewise displacement) follow {cite(JANES_PEPE)}."

@@ -23,13 +23,14 @@ from m2lgdg.data.pseudonyms import without_paths
 from m2lgdg.data.spreadsheets import unquoted_table
 from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.findings import Finding, with_kind
+from m2lgdg.metrics import METRICS
 from m2lgdg.registry import Declaration
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, read_predictions, sweep_variant, without_track
 from m2lgdg.study.records import explanation_path
-from m2lgdg.study.stats import cell_scores, over_seeds, site_scores
+from m2lgdg.study.stats import BALANCED, cell_scores, counted_targets, min_per_class, over_seeds, site_scores
 
 Key = tuple[str, str]  # method and variant
 Cells = list[tuple[dict[str, Any], Explanation]]  # explained cells, with their records
@@ -86,12 +87,32 @@ class Contents:
     @cached_property
     def cell_scores(self) -> pd.DataFrame:
         """Metrics of every cell."""
-        return cell_scores(self.predictions)
+        return cell_scores(self.predictions, (*METRICS, BALANCED))
 
     @cached_property
     def site_scores(self) -> pd.DataFrame:
         """Mean and sd over seeds by method, variant, target and metric."""
         return site_scores(self.cell_scores)
+
+    @cached_property
+    def counted(self) -> list[str]:
+        """Target sites with enough patients and controls to count in means and tests."""
+        return counted_targets(self.predictions, min_per_class(self.study))
+
+    @cached_property
+    def counted_scores(self) -> pd.DataFrame:
+        """`cell_scores` at the sites that count."""
+        return self.cell_scores[self.cell_scores["target"].isin(self.counted)]
+
+    @cached_property
+    def averaged(self) -> pd.DataFrame:
+        """`site_scores` at the sites that count."""
+        return self.site_scores[self.site_scores["target"].isin(self.counted)]
+
+    @cached_property
+    def counted_mean(self) -> pd.DataFrame:
+        """`mean` at the sites that count."""
+        return self.mean[self.mean["target"].isin(self.counted)]
 
     @cached_property
     def mean(self) -> pd.DataFrame:
@@ -130,6 +151,16 @@ class Contents:
     def with_role(self, *roles: str) -> list[str]:
         """Methods of the study with one of these roles."""
         return [name for name, declared in self.declared.items() if declared.role in roles]
+
+    def inputs_of(self, key: Key) -> frozenset[str]:
+        """What a method sees of a subject: the scan, phenotypes or both."""
+        declared = self.declared.get(key[0], Declaration({}, {}, False))
+        changed = {"phenotypes": key[1] == "phenotypes"} | dict(declared.variants.get(key[1], {}))
+        fields = {**declared.fields, **((self.study.get("method") or {}).get(key[0]) or {}), **(changed if key[1] else {})}
+        if declared.role == "phenotypes":
+            return frozenset({"phenotypes"})
+        phenotypes = fields.get("phenotypes") and self.study.get("inputs") != []
+        return frozenset({"scan", "phenotypes"} if phenotypes else {"scan"})
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -205,6 +236,30 @@ def missing_cells(
         if missing:
             counts.append(f"{missing} cell{'s' * (missing > 1)} of {method}")
     return counts
+
+
+def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]) -> str:
+    """Methods with fields that differ from their defaults, and these fields."""
+    changes_of = []
+    for name, fields in (study.get("method") or {}).items():
+        if name not in declared:  # a plugin that is not loaded here
+            changes_of += [f"possibly {name} (a plugin; its fields are in study.json)"] if fields else []
+            continue
+        default = _as_json(declared[name].fields)
+        changed = {field: value for field, value in fields.items() if default.get(field) != value}
+        variant = next((one for one, changes in declared[name].variants.items() if _as_json(changes) == changed), None)
+        if changed:
+            changes_of.append(f"{name} ({assignments({'variant': variant} if variant else changed)})")
+    return "; ".join(changes_of)
+
+
+def _as_json(fields: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(fields)))  # tuples become lists, as in study.json
+
+
+def assignments(fields: Mapping[str, Any]) -> str:
+    """Fields and their values as they are written in a study file."""
+    return ", ".join(f"{field} = {json.dumps(value)}" for field, value in fields.items())
 
 
 def _sweep_variants(study: Mapping[str, Any], method: str) -> set[str]:

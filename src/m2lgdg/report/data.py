@@ -5,9 +5,10 @@ Made from the files that `m2lgdg run` writes, or from the cohort where it is ava
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -15,16 +16,19 @@ import numpy as np
 from matplotlib import colormaps
 
 from m2lgdg.explain.explanation import roi_label
+from m2lgdg.findings import anonymous_sentences, is_duplicate, problems, summary
 from m2lgdg.report.contents import Contents
 from m2lgdg.report.drawing import CARD, FAINT, INK, WIDTH, Figure, Sheet, draw, on_page, short
 from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
-from m2lgdg.study.description import LEAST, Floats, read_connectomes, read_site_connectomes, square
+from m2lgdg.study.description import LEAST, NOT_CHECKED, Floats, read_connectomes, read_site_connectomes, square
 
 MOST_EDGES, NAMED = 20, 3  # edges in the table, and in the caption
 MOST_SITES, SITES_ACROSS = 24, 4
 MOST_REASONS = 6
+MOST_FINDINGS = 5  # of the box on the data that are not collapsed
+DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
 FLOW, LEFT, RIGHT = 520, 235, 255  # pixels: width of the flow diagram, of its main boxes, and of the boxes with reasons
-GAP, PAD, LINE, LETTERS = 26, 11, 19, 7.7  # LETTERS is the mean width of one
+GAP, PAD, LINE, INDENT = 26, 11, 19, 10
 Group = dict[str, Any]
 Step = tuple[list[str], list[str]]  # lines of the main box, and of the box beside the arrow that leaves it
 
@@ -171,14 +175,34 @@ def _drawn(steps: list[Step]) -> str:
 
 def _box(x: float, y: float, width: float, lines: list[str]) -> tuple[str, float]:
     """A box with lines that fit into it, the first in bold, and its height."""
-    most = int((width - 2 * PAD) / LETTERS)
-    wrapped = [(words, 10 * (i > 0)) for line in lines for i, words in enumerate(textwrap.wrap(line, most) or [""])]
+    wrapped = [(words, INDENT * (i > 0)) for line in lines for i, words in enumerate(_wrapped(line, width - 2 * PAD))]
     height = 2 * PAD + LINE * len(wrapped) - 4
     box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5" fill="{CARD}" stroke="{FAINT}"/>'
     for i, (words, indent) in enumerate(wrapped):
         place = f'x="{x + PAD + indent:g}" y="{y + PAD + 12 + LINE * i:g}"'
         box += f'<text {place} fill="{INK}"{"" if i else FIRST}>{escape(words)}</text>'
     return box, height
+
+
+def _wrapped(line: str, width: float) -> list[str]:
+    """Lines of text that fit into a width; a word that does not is broken."""
+    lines = [""]
+
+    def fits(text: str) -> bool:
+        return _width(lines[-1] + text.rstrip()) <= width - INDENT * (len(lines) > 1)
+
+    for word in re.findall(r"\S+\s*", line):
+        lines += [""] * bool(lines[-1] and not fits(word))
+        for letter in word:
+            lines += [""] * (not fits(letter))
+            lines[-1] += letter
+    return [one.rstrip() for one in lines]
+
+
+def _width(text: str) -> float:
+    """Width in pixels in a wide font."""
+    wide, narrow = "mwMW@%—…", "fijlrt.,:;'|()[]! "
+    return sum(14 if letter in wide or ord(letter) > 0x2E80 else 5.6 if letter in narrow else 9.3 for letter in text)
 
 
 FIRST = ' font-weight="600"'
@@ -267,3 +291,44 @@ def site_connectomes(contents: Contents) -> Figure | None:
     caption += f" Sites with fewer than {LEAST} labelled subjects are left out." if len(known) < len(sites) else ""
     size = (WIDTH, 0.9 + 1.6 * lines)
     return draw("site-connectomes", caption, "Mean connectome of each site minus the mean over sites", size, paint, raster=True)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The box on the data: a summary of the findings, the first ones, and the others, which are collapsed."""
+
+    summary: str
+    shown: list[str]
+    folded: list[str]
+
+
+def findings_box(contents: Contents) -> Data | None:
+    """What the check of the cohort reported; None if nothing."""
+    if contents.findings is None:
+        return Data(NOT_CHECKED, [], [])
+    findings = problems(contents.findings)
+    if not findings:
+        return None
+    pairs = [one for one in findings if is_duplicate(one)]
+    others = sorted(findings[len(pairs) :], key=lambda one: not one.kind.endswith("by label"))  # what leaks comes first
+    groups = (pairs, others)
+    stored = [[{"kind": one.kind, "text": one.text} for one in group] for group in groups]
+    sentences = [sentence for group in stored for sentence in anonymous_sentences(group)]
+    cut = MOST_FINDINGS if len(sentences) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
+    return Data(f"{summary(findings)}.{DROP if pairs else ''}", sentences[:cut], sentences[cut:])
+
+
+def who(contents: Contents) -> str:
+    """Included subjects, and the excluded ones with the reasons."""
+    included, reasons = contents.included(), contents.exclusions()
+    if not included:
+        return f"{contents.predictions['subject'].nunique()} subjects were tested."
+    sentence = f"{len(included)} subjects of {len({row['site'] for row in included})} sites"
+    if contents.cohort is not None:
+        labels = contents.cohort.labels
+        sentence += f" ({(labels == 1).sum()} patients, {(labels == 0).sum()} controls)"
+    if not reasons:
+        return f"{sentence}; no subject was excluded."
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons[:MOST_REASONS])
+    more = "; other reasons in inclusion.csv" if len(reasons) > MOST_REASONS else ""
+    return f"{sentence}; {sum(count for _, count in reasons)} excluded: {listed}{more}."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.paper_tables import Key, label
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
 
+Place = Literal["outside lower center", "outside upper center"]
 SWEPT = ("AUC", "ACC", "F1")  # metrics of a sensitivity figure; the paper draws these
 DISTINCT = 10  # colours that can be distinguished in one figure
 ROWS = 120  # of methods and sites; beyond this the forest plot shows means only
@@ -32,15 +33,19 @@ def forest(
     first: str = "",
     *,
     hues: Mapping[Key, int],
+    counted: Sequence[str] | None = None,
 ) -> Figure:
     """AUC (mean over seeds) by target, with DeLong intervals of the probabilities averaged over seeds, highest mean first.
 
-    `first` is the start of its caption, `hues` are the colour numbers of methods.
+    `first` starts its caption, `hues` are the colour numbers of methods, `counted` the sites of means (all by default).
     """
     areas = scores[scores["metric"] == "AUC"].set_index(["method", "variant", "target"])["mean"]
-    keys, sites = _sorted(areas, keys, mean["target"].unique().tolist())
+    keys, sites = _sorted(areas.dropna(), keys, mean["target"].unique().tolist())
+    defined = areas.dropna().index.get_level_values("target")
+    sites = [site for site in sites if site in defined] or sites  # a site of one class has no AUC
     by_row = len(keys) > DISTINCT  # too many for a legend
     if by_row and len(keys) * len(sites) > ROWS:
+        sites = [site for site in sites if counted is None or site in counted]
         return _forest_of_means(areas, sites, keys, name, first, hues)
     step, cells = 0.8 / len(keys), _by_cell(mean)
 
@@ -60,13 +65,15 @@ def forest(
                 value = f"AUC {area:.1f} (95 % interval {low:.1f} to {high:.1f})"
                 sheet.tip(dot, f"{label(*key)}, {site}: {value}, {len(own)} subjects")
         axis.axvline(50, color=FAINT, lw=1, ls=":")
+        ends = [end for line in axis.lines for end in np.asarray(line.get_xdata(), dtype=float) if 0 < end < 100]
+        axis.set_xlim(max(min([*ends, 50.0]) - 3, 0), 101)
         for edge in np.arange(len(sites) - 1) + 0.5:
             axis.axhline(edge, color=FAINT, lw=0.4, alpha=0.5)
         axis.set_ylim(len(sites) - 0.5, -0.5)
         axis.set_xlabel("AUC at the unseen site (%)")
         if not by_row:
             axis.set_yticks(range(len(sites)), [short(site) for site in sites])
-            _legend_below(sheet)
+            _legend(sheet, "outside upper center")
             return
         rows = [s + k * step - 0.4 + step / 2 for s in range(len(sites)) for k in range(len(keys))]
         axis.set_yticks(rows, [short(label(*key), 34) for _ in sites for key in keys], fontsize=8)
@@ -97,11 +104,13 @@ def _sorted(areas: pd.Series, keys: Sequence[Key], sites: Sequence[str]) -> tupl
     )
 
 
-def _legend_below(sheet: Sheet, handles: Sequence[Any] | None = None, names: Sequence[str] = ()) -> None:
+def _legend(
+    sheet: Sheet, where: Place = "outside lower center", handles: Sequence[Any] | None = None, names: Sequence[str] = ()
+) -> None:
     if handles is None:
         handles, names = sheet.canvas.axes[0].get_legend_handles_labels()
     columns = max(1, min(len(names), 72 // (max(map(len, names), default=1) + 8)))
-    sheet.canvas.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9)
+    sheet.canvas.legend(handles, names, loc=where, ncols=columns, fontsize=9)
 
 
 def _forest_of_means(
@@ -211,7 +220,7 @@ def decision_curves(mean: pd.DataFrame, keys: Sequence[Key], hues: Mapping[Key, 
         top = 100 * max(float(table["model"].max()) for table in drawn.values())
         axis.set(xlim=(0, 100), ylim=(-10, max(top, 0.0) + 5), xlabel="threshold probability (%)")
         axis.set_ylabel("net benefit (per 100 subjects)")
-        _legend_below(sheet)
+        _legend(sheet)
 
     caption = (
         "Decision curves: net benefit (true positives minus false positives weighted by the odds of the threshold, per 100 "
@@ -289,14 +298,12 @@ def _panels(
             paint(axis, site)
             axis.set_title(short(site, 20), fontsize=10, color=INK)
             axis.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xticks=(0, 50, 100), yticks=(0, 50, 100))
-        for i in range(len(sites)):
-            if i % columns == 0:
-                grid.flat[i].set_ylabel(names[1], fontsize=9)
-            if i + columns >= len(sites):  # nothing below it
-                grid.flat[i].set_xlabel(names[0], fontsize=9)
-                grid.flat[i].tick_params(labelbottom=True)
+        for i in range(max(len(sites) - columns, 0), len(sites)):  # nothing below it
+            grid.flat[i].tick_params(labelbottom=True)
+        sheet.canvas.supxlabel(names[0], fontsize=9)
+        sheet.canvas.supylabel(names[1], fontsize=9)
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        _legend_below(sheet, handles, labels)
+        _legend(sheet, "outside upper center", handles, labels)
 
     side = min(WIDTH / columns, 2.5)
     return draw(name, caption, alt, (WIDTH, side * rows + 0.9), paint_all)

@@ -1,4 +1,5 @@
-// Tables sort by a click or Enter on a heading: numbers by value, text by alphabet. This is the only script of the page.
+// Tables sort by a click or Enter on a heading: numbers by value, text by alphabet. A link opens its section.
+// This is the only script of the page.
 "use strict";
 for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
@@ -21,4 +22,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+const reveal = () => {
+  const section = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const details = section && section.querySelector("details.section");
+  if (details) details.open = true;
+};
+addEventListener("hashchange", reveal);
+reveal();
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
 from m2lgdg.data.spreadsheets import csv_text
-from m2lgdg.report.contents import read_contents
+from m2lgdg.report.contents import Contents, read_contents
 from m2lgdg.report.paper_tables import label, main_method
 from m2lgdg.report.published import read_published
-from m2lgdg.report.sections import answer, facts, sections
+from m2lgdg.report.sections import Answer, Section, answer, facts, sections
 from m2lgdg.report.sharing import shared_contents
 from m2lgdg.report.tables import Table, plain, render, wide_csv
-from m2lgdg.storage import InputError, remove_abandoned, write_bytes, write_text, write_texts
+from m2lgdg.storage import InputError, new_folder, remove_abandoned, write_bytes, write_text, write_texts
 
 MOST_ROWS = 10  # of a table that are not collapsed
-SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained")
+NEXT = "next"  # of a shared report that is written beside an earlier one
+SHARED = ("predictions.csv", "report.html", "tables", "figures", "explained", NEXT)
 
 
 def write_report(
@@ -67,13 +70,19 @@ def write_report(
     contents = read_contents(folder, centroids)
     names, targets = {label(*key) for key in contents.keys}, set(contents.predictions["target"])
     beside = None if published is None else read_published(published, names, targets)
-    to = contents.folder
-    if share is not None:
-        contents, to = shared_contents(contents), _new_folder(share)
-        write_text(to / "predictions.csv", csv_text(contents.all_predictions))
+    contents = contents if share is None else shared_contents(contents)
     summary = answer(contents)
     best = best or main_method(contents.study, contents.predictions, rivals)
     made = sections(contents, summary, best=best, rivals=rivals, published=beside, three_d=three_d)
+    if share is None:
+        return _write(contents, summary, made, contents.folder)
+    with _shared_folder(Path(share)) as to:
+        write_text(to / "predictions.csv", csv_text(contents.all_predictions))
+        _write(contents, summary, made, to)
+    return Path(share) / "report.html"
+
+
+def _write(contents: Contents, summary: Answer, made: Sequence[Section], to: Path) -> Path:
     for section in made:
         _write_tables([*section.tables, *section.folded], to / "tables")
         write_texts(to / "figures", section.pages)
@@ -101,15 +110,23 @@ def write_report(
     return write_text(to / "report.html", page)
 
 
-def _new_folder(path: str | Path) -> Path:
-    """A folder without other files, which could be shared by mistake; an earlier shared report is overwritten."""
-    to = Path(path)
+@contextmanager
+def _shared_folder(to: Path) -> Iterator[Path]:
+    """A folder that takes the place of `to`, which has at most an earlier shared report, when it is whole."""
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder.")
     remove_abandoned(to)
-    if to.is_dir() and any(path.name not in SHARED for path in to.iterdir()):
+    earlier = list(to.iterdir()) if to.is_dir() else []
+    if any(path.name not in SHARED for path in earlier):  # they could be shared by mistake
         raise InputError(f"{to} has files other than a shared report; choose an empty folder with --out.")
-    return to
+    with new_folder(to / NEXT if earlier else to) as draft:
+        yield draft
+    for path in earlier:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in list((to / NEXT).iterdir()) if earlier else ():
+        path.rename(to / path.name)
+    if earlier:
+        (to / NEXT).rmdir()
 
 
 def rendered(template: str, **values: object) -> str:

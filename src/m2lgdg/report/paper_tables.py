@@ -6,7 +6,6 @@ tracks of a study apart: strict sees nothing of the target but the subject that 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,20 +19,36 @@ import pandas as pd
 from m2lgdg.fields import nearest
 from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, delong_interval
 from m2lgdg.registry import FC_NETWORK, PAPER, Declaration
-from m2lgdg.report.contents import read_json
+from m2lgdg.report.contents import assignments, read_json
 from m2lgdg.report.published import read_published
 from m2lgdg.report.tables import NAN, Column, Format, Interval, Spread, Table, Value, columns, render
 from m2lgdg.storage import InputError
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
-from m2lgdg.study.stats import cell_scores, macro_scores, over_seeds, paired_tests, site_scores, training_differences
+from m2lgdg.study.stats import (
+    BALANCED,
+    FLAT,
+    MIN_PER_CLASS,
+    cell_scores,
+    class_counts,
+    counted_targets,
+    flat_predictions,
+    macro_scores,
+    min_per_class,
+    over_seeds,
+    paired_tests,
+    site_scores,
+    training_differences,
+)
 
 FEW = 5  # with fewer sites, tests and intervals over sites have little power
 INTERVAL = "AUC 95 % interval"
 MACRO = "Macro average over target sites"
 PANEL = "Paired tests over target sites"  # Panel B of the paper
 BOTH_TRACKS = "Strict and adapted track"
-BALANCED = "balanced ACC"
+SHOWN = (*PAPER_METRICS, BALANCED)
+AT_THRESHOLD = f"ACC, SPE, SEN, F1 and {BALANCED} at the threshold {THRESHOLD:g}"
+MOST_FLAT, MOST_SITES = 8, 5  # methods, and sites of each, that are named where decisions say nothing
 SIGNED = "+z.2f"  # what rounds to zero has a plus
 Key = tuple[str, str]
 Lookup = dict[tuple[str, str, str], dict[Any, Any]]
@@ -90,27 +105,26 @@ def table(
     predictions = read_joined_predictions(folders) if predictions is None else predictions
     tracks = by_track(predictions)
     studies = [read_json(Path(one) / "study.json", {}) for one in folders]
-    batch = _adapted_subjects(studies)
+    batch, least = _adapted_subjects(studies), max(map(min_per_class, studies))
     if published is not None and STRICT not in tracks:
         raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
     tables, declared = [], {name: one for other in folders for name, one in declarations(other).items()}
     for track, rows in tracks.items():
-        scores, tested = cell_scores(rows, PAPER_METRICS), best or main_method(studies[0], rows, rivals)
-        compared = Comparison(rows, tested, rivals=rivals, scores=scores, declared=declared)
+        scores, tested = cell_scores(rows, SHOWN), best or main_method(studies[0], rows, rivals)
+        compared = Comparison(rows, tested, rivals=rivals, scores=scores, declared=declared, least=least)
         of_track = compared.tables()
         if tests or rivals:
             panels = compared.panels()
             if not panels:
                 raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
             of_track += panels if form == "text" else one_panel(panels)
-        of_track += training_tables(scores)
+        of_track += training_tables(scores[scores["target"].isin(compared.counted)])
         if published is not None and track == STRICT:
-            of_track = read_published(published, set(map(label, rows["method"], rows["variant"])), set(rows["target"])).beside(
-                of_track
-            )
+            values = read_published(published, set(map(label, rows["method"], rows["variant"])), set(rows["target"]))
+            of_track = values.beside(of_track, compared.counted)
         tables += in_track(of_track, track, batch)
     if len(tracks) > 1:
-        tables.append(both_tracks(tracks[STRICT], tracks[ADAPTED], batch))
+        tables.append(both_tracks(tracks[STRICT], tracks[ADAPTED], batch, least))
     targets = predictions["target"].unique().tolist()
     for site in sites or ():
         if site not in targets:
@@ -148,29 +162,6 @@ def main_method(study: Mapping[str, Any], predictions: pd.DataFrame, rivals: Seq
     return str(name) if ran and name not in rivals else None
 
 
-def changed_fields(study: Mapping[str, Any], declared: Mapping[str, Declaration]) -> str:
-    """Methods with fields that differ from their defaults, and these fields."""
-    changes_of = []
-    for name, fields in (study.get("method") or {}).items():
-        if name not in declared:  # a plugin that is not loaded here
-            changes_of += [f"possibly {name} (a plugin; its fields are in study.json)"] if fields else []
-            continue
-        default = _as_json(declared[name].fields)
-        changed = {field: value for field, value in fields.items() if default.get(field) != value}
-        variant = next((one for one, changes in declared[name].variants.items() if _as_json(changes) == changed), None)
-        if changed:
-            changes_of.append(f"{name} ({_assignments({'variant': variant} if variant else changed)})")
-    return "; ".join(changes_of)
-
-
-def _as_json(fields: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(dict(fields)))  # tuples become lists, as in study.json
-
-
-def _assignments(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field} = {json.dumps(value)}" for field, value in fields.items())
-
-
 def chosen_among(name: str, count: int) -> str:
     """Sentence for a method that was selected by its AUC at the sites it is reported for."""
     return f"{name} was chosen for its AUC, the highest of {count} methods at these very sites, so this AUC is optimistic"
@@ -196,7 +187,8 @@ class Comparison:
     """Scores of all methods of a predictions table, and which of them is tested against which.
 
     `best` has the highest macro AUC by default; among variants of one method it is the method itself, because the highest of
-    many variants is also the luckiest. `scores` are those of the cells, if they are already computed.
+    many variants is also the luckiest. `scores` are those of the cells, if they are already computed. A target site needs
+    `least` patients and controls to count in means and tests.
     """
 
     def __init__(
@@ -207,11 +199,13 @@ class Comparison:
         rivals: Sequence[str] = (),
         scores: pd.DataFrame | None = None,
         declared: Mapping[str, Declaration] = MappingProxyType({}),
+        least: int = MIN_PER_CLASS,
     ) -> None:
-        sites = site_scores(cell_scores(predictions, PAPER_METRICS) if scores is None else scores)
-        self.predictions, self.declared = predictions, declared
-        self.sites = sites[sites["metric"].isin(PAPER_METRICS)]
-        self.macro = macro_scores(self.sites)
+        sites = site_scores(cell_scores(predictions, SHOWN) if scores is None else scores)
+        self.predictions, self.declared, self.least = predictions, declared, least
+        self.sites, self.counted = sites[sites["metric"].isin(SHOWN)], counted_targets(predictions, least)
+        self.averaged = self.sites[self.sites["target"].isin(self.counted)]
+        self.macro = macro_scores(self.averaged)
         self.keys: list[Key] = list(dict.fromkeys(zip(self.sites["method"], self.sites["variant"], strict=True)))
         self.targets = list(dict.fromkeys(self.sites["target"]))
         self.best, self.selected = self._best(best)
@@ -242,11 +236,11 @@ class Comparison:
         """A table for each target site."""
         mean = over_seeds(self.predictions)
         rows_of = dict(iter(mean.groupby(["target", "method", "variant"], sort=False)))
-        constant = {metric: constant_at(self.predictions, metric) for metric in PAPER_METRICS}
+        constant = {metric: constant_at(self.predictions, metric) for metric in SHOWN}
         tables = []
         for site in self.targets:
             at_site = _by_key(self.sites[self.sites["target"] == site])
-            unranked = {metric: {key for key in self.keys if (*key, site) in constant[metric]} for metric in PAPER_METRICS}
+            unranked = {metric: {key for key in self.keys if (*key, site) in constant[metric]} for metric in SHOWN}
             rows: list[list[Value]] = []
             for key in self.keys:
                 own = rows_of.get((site, *key), mean.iloc[:0])
@@ -257,20 +251,21 @@ class Comparison:
             several = sorted({int(row["seeds"]) for row in at_site.values() if row["seeds"] > 1})
             seeds = " to ".join(str(count) for count in dict.fromkeys([*several[:1], *several[-1:]]))
             subjects = mean[mean["target"] == site].drop_duplicates("subject")
-            note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %; "
+            note = f"{len(subjects)} subjects, {int(subjects['label'].sum())} of them patients; scores in %, {AT_THRESHOLD}; "
             note += f"mean ± sd over {seeds} seeds (one seed where no sd is given)" if seeds else "one seed"
             note += "; 95 % interval: DeLong's, over subjects (none for an AUC of 0 or 100 and for constant probabilities)"
             note += ", of the probabilities averaged over seeds, whose AUC is often above the mean AUC of single seeds" * bool(
                 seeds
             )
-            header = [Column("Method"), Column("n", "count"), *columns("percent", *PAPER_METRICS, INTERVAL)]
+            note += "" if site in self.counted else f"; not in means and tests, which {self._needed}"
+            header = [Column("Method"), Column("n", "count"), *columns("percent", *SHOWN, INTERVAL)]
             tables.append(Table(f"Target {site}", header, rows, note, site, ranks))
         return tables
 
     def macro_table(self) -> Table:
         """The mean over target sites, with the difference from `best` and its test."""
         by_key = _by_key(self.macro)
-        areas = self.sites[self.sites["metric"] == "AUC"]
+        areas = self.averaged[self.averaged["metric"] == "AUC"]
         differences, tests = _by_key(paired_tests(areas, self.best)), _by_key(paired_tests(areas, self.best, self.rivals))
         compared, best = len(self.keys) > 1, label(*self.best)
         rows: list[list[Value]] = []
@@ -278,20 +273,25 @@ class Comparison:
             difference, p = _lookup(differences, (*key, "AUC"), "delta"), _lookup(tests, (*key, "AUC"), "p_holm")
             test: list[Value] = ["", ""] if key == self.best else [-difference, p]
             rows.append([label(*key), *_spreads(by_key, key), *(test if compared else [])])
-        header = [Column("Method"), *columns("percent", *PAPER_METRICS)]
+        header = [Column("Method"), *columns("percent", *SHOWN)]
         header += [Column(f"AUC minus that of {best}", "percent", SIGNED), Column("p (Holm)", "p")] if compared else []
-        unranked = {metric: constant_keys(self.predictions, metric) for metric in PAPER_METRICS}
+        unranked = {metric: constant_keys(self.predictions, metric) for metric in SHOWN}
         ranks = [[0, *row, *([0, 0] if compared else [])] for row in _ranks(by_key, self.keys, unranked)]
         return Table(MACRO, header, rows, self._macro_note(by_key, best), "all", ranks)
 
+    @property
+    def _needed(self) -> str:
+        return f"need at least {self.least} patients and {self.least} controls (min_per_class)"
+
     def _macro_note(self, by_key: Lookup, best: str) -> str:
-        sites = len(self.targets)
-        labelled = self.predictions[self.predictions["label"] >= 0]
-        subjects = len(labelled.drop_duplicates(["target", "subject"]))
-        if sites == 1:
-            note = f"one target site, {subjects} subjects, so no tests"
+        sites, counts = len(self.counted), class_counts(self.predictions)
+        subjects = int(counts.loc[self.counted].to_numpy().sum())
+        if sites == 0:
+            note = f"no mean and no tests, which {self._needed} at a target site"
+        elif sites == 1:
+            note = f"one target site, {subjects} subjects, so no tests; in %, {AT_THRESHOLD}"
         else:
-            note = f"mean ± sd in % over {sites} target sites, {subjects} subjects"
+            note = f"mean ± sd in % over {sites} target sites, {subjects} subjects; {AT_THRESHOLD}"
             if len(self.keys) > 1:
                 note += (
                     f"; differences are each row minus {best} (negative: worse than {best}), with paired t-tests over sites, "
@@ -300,28 +300,33 @@ class Comparison:
                     note += f"of {', '.join(label(*key) for key in self.rivals)} only, "
                 note += f"Holm-corrected within AUC{_little_power(sites)}"
         note += f"; {chosen_among(best, self.selected)}" if self.selected > 1 else ""
-        counts = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in self.keys}
-        fewer = ", ".join(f"{name} ({count})" for name, count in counts.items() if count < sites)
-        if fewer and len(set(counts.values())) == 1:
-            fewer = f"all methods ({min(counts.values())})"
-        note += f"; AUC over fewer than {sites} sites: {fewer}" if fewer else ""
+        few = counts.drop(self.counted)
+        left = [f"{one.Index} (patients {one.patients}, controls {one.controls})" for one in few.itertuples()]
+        if left:
+            note += f"; left out of means and tests, which {self._needed}: {', '.join(left)}"
+        scored = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in self.keys} if sites else {}
+        fewer = ", ".join(f"{name} ({count})" for name, count in scored.items() if count < sites)
+        note += f"; means over fewer than {sites} sites: {fewer}" if fewer else ""
         variants = [
-            f"{variant}: {_assignments(self.declared[method].variants[variant]) or 'the full method'}"
+            f"{variant}: {assignments(self.declared[method].variants[variant]) or 'the full method'}"
             for method, variant in self.keys
             if method in PAPER and method in self.declared and variant in self.declared[method].variants
         ]
         note += f". {'; '.join(variants)}" if variants else ""
+        flat = flat_clauses(self.predictions, self.least)
+        note += f". {'; '.join(flat)}" if flat else ""
         shared = [name for name in dict.fromkeys(method for method, _ in self.keys) if name in FC_NETWORK]
         return note + (f". {', '.join(shared)}: the algorithm on m2lgdg's own FC network" if shared else "")
 
     def panels(self) -> list[Table]:
         """Panel B of the paper, a table per metric; empty with one target site or one method."""
-        return panels_of(self.sites, self.best, self.rivals, self.selected)
+        sites = self.averaged[self.averaged["metric"].isin(PAPER_METRICS)]
+        return panels_of(sites, self.best, self.rivals, self.selected)
 
 
-def study_tables(predictions: pd.DataFrame, best: str | None = None, *, rivals: Sequence[str] = ()) -> list[Table]:
-    """A table for each target site, then the macro table (`Comparison`)."""
-    return Comparison(predictions, best, rivals=rivals).tables()
+def study_tables(predictions: pd.DataFrame, best: str | None = None, **options: Any) -> list[Table]:
+    """A table for each target site, then the macro table; the options are those of `Comparison`."""
+    return Comparison(predictions, best, **options).tables()
 
 
 def panels_of(sites: pd.DataFrame, best: Key, rivals: Sequence[Key], selected: int = 1) -> list[Table]:
@@ -355,6 +360,27 @@ def one_panel(tables: Sequence[Table]) -> list[Table]:
     same_method = zip(*(table.rows for table in tables), strict=True)
     rows = [[cells[0][0], *(cell for row in cells for cell in row[1:])] for cells in same_method]
     return [replace(tables[0], title=PANEL, columns=header, rows=rows)]
+
+
+def flat_clauses(predictions: pd.DataFrame, least: int = MIN_PER_CLASS) -> list[str]:
+    """Clauses on methods whose decisions say nothing of the subjects of some sites, whatever their AUC."""
+    count, clauses = len(counted_targets(predictions, least)), []
+    found = flat_predictions(predictions, least)
+    for key, sites in [*found.items()][:MOST_FLAT]:
+        words = {
+            "calls everybody a patient": sites.patients,
+            "calls everybody a control": sites.controls,
+            f"has nearly constant probabilities (sd below {FLAT:g})": sites.constant,
+        }
+        facts = [f"{what} at {len(at)} of {count} sites ({_first(at)})" for what, at in words.items() if at]
+        clauses.append(f"{label(*key)} {' and '.join(facts)}")
+    more = len(found) - MOST_FLAT
+    return [*clauses, f"so do {more} more methods and variants at some sites"] if more > 0 else clauses
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_SITES} more" if len(names) > MOST_SITES else ""
+    return ", ".join(names[:MOST_SITES]) + more
 
 
 def _little_power(sites: int) -> str:
@@ -399,7 +425,7 @@ def _lookup(by_key: Lookup, key: tuple[str, str, str], column: str) -> float:
     return float(by_key[key][column]) if key in by_key else NAN
 
 
-def _spreads(by_key: Lookup, key: Key, metrics: Sequence[str] = PAPER_METRICS) -> list[Spread]:
+def _spreads(by_key: Lookup, key: Key, metrics: Sequence[str] = SHOWN) -> list[Spread]:
     return [Spread(*(_lookup(by_key, (*key, metric), name) for name in ("mean", "sd"))) for metric in metrics]
 
 
@@ -409,7 +435,7 @@ def _ranks(by_key: Lookup, keys: Sequence[Key], unranked: Mapping[str, set[Key]]
     A constant method has none: calling everybody a patient gives the highest sensitivity and is no merit.
     """
     by_metric = []
-    for metric in PAPER_METRICS:
+    for metric in SHOWN:
         values = [NAN if key in unranked[metric] else _lookup(by_key, (*key, metric), "mean") for key in keys]
         printed = np.round(100 * np.array(values), 2).tolist()
         best = sorted({value for value in printed if not math.isnan(value)}, reverse=True)[:2]
@@ -431,18 +457,16 @@ def in_track(tables: list[Table], track: str, batch: int) -> list[Table]:
     return [replace(table, title=f"{table.title}, adapted track", note=f"{seen}; {table.note}") for table in tables]
 
 
-def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int) -> Table:
+def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int, least: int = MIN_PER_CLASS) -> Table:
     """Both tracks of each method, neither ranked nor tested; the fits are the same."""
-    rates, calibration = ("SEN", "SPE", "AUC"), ("slope", "intercept")
+    rates, calibration = (BALANCED, "SEN", "SPE", "AUC"), ("slope", "intercept")
     by_track: dict[str, Lookup] = {}
     for track, predictions in ((STRICT, strict), (ADAPTED, adapted)):
-        sites = site_scores(cell_scores(predictions, (*rates, *calibration)))
-        wide = sites.pivot(index=["method", "variant", "target"], columns="metric", values="mean")
-        balanced = wide[["SEN", "SPE"]].mean(axis=1, skipna=False).rename("mean").reset_index().assign(metric=BALANCED)
-        by_track[track] = _by_key(macro_scores(pd.concat([balanced, sites])))
+        counted = predictions[predictions["target"].isin(counted_targets(predictions, least))]
+        by_track[track] = _by_key(macro_scores(site_scores(cell_scores(counted, (*rates, *calibration)))))
     keys = dict.fromkeys(zip(*(pd.concat([strict, adapted])[name] for name in ("method", "variant")), strict=True))
     rows: list[list[Value]] = [
-        [label(*key), track, *_spreads(by_key, key, (BALANCED, *rates, *calibration))]
+        [label(*key), track, *_spreads(by_key, key, (*rates, *calibration))]
         for key in keys
         for track, by_key in by_track.items()
         if (*key, "AUC") in by_key
@@ -452,5 +476,5 @@ def both_tracks(strict: pd.DataFrame, adapted: pd.DataFrame, batch: int) -> Tabl
         f"slope 1, intercept 0; one fit serves both tracks: in the adapted one {what_was_seen(batch)}, so that the two are "
         "different tasks, and neither ranked nor tested against each other"
     )
-    header = [Column("Method"), Column("track"), *columns("percent", BALANCED, *rates, form=".1f")]
+    header = [Column("Method"), Column("track"), *columns("percent", *rates, form=".1f")]
     return Table(BOTH_TRACKS, [*header, *columns("number", *calibration)], rows, note)

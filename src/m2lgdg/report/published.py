@@ -27,9 +27,8 @@ class Published:
     name: str
     values: dict[tuple[str, str, str], float]
 
-    def beside(self, tables: Sequence[Table]) -> list[Table]:
-        """The tables, with these values in brackets after the study's own."""
-        sites = [table.target for table in tables if table.target not in ("", "all")]
+    def beside(self, tables: Sequence[Table], sites: Sequence[str]) -> list[Table]:
+        """The tables, with these values in brackets after the study's own; `sites` are those of its averages."""
         return [self._beside(table, sites) for table in tables]
 
     def at(self, method: str, target: str, metric: str, sites: Sequence[str]) -> float | None:

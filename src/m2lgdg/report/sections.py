@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from m2lgdg.findings import anonymous_sentences, is_duplicate, problems, summary
+from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.metrics import delong_interval
 from m2lgdg.registry import PAPER, SIMPLE
 from m2lgdg.report import brains, figures
 from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
-from m2lgdg.report.contents import Contents
+from m2lgdg.report.contents import Contents, changed_fields
 from m2lgdg.report.curve import learning_figure, sentences, stored_curve
-from m2lgdg.report.data import connectomes, flow_diagram, site_connectomes, site_table
+from m2lgdg.report.data import Data, connectomes, findings_box, flow_diagram, site_connectomes, site_table, who
 from m2lgdg.report.drawing import Figure
 from m2lgdg.report.operating import (
     comparison_table,
@@ -33,9 +33,9 @@ from m2lgdg.report.paper_tables import (
     Comparison,
     Key,
     both_tracks,
-    changed_fields,
     chosen_among,
     constant_keys,
+    flat_clauses,
     in_track,
     label,
     named_key,
@@ -48,22 +48,8 @@ from m2lgdg.report.sharing import few_of_a_class, few_of_a_site
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.report.training import loss_terms, training_curves
-from m2lgdg.study.description import NOT_CHECKED
 from m2lgdg.study.predictions import ADAPTED, STRICT
-from m2lgdg.study.stats import half_interval
-
-MOST_FINDINGS = 5  # of the box on the data that are not collapsed
-MOST_REASONS = 5
-DROP = " Both subjects of a pair are in the results below; m2lgdg convert --drop-duplicates leaves duplicates out of a cohort."
-
-
-@dataclass(frozen=True)
-class Data:
-    """The box on the data: a summary of the findings, the first ones, and the others, which are collapsed."""
-
-    summary: str
-    shown: list[str]
-    folded: list[str]
+from m2lgdg.study.stats import half_interval, min_per_class
 
 
 @dataclass(frozen=True)
@@ -72,13 +58,10 @@ class Answer:
 
     main: Key
     peer: Key | None
-    cohort: str
-    data: Data | None
     answer: str
     warnings: list[str]
     comparison: str = ""
     motion: str = ""
-    short: str = ""
 
 
 @dataclass
@@ -102,6 +85,11 @@ class Section:
     paste: MethodsText | None = None
     pages: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is collapsed, so that the first screens have the answer, the table, the forest plot and the data."""
+        return self.id not in OPEN
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -120,13 +108,14 @@ class Shown:
     def compared(self, contents: Contents, best: str | None = None) -> Comparison:
         """The comparison of the methods of some contents, by default that of the whole report."""
         tests = {"best": best} if best else {"best": self.best, "rivals": self.rivals}
-        return Comparison(contents.predictions, **tests, scores=contents.cell_scores, declared=contents.declared)
+        least = min_per_class(contents.study)
+        return Comparison(contents.predictions, **tests, scores=contents.cell_scores, declared=contents.declared, least=least)
 
     def titled(self, contents: Contents, tables: list[Table]) -> list[Table]:
         """Tables of some contents, with published values or, of the adapted track, with that track in their titles."""
         if contents.track == ADAPTED:  # published values are of sites that nothing was seen of
             return in_track(tables, ADAPTED, contents.batch)
-        return tables if self.published is None else self.published.beside(tables)
+        return tables if self.published is None else self.published.beside(tables, contents.counted)
 
 
 def sections(
@@ -147,9 +136,11 @@ def sections(
     hues = {key: i for i, key in enumerate(dict.fromkeys([*focus, *keys, *contents.keys]))}  # in all figures
     shown = Shown(contents, summary, best, rivals, published, keys, focus, hues, three_d)
     made = [
+        _answer(shown),
+        *(results := _results(shown))[:2],
         _data(shown),
-        Section("answer", "Answer", answer=summary),
-        *_results(shown),
+        results[2],
+        _connectomes(shown),
         _discrimination(shown),
         _operating(shown),
         motion := _motion(shown),
@@ -161,18 +152,26 @@ def sections(
         _training(shown),
         _planted(shown),
         *_explanations(shown),
-        Section("methods", "Methods, to paste", PASTE, paste=methods_text(contents, motion=motion is not None), link="Methods"),
+        Section(
+            "methods", "Methods, to paste", PASTE, paste=methods_text(contents, motion=bool(motion.tables)), link="Methods"
+        ),
         _leakage(shown),
         Section("checklists", "Reporting checklists", CHECKLISTS, folded=checklist_tables(contents)),
     ]
     return [section for section in made if section is not None]
 
 
+OPEN = ("answer", "overall", "sites", "data")
 THRESHOLD_RULE = (
     "A subject is classified as a patient if the probability, averaged over seeds, is at least 0.5. The threshold is fixed, "
     "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
     "table of predictive values shows what the same sensitivity and specificity mean at other prevalences."
 )
+NO_MOTION = f"Not adjusted: the phenotypes have no column of head motion ({', '.join(MOTION)})."
+NO_COHORT = "Not adjusted: the cohort file of the study is not here, or it has changed."
+FEW_MOTION = "Not adjusted: too few subjects have a value of head motion."
+FLAT_DECISIONS = "Decisions that say nothing of the subjects"
+FLAT_MEANS = "The AUC there may still be right; decisions and probabilities cannot be used."
 MOTION_RULE = (
     "Patients often move more than controls, and motion changes connectivity, so part of an AUC can be motion. The adjusted "
     "AUC compares each patient with controls of the same site who moved as much."
@@ -185,21 +184,26 @@ PASTE = "A draft from the files of this study. A click selects it."
 CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to complete".'
 
 
+def _answer(shown: Shown) -> Section:
+    contents, main = shown.contents, shown.summary.main
+    motion = motion_sentence(contents.counted_mean, main, motion_of(contents.cohort))
+    return Section("answer", "Answer", answer=replace(shown.summary, motion=motion))
+
+
 def _data(shown: Shown) -> Section:
     contents = shown.contents
-    table, few = site_table(contents), contents.description
+    table = site_table(contents)
+    first, data = flow_diagram(contents), findings_box(contents)
+    return Section("data", "Data", who(contents), [table] if table else [], first=first, data=data)
+
+
+def _connectomes(shown: Shown) -> Section | None:
+    contents, few = shown.contents, shown.contents.description
     figure, edges = (None, None) if contents.shared and few_of_a_class(few) else connectomes(contents)
     by_site = None if contents.shared and few_of_a_site(few) else site_connectomes(contents)
-    return Section(
-        "data",
-        "Data",
-        shown.summary.cohort,
-        [table] if table else [],
-        [each for each in (figure, by_site) if each is not None],
-        [edges] if edges else [],
-        first=flow_diagram(contents),
-        data=shown.summary.data,
-    )
+    drawn = [each for each in (figure, by_site) if each is not None]
+    title = "Mean connectomes of classes and sites"
+    return Section("connectomes", title, figures=drawn, folded=[edges] if edges else [], link="Connectomes") if drawn else None
 
 
 def _results(shown: Shown) -> list[Section]:
@@ -217,11 +221,12 @@ def _results(shown: Shown) -> list[Section]:
         first, folded = replace(first, title="Methods over all target sites"), [overall, *one_panel(compared.panels())]
     peer = shown.summary.peer
     comparison = None if peer is None else comparison_table(contents.mean, shown.summary.main, peer)
-    forest = figures.forest(contents.mean, contents.site_scores, shown.keys, hues=shown.hues)
+    forest = figures.forest(contents.mean, contents.site_scores, shown.keys, hues=shown.hues, counted=contents.counted)
     tables = [*([] if comparison is None else [comparison]), *sites]
     return [
         Section("overall", "Over all target sites", text, [first.highest_first("AUC")], folded=folded),
-        Section("sites", "By target site", figures=[forest], folded=tables),
+        Section("sites", "By target site", figures=[forest]),
+        Section("tables", "Tables of the target sites", folded=tables, link="Tables by site"),
     ]
 
 
@@ -233,15 +238,19 @@ def _discrimination(shown: Shown) -> Section | None:
 
 
 def _operating(shown: Shown) -> Section:
-    mean, focus = shown.contents.mean, shown.focus
+    mean, focus = shown.contents.counted_mean, shown.focus
     curve = figures.decision_curves(mean, focus, shown.hues)
-    tables, folded = [predictive_table(mean, focus)], [operating_table(mean)]
+    tables, folded = [predictive_table(mean, focus)], [operating_table(shown.contents.mean)]
     return Section("operating", "Operating point", THRESHOLD_RULE, tables, [curve] if curve else [], folded)
 
 
-def _motion(shown: Shown) -> Section | None:
-    table = motion_table(shown.contents.mean, shown.keys, motion_of(shown.contents.cohort))
-    return None if table is None else Section("motion", "Head motion", MOTION_RULE, [table])
+def _motion(shown: Shown) -> Section:
+    contents = shown.contents
+    table = motion_table(contents.counted_mean, shown.keys, motion_of(contents.cohort))
+    if table is not None:
+        return Section("motion", "Head motion", MOTION_RULE, [table])
+    why = NO_COHORT if contents.cohort is None else NO_MOTION if motion_of(contents.cohort) is None else FEW_MOTION
+    return Section("motion", "Head motion", f"{why} Part of any AUC here may be motion.")
 
 
 def _subgroups(shown: Shown) -> Section | None:
@@ -262,8 +271,10 @@ def _adapted(shown: Shown) -> Section | None:
     *sites, overall = shown.titled(adapted, compared.tables())
     folded = shown.titled(adapted, [*one_panel(compared.panels()), operating_table(adapted.mean)])
     first = f"Adapted track: {what_was_seen(adapted.batch)}. "
-    forest = figures.forest(adapted.mean, adapted.site_scores, chosen.keys, "forest-adapted", first, hues=shown.hues)
-    both = both_tracks(shown.contents.predictions, adapted.predictions, adapted.batch)
+    forest = figures.forest(
+        adapted.mean, adapted.site_scores, chosen.keys, "forest-adapted", first, hues=shown.hues, counted=adapted.counted
+    )
+    both = both_tracks(shown.contents.predictions, adapted.predictions, adapted.batch, min_per_class(adapted.study))
     text = (
         f"In this track {what_was_seen(adapted.batch)}. All other sections are of the strict track, which sees nothing of it."
     )
@@ -278,7 +289,7 @@ def _ablations(shown: Shown) -> Section | None:
         if len(keys) > 1:
             variants = contents.of_methods(keys)
             *_, table = shown.titled(variants, shown.compared(variants, label(*keys[0])).tables())
-            pairs = training_table(contents.cell_scores, method, [variant for _, variant in keys], "Ablations")
+            pairs = training_table(contents.counted_scores, method, [variant for _, variant in keys], "Ablations")
             tables += [replace(table, title=f"Ablations of {method}"), *([pairs] if pairs is not None else [])]
     text = "The first row is the full method; each other row leaves out or changes one part."
     return Section("ablations", "Ablations", text, tables) if tables else None
@@ -289,7 +300,7 @@ def _sweeps(shown: Shown) -> Section | None:
     for method, axes in contents.swept.items():
         variants = [key[1] for key in contents.keys if key[0] == method and contents.is_sweep(key)]
         if axes and variants:
-            scores = contents.cell_scores[contents.cell_scores["method"] == method]
+            scores = contents.counted_scores[contents.counted_scores["method"] == method]
             default = (contents.study.get("method") or {}).get(method, {})
             drawn.append(figures.sensitivity_curves(method, scores, axes, default, shown.hues.get((method, ""), 0)))
             folded.append(training_table(scores, method, variants, "Sweeps"))
@@ -372,29 +383,20 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
 
 def answer(contents: Contents) -> Answer:
     """Summary of the study's main method, of the headline method if it has none, else of the one with the highest AUC."""
-    scores = contents.site_scores
+    scores, least = contents.averaged, min_per_class(contents.study)
     areas = scores[scores["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     order = areas.mean().sort_values(ascending=False, kind="stable").dropna()
     order = order.loc[areas[order.index].count().sort_values(ascending=False, kind="stable").index]  # all sites before some
     keys = _candidates(contents, [(str(method), str(variant)) for method, variant in order.index])
-    cohort, data, warnings = _who(contents), findings_box(contents), _warnings(contents)
+    warnings = _warnings(contents)
     if not keys:
-        undefined = "No target site has both patients and controls, so no AUC is defined."
-        return Answer(contents.keys[0], None, cohort, data, undefined, warnings)
+        undefined = f"No target site has at least {least} patients and {least} controls (min_per_class), so no mean AUC."
+        return Answer(contents.keys[0], None, undefined, warnings)
     constant = constant_keys(contents.predictions)
     learned = [key for key in keys if key not in constant] or keys
     named = (contents.study.get("main"), *contents.with_role("headline"))  # before the results were known
     headline = next((key for name in named for key in keys if key == (name, "")), None)
     main = headline or learned[0]
-    simple = contents.with_role(*SIMPLE)
-    peers = [key for key in learned if key != main and key[0] in simple]
-    comparison = ""
-    if peers:
-        role = "Next best simple peer" if main[0] in simple else "Best simple peer"
-        several = f" (of {len(peers)} at these sites)" if len(peers) > 1 else ""
-        comparison = f"{role}{several}: {label(*peers[0])} {_mean_area(contents, areas, peers[0])}."
-        if main[0] not in simple and order[peers[0]] >= order[main]:
-            warnings.insert(0, f"A simple model performs as well or better: {label(*peers[0])} compared with {label(*main)}.")
     sites = int(areas[main].count())
     where = f"Mean AUC over {sites} unseen sites" if sites > 1 else f"AUC at the unseen site {areas[main].dropna().index[0]}"
     sentence = f"{where}: {label(*main)} {_mean_area(contents, areas, main)}. Chance is 50 %."
@@ -402,10 +404,33 @@ def answer(contents: Contents) -> Answer:
         sentence += f" {chosen_among(label(*main), len(learned))}."
     if 1 < sites < FEW:
         sentence += f" With only {sites} sites, performance at a further site is uncertain, whatever the interval."
-    motion = motion_sentence(contents.mean, main, motion_of(contents.cohort))
-    short = f"{where}: {label(*main)} {100 * areas[main].mean():.1f} %"
-    peer = peers[0] if peers else None
-    return Answer(main, peer, cohort, data, sentence, warnings, comparison, motion, short)
+    if left := contents.predictions["target"].nunique() - len(contents.counted):
+        sentence += f" Not counted, with fewer than {least} patients or controls: {left} more site{'s' * (left > 1)}."
+    peers = _peers(contents, main, [key for key in learned if key != main])
+    comparison = _against(contents, areas, main, peers) if peers else ""
+    if peers and main[0] not in contents.with_role(*SIMPLE) and order[peers[0]] >= order[main]:
+        warnings.insert(0, f"A simple model performs as well or better: {label(*peers[0])} compared with {label(*main)}.")
+    if flat := flat_clauses(contents.of_methods([main, *peers[:1]]).predictions, least):
+        warnings.append(f"{FLAT_DECISIONS}: {'; '.join(flat)}. {FLAT_MEANS}")
+    return Answer(main, peers[0] if peers else None, sentence, warnings, comparison)
+
+
+def _peers(contents: Contents, main: Key, others: list[Key]) -> list[Key]:
+    """Simple models that see the same of a subject, highest first; without any, those that see less."""
+    own, simple = contents.inputs_of(main), contents.with_role(*SIMPLE)
+    peers = [key for key in others if key[0] in simple and contents.inputs_of(key) <= own]
+    return [key for key in peers if contents.inputs_of(key) == own] or peers
+
+
+def _against(contents: Contents, areas: pd.DataFrame, main: Key, peers: list[Key]) -> str:
+    higher = int((areas[peers].mean() > areas[main].mean()).sum())
+    sees = contents.inputs_of(peers[0])
+    other = "" if sees == contents.inputs_of(main) else f" ({' and '.join(sorted(sees))} only)"
+    if len(peers) == 1:
+        role = "A simple peer is higher" if higher else "Simple peer"
+    else:
+        role = f"{higher} of {len(peers)} simple peers are higher, the best" if higher else f"Best of {len(peers)} simple peers"
+    return f"{role}: {label(*peers[0])}{other} {_mean_area(contents, areas, peers[0])}."
 
 
 def _candidates(contents: Contents, keys: list[Key]) -> list[Key]:
@@ -426,36 +451,6 @@ def _mean_area(contents: Contents, areas: pd.DataFrame, key: Key) -> str:
         own = own[own["target"] == values.index[0]]
         (low, high), how = delong_interval(own["label"].to_numpy(), own["proba"].to_numpy()), "DeLong"
     return f"{100 * values.mean():.1f} % (95 % interval {100 * max(low, 0):.1f} to {100 * min(high, 1):.1f}, {how})"
-
-
-def findings_box(contents: Contents) -> Data | None:
-    """What the check of the cohort reported; None if nothing."""
-    if contents.findings is None:
-        return Data(NOT_CHECKED, [], [])
-    findings = problems(contents.findings)
-    if not findings:
-        return None
-    pairs = [one for one in findings if is_duplicate(one)]
-    groups = (pairs, findings[len(pairs) :])
-    stored = [[{"kind": one.kind, "text": one.text} for one in group] for group in groups]
-    sentences = [sentence for group in stored for sentence in anonymous_sentences(group)]
-    cut = MOST_FINDINGS if len(sentences) > MOST_FINDINGS + 1 else MOST_FINDINGS + 1
-    return Data(f"{summary(findings)}.{DROP if pairs else ''}", sentences[:cut], sentences[cut:])
-
-
-def _who(contents: Contents) -> str:
-    included, reasons = contents.included(), contents.exclusions()
-    if not included:
-        return f"{contents.predictions['subject'].nunique()} subjects were tested."
-    sentence = f"{len(included)} subjects of {len({row['site'] for row in included})} sites"
-    if contents.cohort is not None:
-        labels = contents.cohort.labels
-        sentence += f" ({(labels == 1).sum()} patients, {(labels == 0).sum()} controls)"
-    if not reasons:
-        return f"{sentence}; no subject was excluded."
-    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons[:MOST_REASONS])
-    more = "; other reasons in inclusion.csv" if len(reasons) > MOST_REASONS else ""
-    return f"{sentence}; {sum(count for _, count in reasons)} excluded: {listed}{more}."
 
 
 def _warnings(contents: Contents) -> list[str]:

@@ -21,6 +21,7 @@ from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.storage import InputError, one_line, read_bytes
 from m2lgdg.study.predictions import ADAPTED, STRICT, is_adapted, sweep_variant
+from m2lgdg.study.stats import MIN_PER_CLASS
 
 Scalar = bool | int | float | str
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range that every random generator accepts
@@ -60,6 +61,11 @@ class Study(BaseModel):
         default=[], description="for every method with such a variant, or by method"
     )
     sweep: dict[str, dict[str, list[Any]]] = Field(default={}, description="[sweep.NAME]: field = values")
+    min_per_class: int = Field(
+        default=MIN_PER_CLASS,
+        ge=1,
+        description="patients, and controls, that a target site needs to count in means and tests",
+    )
     explain: bool | list[str] = Field(default=False, description="methods explained at each target; true: all")
     explain_steps: int = Field(default=64, ge=1, description="steps of integrated gradients")
     explain_of: Literal["logit", "margin"] = Field(default="logit", description="what attributions of networks are of")

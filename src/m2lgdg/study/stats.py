@@ -6,20 +6,24 @@ published ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr, stdtrit  # of Student's t; importing scipy.stats takes a second
 
-from m2lgdg.metrics import METRICS, evaluate
+from m2lgdg.metrics import METRICS, THRESHOLD, evaluate
 
 if TYPE_CHECKING:
     from pandas.core.groupby import SeriesGroupBy
 
 CELL = ["method", "variant", "seed", "target"]
+BALANCED = "balanced ACC"  # mean of SEN and SPE
+MIN_PER_CLASS = 5  # patients and controls that a target site needs to count in means and tests
+FLAT = 0.005  # sd of probabilities at a site, below which they are as good as constant
+CHANCE = "prior"  # constant by design
 
 
 def half_interval(sd: float, count: int) -> float:
@@ -31,9 +35,52 @@ def cell_scores(predictions: pd.DataFrame, metrics: Sequence[str] = METRICS) -> 
     """Scores of a predictions table, one row per cell and metric (method, variant, seed, target, metric, value)."""
     rows = []
     for key, group in predictions.groupby(CELL, sort=False):
-        values = evaluate(group["label"].to_numpy(), group["proba"].to_numpy(), metrics=metrics)
+        wanted = {*metrics, "SEN", "SPE"} - {BALANCED}
+        values = evaluate(group["label"].to_numpy(), group["proba"].to_numpy(), metrics=sorted(wanted))
+        values[BALANCED] = (values["SEN"] + values["SPE"]) / 2
         rows += [(*key, metric, values[metric]) for metric in metrics]
     return pd.DataFrame(rows, columns=[*CELL, "metric", "value"])
+
+
+def class_counts(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Labelled patients and controls of each target site, in the order of the predictions."""
+    subjects = predictions.drop_duplicates(["target", "subject"])
+    classes = {"patients": subjects["label"] == 1, "controls": subjects["label"] == 0}
+    return pd.DataFrame(classes).groupby(subjects["target"], sort=False).sum()
+
+
+def counted_targets(predictions: pd.DataFrame, least: int = MIN_PER_CLASS) -> list[str]:
+    """Target sites with enough patients and controls to count in means and tests."""
+    counts = class_counts(predictions)
+    return [str(target) for target in counts.index[counts.min(axis=1) >= max(least, 1)]]
+
+
+def min_per_class(study: Mapping[str, Any]) -> int:
+    """The key of that name in a study.json; the default if an earlier version wrote it, or if it is damaged."""
+    value = study.get("min_per_class")
+    return value if isinstance(value, int) and value > 0 else MIN_PER_CLASS
+
+
+class Flat(NamedTuple):
+    """Target sites at which a method says nothing of its subjects: nearly constant, or all called the same."""
+
+    constant: list[str]
+    patients: list[str]
+    controls: list[str]
+
+
+def flat_predictions(predictions: pd.DataFrame, least: int = MIN_PER_CLASS) -> dict[tuple[str, str], Flat]:
+    """Methods and variants, but for the one at chance, with such sites among those that count; seeds are averaged."""
+    mean = over_seeds(predictions[predictions["target"].isin(counted_targets(predictions, least))])
+    found: dict[tuple[str, str], Flat] = {}
+    for (method, variant, target), own in mean[mean["method"] != CHANCE].groupby(["method", "variant", "target"], sort=False):
+        decided = own["proba"] >= THRESHOLD
+        sites = found.setdefault((method, variant), Flat([], [], []))
+        if own["proba"].std(ddof=0) < FLAT:
+            sites.constant.append(target)
+        if decided.nunique() == 1:
+            (sites.patients if decided.iloc[0] else sites.controls).append(target)
+    return {key: sites for key, sites in found.items() if any(sites)}
 
 
 def over_seeds(predictions: pd.DataFrame) -> pd.DataFrame:
