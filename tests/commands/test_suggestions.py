@@ -108,7 +108,7 @@ def test_a_duplicate(paste, tiny):
 
 def test_a_selection_of_runs_and_sites_is_kept(paste, tmp_path, tiny):
     folder = derivatives(tmp_path / "derivatives", tiny)
-    names, text = paste("check", folder, "--only", "run-01", "--site", "north", "--site", "east", code=(0, 1))
+    names, text = paste("check", folder, "--kind", "bids", "--only", "run-01", "--site", "north", "--site", "east", code=(0, 1))
     assert names == ["check", "convert", "fit"] and "--only run-01 --site north --site east" in text
     assert Cohort.load("derivatives.cohort").site_names == ["east", "north"]
 

@@ -64,4 +64,4 @@ def convert(
     lines = [f"{cohort!r}; {len(cohort.excluded)} excluded.", atlas_line(cohort)]
     lines += [f"Wrote {to} ({size:.1f} MB, content {written.hash[:12]}).", data_line(cohort.findings or (), check_command(to))]
     terminal.say(*filter(None, lines))
-    reading.suggest_for_file(context, cohort, to, without=suggestions.SELECTING)
+    reading.suggest_for_file(context, cohort, to, without=[*suggestions.SELECTING, "--kind"])  # of another file

@@ -44,13 +44,6 @@ def print_next(
 
     Nothing is printed if the present command selected sites, runs or subjects and the next one cannot.
     """
-    line = next_line(context, command, *words, without=without)
-    if line is not None:
-        (terminal.warn if error_stream else terminal.say)(line, style=None)
-
-
-def next_line(context: typer.Context, command: str, *words: str | Path, without: Sequence[str] = ()) -> str | None:
-    """The line that `print_next` prints, or None."""
     root = context.find_root()
     takes = {name for option in _options(root.command.get_command(root, command)) for name in option.opts}  # type: ignore[attr-defined]
     own = {name for name in words if isinstance(name, str)}
@@ -62,10 +55,11 @@ def next_line(context: typer.Context, command: str, *words: str | Path, without:
         if flag in takes:
             carried += _typed(option, context.params[option.name])
         elif flag in SELECTING:
-            return None
+            return
     text = " ".join(_quoted(word) for word in ("m2lgdg", command, *words, *carried))
     missing = [word for word in words if isinstance(word, Fill)]
-    return f"Next: {text}" if not missing else f"Then, with your own {' and '.join(missing)}: {text}"
+    line = f"Next: {text}" if not missing else f"Then, with your own {' and '.join(missing)}: {text}"
+    (terminal.warn if error_stream else terminal.say)(line, style=None)
 
 
 def _options(command: Any) -> list[Any]:

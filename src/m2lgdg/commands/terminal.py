@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -87,11 +87,7 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
-class Show(Protocol):
-    """Updates what is shown of long work: how much of it is done, a text, and its description if that changes."""
-
-    def __call__(self, done: int, total: int | None, text: str = "", description: str | None = None) -> None:
-        """Show the present state of the work."""
+Show = Callable[..., None]  # how much of long work is done, of how much, and if need be a text and another description
 
 
 @contextmanager
