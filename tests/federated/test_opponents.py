@@ -261,13 +261,14 @@ def test_forged_keys_and_members(first):
     refused(first, twice, "takes part twice|with the counts", fingerprint=fingerprint)
     refused(first, forged_members(first, lambda members: members * 10), "has 70 members", fingerprint=fingerprint)
     exchange.answer(first / "north", honest, "", fingerprint=fingerprint.upper())
-    refused(first, forged_members(first, with_key("south")), "have the fingerprint", fingerprint=fingerprint)
+    refused(first, forged_members(first, with_key("south")), "differs from|does not follow|not signed", fingerprint=fingerprint)
+    exchange.answer(first / "north", honest, "")  # the fingerprint was given once
 
 
-def test_attempts_without_a_site(root):
+def test_attempts_without_a_site(first, root):
     """The first attempt has all sites, a later one the consent of every remaining site, and none fewer than six."""
-    fewer = forged_members(root, lambda members: [one for one in members if one["site"] != "west"])
-    refused(root, fewer, "attempt 1 without west, which is not the protocol")
+    fewer = forged_members(first, lambda members: [one for one in members if one["site"] != "west"])
+    refused(first, fewer, "attempt 1 without west, which is not the protocol")
     exchange.combine(root / "study", without=["west"])
     content, fingerprint = request_of(root, 1, attempt=2), agreed(root)
     refused(
@@ -385,6 +386,41 @@ def test_the_other_sites_of_a_fold_learn_its_association(finished):
     assert (learned["association.steady"] == plain["association.steady"]).all()
     fewer = unmasked(finished, "north", number, sorted(same)[1:])
     assert (fewer["association.steady"] != plain["association.steady"]).all()
+
+
+def steered(root, number, lie):
+    """All answer a round, and `south`, who works with the coordinator, then replaces its sums by others that it signs."""
+    answer_all(root)
+    path = root / "study" / "answers" / exchange.answer_name(1, number, "south")
+    key = json.loads((root / "south" / "private" / "site.json").read_text())["signing"]
+    path.write_bytes(changed(path.read_bytes(), arrays=lie(load(path.read_bytes())), key=key))
+    shutil.copy(path, root / "south" / "outbox")
+    return exchange.combine(root / "study")
+
+
+def test_a_coordinator_with_a_site_chooses_totals(first):
+    """The two lead the search for the median age to another place; the counts there are of all sites together."""
+    before = steered(first, 1, lambda arrays: {"search.age": arrays["search.age"] + np.append(np.full(62, -200), 0)})
+    answer_all(first)
+    assert exchange.combine(first / "study").round == 3
+    cuts = next(ask.arguments["cuts"] for ask in before.asked.asks if ask.key == "search.age")
+    ages = [plain_sums(first, site, 2)[0]["search.age"].view(np.int64) for site in SIZES]
+    totals = load_file(first / "study" / "totals" / "totals-01-002.safetensors")["search.age"]
+    assert (totals == np.sum(ages, axis=0)).all() and totals.max() <= sum(SIZES.values())
+    assert cuts.view(np.uint64).min() > sums.ordered(np.array([100.0]))[0]  # no age is there
+
+
+def test_a_site_that_lies_does_not_single_out_missing_values(cohort):
+    """With a value for missing ages that is far from all others, a sum would show the scan of a subject without an age."""
+    study = study_of(cohort)
+    joined = {site: prepared(study, part, site) for site, part in by_site(cohort).items()}
+    site = Site(Plan(study, tuple(member for member, _ in joined.values())), "north", joined["north"][1])
+    for fill, mean, sd in ((1000.0, 30.0, 10.0), (-1e300, 30.0, 10.0), (30.0, 30000.0, 10.0)):
+        site.known = {"fill.age": np.array(fill), "moments.age": np.array([mean, sd])}
+        with pytest.raises(InputError, match="the value for missing age is far from its mean"):
+            site.z_scores(("age",))
+    site.known = {"fill.age": np.array(28.0), "moments.age": np.array([30.0, 10.0])}
+    assert np.isfinite(site.z_scores(("age",))).all()
 
 
 def test_every_site_sees_the_totals(finished):

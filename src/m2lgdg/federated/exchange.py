@@ -152,12 +152,12 @@ def answer(
     sent = messages.read_request(content, study, where)
     records = [_record(folder, study, sent.attempt, number) for number in range(1, sent.request.round)]
     plan = Plan(study, records[0].members if records else sent.members, sent.attempt)
-    if not records:
+    claim = folder / RECEIVED / _record_name(sent.attempt, sent.request.round)
+    if not records and not claim.exists():
         _check_members(folder, plan, name, fingerprint, without, where)
     if max((path.name for path in (folder / RECEIVED).glob("round-*")), default="") > _record_name(sent.attempt, MOST_ROUNDS):
         raise InputError(f"{where} is of attempt {sent.attempt}, and this site went on to a later one.")
     values, record = _replayed(folder, plan, name, records, sent, where)
-    claim = folder / RECEIVED / _record_name(sent.attempt, sent.request.round)
     if not write_once(claim, record) and _record(folder, study, sent.attempt, sent.request.round).hash != sent.hash:
         raise InputError(f"{where} differs from the request of round {sent.request.round} that was answered before.")
     path = folder / OUTBOX / answer_name(sent.attempt, sent.request.round, name)

@@ -220,7 +220,7 @@ def _write(
     form: str, plan: Plan, number: int, head: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], private: str
 ) -> bytes:
     common = {"format": form, "study": plan.study.id, "settings": settings_hash(plan.study)}
-    common |= {"attempt": str(plan.attempt), "round": str(number)} | head
+    common |= {"attempt": str(plan.attempt), "round": str(number), **head}
     return packed(arrays, common | {"signature": keys.sign(packed(arrays, common), private)})
 
 

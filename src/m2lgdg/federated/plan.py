@@ -244,10 +244,10 @@ class Plan:
     def _folds(self, count: int) -> dict[str, int]:
         numbers = [member.subjects for member in self.members]
         labels = np.concatenate([np.repeat([1, 0], [one.patients, one.controls]) for one in self.members]).astype(np.int8)
-        sites = np.repeat(np.arange(len(numbers)), numbers)  # in the order of the names, as in the pooled cohort
+        places: npt.NDArray[Any] = np.repeat(np.arange(len(numbers)), numbers)  # of the names in their order: less memory
         result = {member.site: -1 for member in self.members}
-        for i, (_, test) in enumerate(site_folds(sites, labels, count)):
-            result |= {self.members[place].site: i for place in np.unique(sites[test])}
+        for i, (_, test) in enumerate(site_folds(places, labels, count)):
+            result |= {self.members[place].site: i for place in np.unique(places[test])}
         return result
 
     @property

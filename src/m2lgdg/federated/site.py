@@ -35,6 +35,8 @@ from m2lgdg.metrics import sigmoid
 from m2lgdg.preprocess import CATEGORICAL, _typical, _values
 from m2lgdg.storage import InputError
 
+FARTHEST = 4.0  # sd between mean and median, or a mode of ten codes: never more than 3, and missing values are filled by site
+
 
 def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing: str = "") -> tuple[Member, Arrays]:
     """Facts that a site joins with, and the arrays of its subjects that stay at the site; an unsuitable cohort is refused."""
@@ -130,6 +132,11 @@ class Site:
         for j, column in enumerate(columns):
             mean, scale = self.known[f"moments.{column}"]
             if scale > 0:
+                if abs(float(self.known.get(f"fill.{column}", mean)) - mean) > FARTHEST * scale:
+                    raise InputError(
+                        f"the value for missing {column} is far from its mean, so sums would show the subjects without it; a "
+                        "site sent wrong sums, and nothing is answered."
+                    )
                 result[:, j] = (self.filled(column) - mean) / scale
         return result
 
