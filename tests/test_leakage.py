@@ -149,8 +149,11 @@ def test_an_input_need_not_rank_the_classes_to_reveal_them(large, kind):
     """Taken by 85 % of patients and 5 % of controls; patients at both ends; patients with codes 0 and 2, controls with 1."""
     rng, patients = np.random.default_rng(3), large.labels == 1
     ends = np.where(rng.random(len(large)) < 0.5, -3, 3)
+    place = np.zeros(len(large), dtype=int)  # in the class
+    for label in (0, 1):
+        place[large.labels == label] = np.arange((large.labels == label).sum())
     values = {
-        "binary": (rng.random(len(large)) < np.where(patients, 0.85, 0.05)).astype(float),
+        "binary": (place % 20 < np.where(patients, 17, 1)).astype(float),
         "two-sided": rng.normal(size=len(large)) + np.where(patients, ends, 0),
         "codes": np.where(patients, 1.0 + np.sign(ends), 1.0),
     }[kind]
