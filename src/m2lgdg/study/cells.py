@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from m2lgdg.own_code import refuse_not_covered, staying
 from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text
+from m2lgdg.study.foreign import package_as_it_was
 from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, own_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
@@ -149,12 +150,13 @@ def fitted_cell(
         cohort = _cohort(context)
         if context.keep_features:
             _share_features(cohort, cell.code)
-    with _threads(context.threads), staying():
+    foreign = bool(context.plugins or own_code(method.method))
+    with _threads(context.threads), staying(), package_as_it_was() if foreign else nullcontext():
         before = {*sys.modules}
         (fold,) = leave_one_site_out(cohort, [cell.target])
         fold = fold if select is None else fold._replace(source=select(fold.source))
         yield fold, method.fit(fold.source, seed=cell.seed, device=context.device)
-        if context.plugins or own_code(method.method):
+        if foreign:
             refuse_not_covered(before, f"method {cell.method}")
 
 
