@@ -8,7 +8,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features
 from m2lgdg.data.readers import read
 from m2lgdg.method import Method
-from m2lgdg.methods.amplitude import FLAG, AmplitudeRange
+from m2lgdg.methods.amplitude import FLAG, UNUSUAL, AmplitudeRange
 from m2lgdg.metrics import auc
 from m2lgdg.report.card import card
 
@@ -34,7 +34,9 @@ ADAPTIVE, ENSEMBLE, PLUS = "connectome-adaptive", "connectome-ensemble", "m2lgdg
 def rescaled(cohort, how, which=None):
     rows = set(range(len(cohort)) if which is None else which)
     series = [np.float32(how(one.astype(np.float64))) if i in rows else one for i, one in enumerate(cohort.series)]
-    kept = {name: getattr(cohort, name) for name in ("subjects", "sites", "labels", "rois", "phenotypes", "inputs", "tr")}
+    kept = {
+        name: getattr(cohort, name) for name in ("subjects", "sites", "labels", "rois", "phenotypes", "inputs", "tr", "atlas")
+    }
     return Cohort(series=series, **kept)
 
 
@@ -55,7 +57,7 @@ def test_rescaled_rois_are_flagged_and_amplitudes_are_not_used(split, name, scal
     source, target = split
     fitted = make(name).fit(source)
     assert fitted.uses_amplitude
-    assert fitted.method_flags(target) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in fitted.method_flags(target))
     other = rescaled(target, SCALINGS[scaling])
     assert all(FLAG in raised for raised in fitted.method_flags(other))
     # the same decision as with the amplitudes of the source mean
@@ -91,7 +93,7 @@ def test_methods_without_amplitude_take_any_scaling(split):
     fitted = make("fc-logistic").fit(source)
     assert not fitted.uses_amplitude
     other = rescaled(target, SCALINGS["z-scored"])
-    assert fitted.method_flags(other) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in fitted.method_flags(other))
     np.testing.assert_allclose(fitted.predict_proba(other), fitted.predict_proba(target), atol=1e-4)
 
 
@@ -102,7 +104,7 @@ def test_a_standardised_source_gives_the_block_no_weight(split, name):
     assert not fitted.uses_amplitude
     assert fitted.facts_["standardised_scans"] == len(source)
     assert not fitted.state_["amplitude.weights"].any()
-    assert fitted.method_flags(target) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in fitted.method_flags(target))
     other = rescaled(target, SCALINGS["z-scored"])
     np.testing.assert_allclose(fitted.predict_proba(other), fitted.predict_proba(target), atol=1e-4)
 
@@ -117,7 +119,7 @@ def test_a_few_standardised_source_scans_take_the_mean_of_their_site(split):
     features[few] = features[here[3:]].mean(axis=0)
     np.testing.assert_allclose(fitted.state_["amplitude.mean"], features.mean(axis=0), atol=1e-6)
     assert fitted.uses_amplitude
-    assert fitted.method_flags(target) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in fitted.method_flags(target))
 
 
 def test_the_range_by_hand(split):
@@ -153,7 +155,7 @@ def test_saved_models_keep_the_range_and_older_ones_know_standardised_scans(spli
     assert loaded.method_flags(other) == [[FLAG]] * len(target)
     for name in ("profile", "low", "high"):
         del loaded.state_[f"amplitude.{name}"]
-    assert loaded.method_flags(other) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in loaded.method_flags(other))
     assert loaded.method_flags(rescaled(target, SCALINGS["z-scored"])) == [[FLAG]] * len(target)
 
 
@@ -161,7 +163,7 @@ def test_the_network_with_a_linear_head_does_the_same(split):
     source, target = split
     fitted = make(PLUS, plus=True, epochs=1, warmup=1, members=1, hidden=16).fit(source)
     other = rescaled(target, SCALINGS["z-scored"])
-    assert fitted.method_flags(target) == [[]] * len(target)
+    assert not any(FLAG in raised for raised in fitted.method_flags(target))
     assert all(FLAG in raised for raised in fitted.method_flags(other))
     blocks = fitted.features(other, "cpu")["amplitude"].numpy()
     np.testing.assert_allclose(blocks, np.tile(amplitude_features(source.series).mean(axis=0), (len(target), 1)), atol=1e-6)
@@ -174,7 +176,7 @@ def test_real_scans(abide_folder):
     for site in cohort.site_names[:2]:
         target = cohort.select(cohort.sites == site)
         fitted = make(ADAPTIVE).fit(cohort.select(cohort.sites != site))
-        assert fitted.method_flags(target) == [[]] * len(target)
+        assert not any(FLAG in raised for raised in fitted.method_flags(target))
         others = {name: rescaled(target, how) for name, how in SCALINGS.items()}
         for name, other in others.items():
             assert fitted.method_flags(other) == [[FLAG]] * len(target), name
@@ -182,3 +184,19 @@ def test_real_scans(abide_folder):
         raw.append(auc(target.labels, fitted.predict_proba(target)[:, 1]))
         scored.append(auc(target.labels, fitted.predict_proba(others["z-scored"])[:, 1]))
     assert np.mean(raw) - np.mean(scored) <= 0.01
+
+
+def test_a_gain_of_each_roi_is_flagged_where_amplitude_is_used():
+    """Too small for the amplitudes to be left out, and large enough to change decisions."""
+    cohort = make_cohort("tiny", n_rois=40, sizes={"a": 40, "b": 40, "c": 40, "new": 40}, seed=0)
+    source, target = cohort.select(cohort.sites != "new"), cohort.select(sites=["new"])
+    fitted = make(ADAPTIVE).fit(source)
+    rng = np.random.default_rng(0)
+    gained = rescaled(target, lambda one: one * np.exp(rng.normal(0, 0.6, one.shape[1])))
+    raised = [bool({FLAG, UNUSUAL} & set(flags)) for flags in fitted.flags(gained)]
+    assert np.mean(raised) > 0.9 and UNUSUAL in fitted.flags(gained)[0]
+    assert np.abs(fitted.predict_proba(gained) - fitted.predict_proba(target)).max() > 0.02
+    assert np.mean([UNUSUAL in flags for flags in fitted.flags(target)]) < 0.5
+    assert not any(UNUSUAL in flags for flags in make("fc-adaptive").fit(source).flags(gained))  # it uses none
+    del fitted.method.state_["amplitude.usual"]  # as of 0.1.0
+    assert not any(UNUSUAL in flags for flags in fitted.flags(gained))

@@ -18,11 +18,14 @@ from m2lgdg.connectivity import amplitude_features
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.floating[Any]]
 STANDARDISED = 0.01  # spread of log amplitudes over ROIs below which a scan was standardised; real scans have about 0.5
+USUAL = 0.95  # quantile of the distances of source subjects, beyond which amplitudes are used, but flagged
 TAIL = 0.005  # quantile of source subjects, so that one odd subject does not set the range
 MARGIN = 2.0  # a new site may be this factor beyond the source quantile
 FOLDS = 5  # if source is one site
-ARRAYS = ("amplitude.profile", "amplitude.low", "amplitude.high", "amplitude.mean")  # names in the state of a fitted method
+# Names in the state of a fitted method
+ARRAYS = ("amplitude.profile", "amplitude.low", "amplitude.high", "amplitude.usual", "amplitude.mean")
 FLAG = "amplitude not used: the series are scaled differently from source"
+UNUSUAL = "outside: amplitude"
 
 
 def standardised_scans(features: Features) -> npt.NDArray[np.bool_]:
@@ -40,6 +43,7 @@ class AmplitudeRange(NamedTuple):
     profile: Floats  # (roi,)
     low: Floats  # (3,) least slope and spread; the distance has no lower bound
     high: Floats  # (3,) greatest distance; slope and spread have no upper bound
+    usual: float = np.inf  # distance that few source subjects exceed
 
     @classmethod
     def fit(cls, features: Features, source: Cohort) -> AmplitudeRange:
@@ -62,6 +66,7 @@ class AmplitudeRange(NamedTuple):
             features[usable].mean(axis=0, dtype=np.float64),
             np.array([least_slope, max(lowest[1] / MARGIN, STANDARDISED), -np.inf]),
             np.array([np.inf, np.inf, highest[2] * MARGIN]),
+            float(np.quantile(np.concatenate(measured)[:, 2], USUAL)),
         )
 
     def outside(self, features: Floats) -> npt.NDArray[np.bool_]:
@@ -69,15 +74,20 @@ class AmplitudeRange(NamedTuple):
         values = _measures(features, self.profile)
         return np.asarray(((values < self.low) | (values > self.high)).any(axis=1))
 
+    def unusual(self, features: Floats) -> npt.NDArray[np.bool_]:
+        """(subject,) whether amplitudes are further from the source profile than those of most source subjects."""
+        return np.asarray(_measures(features, self.profile)[:, 2] > self.usual)
+
     def save(self, state: MutableMapping[str, Any]) -> None:
-        state.update({"amplitude.profile": self.profile, "amplitude.low": self.low, "amplitude.high": self.high})
+        state.update({f"amplitude.{name}": np.asarray(value) for name, value in self._asdict().items()})
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> AmplitudeRange:
         """From the state of a fitted method; models saved by earlier versions know standardised scans only."""
         if "amplitude.profile" not in state:
             return cls(state["amplitude.mean"], np.array([-np.inf, STANDARDISED, -np.inf]), np.full(3, np.inf))
-        return cls(state["amplitude.profile"], state["amplitude.low"], state["amplitude.high"])
+        usual = float(state.get("amplitude.usual", np.inf))
+        return cls(state["amplitude.profile"], state["amplitude.low"], state["amplitude.high"], usual)
 
 
 def fill_standardised(features: Features, standardised: npt.NDArray[np.bool_], sites: npt.NDArray[np.str_]) -> None:
@@ -105,8 +115,9 @@ class UsesAmplitude:
     def method_flags(self, target: Cohort) -> list[list[str]]:
         if not self.uses_amplitude or not len(target):
             return [[] for _ in range(len(target))]
-        outside = AmplitudeRange.restore(self.amplitude_state).outside(amplitude_features(target.series))
-        return [[FLAG] if one else [] for one in outside]
+        known, features = AmplitudeRange.restore(self.amplitude_state), amplitude_features(target.series)
+        pairs = zip(known.outside(features), known.unusual(features), strict=True)
+        return [[FLAG] if outside else [UNUSUAL] if unusual else [] for outside, unusual in pairs]
 
     def amplitude_block(self, cohort: Cohort) -> Floats:
         """(subject, roi) amplitudes; once fitted, those outside the range of source are replaced by the source mean."""
