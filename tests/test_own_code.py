@@ -32,6 +32,10 @@ WAYS = {
     "at the top": ("from helper_of_test import value", ""),
     "in the fit": ("", "from helper_of_test import value"),
     "through a package": ("from lab_of_test.tools import value", ""),
+    "from a folder it adds": (
+        "import sys; sys.path.insert(0, {elsewhere!r}); from other_of_test import value",
+        "",
+    ),
     "by import_module": ("import importlib; value = importlib.import_module('helper_of_test').value", ""),
 }
 
@@ -44,7 +48,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "lab_of_test" / "__init__.py").write_text("")
     (tmp_path / "lab_of_test" / "tools.py").write_text("from .deep import value")
     (tmp_path / "lab_of_test" / "deep.py").write_text("from helper_of_test import value")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "other_of_test.py").write_text("from helper_of_test import value")
     written(tmp_path, 0.25)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     for name in [name for name in sys.modules if "_of_test" in name]:
         del sys.modules[name]
@@ -69,7 +76,7 @@ def predicted(folder, out, **how):
 @pytest.mark.parametrize("way", WAYS)
 def test_an_edited_helper_gives_its_own_numbers_under_its_own_key(folder, way):
     """Written in the same second with the same size, in one process, into new folders and into the same one; and back."""
-    above, inside = WAYS[way]
+    above, inside = (text.format(elsewhere=str(folder / "elsewhere")) for text in WAYS[way])
     (folder / "mine.py").write_text(PLUGIN.format(above=above, inside=inside))
     keys = []
     for i, value in enumerate([0.25, 0.75, 0.25, 0.5]):
@@ -77,6 +84,14 @@ def test_an_edited_helper_gives_its_own_numbers_under_its_own_key(folder, way):
         assert predicted(folder, f"out{i}") == predicted(folder, "same") == value
         keys.append({path.name for path in (folder / f"out{i}" / "cells").iterdir()})
     assert keys[0] == keys[2] and len(set(map(frozenset, keys))) == 3
+
+
+def test_a_module_beside_the_plugin_is_found_and_covered(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
+    (folder / "mine.py").write_text(PLUGIN.format(above="", inside="from helper_of_test import value"))
+    for i, value in enumerate([0.25, 0.75]):
+        written(folder, value)
+        assert predicted(folder, f"out{i}") == predicted(folder, "jobs", engine="joblib", jobs=2) == value
 
 
 def test_a_helper_edited_while_a_study_runs_ends_it(folder):

@@ -66,10 +66,11 @@ def is_installed(path: str) -> bool:
     return bool(INSTALLED.search(real)) or any(real.startswith(os.path.realpath(one) + os.sep) for one in folders if one)
 
 
-def imported_sources(content: bytes, module: str = "", package: str = "") -> dict[str, Source]:
+def imported_sources(content: bytes, module: str = "", package: str = "", folder: str | Path = "") -> dict[str, Source]:
     """Modules that some source imports and that are not installed, and those that they import, by name.
 
-    `module` and `package` are those of the source; a module that cannot be found now is left to the import statement.
+    `module`, `package` and `folder` are those of the source; modules in the folder of a plugin are found, too. A module that
+    cannot be found now is left to the import statement.
     """
     importlib.invalidate_caches()  # a file may have been written in the same second as another
     found: dict[str, Source] = {}
@@ -78,7 +79,7 @@ def imported_sources(content: bytes, module: str = "", package: str = "") -> dic
         name = waiting.pop(0)  # a package before what is in it
         if name in found or name == module or name.partition(".")[0] in installed:
             continue
-        spec = _spec(name)
+        spec = _spec(name, str(folder))
         origin = spec.origin if spec else None
         if origin and is_installed(origin):
             installed.add(name)
@@ -112,11 +113,13 @@ def _imports(content: bytes, package: str) -> Iterator[str]:
             yield from (".".join(words[:i]) for i in range(1, len(words) + 1) if all(words[:i]))
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+def _spec(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
     """Where a module is, without importing it or the packages above it."""
     top, *below = name.split(".")
     try:
         spec = importlib.machinery.PathFinder.find_spec(top) or importlib.util.find_spec(top)  # the latter: editable installs
+        if spec is None and folder:
+            spec = importlib.machinery.PathFinder.find_spec(top, [folder])
     except (ImportError, ValueError):  # a loaded module without a specification
         return None
     full = top

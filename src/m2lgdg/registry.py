@@ -155,7 +155,11 @@ class Registry(MutableMapping[str, type[Any]]):
     def plugin_hash(self, path: str | Path) -> str:
         """SHA-256 of a plugin with what it imports, as loaded last, or of the files if this process has not loaded it."""
         plugin = self._current.get(os.path.realpath(path))
-        return plugin.hash if plugin else _hash(content := Path(path).read_bytes(), imported_sources(content))
+        return (
+            plugin.hash
+            if plugin
+            else _hash(content := Path(path).read_bytes(), imported_sources(content, folder=Path(path).absolute().parent))
+        )
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
         """Load plugin files as they are now. Their methods replace those of earlier versions and of other plugins."""
@@ -180,7 +184,7 @@ class Registry(MutableMapping[str, type[Any]]):
             source = path.read_bytes()
         except OSError as error:
             raise InputError(f"cannot read plugin {path}: {error.strerror}.") from None
-        real, sources = os.path.realpath(path), imported_sources(source)
+        real, sources = os.path.realpath(path), imported_sources(source, folder=path.absolute().parent)
         digest = _hash(source, sources)
         where = hashlib.sha256(os.fsencode(real)).hexdigest()[:8]  # a plugin may read files next to it
         module = f"{PLUGIN}{path.stem}_{digest[:16]}_{where}"
@@ -195,7 +199,16 @@ class Registry(MutableMapping[str, type[Any]]):
             for name, cls in self._plugins[module].methods.items():
                 self[name] = cls
         else:
-            self._import(path, source, Plugin(real, module, digest, sources))
+            folders = {*sys.path}
+            try:
+                self._import(path, source, Plugin(real, module, digest, sources))
+            except InputError:
+                if {*sys.path} == folders:
+                    raise
+                self._wanted = self._wanted[:-1]
+                self._loaded = {name: cls for name, cls in self._loaded.items() if cls.__module__ != module}
+                self._load_plugin(path)  # it has added a folder with modules, which can be found now
+                return
         self._current[real] = self._plugins[module]
 
     def _import(self, path: Path, source: bytes, plugin: Plugin) -> None:

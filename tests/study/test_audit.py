@@ -583,7 +583,8 @@ def test_a_process_that_dies_is_a_sentence(folder):
     plugin = folder / "dies_of_audit.py"
     plugin.write_text(
         "import os, signal\nfrom m2lgdg.method import Method, method\n"
-        "@method('dies')\nclass Dies(Method):\n    def learn(self, source, **how):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "@method('dies')\nclass Dies(Method):\n"
+        "    def learn(self, source, **how):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     content = {"cohort": str(folder / "tiny.cohort"), "methods": ["dies"], "plugins": [str(plugin)], "seeds": [0]}
     with pytest.raises(InputError, match="the audit's worker process died"):
