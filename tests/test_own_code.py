@@ -115,6 +115,20 @@ def test_two_plugins_share_a_helper_in_its_present_version(folder):
         assert set(read_predictions(folder / f"out{i}")["proba"]) == {value}
 
 
+def test_compiled_code_that_was_replaced_is_refused(folder, monkeypatch):
+    """It cannot be loaded again in one process; a file of bytecode stands in for it."""
+    import py_compile
+
+    (folder / "mine.py").write_text(PLUGIN.format(above="from compiled_of_test import value", inside=""))
+    for value in (0.25, 0.75):
+        written(folder, value)
+        py_compile.compile(str(folder / "helper_of_test.py"), cfile=str(folder / "compiled_of_test.pyc"), doraise=True)
+        if value == 0.25:
+            assert predicted(folder, "out") == 0.25
+    with pytest.raises(InputError, match=r"compiled_of_test.pyc has changed since this process loaded it; restart Python"):
+        run_study(study(folder), folder / "new")
+
+
 def test_a_name_made_while_it_runs_is_refused(folder):
     """No key could cover it: when the plugin is loaded, and when its method is fitted."""
     hidden = "import importlib; value = importlib.import_module('helper' + '_of_test').value"

@@ -150,14 +150,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         source = self.sources.get(name)
-        if source is None or not source.path.endswith(".py"):
+        if source is None:
             return None
+        if not source.path.endswith(".py"):
+            return importlib.util.spec_from_file_location(name, source.path)
         folder = [os.path.dirname(source.path)] if os.path.basename(source.path) == "__init__.py" else None
         loader = _FromSource(name, source)
         return importlib.util.spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=folder)
 
 
 FINDER = _Finder()
+COMPILED: dict[str, Source] = {}  # modules without Python source, as this process met them first
 
 
 def use(sources: Mapping[str, Source], modules: Mapping[str, types.ModuleType]) -> None:
@@ -165,7 +168,12 @@ def use(sources: Mapping[str, Source], modules: Mapping[str, types.ModuleType]) 
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
     FINDER.sources.update(sources)
-    python = [name for name, source in sources.items() if source.path.endswith(".py")]  # compiled code cannot be loaded twice
+    for name, source in sources.items():  # compiled code cannot be loaded twice
+        if not source.path.endswith(".py"):
+            if name in sys.modules and COMPILED.get(name, source) != source:
+                raise InputError(f"{source.path} has changed since this process loaded it; restart Python.")
+            COMPILED[name] = source
+    python = [name for name, source in sources.items() if source.path.endswith(".py")]
     stale = any(name in sys.modules and _source_of(sys.modules[name]) != sources[name] for name in python)
     for name in python:
         if name in modules:

@@ -132,7 +132,8 @@ def audit(
             sites = _other_targets(cohort, target, [], len(cohort.site_names))
             latest = run([_after_many(cells[i], sites) for i in keeping])
             for i, second, last in zip(keeping, again, latest, strict=True):
-                results[i] = _compare_kept(results[i], *(seen[world][i] for world in (REAL, AFTER, AFTER_NOISE)), second, last)
+                own = (seen[REAL][i], seen[AFTER][i], seen[AFTER_NOISE][i])
+                results[i] = _compare_kept(results[i], *own, second, last)
         leaking = [i for i, result in enumerate(results) if result.differs]
         # A method that is not reproducible differs in every world, and that is not a leak.
         control = _run_world(REAL, [alone[i] for i in leaking], study, cohort, folder) if leaking else []
