@@ -56,6 +56,7 @@ def test_an_atlas_that_most_patients_lack(noise):
 
 def test_inputs_that_one_class_has(noise):
     patients = noise.labels == 1
+    assert len(missing_by_label(with_missing(noise, score=~patients))) == 1
     assert failed(with_missing(noise, score=~patients)).startswith("score is missing for 100 % of controls and 0 % of patients")
     # Five inputs, each missing for other patients: no single one tells much, but that one of them is missing does.
     turn = np.arange(len(noise)) % 10
@@ -71,7 +72,10 @@ def test_a_roi_that_is_flat_for_patients(noise):
     series = [np.array(one) for one in noise.series]
     for i in np.flatnonzero(noise.labels == 1):
         series[i][:, 3] = 1.0
+    for i in np.flatnonzero(noise.labels == 1)[10:]:
+        series[i][:, 5:7] = 1.0
     cohort = replace(noise, series=series)
+    assert len(missing_by_label(cohort)) == 1 and ", and 2 other ROIs likewise, which" in failed(cohort)
     assert failed(cohort).startswith(f"ROI {noise.rois[3]} is flat for 0 % of controls and 100 % of patients (within sites)")
 
 

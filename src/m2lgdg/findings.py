@@ -80,7 +80,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "missing by label": f"{{column}} is missing for {RATES}; its missingness reveals the label.",
         "atlas missing by label": f"Atlas {{column}} is missing for {RATES}; its missingness reveals the label. Leave out the "
         "atlas, or the subjects without it.",
-        "flat by label": f"ROI {{column}} is flat for {RATES}, which reveals the label.",
+        "flat by label": f"ROI {{column}} is flat for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
         "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
         "separating input": f"Input {SEPARATES}",
         "text": "{text}",

@@ -18,6 +18,7 @@ from m2lgdg.findings import Finding
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int_]
 OVER_ALL, WITHIN_SITES = 0.3, 0.1  # least difference between patients and controls in how often something is missing
+ANY_INPUT = "At least one input"
 SIGNIFICANT = 0.01  # over everything that is missing for somebody (Bonferroni)
 
 
@@ -50,7 +51,19 @@ def missing_by_label(cohort: Cohort) -> list[Finding]:
                 within = {"within": "within sites"} if least == WITHIN_SITES else {}
                 findings.append(Finding(one.kind, numbers={"column": one.name, **rates, **within}))
                 break
-    return findings
+    return _summarised(findings)
+
+
+def _summarised(findings: list[Finding]) -> list[Finding]:
+    """One finding on flat ROIs, that of the largest difference, and none on all inputs together where one alone tells."""
+    flat = [one for one in findings if one.kind == "flat by label"]
+    others = [one for one in findings if one not in flat]
+    single = [one for one in others if one.numbers["column"] != ANY_INPUT]
+    others = single if any(one.kind == "missing by label" for one in single) else others
+    if len(flat) > 1:
+        largest = max(flat, key=lambda one: abs(one.numbers["patients"] - one.numbers["controls"]))
+        flat = [largest._replace(numbers={**largest.numbers, "more": len(flat) - 1})]
+    return others + flat
 
 
 def _absences(cohort: Cohort) -> Iterator[Absence]:
@@ -58,7 +71,7 @@ def _absences(cohort: Cohort) -> Iterator[Absence]:
     for column in cohort.inputs:
         yield Absence("missing by label", column, inputs[column].to_numpy())
     if len(cohort.inputs) > 1:
-        yield Absence("missing by label", "At least one input", inputs.any(axis=1).to_numpy())
+        yield Absence("missing by label", ANY_INPUT, inputs.any(axis=1).to_numpy())
     for atlas, each in cohort.parcellations.items():
         yield Absence("atlas missing by label", atlas, ~each.present)
     for one in cohort.each_atlas():
