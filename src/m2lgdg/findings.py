@@ -58,6 +58,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         DUPLICATE: "{subject} ({site}) and {other} ({there}) {how}: the scan {leak}.",
         CONFLICT: "{subject} ({site}) and {other} ({there}) {how}, with different labels: the scan {leak}.",
         "no series of an atlas": "{count:subject} {have} no series of atlas {lacking}[ ({names})].",
+        "later session": "{count:subject} {have} no first session, so that a later one was read ({names}).",
         "unusable series": "{who} has no series of atlas {lacking}: {reason}.",
         "flat ROI": "{count:subject} {have} at least one flat ROI (most often {rois}).",
         "many flat ROIs": "{subject} ({site}) has {flat:flat ROI} out of {rois}.",

@@ -10,6 +10,7 @@ from test_suggestions import derivatives
 
 from m2lgdg import Cohort, Method
 from m2lgdg.cli import terminal
+from m2lgdg.findings import Exclusion
 from m2lgdg.study.predictions import read_predictions
 
 
@@ -26,6 +27,11 @@ def test_check_and_convert(typed, work, tiny):
     two = Cohort.load("two.cohort")
     assert two.site_names == ["north", "west"]
     assert {(one.site, one.reason) for one in two.excluded} == {("east", "site not selected"), ("south", "site not selected")}
+    assert {one.subject for one in two.excluded} == {""}  # ids of other sites stay out of the file
+    lacking = [Exclusion(f"lost-{site}", site, "listed but no series file") for site in ("north", "east", "")]
+    tiny._changed(excluded=tuple(sorted(lacking))).save("lacking.cohort")
+    assert typed("convert", "lacking.cohort", "north.cohort", "--site", "north")[0] == 0
+    assert {one.subject for one in Cohort.load("north.cohort").excluded} == {"", "lost-north"}
     assert len(two) + len(two.excluded) == len(tiny)
     code, text, _ = typed("check", "tiny.cohort", "--site", "north", "--site", "west", "--out", "checked")
     assert code < 2 and f"note {len(two.excluded)} subjects excluded: site not selected" in text  # requested, so no finding
@@ -90,3 +96,18 @@ def test_an_option_means_the_same_everywhere():
     everywhere = ("check", "convert", "run", "table", "fit", "predict", "calibrate", "audit")
     assert set(everywhere) <= set(options["--site"])
     assert all("ite of the cohort" in text or "arget site" in text for text in options["--site"].values())
+
+
+def test_check_never_shortens_a_site_and_says_its_prefix_once(typed, work, tiny):
+    sites = np.array([f"ABIDEII-{site.upper()}_VERY_LONG_NAME_1" for site in tiny.sites])
+    long = [np.tile(one, (1 + 1890 // len(one), 1))[:1890] + np.arange(1890)[:, None] % 7 for one in tiny.series]
+    tiny._changed(sites=sites, series=long).save("long.cohort")
+    code, text, _ = typed("check", "long.cohort")
+    lines = text.splitlines()
+    (head,) = [i for i, line in enumerate(lines) if line.startswith("site (ABIDEII-...)  ")]
+    assert [line.split()[0] for line in lines[head + 1 : head + 5]] == [
+        f"{site}_VERY_LONG_NAME_1" for site in ("EAST", "NORTH", "SOUTH", "WEST")
+    ]
+    assert code < 2 and "1890" in lines[head + 1] and "e+" not in text and "…" not in text
+    tiny._changed(excluded=(Exclusion("x1", "", "series file but not listed"),)).save("unknown.cohort")
+    assert "excluded: series file but not listed (site not known: 1)." in typed("check", "unknown.cohort")[1]

@@ -91,8 +91,25 @@ def test_the_table_may_be_elsewhere(release, tmp_path):
     (release / TABLE).rename(tmp_path / "people.csv")
     cohort = read(release, kind="abide-ii", participants=tmp_path / "people.csv")
     assert len(cohort) == 4
-    with pytest.raises(InputError, match=r"abide2 has no composite phenotype table \(ABIDEII_Composite_Phenotypic\.csv\)\."):
+    with pytest.raises(InputError, match=r"abide2 has no composite phenotype table \(ABIDEII_Composite_Phenotypic\.csv\)"):
         read(release, kind="abide-ii")
+
+
+def test_the_folder_as_downloaded(release, tmp_path):
+    """raw/ with the table beside preprocessed/ with the series."""
+    expected = read(release)
+    (tmp_path / "ABIDE_2" / "raw").mkdir(parents=True)
+    (release / TABLE).rename(tmp_path / "ABIDE_2" / "raw" / TABLE)
+    release.rename(tmp_path / "ABIDE_2" / "preprocessed")
+    assert guess(tmp_path / "ABIDE_2") == "abide-ii"
+    assert read(tmp_path / "ABIDE_2").hash == expected.hash
+    words = r"neither in the folder nor up to two levels below; name it: m2lgdg check \S+ --kind abide-ii --participants FILE"
+    with pytest.raises(InputError, match=words):
+        read(tmp_path / "ABIDE_2" / "preprocessed", "abide-ii")
+    (tmp_path / "ABIDE_2" / "old").mkdir()
+    (tmp_path / "ABIDE_2" / "old" / TABLE).write_text("x")
+    with pytest.raises(InputError, match=r"several tables of subjects, old/\S+ and raw/\S+; name one with --participants"):
+        read(tmp_path / "ABIDE_2")
 
 
 def test_a_file_at_another_site_than_the_table(release):

@@ -335,3 +335,62 @@ def test_one_run_in_two_tasks_is_not_joined(own):
     ):
         read(own.folder, atlas=ATLAS, join_runs=True)
     assert read(own.folder, atlas=ATLAS, join_runs=True, only="task-rest").subjects.tolist()[3] == "sub-8"
+
+
+def runs_and_their_concatenation(own, forms=("run-1", "run-2")):
+    """Runs of sub-8 beside the file without run- that XCP-D makes of them."""
+    file = table_of(own, "sub-8")
+    parts = [
+        pd.DataFrame(numbers(12 + i, len(miniature.PARCELS), seed=i), columns=miniature.PARCELS) for i in range(len(forms))
+    ]
+    for form, part in zip(forms, parts, strict=True):
+        run = file.with_name(file.name.replace("task-rest", f"task-rest_{form}"))
+        part.to_csv(run, sep="\t", index=False)
+        run.with_suffix(".json").write_bytes(file.with_suffix(".json").read_bytes())
+    pd.concat(parts).to_csv(file, sep="\t", index=False)
+    return parts
+
+
+@pytest.mark.parametrize(
+    "forms", [("run-1", "run-2"), ("dir-AP_run-1", "dir-PA_run-1"), ("run-1",), ("run-1", "run-2", "run-3")]
+)
+def test_a_concatenation_beside_its_runs_is_not_joined_to_them(own, forms):
+    parts = runs_and_their_concatenation(own, forms)
+    cohort = read(own.folder, atlas=ATLAS, join_runs=True)
+    np.testing.assert_allclose(cohort.series[3], np.concatenate([z(part) for part in parts]), atol=1e-5)
+    assert any("left out beside these runs (1 subjects, such as sub-8)" in str(note) for note in cohort.notes)
+
+
+def test_a_first_run_without_a_number_is_a_run(own):
+    file = table_of(own, "sub-8")
+    parts = runs_and_their_concatenation(own, ("run-2", "run-3"))
+    first = numbers(11, len(miniature.PARCELS), seed=9)
+    pd.DataFrame(first, columns=miniature.PARCELS).to_csv(file, sep="\t", index=False)
+    assert len(read(own.folder, atlas=ATLAS, join_runs=True).series[3]) == 11 + sum(map(len, parts))
+
+
+@pytest.mark.parametrize("join", [False, True])
+@pytest.mark.parametrize("entity", ["space-MNI152NLin6Asym", "scale-2", "res-2"])
+def test_one_run_in_two_forms_gets_advice_that_works(own, join, entity):
+    file = table_of(own, "sub-8")
+    own_space = "_space-MNI152NLin2009cAsym"
+    name = file.name.replace(own_space, "") if entity.startswith("space") else file.name
+    other = file.with_name(name.replace("_atlas-", f"_{entity}_atlas-"))
+    other.write_bytes(file.read_bytes())
+    with pytest.raises(InputError, match=r"sub-8 has one run in two forms, .*--only [a-z]+-\w+\)") as error:
+        read(own.folder, atlas=ATLAS, join_runs=join)
+    assert "--join-runs" not in str(error.value)
+    only = str(error.value).split("--only ")[1].rstrip(").")
+    assert "sub-8" in read(own.folder, atlas=ATLAS, only=only).subjects.tolist()
+
+
+def test_a_table_two_levels_below_is_found_and_an_absent_one_asked_for(own, cohort):
+    (own.folder / "raw" / "tables").mkdir(parents=True)
+    (own.folder / "participants.tsv").rename(own.folder / "raw" / "tables" / "participants.tsv")
+    assert read(own.folder, atlas=ATLAS).hash == cohort.hash
+    (own.folder / "raw" / "tables" / "participants.tsv").unlink()
+    (own.folder / "raw" / "Composite_Phenotypic.csv").write_text("x")
+    with pytest.raises(
+        InputError, match=r"two levels below; name the table .*--participants \S*Composite_Phenotypic\.csv \(with "
+    ):
+        read(own.folder, atlas=ATLAS)

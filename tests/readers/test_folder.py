@@ -529,3 +529,29 @@ def test_a_tr_of_two_thousandths_is_milliseconds(tmp_path, place):
     path = lab(tmp_path / "lab", three(), people=rows, toml={"toml": "tr = 0.002", "site": "tr = {a = 0.002}"}.get(place))
     with pytest.raises(InputError, match=r"a TR of 0\.002 s is below 0\.05 s, .*give it in seconds \(2\)"):
         read(path)
+
+
+@pytest.mark.parametrize("toml", [None, 'pattern = "{subject}.csv"', 'pattern = "{site}/{subject}.csv"'])
+def test_an_id_is_no_way_out_of_the_folder(tmp_path, toml):
+    series = three()
+    path = lab(tmp_path / "a" / "lab", series, toml=toml, people=[("../../secret", "a", 0, 20, 2), ("p2", "..", 1, 20, 2)])
+    np.savetxt(tmp_path / "secret.csv", numbers(), delimiter=",")
+    with pytest.raises(InputError, match=r"subject \.\./\.\./secret of site a is no name of a file in this folder"):
+        read(path, on_bad="exclude")
+    (path / "dataset.toml").write_text('pattern = "../../{subject}.csv"')
+    with pytest.raises(InputError, match=r"key pattern: .* leads out of "):
+        read(path)
+
+
+@pytest.mark.parametrize("how", ["link", "toml"])
+def test_no_text_of_a_table_elsewhere_is_shown(tmp_path, how):
+    path = lab(tmp_path / "lab", three())
+    (tmp_path / "secret.tsv").write_text("hunter2\tx\n1\t2\n")
+    (path / "participants.tsv").unlink()
+    if how == "link":
+        (path / "participants.tsv").symlink_to(tmp_path / "secret.tsv")
+    else:
+        (path / "dataset.toml").write_text('participants = "../secret.tsv"')
+    with pytest.raises(InputError, match=r"no column for the subject .*it has 2 columns \(not shown") as error:
+        read(path)
+    assert "hunter2" not in str(error.value)

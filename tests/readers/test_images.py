@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from nibabel.cifti2 import BrainModelAxis, LabelAxis, ParcelsAxis, SeriesAxis
 
+from m2lgdg.data.check import check_cohort
 from m2lgdg.data.readers import guess, read
 from m2lgdg.data.readers.images import load_image, need_whole
 from m2lgdg.storage import InputError
@@ -164,6 +165,20 @@ def test_the_first_session_is_read_and_noted(dcan):
         "session: the first of each subject (1 of 3 subjects have several); --session NAME selects another one, "
         "--join-runs joins them"
     )
+
+
+@pytest.mark.parametrize("names", [("1", "2"), ("V01", "V02"), ("NYU1baseline", "OILH2followup")])
+def test_who_has_only_a_later_session_is_named(tmp_path, names):
+    folder = people(tmp_path / "dcan")
+    for subject, session in (("01", names[0]), ("01", names[1]), ("02", names[0]), ("03", names[1])):
+        save_parcellated(folder / DCAN.format(subject, session), numbers(int(subject)))
+    cohort = read(folder)
+    (found,) = [note for note in cohort.notes if getattr(note, "kind", "") == "later session"]
+    assert found.subjects == ("03",) and found.severity == "finding"
+    assert any(
+        "1 subject has no first session, so that a later one was read" in one.text for one in check_cohort(cohort).findings
+    )
+    assert not [note for note in read(folder, session=names[1]).notes if getattr(note, "kind", "") == "later session"]
 
 
 def test_a_named_session(dcan):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,18 +21,27 @@ VERDICTS = {0: "usable", 1: "usable, with findings", 2: "unusable"}  # by exit c
 def show_check(result: Check) -> None:
     """Print the table of sites and the findings."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in result.sites.columns:
-        table.add_column(column, justify="left" if column == "site" else "right")
-    for row in result.sites.itertuples(index=False):
-        table.add_row(*(escape(str(value)) for value in row))
-    terminal.out.print(table)
-    terminal.out.print()
+    prefix = _common_prefix(result.sites["site"].tolist())
+    first = f"site ({prefix}...)" if prefix else "site"
+    table = result.sites.assign(site=result.sites["site"].str.removeprefix(prefix)).rename(columns={"site": first}).astype(str)
+    widths = {name: max(len(name), *map(len, table[name])) for name in table.columns}
+    lines = [{name: name for name in table.columns}, *table.to_dict(orient="records")]
+    for number, line in enumerate(lines):
+        cells = [line[name].ljust(width) if name == first else line[name].rjust(width) for name, width in widths.items()]
+        terminal.say("  ".join(cells).rstrip(), style=None if number else "bold")
+    terminal.say("")
     style = {"unusable": "bold red", "finding": "yellow", "note": "dim"}
     for finding in result.findings:
         terminal.out.print(f"[{style[finding.severity]}]{finding.severity:>8}[/] {escape(finding.text)}", soft_wrap=True)
+
+
+def _common_prefix(sites: list[str]) -> str:
+    """What the names of all sites begin with, such as the name of the release, up to a separator."""
+    first, last = min(sites), max(sites)
+    shared = next((i for i, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
+    start = re.match(r".*[-_ ]|", first[:shared])
+    return start[0] if start and len(sites) > 1 and start[0] not in sites else ""
 
 
 def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:

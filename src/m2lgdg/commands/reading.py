@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     Path, typer.Argument(metavar="PATH", help="Release folder, your own folder, or a cohort file.", show_default=False)
 ]
+NOT_SELECTED = "site not selected"
 READER_NAMES = {"all_sites": "exclude_sites", "site_name": "site"}  # where a reader's option has another name
 
 
@@ -123,7 +124,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
     """Read a cohort with the options that were given, and keep the sites of --site."""
     from m2lgdg.data.readers import read
-    from m2lgdg.data.readers.selection import keep
     from m2lgdg.storage import InputError
 
     given = {name: context.params[name] for name in OPTIONS if name not in ("kind", "site")}
@@ -138,7 +138,17 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
             text = text.replace(f" no option {READER_NAMES.get(name, name)};", f" no option --{name.replace('_', '-')};")
         raise InputError(text) from None
     sites = context.params["site"]
-    return keep(cohort, options.of_sites(cohort, sites), lambda i: ("site not selected",)) if sites else cohort
+    return _of_sites(cohort, options.of_sites(cohort, sites)) if sites else cohort
+
+
+def _of_sites(cohort: Cohort, chosen: Any) -> Cohort:
+    """The subjects of some sites; those of others are counted, but their ids stay out of the file."""
+    from m2lgdg.data.readers.selection import keep
+
+    kept = keep(cohort, chosen, lambda i: (NOT_SELECTED,))
+    excluded = [one._replace(subject="") if one.kind == NOT_SELECTED else one for one in kept.excluded]
+    sites = set(kept.sites.tolist())
+    return kept._changed(excluded=tuple(sorted(one for one in excluded if one.site in sites or one.kind == NOT_SELECTED)))
 
 
 def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without: Sequence[str] = ()) -> None:

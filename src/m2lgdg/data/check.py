@@ -265,7 +265,7 @@ def _alike_sites(cohort: Cohort) -> Iterator[Finding]:
 def _exclusions(cohort: Cohort) -> Iterator[Finding]:
     for reason, count in Counter(one.general for one in cohort.excluded).most_common():
         excluded = [one for one in cohort.excluded if one.general == reason]
-        sites = Counter(one.site or "no site" for one in excluded)
+        sites = Counter(one.site or "site not known:" for one in excluded)
         first = excluded[0]
         numbers: dict[str, Any] = {"reason": reason, "sites": {site: sites[site] for site in sorted(sites, key=natural_key)}}
         numbers |= {"only": first.subject} if count == 1 else {}

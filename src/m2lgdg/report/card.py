@@ -164,7 +164,7 @@ def _training(fitted: Model) -> CardSection:
     distribution = fitted.source_distribution_  # these measures are the same in all atlases
     for name, ends in () if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True):
         if name in units and not np.isnan(ends).any():
-            low, middle, high = (f"{value:.3g}" for value in ends)
+            low, middle, high = (f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}" for value in ends)
             facts.append((name, f"median {middle}{units[name]}, 95 % of subjects {low} to {high}"))
     for member in fitted.members.values():
         if "training_subjects" in member.facts_:

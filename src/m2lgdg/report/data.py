@@ -121,8 +121,10 @@ def flow_steps(contents: Contents) -> list[Step]:
     included, reasons = contents.included(), contents.exclusions()
     if not included:
         return []
-    listed = len({row["site"] for row in contents.inclusion})
-    first = [f"{_counted(len(contents.inclusion), 'subject')} listed", f"of {_counted(listed, 'site')}"]
+    listed = [row["site"] for row in contents.inclusion if row["site"]]  # a scan of nobody in the table has no site
+    first = [f"{_counted(len(listed), 'subject')} listed", f"of {_counted(len(set(listed)), 'site')}"]
+    if scans := len(contents.inclusion) - len(listed):
+        first.append(f"and {_counted(scans, 'scan')} of no listed subject")
     left, rest = (sum(count for _, count in some) for some in (reasons, reasons[MOST_REASONS:]))
     named = reasons[:MOST_REASONS] + [("other reasons", rest)] * (rest > 0)
     beside = [f"{left:,} left out", *(f"{reason}: {count:,}" for reason, count in named)] if left else []

@@ -56,7 +56,10 @@ def read(
     """
     table_path = _table_path(path)
     if table_path is None:
-        raise InputError(f"{path} has no phenotype table (Phenotypic_V1_0b_preprocessed1.csv).")
+        raise InputError(
+            f"{path} has no phenotype table (Phenotypic_V1_0b_preprocessed1.csv), neither in the folder nor up to two levels "
+            "below; copy it there."
+        )
     rows = tables.read_text_table(table_path)
     tables.need_columns(rows, NEEDED, table_path)
     without_file = rows[rows["FILE_ID"].isin(("", "no_filename"))]
@@ -109,7 +112,7 @@ def _repetition_time(subject: str, site: str) -> float:
 
 
 def _table_path(path: Path) -> Path | None:
-    return min(path.glob("Phenotypic_V1_0b*.csv"), default=None)
+    return tables.find_table(path, "Phenotypic_V1_0b*.csv")
 
 
 def choose_files(path: Path, atlas: Atlases, strategy: str | None) -> tuple[str, dict[str, Files]]:

@@ -54,7 +54,10 @@ def read(
     """
     table_path = Path(participants) if participants else _table_path(path)
     if table_path is None:
-        raise InputError(f"{path} has no composite phenotype table ({TABLE}).")
+        raise InputError(
+            f"{path} has no composite phenotype table ({TABLE}), neither in the folder nor up to two levels below; name it: "
+            f"m2lgdg check {path} --kind abide-ii --participants FILE."
+        )
     people = _people(table_path)
     if any(path.glob("**/*_rois_*.1D")):
         given = dict(atlas_image=atlas_image, atlas_labels=atlas_labels, only=only, session=session, confounds=confounds)
@@ -73,8 +76,7 @@ def read(
 
 
 def _table_path(path: Path) -> Path | None:
-    tables_of_release = [file for file in path.glob("ABIDEII*Composite_Phenotypic*.csv") if "_Long_" not in file.name]
-    return min(tables_of_release, default=None)
+    return tables.find_table(path, "ABIDEII*Composite_Phenotypic*.csv", skip="_Long_")
 
 
 def _people(path: Path) -> tables.Participants:

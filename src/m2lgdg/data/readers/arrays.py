@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort_file import as_float32
 from m2lgdg.data.atlases import roi_names
+from m2lgdg.data.readers.tables import quoted
 from m2lgdg.storage import InputError, read_bytes
 
 Rois = tuple[str, ...]
@@ -248,11 +249,6 @@ def parse_table(path: Path, text: bytes, said: Said = GUESSED) -> tuple[list[str
 
 def _no_number(path: Path, line: int, column: int, cell: str) -> InputError:
     return InputError(f"{path}, line {line}, column {column}: {quoted(path, cell)} is not a number.")
-
-
-def quoted(path: Path, cell: str) -> str:
-    """The text of a cell for a message; not that of a linked file, which may lie anywhere and hold anything."""
-    return "the text (not shown, since the file is a link)" if path.is_symlink() else repr(cell[:40])
 
 
 def _line(text: bytes, start: int) -> tuple[int, int]:

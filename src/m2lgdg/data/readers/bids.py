@@ -65,7 +65,7 @@ def read(
     patients, controls = ([word.strip() for word in str(text).split(",") if word.strip()] for text in (patient, control))
     tables.need_distinct(patients, controls, "options patient and control")
     people = tables.read_participants(
-        Path(participants) if participants else path / "participants.tsv",
+        Path(participants) if participants else _table_path(path),
         patient=patients,
         control=controls,
         site=site,
@@ -76,6 +76,17 @@ def read(
     )
     found = find_runs(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
     return runs.read_runs(found, people, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")
+
+
+def _table_path(path: Path) -> Path:
+    found = tables.find_table(path, "participants.tsv")
+    if found is None:
+        other = next((file for level in ("", "*/", "*/*/") for file in sorted(path.glob(f"{level}*henotypic*.csv"))), "FILE")
+        raise InputError(
+            f"{path / 'participants.tsv'} does not exist, nor is it up to two levels below; name the table of subjects: m2lgdg "
+            f"check {path} --participants {other} (with --kind abide-ii for the table of ABIDE II)."
+        )
+    return found
 
 
 def find_runs(

@@ -113,6 +113,8 @@ def _parsed(path: Path) -> Dataset:
     for pattern_key, pattern in dataset.patterns().items():
         if "{subject}" not in pattern:
             raise InputError(f"{path}, key {pattern_key}: {pattern!r} does not contain {{subject}}.")
+        if ".." in Path(pattern).parts:
+            raise InputError(f"{path}, key {pattern_key}: {pattern!r} leads out of {path.parent}; put the files there.")
         if Path(pattern).is_absolute():
             raise InputError(f"{path}, key {pattern_key}: {pattern!r} is absolute; write it relative to {path.parent}.")
     _check_atlases(path, dataset)

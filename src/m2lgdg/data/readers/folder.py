@@ -169,6 +169,8 @@ class _AtlasFolder:
         self.runs = {subject: found for subject, found in runs.items() if found}
 
     def _files_of(self, subject: str, site: str) -> list[Path]:
+        if ".." in (*Path(subject).parts, *Path(site).parts):
+            raise InputError(f"{self.path}: subject {subject} of site {site} is no name of a file in this folder.")
         names = [one.replace("{subject}", subject).replace("{site}", site) for one in self.patterns]
         found = [self.files[name] for name in names if name in self.files]
         if len(found) > 1:

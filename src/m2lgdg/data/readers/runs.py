@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ SCAN_ENTITIES = ("ses", "task", "acq", "ce", "rec", "dir", "run", "echo")  # of 
 RUN_ENTITIES = {"ses", "run", "dir"}  # in which the runs of a subject that are joined may differ
 AFTER_SCAN = re.compile(r"_(?:space|desc|atlas|seg|res|den)-|_bold[_.]|_timeseries[_.]")  # what follows the entities of a scan
 FIRST = "first"  # value of the option session
+LAST_NUMBER = re.compile(r"(.*?)(\d+)")  # of the name of a session
 STRATEGIES = ("simple", "scrubbing", "compcor")  # for confounds, by their names in nilearn
 CLEANED = "runs detrended and filtered to 0.01-0.1 Hz, confounds of fMRIPrep regressed out by nilearn's strategy {}"
 FMRIPREP = "_desc-confounds_timeseries.tsv"
@@ -71,6 +72,7 @@ def read_runs(
     """Cohort of the listed people who have runs, with their TR and head motion; `prefix` is that of an unlisted subject."""
     trs: dict[str, float] = {}
     motion: dict[str, float] = {}
+    concatenated: dict[str, list[Path]] = {}  # files that hold the runs beside them, by subject
     ids = {label(one): one for one in people.subjects}
     files = {
         atlas: {ids.get(one, f"{prefix}{one}"): some for one, some in each.items()} for atlas, each in runs.by_atlas.items()
@@ -78,12 +80,18 @@ def read_runs(
     main, *_ = files
 
     def load(scan: Scan) -> tuple[Rois, Series]:
-        return joined(scan.runs, runs.load) if runs.join_runs else runs.load(scan.runs[0])
+        if not runs.join_runs:
+            return runs.load(scan.runs[0])
+        loaded = {run: runs.load(run) for run in scan.runs}
+        whole = _concatenations(loaded)
+        concatenated.update({scan.subject: whole} if whole else {})
+        return joined([run for run in scan.runs if run not in whole], loaded.__getitem__)
 
     def load_first(scan: Scan) -> tuple[Rois, Series]:
         trs[scan.subject] = _one_repetition_time(scan.runs)  # here, so that a bad sidecar file concerns its subject only
-        motion[scan.subject] = _mean_displacement(scan.runs)
-        return load(scan)
+        found = load(scan)
+        motion[scan.subject] = _mean_displacement([run for run in scan.runs if run not in concatenated.get(scan.subject, ())])
+        return found
 
     def load_other(scan: Scan) -> tuple[Rois, Series]:
         first = files[main][scan.subject]
@@ -94,6 +102,10 @@ def read_runs(
     def complete(present: Participants) -> Participants:
         measured = np.array([trs[one] for one in present.subjects])
         present = _with_motion(present, [motion[one] for one in present.subjects], runs)
+        if concatenated:
+            example = f"{len(concatenated)} subjects, such as {min(concatenated)}"
+            text = f"files that hold several runs one after the other were left out beside these runs ({example})"
+            present = present._replace(notes=(*present.notes, Finding("run", numbers={"text": text})))
         return present._replace(tr=np.where(np.isnan(measured), present.tr, measured))
 
     atlases = [
@@ -139,24 +151,26 @@ def by_subject(
         chosen = _of_session(chosen, path, session or FIRST)
     for subject, runs in chosen.items():
         for file in runs[1:]:
+            _need_same_kind(file, runs[0])
             if not join_runs:
                 raise InputError(
                     f"{file}: subject sub-{subject} has a second run, {runs[0].name}; select one with only, "
                     "for example 'run-01', or join them with join_runs (--join-runs)."
                 )
-            _need_same_kind(file, runs[0])
     return chosen
 
 
 def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> tuple[Note, ...]:
-    """A note on which session was read, if some subject has several."""
+    """Notes on which session was read, if some subject has several, and on who has only a later one."""
     sessions: dict[str, set[str]] = {}
     for file in files:
         names = entities(file)
         sessions.setdefault(names.get("sub", ""), set()).add(names.get("ses", ""))
+    later = _only_later(sessions) if session in (None, FIRST) else ()
+    note: tuple[Note, ...] = (Finding("later session", "", later),) if later else ()
     several = sum(len(each) > 1 for each in sessions.values())
     if not several:
-        return ()
+        return note
     subjects = f"({several} of {len(sessions)} subjects have several)"
     if session is not None and session != FIRST:
         text = f"{session.removeprefix('ses-')} {subjects}"
@@ -164,7 +178,22 @@ def session_note(files: Iterable[Path], session: str | None, join_runs: bool) ->
         text = f"all, joined {subjects}"
     else:
         text = f"the first of each subject {subjects}; --session NAME selects another one, --join-runs joins them"
-    return (Finding("session", numbers={"text": text}),)
+    return (Finding("session", numbers={"text": text}), *note)
+
+
+def _only_later(sessions: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Subjects without a first session, where others have one: names say follow-up, or are numbered after a common stem."""
+    every = {name for names in sessions.values() for name in names}
+    parts = {name: LAST_NUMBER.fullmatch(name) for name in every}
+    first = min((int(part[2]) for part in parts.values() if part), default=0)
+    numbered = all(parts.values()) and len({part[1] for part in parts.values() if part}) == 1
+
+    def is_later(name: str) -> bool:
+        part = parts[name]
+        return "follow" in name.lower() or bool(numbered and part and int(part[2]) > first)
+
+    later = [subject for subject, names in sessions.items() if all(map(is_later, names))]
+    return tuple(sorted(later, key=natural_key)) if len(later) < len(sessions) else ()
 
 
 def _of_session(runs: Runs, path: Path, session: str) -> Runs:
@@ -196,6 +225,9 @@ def _need_same_kind(file: Path, other: Path) -> None:
         raise InputError(
             f"{file}: subject sub-{own['sub']} has runs that differ in {', '.join(differing)} ({other.name}) and are not "
             f"joined; select those to join with only, for example '{example}'."
+            if set(differing) & set(SCAN_ENTITIES)
+            else f"{file}: subject sub-{own['sub']} has one run in two forms, which differ in {', '.join(differing)} "
+            f"({other.name}); select one with only (--only {example})."
         )
 
 
@@ -215,6 +247,18 @@ def repetition_time(file: Path) -> float:
             if not math.isnan(seconds):
                 return need_seconds(seconds, f"{sidecar}, RepetitionTime")
     return math.nan if is_cifti(file) else header_seconds(file)
+
+
+def _concatenations(loaded: Mapping[Path, tuple[Rois, Series]]) -> list[Path]:
+    """Files without the entity of a run (or direction, or session) that hold the runs beside them: XCP-D joins runs, too."""
+    entity = {run: {name: value for name, value in entities(run).items() if name in RUN_ENTITIES} for run in loaded}
+    found = []
+    for file, (_, series) in loaded.items():
+        inside = [loaded[run][1] for run in loaded if entity[file].items() < entity[run].items()]
+        same = len(inside) == 1 and inside[0].shape == series.shape and np.allclose(inside[0], series, rtol=1e-3)
+        if same or (len(inside) > 1 and sum(map(len, inside)) == len(series)):
+            found.append(file)
+    return found
 
 
 def _one_repetition_time(runs: list[Path]) -> float:

@@ -106,7 +106,7 @@ def read_participants(
     for role in ("subject", "site"):
         if role not in roles and (role == "subject" or site is None):
             usual = ", ".join(ALIASES[role])
-            raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(rows)}; {where[role]}.")
+            raise InputError(f"{path} has no column for the {role} ({usual}); {present_columns(rows, path)}; {where[role]}.")
     if subjects:
         rows = rows[rows[roles["subject"]].isin(subjects)]
     bare = [code.lower().removesuffix(".0") for code in missing]
@@ -238,14 +238,38 @@ def need_columns(table: pd.DataFrame, columns: Iterable[str], path: Path) -> Non
     """Raise an InputError for the first column that the table does not have."""
     for column in columns:
         if column not in table.columns:
-            raise InputError(f"{path} has no column {column}; {present_columns(table)}.")
+            raise InputError(f"{path} has no column {column}; {present_columns(table, path)}.")
 
 
-def present_columns(table: pd.DataFrame) -> str:
+def is_elsewhere(path: Path) -> bool:
+    """Whether a file is a link or named from above, so that it may lie anywhere and hold anything."""
+    return path.is_symlink() or ".." in path.parts
+
+
+def quoted(path: Path, cell: str) -> str:
+    """The text of a cell for a message, if the file is in its folder."""
+    return "the text (not shown, since the file is a link)" if is_elsewhere(path) else repr(cell[:40])
+
+
+def present_columns(table: pd.DataFrame, path: Path | None = None) -> str:
     """The columns of a table, twelve at most, as part of a sentence."""
+    if path is not None and is_elsewhere(path):
+        return f"it has {len(table.columns)} columns (not shown, since the file is a link)"
     names = [str(name) for name in table.columns]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"its columns are {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def find_table(path: Path, pattern: str, skip: str = "\0") -> Path | None:
+    """The file of this name in a folder or up to two levels below, the highest one; several of one level are an error."""
+    for level in ("", "*/", "*/*/"):
+        found = sorted(file for file in path.glob(f"{level}{pattern}") if skip not in file.name)
+        if len({file.parent for file in found}) > 1:
+            places = " and ".join(str(file.relative_to(path)) for file in found[:2])
+            raise InputError(f"{path} has several tables of subjects, {places}; name one with --participants FILE.")
+        if found:
+            return found[0]
+    return None
 
 
 def find_column(table: pd.DataFrame, role: str) -> str | None:
@@ -312,7 +336,7 @@ class SubjectTable:
                 try:
                     values[i] = number(cell)
                 except ValueError:
-                    raise self._error(subject, column, f"{cell[:40]!r} is not a number") from None
+                    raise self._error(subject, column, f"{quoted(self.path, cell)} is not a number") from None
         return np.where(np.isfinite(values) & (values > above), values, np.nan)
 
     def ages(self, column: str) -> tuple[Floats, list[Finding]]:
@@ -335,7 +359,7 @@ class SubjectTable:
         for subject, cell in self.rows[column].items():
             word = cell.lower().removesuffix(".0")
             if word not in words and word not in self.missing:
-                raise self._error(subject, column, f"{cell[:40]!r} is neither {expected}")
+                raise self._error(subject, column, f"{quoted(self.path, cell)} is neither {expected}")
             values.append(words.get(word, np.nan))
         return np.array(values, dtype=np.float64)
 
@@ -354,7 +378,7 @@ class SubjectTable:
         for word in present:
             if word not in patients | controls:
                 subject = self.rows.index[np.flatnonzero((cells == word).to_numpy())[0]]
-                raise self._error(subject, column, f"label {word[:40]!r} is not known{advice}")
+                raise self._error(subject, column, f"label {quoted(self.path, word)} is not known{advice}")
         coded = np.where(cells.isin(list(patients)), 1, np.where(cells.isin(list(controls)), 0, UNKNOWN)).astype(np.int8)
         used = {kind: sorted(set(present) & words) for kind, words in (("patient", patients), ("control", controls))}
         coding = ", ".join(f"{'/'.join(used[kind]) or 'none'} = {kind}" for kind in used)
