@@ -6,8 +6,10 @@ import shlex
 import numpy as np
 import pytest
 
+import m2lgdg.study.audit
 from m2lgdg import Cohort
 from m2lgdg.commands.suggestions import free
+from m2lgdg.study.audit import Audited
 
 STUDY = 'cohort = "{}"\nmethods = ["prior", "phenotype-logistic", "fc-logistic"]\nseeds = [0]\ntargets = ["east", "north"]\n'
 
@@ -146,7 +148,8 @@ def test_a_new_site_has_no_labels(paste, tiny):
         assert len(names) == 1 and "Then, with your own MODEL: m2lgdg predict MODEL" in text
 
 
-def test_a_study_from_audit_to_report(paste, tiny, tmp_path):
+def test_a_study_from_audit_to_report(paste, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(m2lgdg.study.audit, "audit", lambda *_, **__: [Audited("prior", "east", 3)])  # its fits: test_audit
     folder = tmp_path / "a study"
     folder.mkdir()
     tiny.save(folder / "tiny.cohort")
