@@ -55,15 +55,20 @@ def missing_by_label(cohort: Cohort) -> list[Finding]:
 
 
 def _summarised(findings: list[Finding]) -> list[Finding]:
-    """One finding on flat ROIs, that of the largest difference, and none on all inputs together where one alone tells."""
+    """One finding on flat ROIs, that of the largest difference, and none on all inputs together where one tells as much."""
+
+    def difference(one: Finding) -> float:
+        return abs(one.numbers["patients"] - one.numbers["controls"])
+
     flat = [one for one in findings if one.kind == "flat by label"]
-    others = [one for one in findings if one not in flat]
-    single = [one for one in others if one.numbers["column"] != ANY_INPUT]
-    others = single if any(one.kind == "missing by label" for one in single) else others
     if len(flat) > 1:
-        largest = max(flat, key=lambda one: abs(one.numbers["patients"] - one.numbers["controls"]))
+        largest = max(flat, key=difference)
         flat = [largest._replace(numbers={**largest.numbers, "more": len(flat) - 1})]
-    return others + flat
+    single = [difference(one) for one in findings if one.kind == "missing by label" and one.numbers["column"] != ANY_INPUT]
+    others = [one for one in findings if one.kind != "flat by label"]
+    return [
+        one for one in others if one.numbers["column"] != ANY_INPUT or difference(one) > max(single, default=0.0) + 5
+    ] + flat
 
 
 def _absences(cohort: Cohort) -> Iterator[Absence]:
