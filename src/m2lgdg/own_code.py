@@ -188,7 +188,7 @@ def _source_of(module: types.ModuleType) -> Source | None:
 
 def refuse_not_covered(before: Iterable[str], what: str) -> None:
     """Refuse code that was imported since by a name that no source contains, so that no key covers it."""
-    for name in sorted(sys.modules.keys() - {*before, "__mp_main__"}):  # in a worker, the script that is __main__ here
+    for name in sorted(sys.modules.keys() - set(before)):
         path = getattr(sys.modules.get(name), "__file__", None)
         if name == "__mp_main__":  # the script of this process, under the name that it has in others
             continue
