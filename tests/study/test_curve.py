@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from m2lgdg import leave_one_site_out, make_cohort, run_study
+from m2lgdg import InputError, leave_one_site_out, make_cohort, run_study
 from m2lgdg.metrics import auc
 from m2lgdg.report.curve import trend_table
 from m2lgdg.splits import nested_order
@@ -78,6 +78,16 @@ def test_the_curve_rises_and_its_sizes_are_as_requested(computed, cohort):
     assert areas[-1] > areas[0] + 0.03 and curve.trends["fc-logistic"].slope > 0.01
     assert (curve.table["low"] <= curve.table["AUC"]).all() and (curve.table["AUC"] <= curve.table["high"]).all()
     assert (curve.table["sites"] == 6).all()
+
+
+def test_a_site_with_few_of_a_class_is_no_target_of_the_curve(tmp_path):
+    cohort = make_cohort("tiny")  # four controls at east
+    study = check_study({"cohort": "tiny.cohort", "methods": ["prior"]}, "study", tmp_path)
+    cohort.save(tmp_path / "tiny.cohort")
+    curve, _ = learning_curve(study, tmp_path / "out", sizes=(0.5, 1), repeats=1)
+    assert set(curve.points["target"]) == {"north", "south", "west"}
+    with pytest.raises(InputError, match="at least 50 patients and controls"):
+        learning_curve(study.model_copy(update={"min_per_class": 50}), tmp_path / "none", sizes=(0.5, 1), repeats=1)
 
 
 def test_the_whole_of_source_is_the_study_itself(computed, folder):

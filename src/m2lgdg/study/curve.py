@@ -130,7 +130,9 @@ def learning_curve(
     """Train every method of a study on subsets of each source, nested in each repeat, and test it on the target."""
     out, cohort = Path(out), study_cohort(study)
     placed = on_device(study)
-    cells = make_cells(placed, cohort)
+    cells = [cell for cell in make_cells(placed, cohort) if _fewest(cohort, cell.target) >= study.min_per_class]
+    if not cells:
+        raise InputError(f"no target site has at least {study.min_per_class} patients and controls (key min_per_class).")
     check_sizes(cohort, study.targets, sizes, repeats)
     points = make_points(cells, sizes, repeats)
     path, context = cell_context(placed, cohort, out)
@@ -143,6 +145,11 @@ def learning_curve(
     if not rows:
         raise InputError(f"no training of the curve succeeded: {summary.failed[0][1].rstrip('.')}.")
     return summarise(pd.DataFrame(rows, columns=POINTS)), summary
+
+
+def _fewest(cohort: Cohort, site: str) -> int:
+    labels = cohort.labels[cohort.sites == site]
+    return int(min((labels == 1).sum(), (labels == 0).sum()))
 
 
 def check_sizes(cohort: Cohort, targets: Sequence[str] | None, sizes: Sequence[float], repeats: int) -> None:
