@@ -149,6 +149,6 @@ def run(
 
         for track, rows in by_track(read_predictions(to)).items():
             for clause in flat_clauses(rows, resolved.min_per_class):
-                terminal.warn(f"Decisions say nothing of subjects ({track} track): {clause}.", style=None)
+                terminal.warn(f"Uninformative decisions ({track} track): {clause}.", style=None)
         suggestions.print_next(context, "table", to, without=["--site"])
     raise typer.Exit(1 if summary.failed or leaks else 0)

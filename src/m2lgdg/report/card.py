@@ -355,7 +355,7 @@ def _results(fitted: Model, contents: Contents) -> CardSection:
     sentences = [f"Seeds: {seeds}. Each site was held out of training completely."]
     sentences += [AS_IT_RAN] if fitted.recalibration is not None else []
     sentences.append(f"The study decides at the threshold {THRESHOLD:g}, this model at {fitted.threshold:.3g}.")
-    remarks += [f"Decisions say nothing of subjects: {clause}." for clause in flat_clauses(contents.predictions, least)]
+    remarks += [f"Uninformative decisions: {clause}." for clause in flat_clauses(contents.predictions, least)]
     return CardSection(LEFT_OUT, list(facts.items()), [table], sentences, remarks)
 
 

@@ -48,7 +48,7 @@ PANEL = "Paired tests over target sites"  # Panel B of the paper
 BOTH_TRACKS = "Strict and adapted track"
 SHOWN = (*PAPER_METRICS, BALANCED)
 AT_THRESHOLD = f"ACC, SPE, SEN, F1 and {BALANCED} at the threshold {THRESHOLD:g}"
-MOST_FLAT, MOST_SITES = 8, 5  # methods, and sites of each, that are named where decisions say nothing
+MOST_FLAT, MOST_SITES = 8, 5  # methods, and sites of each, that are named for uninformative decisions
 SIGNED = "+z.2f"  # what rounds to zero has a plus
 Key = tuple[str, str]
 Lookup = dict[tuple[str, str, str], dict[Any, Any]]
@@ -363,7 +363,7 @@ def one_panel(tables: Sequence[Table]) -> list[Table]:
 
 
 def flat_clauses(predictions: pd.DataFrame, least: int = MIN_PER_CLASS) -> list[str]:
-    """Clauses on methods whose decisions say nothing of the subjects of some sites, whatever their AUC."""
+    """Clauses on methods with uninformative decisions at some sites, whatever their AUC."""
     count, clauses = len(counted_targets(predictions, least)), []
     found = flat_predictions(predictions, least)
     for key, sites in [*found.items()][:MOST_FLAT]:

@@ -170,7 +170,7 @@ THRESHOLD_RULE = (
 NO_MOTION = f"Not adjusted: the phenotypes have no column of head motion ({', '.join(MOTION)})."
 NO_COHORT = "Not adjusted: the cohort file of the study is not here, or it has changed."
 FEW_MOTION = "Not adjusted: too few subjects have a value of head motion."
-FLAT_DECISIONS = "Decisions that say nothing of the subjects"
+FLAT_DECISIONS = "Uninformative decisions"
 FLAT_MEANS = "The AUC there may still be right; decisions and probabilities cannot be used."
 MOTION_RULE = (
     "Patients often move more than controls, and motion changes connectivity, so part of an AUC can be motion. The adjusted "

@@ -62,7 +62,7 @@ def min_per_class(study: Mapping[str, Any]) -> int:
 
 
 class Flat(NamedTuple):
-    """Target sites at which a method says nothing of its subjects: nearly constant, or all called the same."""
+    """Target sites at which decisions are uninformative: nearly constant probabilities, or all called the same."""
 
     constant: list[str]
     patients: list[str]
