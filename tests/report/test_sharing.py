@@ -233,6 +233,8 @@ def test_a_shared_report_appears_whole_or_not_at_all(linear_study, tmp_path, mon
             with pytest.raises(InputError, match="No space left"):
                 write_report(linear_study, share=folder)
     assert not given.exists() and sorted(earlier.rglob("*")) == before
+    (earlier / "next").mkdir()
+    (earlier / "next" / "report.html").write_text("of a process that was killed")
     assert write_report(linear_study, share=earlier) == earlier / "report.html"
     assert sorted(path for path in earlier.rglob("*") if path.name != "old.csv") == [
         one for one in before if one.name != "old.csv"

@@ -119,13 +119,14 @@ def _shared_folder(to: Path) -> Iterator[Path]:
     earlier = list(to.iterdir()) if to.is_dir() else []
     if any(path.name not in SHARED for path in earlier):  # they could be shared by mistake
         raise InputError(f"{to} has files other than a shared report; choose an empty folder with --out.")
+    shutil.rmtree(to / NEXT, ignore_errors=True)  # of a process that was killed
     with new_folder(to / NEXT if earlier else to) as draft:
         yield draft
-    for path in earlier:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in list((to / NEXT).iterdir()) if earlier else ():
-        path.rename(to / path.name)
     if earlier:
+        for path in (path for path in earlier if path.name != NEXT):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in list((to / NEXT).iterdir()):
+            path.rename(to / path.name)
         (to / NEXT).rmdir()
 
 
