@@ -217,7 +217,7 @@ def test_the_methods_paragraph_has_the_studys_numbers_and_cites_in_order(study):
     assert "Janes" not in " ".join(methods_text(read_contents(study), motion=False).references)
 
 
-def test_the_page_begins_with_the_answer_the_table_the_forest_and_the_data(study):
+def test_the_page_begins_with_the_answer_the_table_the_forest_and_the_data(study, figures_painted_only):
     page = write_report(study).read_text()
     ids = re.findall(r'data-section="(\w+)"', page)
     assert ids[:4] == ["answer", "overall", "sites", "data"] and {"motion", "subgroups", "planted", "methods"} < set(ids)
@@ -229,7 +229,7 @@ def test_the_page_begins_with_the_answer_the_table_the_forest_and_the_data(study
     assert (study / "figures" / "flow.svg").read_text().startswith("<svg") and not (study / "figures" / "flow.png").exists()
 
 
-def test_small_groups_are_not_shared(study, cohort, tmp_path):
+def test_small_groups_are_not_shared(study, cohort, tmp_path, figures_painted_only):
     page = write_report(study, share=tmp_path / "shared").read_text()
     cells = re.search(r"<tr><td>east</td>(.*?)</tr>", page.split('data-section="data"')[1])[1]
     assert re.findall(r"<td[^>]*>([^<]*)</td>", cells)[0] == "4"
