@@ -58,7 +58,7 @@ def _summarised(findings: list[Finding]) -> list[Finding]:
     """One finding on flat ROIs, that of the largest difference, and none on all inputs together where one tells as much."""
 
     def difference(one: Finding) -> float:
-        return abs(one.numbers["patients"] - one.numbers["controls"])
+        return float(abs(one.numbers["patients"] - one.numbers["controls"]))
 
     flat = [one for one in findings if one.kind == "flat by label"]
     if len(flat) > 1:
