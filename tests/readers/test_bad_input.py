@@ -715,11 +715,12 @@ def test_a_cohort_name_is_no_way_out_of_the_working_folder(spoiled, command, tmp
 @pytest.mark.parametrize(
     ("words", "size"), [(["convert", "disk/new/out.cohort"], 20_000), (["check", "--out", "disk/new"], 300)]
 )
-def test_a_disk_that_fills_up(words, size, spoiled, command):
+def test_a_disk_that_fills_up(words, size, spoiled, command, monkeypatch):
     """By the limit on the size of a file, which a process may set for itself; Python ignores the signal, writing fails."""
     resource = pytest.importorskip("resource", reason="this system cannot limit the size of a file")
     spoiled("folder")
     Path("disk").mkdir()
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # the limit would cut the bytecode of what is imported here
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
