@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import interp1d
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -142,6 +141,8 @@ def _copy(first: npt.NDArray[Any], second: npt.NDArray[Any], alike: float) -> tu
         return correlation, "reversed"
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     if len(longer) > len(shorter):
+        from scipy.interpolate import interp1d  # here, since it imports scipy.special, which `predict` need not wait for
+
         time = np.linspace(0, len(shorter) - 1, len(longer))
         stretched = interp1d(np.arange(len(shorter)), shorter.astype(np.float64), axis=0)(time)
         correlation = max(best_alignment(longer, one) for one in (stretched, stretched[::-1]))
