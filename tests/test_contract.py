@@ -147,6 +147,21 @@ class TestContract:
             assert make(name, **changes).fields() is not None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_and_the_rounding_of_source_do_not_matter(name):
+    """Where they could most: one source site has both classes, so that most subjects have no weight in some methods."""
+    cohort = make_cohort("tiny", sizes={"a": 16, "b": 12, "c": 12, "d": 12, "west": 10}, seed=3)
+    (fold,) = leave_one_site_out(cohort, ["west"])
+    one_class = {"b": 0, "c": 1, "d": 0}
+    source = fold.source.select([one_class.get(s, y) == y for s, y in zip(fold.source.sites, fold.source.labels, strict=True)])
+    shuffled = source.select(np.random.default_rng(0).permutation(len(source)))
+    rounded = source._changed(series=[(one.astype(np.float64) * (1 + 1e-7)).astype(np.float32) for one in source.series])
+    fits = [make(name, **small(name, epochs=1, warmup=0)).fit(one, seed=0) for one in (source, shuffled, rounded)]
+    expected, *found = [one.predict_proba(fold.target)[:, 1] for one in fits]
+    for proba in found:
+        np.testing.assert_allclose(proba, expected, atol=2e-2 if name == "fc-svm" else 2e-3)  # libsvm stops early
+
+
 def older(fold):
     """The target with other ages, its series unchanged."""
     return dataclasses.replace(fold.target, phenotypes=fold.target.phenotypes.assign(age=fold.target.phenotypes["age"] + 9.0))

@@ -261,6 +261,7 @@ class DeepMethod(Method):
             )
 
     def _train(self, source: Cohort, seed: int, device: torch.device, progress: Callable[..., None] | None) -> None:
+        source = source.select(np.argsort(source.subjects, kind="stable"))  # the same weights whatever the order of subjects
         training, validation = self._split(source, seed)
         scaler = PhenotypeScaler.fit(source.select(training), self.taken(source))
         subjects = self.make_batch(source, scaler, device)  # all of source

@@ -22,7 +22,7 @@ from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, ada
 from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
-from m2lgdg.splits import site_folds
+from m2lgdg.splits import Indices, site_folds
 from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
@@ -72,7 +72,7 @@ class Linear(UsesAmplitude, Method):
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         if "phenotypes" not in self._weights():
             self.facts_["inputs"] = []
-        folds = site_folds(source.sites, source.labels, self.site_folds, self._subject_weights(source))
+        folds = source_folds(source, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights():
             self.state_ |= PhenotypeScaler.fit(source).state("phenotypes.scaler")
         confound_columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
@@ -251,6 +251,13 @@ def _mean_site_auc(decision: Floats, source: Cohort) -> float:
             values.append(value)
             sizes.append(at_site.sum())
     return float(np.average(values, weights=sizes)) if values else auc(source.labels, decision)
+
+
+def source_folds(source: Cohort, count: int, weights: Floats) -> list[tuple[Indices, Indices]]:
+    """`site_folds` of source that are the same whatever the order of its subjects."""
+    order = np.argsort(source.subjects, kind="stable")
+    folds = site_folds(source.sites[order], source.labels[order], count, weights[order])
+    return [(np.sort(order[train]), np.sort(order[test])) for train, test in folds]
 
 
 def balance(source: Cohort) -> Floats:

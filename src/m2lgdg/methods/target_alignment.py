@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
-from m2lgdg.methods.linear import SMALLEST_SPREAD, Linear, Standardised
+from m2lgdg.methods.linear import SMALLEST_SPREAD, Linear, Standardised, source_folds
 from m2lgdg.methods.solvers import Rows
 from m2lgdg.metrics import platt, sigmoid
-from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -56,7 +55,7 @@ class Aligned(Linear):
             "fc",
             Standardised(rows, middle, np.ones(trained.shape[1])),
             source,
-            site_folds(source.sites, source.labels, self.site_folds, self._subject_weights(source)),
+            source_folds(source, self.site_folds, self._subject_weights(source)),
         )
         slope, offset = platt(block.held_out, source.labels, source.sites)
         return sigmoid(slope * (scored @ block.weights + block.intercept) + offset)
