@@ -142,8 +142,8 @@ def platt(decision: npt.ArrayLike, labels: npt.ArrayLike, sites: npt.ArrayLike |
     if sites is None:
         return _pooled_platt(d, y)
     site = np.unique(np.asarray(sites)[np.asarray(labels) >= 0], return_inverse=True)[1]
-    counts = np.stack([np.bincount(site[y == label], minlength=site.max(initial=0) + 1) for label in (0, 1)])
-    both = counts.all(axis=0)[site]  # (subject,)
+    patients, controls = (np.bincount(site[y == label], minlength=site.max(initial=0) + 1) for label in (1, 0))
+    both = np.asarray(np.minimum(patients, controls)[site] > 0)  # (subject,)
     if not both.any():
         return _pooled_platt(d, y)
     y, d, site = y[both], d[both], site[both]
@@ -169,7 +169,7 @@ def _pooled_platt(d: Floats, y: Labels) -> tuple[float, float]:
 
 def is_flat(slope: float, decision: npt.ArrayLike) -> bool:
     """Whether Platt scaling with this slope gives all subjects nearly the same probability."""
-    return bool(slope * np.std(decision) < FLAT)
+    return bool(slope * np.asarray(decision, dtype=np.float64).std() < FLAT)
 
 
 def shrunken_platt(decision: Floats, y: Floats) -> tuple[float, float]:

@@ -578,9 +578,7 @@ def spoil_each_array(fitted, cohort, tmp_path):
     changes = {
         "lost": lambda value: None,
         "cut": lambda value: value.reshape(-1)[:-1],
-        "wide": lambda value: np.concatenate([value.reshape(-1)] * 2),
         "deep": lambda value: value[None, None],
-        "odd": lambda value: np.full(value.shape, -7, dtype=np.int8),
         "nan": lambda value: np.full(value.shape, np.nan, dtype=np.float32),
     }
     tried = 0

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -479,3 +482,21 @@ def test_the_onnx_graph_is_recalibrated(fitted, new, tmp_path):
     file = export_onnx(fitted, tmp_path / "model.onnx")
     np.testing.assert_allclose(run_onnx(file, prepared(fitted, new)), fitted.predict_proba(new)[:, 1], atol=1e-6)
     assert json.loads(file.with_suffix(".json").read_text())["output"]["threshold"] == fitted.new_site_.threshold
+
+
+def test_no_bit_depends_on_the_hash_seed_of_the_process():
+    """Sets of texts are in another order in every process, and the last bits of a sum depend on its order."""
+    code = """
+import numpy as np
+from m2lgdg.model.new_site import between_sites
+rng = np.random.default_rng(0)
+x, sites = rng.normal(size=300), np.repeat([f"site{i}" for i in range(20)], 15)
+print([one.hex() for one in between_sites(x, (x + rng.normal(size=300) > 0).astype(np.int8), sites)])
+"""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(told) == 1
