@@ -158,7 +158,7 @@ def test_between_site_sds_recover_what_was_planted():
     assert offset_sd == pytest.approx(0.8, abs=0.15)
     proba, labels, sites = planted(7, 40, 80)
     alike = between_sites(logit(proba), labels, sites)
-    assert max(alike) < 0.15
+    assert max(alike) < 0.25
 
 
 @pytest.mark.long
