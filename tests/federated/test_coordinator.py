@@ -1,6 +1,7 @@
 """The fit from sums over sites is the pooled fit."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from hospitals import assert_pooled, by_site, study_of
 import m2lgdg
 from m2lgdg.connectivity import standardised
 from m2lgdg.federated import sums
-from m2lgdg.federated.coordinator import _order_statistics
-from m2lgdg.federated.plan import CUTS
+from m2lgdg.federated.coordinator import Work, _calibrate, _order_statistics
+from m2lgdg.federated.plan import CUTS, Plan
 from m2lgdg.federated.simulation import simulate
+from m2lgdg.federated.site import KINDS, prepared
+from m2lgdg.metrics import platt
 from m2lgdg.report.card import write_card
 
 
@@ -29,9 +32,33 @@ def test_the_same_without_phenotypes_and_a_site(cohort, tmp_path):
     assert "left out for evaluation: west" in (write_card(fitted.save(tmp_path / "model")) / "card.md").read_text()
 
 
-def test_a_site_with_one_class(cohort):
-    some = replace(cohort, labels=np.where(cohort.sites == "lakes", 1, cohort.labels).astype(np.int8))
+def test_sites_with_one_class():
+    sizes = dict.fromkeys(("p", "q", "r", "s", "t", "u"), 14) | dict.fromkeys(("x", "y", "z"), 10)
+    many = m2lgdg.make_cohort("tiny", sizes=sizes, seed=2)
+    one_class = np.isin(many.sites, ["x", "y", "z"])
+    some = replace(many, labels=np.where(one_class, many.sites != "z", many.labels).astype(np.int8))
     assert_pooled(simulate(study_of(some), by_site(some)), some)
+
+
+def test_calibration_where_offsets_of_sites_hide_the_labels(cohort):
+    """The slope is at least half of that within sites, as in the pooled fit."""
+    study, rng = study_of(cohort), np.random.default_rng(0)
+    plan = Plan(study, tuple(prepared(study, part, site)[0] for site, part in by_site(cohort).items()))
+    work, sites = Work(plan), []
+    for part in by_site(cohort).values():
+        signal = part.labels + rng.normal(0, 0.6, len(part)) - 12 * np.mean(part.labels) + rng.normal(0, 2)
+        decisions = signal[:, None] + rng.normal(0, 0.1, (len(part), len(plan.blocks)))
+        sites.append(SimpleNamespace(decisions=decisions, labels=part.labels, weights=np.ones(len(part))))
+    task = _calibrate(work)
+    asks = next(task)
+    with pytest.raises(StopIteration):
+        while True:
+            asks = task.send([np.sum([KINDS[ask.kind](site, ask) for site in sites], axis=0) for ask in asks])
+    decisions = np.concatenate([site.decisions for site in sites]) @ list(work.weights.values())
+    labels = np.concatenate([site.labels for site in sites])
+    expected = platt(decisions, labels, np.repeat(np.arange(len(sites)), [len(site.labels) for site in sites]))
+    assert expected[0] > 1.2 * platt(decisions, labels)[0]  # the rule acts
+    np.testing.assert_allclose(work.calibration, expected, rtol=1e-6)
 
 
 def test_amplitudes_of_standardised_scans_are_not_used(cohort):

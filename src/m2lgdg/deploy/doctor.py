@@ -19,7 +19,7 @@ USES = {  # extra -> what needs it
     "serve": "serve",
     "cluster": "run --engine dask and run --scheduler",
     "skops": "saved models of scikit-learn estimators",
-    "federated": "federate, with masks",
+    "federated": "federate",
     "flower": "federated training over a network",
 }
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")

@@ -22,6 +22,7 @@ from m2lgdg.federated.plan import CUTS, MEASURES, Arrays, Ask, Floats, Plan, Req
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import SMALLEST_SPREAD
 from m2lgdg.methods.solvers import adaptive_scales
+from m2lgdg.metrics import FLAT, FLAT_NOTE, LEAST_SLOPE
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import CATEGORICAL
 from m2lgdg.storage import InputError
@@ -45,6 +46,7 @@ class Work:
     means: dict[str, Floats] = field(default_factory=dict)  # block -> (feature,) means over all subjects
     limits: dict[str, float] = field(default_factory=dict)  # measure of amplitudes -> its quantile
     weights: dict[str, float] = field(default_factory=dict)  # of blocks
+    spread: float = 0.0  # sd of held-out decisions
     calibration: tuple[float, float] = (1.0, 0.0)
 
     def publish(self, name: str, value: npt.ArrayLike) -> None:
@@ -292,30 +294,65 @@ def _amplitude_limit(work: Work, measure: str) -> Task:
 
 
 def _calibrate(work: Work) -> Task:
-    """Weights of the blocks from the sd of held-out decisions, and Platt scaling of their sum."""
-    plan = work.plan
+    """Weights of the blocks from the sd of held-out decisions, and Platt scaling of their sum, as `metrics.platt` does it."""
+    plan, blocks = work.plan, len(work.plan.blocks)
+    used = [member for member in plan.members if member.balanced or not plan.weighted]
+    count = sum(member.subjects for member in used)
     (total,) = yield [Ask("decisions", "all")]
-    means, products = total[0] / plan.subjects, total[1:] / plan.subjects
-    covariance = products - np.outer(means, means)
+    sum_all, products_all, sum_used, products_used, within = np.split(total, np.cumsum([1, blocks, 1, blocks]))
+    mean, covariance = _moments_of(sum_all, products_all, plan.subjects)
     spreads = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     work.weights = {name: weight / (sd or 1.0) for (name, weight), sd in zip(plan.blocks.items(), spreads, strict=True)}
     weights = np.array(list(work.weights.values()))
-    mean, spread = float(weights @ means), math.sqrt(max(float(weights @ covariance @ weights), 0.0))
+    work.spread = math.sqrt(max(float(weights @ covariance @ weights), 0.0))
+    mean, covariance = _moments_of(sum_used, products_used, count)
+    centre, spread = float(weights @ mean), math.sqrt(max(float(weights @ covariance @ weights), 0.0))
     if spread < 1e-12:
-        prevalence = float(np.clip(sum(member.patients for member in plan.members) / plan.subjects, 0.01, 0.99))
-        work.calibration = 1.0, math.log(prevalence / (1 - prevalence)) - mean
+        prevalence = float(np.clip(sum(member.patients for member in used) / count, 0.01, 0.99))
+        work.calibration = 1.0, math.log(prevalence / (1 - prevalence)) - centre
         return
+    slope, offset = yield from _curve("all", weights, centre, spread, count)
+    spread = math.sqrt(max(float(weights @ within @ weights) / count, 0.0))
+    if plan.weighted and spread >= 1e-12:
+        least = (yield from _curve("within", weights, 0.0, spread, count))[0] / 2
+        if slope < least:
+            slope, offset = least, (yield from _intercept(weights, least))
+    work.calibration = slope, offset
+
+
+def _moments_of(total: Floats, products: Floats, count: int) -> tuple[Floats, Floats]:
+    """Mean and covariance of decisions by block, from their sums."""
+    mean = total[0] / count
+    return mean, products / count - np.outer(mean, mean)
+
+
+def _curve(
+    name: str, weights: Floats, mean: float, spread: float, count: int
+) -> Generator[list[Ask], list[Floats], tuple[float, float]]:
+    """Slope and offset of Platt scaling for decisions, or for those centred within sites."""
     evaluated: list[tuple[float, Floats]] = []
     while True:
         point, converged = _next_point(evaluated)
         if converged:
+            slope = max(float(point[0]), LEAST_SLOPE) / spread
+            return slope, float(point[1]) - slope * mean
+        arguments = {"weights": weights.copy(), "mean_sd": np.array([mean, spread]), "point": point}
+        ((loss, *gradient, _),) = yield [Ask("calibration", name, arguments)]
+        penalised, slopes = loss + 0.5 * point[0] ** 2 / 100.0, np.array([point[0] / 100.0, 0.0])  # C = 100: `metrics.platt`
+        evaluated.append((penalised / count, (np.array(gradient) + slopes) / count))
+
+
+def _intercept(weights: Floats, slope: float) -> Generator[list[Ask], list[Floats], float]:
+    """Offset for a given slope, by Newton's method."""
+    offset = 0.0
+    for _ in range(MOST_STEPS // 2):
+        arguments = {"weights": weights.copy(), "mean_sd": np.array([0.0, 1.0]), "point": np.array([slope, offset])}
+        ((*_, residual, curvature),) = yield [Ask("calibration", "all", arguments)]
+        step = -residual / (curvature + 1e-10)
+        offset += float(np.clip(step, -2, 2))
+        if abs(step) < 1e-9:
             break
-        arguments = {"weights": weights, "mean_sd": np.array([mean, spread]), "point": point}
-        ((loss, *gradient),) = yield [Ask("calibration", "all", arguments)]
-        penalised, slope = loss + 0.5 * point[0] ** 2 / 100.0, np.array([point[0] / 100.0, 0.0])  # C = 100: `metrics.platt`
-        evaluated.append((penalised / plan.subjects, (np.array(gradient) + slope) / plan.subjects))
-    steepness = max(float(point[0]), 1e-3) / spread
-    work.calibration = steepness, float(point[1]) - steepness * mean
+    return offset
 
 
 class _Unknown(Exception):
@@ -412,6 +449,8 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     }
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
+    if work.calibration[0] * work.spread < FLAT:
+        facts["notes"] = [FLAT_NOTE]
     if work.usable_scans < plan.subjects:
         facts["standardised_scans"] = plan.subjects - work.usable_scans
     return facts

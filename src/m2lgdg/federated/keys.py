@@ -6,49 +6,40 @@ the whole request, so they cancel only if all sites were asked the same.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from m2lgdg.federated.plan import Ask, Plan
 from m2lgdg.federated.sums import Words
 from m2lgdg.storage import InputError, needing
 
-WHAT = "A federated study"
+with needing("federated", "A federated study"):
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 
 def new_mask_key() -> tuple[str, str]:
     """Private and public X25519 key, hexadecimal."""
-    with needing("federated", WHAT):
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw().hex(), private.public_key().public_bytes_raw().hex()
 
 
 def new_signing_key() -> tuple[str, str]:
     """Private and public Ed25519 key, hexadecimal."""
-    with needing("federated", WHAT):
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     private = Ed25519PrivateKey.generate()
     return private.private_bytes_raw().hex(), private.public_key().public_bytes_raw().hex()
 
 
 def sign(content: bytes, private: str) -> str:
     """Signature, hexadecimal; the same for the same content."""
-    with needing("federated", WHAT):
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private)).sign(content).hex()
 
 
 def is_signed(content: bytes, signature: str, public: str) -> bool:
     """Whether the signature is that of the owner of a key."""
-    with needing("federated", WHAT):
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), content)
     except (InvalidSignature, ValueError):
@@ -73,10 +64,6 @@ def masked(words: Words, plan: Plan, site: str, private: str, ask: Ask, asked: s
 
 def _mask(secret: bytes, study: str, info: str, shape: tuple[int, ...]) -> Words:
     """Random numbers that only two sites know, new for every request and sum."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
     key = HKDF(SHA256(), 32, salt=study.encode(), info=info.encode()).derive(secret)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     count = int(np.prod(shape, dtype=np.int64))
@@ -84,10 +71,8 @@ def _mask(secret: bytes, study: str, info: str, shape: tuple[int, ...]) -> Words
 
 
 def _secret(private: str, public: str, site: str) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
     try:
-        other: Any = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
-        return bytes(X25519PrivateKey.from_private_bytes(bytes.fromhex(private)).exchange(other))
+        other = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(private)).exchange(other)
     except ValueError:
         raise InputError(f"the public key of site {site} is not a valid X25519 key.") from None

@@ -60,8 +60,8 @@ class Settings:
         for site in self.sites:
             if not NAME.fullmatch(site):
                 raise InputError(f"site {site[:80]!r}: use letters, digits, dots, dashes and underscores only.")
-        if len(set(self.sites)) < len(self.sites):
-            raise InputError("a site is listed twice.")
+        if len(set(self.sites)) < len(self.sites) or len(set(self.inputs)) < len(self.inputs):
+            raise InputError("a site or a phenotype is listed twice.")
         for name, given, least in (
             ("--least-subjects", self.least_subjects, LEAST_SUBJECTS),
             ("--least-sites", self.least_sites, LEAST_SITES),
@@ -201,6 +201,8 @@ class Plan:
             self._need_several(f"values of {column}", [one for one in self.members if column not in one.empty])
         self._need_several("scans that were not standardised", [one for one in self.members if one.amplitudes])
         self._need_several("patients and controls", [one for one in self.members if one.balanced])
+        if self.weighted:
+            self._need_several("subjects of one class only", [one for one in self.members if not one.balanced])
         self.method  # noqa: B018  refuses folds of few sites
 
     def _check(self, member: Member, first: Member) -> None:
@@ -345,9 +347,9 @@ def _product(plan: Plan, ask: Ask) -> Form:
 
 def _decisions(plan: Plan, _: Ask) -> Form:
     count = len(plan.blocks)
-    bounds = np.full((1 + count, 1), LARGEST_DECISION**2 * plan.subjects)
-    bounds[0] = LARGEST_DECISION * plan.subjects
-    return Form((1 + count, count), bounds)
+    bounds = np.full((2 + 3 * count, 1), LARGEST_DECISION**2 * plan.subjects)
+    bounds[[0, 1 + count]] = LARGEST_DECISION * plan.subjects
+    return Form((2 + 3 * count, count), bounds)
 
 
 SUMS = {
@@ -384,11 +386,11 @@ SUMS = {
         _product,
     ),
     "decisions": Sum(
-        "sums of decisions of fits without the site, and of their products: their spread",
+        "sums of decisions of fits without the site, and of their products, also within sites: their spread",
         _decisions,
     ),
     "calibration": Sum(
-        "log loss of a logistic curve and its two derivatives, over decisions of fits without the site",
-        lambda plan, ask: Form((3,), np.array(LARGEST_LOSS * plan.subjects)),
+        "log loss of a logistic curve and its derivatives, over decisions of fits without the site",
+        lambda plan, ask: Form((4,), np.array(LARGEST_LOSS * plan.subjects)),
     ),
 }

@@ -247,19 +247,26 @@ def _product(site: Site, ask: Ask) -> Floats:
 
 
 def _decisions(site: Site, _: Ask) -> Floats:
+    """Sums and products of decisions: of all sites, of sites that calibrate, and within these sites."""
     values = site.decisions
-    return np.concatenate([values.sum(axis=0)[None], values.T @ values])
+    used = values if site.weights.any() else values[:0]
+    centred = used - used.sum(axis=0) / max(len(used), 1)
+    parts = [values.sum(axis=0)[None], values.T @ values, used.sum(axis=0)[None], used.T @ used, centred.T @ centred]
+    return np.concatenate(parts)
 
 
 def _calibration(site: Site, ask: Ask) -> Floats:
-    """Log loss of a logistic curve, and its gradient, over the decisions for this site's subjects."""
+    """Log loss of a logistic curve, its gradient, and its curvature in the offset; 0 at a site with one class."""
+    if not site.weights.any():
+        return np.zeros(4)
     mean, spread = ask.arguments["mean_sd"]
     slope, offset = ask.arguments["point"]
-    x = (site.decisions @ ask.arguments["weights"] - mean) / spread
+    values = site.decisions
+    x = ((values - values.mean(axis=0) if ask.name == "within" else values) @ ask.arguments["weights"] - mean) / spread
     y, raw = (site.labels == 1).astype(np.float64), slope * x + offset
     loss = np.maximum(raw, 0) - y * raw + np.log1p(np.exp(-np.abs(raw)))
-    residual = sigmoid(raw) - y
-    return np.array([loss.sum(), (residual * x).sum(), residual.sum()])
+    p = sigmoid(raw)
+    return np.array([loss.sum(), ((p - y) * x).sum(), (p - y).sum(), (p * (1 - p)).sum()])
 
 
 KINDS: dict[str, Callable[[Site, Ask], Floats]] = {
