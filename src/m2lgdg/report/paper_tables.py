@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -167,18 +168,18 @@ def chosen_among(name: str, count: int) -> str:
     return f"{name} was chosen for its AUC, the highest of {count} methods at these very sites, so this AUC is optimistic"
 
 
-def constant_at(predictions: pd.DataFrame, metric: str = "AUC") -> set[tuple[str, str, str]]:
-    """(method, variant, target) with one probability (AUC) or one decision (other metrics) for all subjects of each cell."""
+def constant_at(predictions: pd.DataFrame, *, decided: bool = False) -> set[tuple[str, str, str]]:
+    """(method, variant, target) with one probability, or if `decided` one decision, for all subjects of each cell."""
     cell = ["method", "variant", "target", "seed"]
-    values = predictions["proba"] if metric == "AUC" else predictions["proba"] >= THRESHOLD
+    values = predictions["proba"] >= THRESHOLD if decided else predictions["proba"]
     same = predictions[cell].assign(value=values).groupby(cell, sort=False)["value"].nunique() == 1
     same = same.groupby(level=cell[:3], sort=False).all()
     return {key for key, constant in same.items() if constant}
 
 
-def constant_keys(predictions: pd.DataFrame, metric: str = "AUC") -> set[Key]:
-    """(method, variant) that are constant at all their targets, such as `prior`."""
-    at = constant_at(predictions, metric)
+def constant_keys(predictions: pd.DataFrame, at: set[tuple[str, str, str]] | None = None) -> set[Key]:
+    """(method, variant) that are constant at all their targets, such as `prior`; `at`: where they are, if it is known."""
+    at = constant_at(predictions) if at is None else at
     rows = predictions[["method", "variant", "target"]].drop_duplicates().itertuples(index=False, name=None)
     return {key[:2] for key in at} - {key[:2] for key in rows if key not in at}
 
@@ -224,9 +225,14 @@ class Comparison:
         area = self.macro[self.macro["metric"] == "AUC"]
         ranked = area.sort_values(["sites", "mean"], ascending=False, kind="stable", na_position="last")
         rows = list(zip(ranked["method"], ranked["variant"], strict=True))
-        constant = constant_keys(self.predictions)
+        constant = constant_keys(self.predictions, self._constant["AUC"])
         learned = [key for key in rows if key not in constant]
         return (learned or rows or self.keys)[0], max(len(learned), 1)
+
+    @cached_property
+    def _constant(self) -> dict[str, set[tuple[str, str, str]]]:
+        decided = constant_at(self.predictions, decided=True)
+        return dict.fromkeys(SHOWN, decided) | {"AUC": constant_at(self.predictions)}
 
     def tables(self) -> list[Table]:
         """A table for each target site, then the macro table."""
@@ -236,11 +242,10 @@ class Comparison:
         """A table for each target site."""
         mean = over_seeds(self.predictions)
         rows_of = dict(iter(mean.groupby(["target", "method", "variant"], sort=False)))
-        constant = {metric: constant_at(self.predictions, metric) for metric in SHOWN}
         tables = []
         for site in self.targets:
             at_site = _by_key(self.sites[self.sites["target"] == site])
-            unranked = {metric: {key for key in self.keys if (*key, site) in constant[metric]} for metric in SHOWN}
+            unranked = {metric: {key for key in self.keys if (*key, site) in self._constant[metric]} for metric in SHOWN}
             rows: list[list[Value]] = []
             for key in self.keys:
                 own = rows_of.get((site, *key), mean.iloc[:0])
@@ -275,7 +280,7 @@ class Comparison:
             rows.append([label(*key), *_spreads(by_key, key), *(test if compared else [])])
         header = [Column("Method"), *columns("percent", *SHOWN)]
         header += [Column(f"AUC minus that of {best}", "percent", SIGNED), Column("p (Holm)", "p")] if compared else []
-        unranked = {metric: constant_keys(self.predictions, metric) for metric in SHOWN}
+        unranked = {metric: constant_keys(self.predictions, self._constant[metric]) for metric in SHOWN}
         ranks = [[0, *row, *([0, 0] if compared else [])] for row in _ranks(by_key, self.keys, unranked)]
         return Table(MACRO, header, rows, self._macro_note(by_key, best), "all", ranks)
 

@@ -71,15 +71,15 @@ class Flat(NamedTuple):
 
 def flat_predictions(predictions: pd.DataFrame, least: int = MIN_PER_CLASS) -> dict[tuple[str, str], Flat]:
     """Methods and variants, but for the one at chance, with such sites among those that count; seeds are averaged."""
-    mean = over_seeds(predictions[predictions["target"].isin(counted_targets(predictions, least))])
+    learned = predictions["target"].isin(counted_targets(predictions, least)) & (predictions["method"] != CHANCE)
+    grouped = over_seeds(predictions[learned]).groupby(["method", "variant", "target"], sort=False)["proba"]
+    table = grouped.agg(lowest="min", highest="max").assign(sd=grouped.std(ddof=0))
     found: dict[tuple[str, str], Flat] = {}
-    for (method, variant, target), own in mean[mean["method"] != CHANCE].groupby(["method", "variant", "target"], sort=False):
-        decided = own["proba"] >= THRESHOLD
+    for (method, variant, target), own in table.to_dict("index").items():
         sites = found.setdefault((method, variant), Flat([], [], []))
-        if own["proba"].std(ddof=0) < FLAT:
-            sites.constant.append(target)
-        if decided.nunique() == 1:
-            (sites.patients if decided.iloc[0] else sites.controls).append(target)
+        told = (own["sd"] < FLAT, own["lowest"] >= THRESHOLD, own["highest"] < THRESHOLD)
+        for names, here in zip(sites, told, strict=True):
+            names += [target] * bool(here)
     return {key: sites for key, sites in found.items() if any(sites)}
 
 
