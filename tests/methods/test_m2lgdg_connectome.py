@@ -281,15 +281,17 @@ def plus(fold):
 def test_without_its_networks_plus_is_the_linear_model(fold, plus):
     head = make("connectome-adaptive", phenotypes=True).fit(fold.source)
     bare = dataclasses.replace(plus)
-    bare.facts_, bare.state_ = plus.facts_, plus.state_ | {"network.share": np.zeros((), dtype=np.float32)}
+    bare.facts_, bare.state_ = plus.facts_, plus.state_ | {"network.network_slope": np.zeros((), dtype=np.float32)}
     expected = logit(head.predict_proba(fold.target)[:, 1])
     np.testing.assert_allclose(bare.decision(bare.visible(fold.target)), expected, atol=1e-3)
     assert plus.uses_amplitude
     weighted = dataclasses.replace(plus)
-    weighted.facts_, weighted.state_ = plus.facts_, plus.state_ | {"network.share": np.array(0.5, dtype=np.float32)}
+    weighted.facts_, weighted.state_ = plus.facts_, plus.state_ | {"network.network_slope": np.array(0.5, dtype=np.float32)}
     alone = make(NAME, **SMALL)
     alone.facts_ = plus.facts_
-    alone.state_ = {name: value for name, value in plus.state_.items() if "head" not in name and name != "network.share"}
+    alone.state_ = {
+        name: value for name, value in plus.state_.items() if "head" not in name and name != "network.network_slope"
+    }
     added = weighted.decision(weighted.visible(fold.target)) - bare.decision(bare.visible(fold.target))
     np.testing.assert_allclose(added, 0.5 * alone.decision(alone.visible(fold.target)), atol=1e-3)
 

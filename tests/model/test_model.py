@@ -40,3 +40,11 @@ def test_the_folder_of_a_method_is_that_of_its_model(fold, tmp_path):
     loaded = m2lgdg.Method.load(folder)
     assert isinstance(loaded, m2lgdg.Model)
     assert np.array_equal(loaded.predict_proba(fold.target), m2lgdg.Model.load(folder).predict_proba(fold.target))
+
+
+def test_arrays_of_0_1_0_are_found_by_their_former_names(fold, tmp_path):
+    model = m2lgdg.make("prior").fit(fold.source)
+    expected = model.predict_proba(fold.target)
+    model.method.state_ = {"share": model.state_["prevalence"]}
+    loaded = m2lgdg.Model.load(model.save(tmp_path / "former"))
+    assert list(loaded.state_) == ["prevalence"] and np.array_equal(loaded.predict_proba(fold.target), expected)

@@ -318,13 +318,14 @@ class Prior(Method):
     """Proportion of patients in source as the probability of every subject (no features); the reference at chance level."""
 
     stochastic = False
+    former_arrays = {"share": "prevalence"}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self.facts_["inputs"] = []
-        self.state_["share"] = np.array(float(source.labels.mean()))
+        self.state_["prevalence"] = np.array(float(source.labels.mean()))
 
     def score(self, target: Cohort) -> Floats:
-        return np.full(len(target), float(self.state_["share"]))
+        return np.full(len(target), float(self.state_["prevalence"]))
 
 
 @method("phenotype-logistic", role="phenotypes")

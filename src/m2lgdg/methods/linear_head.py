@@ -25,7 +25,7 @@ BLOCKS = tuple(ConnectomeAdaptive.blocks)
 
 
 class LinearHead(nn.Module):
-    """Mixed into a network: the logit of the linear model is added to `share` times that of the network."""
+    """Mixed into a network: the logit of the linear model is added to `network_slope` times that of the network."""
 
     def __init__(self, shape: Shape, config: Any) -> None:
         super().__init__(shape, config)
@@ -33,13 +33,13 @@ class LinearHead(nn.Module):
             if name.startswith("head."):  # already saved with the fitted arrays
                 weights = torch.from_numpy(np.array(value, dtype=np.float32))
                 self.register_buffer(name.replace(".", "_"), weights, persistent=False)
-        self.register_buffer("share", torch.ones(()))
+        self.register_buffer("network_slope", torch.ones(()))
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = super().parts(batch)  # type: ignore[misc]
         if BLOCKS[-1] in batch.features:
             half = self.head(batch) / 2
-            parts["logits"] = self.get_buffer("share") * parts["logits"] + torch.stack([-half, half], dim=1)
+            parts["logits"] = self.get_buffer("network_slope") * parts["logits"] + torch.stack([-half, half], dim=1)
         return parts
 
     def head(self, batch: Batch) -> Tensor:
@@ -59,13 +59,14 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
     """Mixed into the method of the network: with `plus`, fits the linear model before the training and joins both after it."""
 
     plus = False  # a field of the method
+    former_arrays = {"network.share": "network.network_slope"}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._linear = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
         super().learn(source, seed=seed, device=device, progress=progress)
         if self._linear is not None:
             slope, offset = self.state_["calibration"]
-            self.state_["network.share"] = np.array(slope, dtype=np.float32)
+            self.state_["network.network_slope"] = np.array(slope, dtype=np.float32)
             self.state_["calibration"] = np.array([0.5, 0.5 * offset])
         self._linear = None
 

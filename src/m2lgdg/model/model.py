@@ -327,11 +327,13 @@ class Model:
             members = {name: new_member(method) for name in facts["parts"]}
             for i, (name, member) in enumerate(members.items()):
                 prefix = PREFIX.format(i)
-                member.state_ = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+                own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+                member.state_ = {method.former_arrays.get(key, key): value for key, value in own.items()}
                 member.facts_, member._folder = dict(facts["parts"][name]), folder
             model.mean_recalibration = state.get("calibration", np.full(2, np.nan))
         else:
-            method.state_, method.facts_ = state, facts
+            method.state_ = {method.former_arrays.get(key, key): value for key, value in state.items()}
+            method.facts_ = facts
             members = {facts["atlas"]: method}
         model._hold(members, facts)
         for i, (name, member) in enumerate(members.items(), start=len(members) > 1):
