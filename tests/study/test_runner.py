@@ -129,7 +129,8 @@ def test_the_record_of_a_network_says_whom_validation_looked_at(folder):
     quick = {"method": {"erm": {"variant": "small", "epochs": 2, "warmup": 1}}, "variants": [], "targets": ["east"]}
     run_study(study(folder, methods=["erm"], seeds=[0], **quick), folder / "out")
     (record,) = [json.loads(file.read_text()) for file in (folder / "out" / "cells").iterdir()]
-    assert (record["learned"]["validation"], record["learned"]["notes"]) == ("held-out subjects", [])
+    assert record["learned"]["validation"] == "held-out subjects"
+    assert [note[:22] for note in record["learned"]["notes"]] in ([], ["Platt scaling is flat:"])  # after two epochs
 
 
 def test_a_finished_cell_is_not_run_again(finished):
