@@ -177,7 +177,7 @@ def _names_in_row(table: npt.NDArray[Any]) -> bool:
         return False
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.diff(table, axis=1)
-        ordered = (steps > 0).all(axis=1) | (steps < 0).all(axis=1)  # (row,)
+        ordered = np.asarray((steps > 0).all(axis=1) | (steps < 0).all(axis=1), dtype=bool)  # (row,)
         whole = bool((first == np.round(first)).all()) and len(np.unique(first)) == columns
         decimals = (rest != np.round(rest)).mean() > 0.5
         far = np.abs(first - np.median(rest, axis=0)) > 5 * np.ptp(rest, axis=0)
