@@ -10,7 +10,7 @@ import torch
 from m2lgdg import make, make_cohort, run_study
 from m2lgdg.cli import main
 
-QUICK = {"widths": (8, 4), "epochs": 3, "warmup": 1}
+QUICK = {"widths": (8, 4), "epochs": 3, "warmup": 1, "calibration": "none"}
 SIZES = {"a": 20, "b": 20, "c": 20}
 
 
