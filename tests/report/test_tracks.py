@@ -136,8 +136,8 @@ def test_the_key_has_the_track(cohort_file):
         ({"track": ["strict", "strict"]}, "key track: strict is listed twice"),
         ({"track": "transductive"}, "key track"),
         ({"adapt_subjects": 1}, "key adapt_subjects"),
-        ({"variants": ["phenotypes, adapted"]}, "rename the variant"),
-        ({"variants": {"prior": ["adapted"]}}, "rename the variant"),
+        ({"variants": ["phenotypes, adapted"]}, "name of rows of the adapted track"),
+        ({"variants": {"prior": ["adapted"]}}, "name of rows of the adapted track"),
     ],
 )
 def test_what_a_study_file_may_not_have(cohort_file, more, words):

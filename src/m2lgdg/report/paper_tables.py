@@ -309,7 +309,8 @@ class Comparison:
         left = [f"{one.Index} (patients {one.patients}, controls {one.controls})" for one in few.itertuples()]
         if left:
             note += f"; left out of means and tests, which {self._needed}: {', '.join(left)}"
-        scored = {label(*key): int(_lookup(by_key, (*key, "AUC"), "sites")) for key in self.keys} if sites else {}
+        found = {key: _lookup(by_key, (*key, "AUC"), "sites") for key in self.keys} if sites else {}
+        scored = {label(*key): 0 if np.isnan(count) else int(count) for key, count in found.items()}  # NaN: every cell failed
         fewer = ", ".join(f"{name} ({count})" for name, count in scored.items() if count < sites)
         note += f"; means over fewer than {sites} sites: {fewer}" if fewer else ""
         variants = [
