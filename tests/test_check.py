@@ -101,7 +101,7 @@ def test_missingness_that_tells_the_site_or_the_label(tiny):
 
 def test_names_of_label_proxies():
     proxies = ("GAF", "CGI", "cgi_s", "CGI-I", "drug", "drugNaive", "treatment", "status", "clinical_status", "diag", "patient")
-    assert [name for name in (*proxies, "isPatient", "case_control", "HAMD") if not is_proxy(name)] == []
+    assert [name for name in (*proxies, "isPatient", "case_control", "HAMD", "label", "asd") if not is_proxy(name)] == []
     others = ("age", "EYE_STATUS_AT_SCAN", "PatientAge", "patient_id", "marital_status", "diagonal", "drugstore", "treadmill")
     assert [name for name in (*others, "sex", "fiq", "subdivision", "gaffe") if is_proxy(name)] == []
 

@@ -470,6 +470,20 @@ def test_phenotypes_of_numbered_subjects_are_not_mixed_up():
     trs = pd.Series(ages / 10, index=ids).sort_index()
     made = Cohort.from_arrays(series, named, pd.Series(list("aabbcc"), index=ids).sort_index(), subjects=ids, tr=trs)
     assert made.labels.tolist() == y and made.sites.tolist() == list("aabbcc") and made.tr.tolist() == (ages / 10).tolist()
+    with pytest.raises(InputError, match=r"rows of y are numbered 0 to 5, .* in another order"):
+        Cohort.from_arrays(series, pd.Series(y), "Oslo", subjects=ids)
+    mistyped = pd.Series(y, index=list("abcdef"))[::-1].rename({"c": "C"})
+    with pytest.raises(InputError, match="subject c has no row in y, although others have"):
+        Cohort.from_arrays(series, mistyped, "Oslo", subjects=list("abcdef"))
+    assert Cohort.from_arrays(series, pd.Series(y, index=list("uvwxyz")), "Oslo", subjects=ids).labels.tolist() == y
+
+
+def test_a_tr_in_another_unit_and_sites_with_odd_digits():
+    series, y = np.random.default_rng(0).normal(size=(4, 30, 3)), [0, 1, 0, 1]
+    for tr in (0.002, [2.0, 2.0, 0.002, np.nan], 2000):
+        with pytest.raises(InputError, match=r"a TR of 0\.002 s is below|a TR of 2000 s is above"):
+            Cohort.from_arrays(series, y, "Oslo", tr=tr)
+    assert Cohort.from_arrays(series, y, ["\u00b2", "10", "9", "\u2460"]).site_names == ["9", "10", "\u00b2", "\u2460"]
 
 
 @pytest.mark.parametrize("form", ["correlation", "covariance", "zero diagonal", "infinite diagonal", "upper half", "rounded"])

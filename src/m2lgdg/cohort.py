@@ -209,7 +209,7 @@ class Cohort:
         if not isinstance(phenotypes, pd.DataFrame) and isinstance(table.index, pd.RangeIndex) and len(table) == len(names):
             table.index = pd.Index(names)  # plain columns are in the order of the series, whatever the subjects are called
         table = cohort_file.rows_of(names, table, name)
-        y, sites, tr = (cohort_file.in_order(each, names) for each in (y, sites, tr))
+        y, sites, tr = (cohort_file.in_order(v, names, name, what) for what, v in {"y": y, "sites": sites, "tr": tr}.items())
         sites = [sites] * len(given) if isinstance(sites, str) else list(sites)
         if any(pd.isna(site) or not str(site).strip() for site in sites):
             raise InputError(f"cohort {name}: sites has a missing value; name the site of every subject.")
@@ -222,7 +222,7 @@ class Cohort:
             rois=tuple(str(i + 1) for i in range(given[0].shape[1])) if rois is None else tuple(rois),
             phenotypes=table,
             inputs=tuple(numeric if inputs is None else inputs),
-            tr=tr,
+            tr=cohort_file.checked_tr(tr, f"cohort {name}"),
             atlas=atlas,
             name=name,
         )
@@ -490,7 +490,7 @@ Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sort key that puts S2 before S10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
 
 
 def shown_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], lines: Iterable[str] = ()) -> str:

@@ -26,6 +26,7 @@ UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a m
 FURTHER = "atlas-{}."  # starts the names of the tensors of a further atlas, numbered from 0
 PLAIN = ("name", "atlas", "rois", "inputs", "allow_proxies", "truth")  # fields that the header holds as they are
 HIDDEN = 1e-5  # sd of a column relative to its level, below which float32 would spoil the signal
+FASTEST, SLOWEST = 0.05, 20.0  # seconds; a shorter or longer TR is in another unit
 ROUNDING = 1e-11  # the same of a flat column, in float64
 Series = npt.NDArray[np.float32]  # (time, roi)
 
@@ -325,7 +326,7 @@ def check_parcellations(fields: Mapping[str, Any]) -> None:
                 raise InputError(f"{where}: subject {subject} has {volumes}.")
 
 
-def rows_of(names: Sequence[str], table: pd.DataFrame, where: str) -> pd.DataFrame:
+def rows_of(names: Sequence[str], table: pd.DataFrame, where: str, what: str = "phenotypes") -> pd.DataFrame:
     """Rows of the subjects, by the index if it holds their names, else as they are; 0, 1, 2 ... are no names."""
     index = table.index.astype(str)
     missing = sorted(set(names) - set(index))
@@ -334,24 +335,44 @@ def rows_of(names: Sequence[str], table: pd.DataFrame, where: str) -> pd.DataFra
     if isinstance(table.index, pd.RangeIndex):
         if not missing and len(names) == len(index) and list(names) != list(index):
             raise InputError(
-                f"cohort {where}: the rows of phenotypes are numbered {index[0]} to {index[-1]}, and the subjects are these "
-                "numbers in another order; set phenotypes.index to the subjects of its rows, or give columns as a dict, which "
-                "are in the order of the series."
+                f"cohort {where}: the rows of {what} are numbered {index[0]} to {index[-1]}, and the subjects are these "
+                f"numbers in another order; set {what}.index to the subjects of its rows, or give arrays (of phenotypes a "
+                "dict of columns), which are in the order of the series."
             )
         return table.set_axis(names, axis=0) if len(table) == len(names) else table
     if missing and len(missing) < len(set(names)):
-        raise InputError(f"cohort {where}: subject {missing[0]} has no row in phenotypes, although others have.")
+        raise InputError(f"cohort {where}: subject {missing[0]} has no row in {what}, although others have.")
     if missing or index.has_duplicates:
         return table.set_axis(names, axis=0) if len(table) == len(names) else table
     return table.set_axis(index, axis=0).loc[list(names)]
 
 
-def in_order(values: Any, names: Sequence[str]) -> Any:
-    """Values of the subjects; a pandas Series whose index holds their names is put into their order."""
-    if not isinstance(values, pd.Series) or isinstance(values.index, pd.RangeIndex):
-        return values
-    by_name = values.set_axis(values.index.astype(str))
-    return by_name.loc[list(names)] if sorted(by_name.index) == sorted(names) else values
+def in_order(values: Any, names: Sequence[str], where: str, what: str) -> Any:
+    """Values of the subjects; a pandas Series is put into their order, as the rows of phenotypes are."""
+    return rows_of(names, values.to_frame(), where, what).iloc[:, 0] if isinstance(values, pd.Series) else values
+
+
+def need_seconds(seconds: float, where: str) -> float:
+    """A repetition time; one above 20 s or below 0.05 s is refused, because milliseconds are meant."""
+    if 0 < seconds < FASTEST:
+        raise InputError(
+            f"{where}: a TR of {seconds:g} s is below {FASTEST:g} s, and no scanner is so fast; milliseconds may have been "
+            f"divided by 1000 twice: give it in seconds ({seconds * 1000:g})."
+        )
+    if seconds > SLOWEST:
+        raise InputError(
+            f"{where}: a TR of {seconds:g} s is above {SLOWEST:g} s and looks like milliseconds; "
+            f"give it in seconds ({seconds / 1000:g})."
+        )
+    return seconds
+
+
+def checked_tr(tr: Any, where: str) -> npt.NDArray[np.float64]:
+    """Repetition times of subjects, or of all of them, in seconds; NaN is unknown."""
+    seconds = np.asarray(tr, dtype=np.float64)
+    for one in np.unique(seconds[np.isfinite(seconds)]):
+        need_seconds(float(one), where)
+    return seconds
 
 
 def coded_labels(y: Any, patient: Any, name: str) -> npt.NDArray[np.int8]:

@@ -122,6 +122,7 @@ PROXY = re.compile(
     r"ham[-_ ]?[ad]|ados|adi[-_ ]?r|srs|scq|vineland|dsm|^dx|diagnos|^group$|medic|[-_ ]med[-_ ]|stimulant|antidepress|"
     r"episode|illness|disease|disorder|symptom|treat(ed|ment)|comorbid|onset|severity|phq|madrs|panss|ymrs|adhd|inattent|"
     r"hyper.?impuls|secondary.?dx|^(is[-_ ]?)?(patients?|cases?|controls?)([-_ ]?(control|group|status|type))?$|"
+    r"^(labels?|class|target|outcome|asd|mdd)([-_ ]?(label|status|group))?$|"
     r"^((clinical|disease|health|group|subject|participant)[-_ ]?)?status$|"
     r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?|gaf|cgi-?[is]?|drugs?|diag)(ii|sr|total|score|sum)?(?![a-z])",
     re.IGNORECASE,

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key, shown_table
+from m2lgdg.cohort_file import SLOWEST
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.missingness import missing_by_label
 from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
-from m2lgdg.data.readers.tables import OLDEST, SLOWEST
+from m2lgdg.data.readers.tables import OLDEST
 from m2lgdg.data.site_names import alike, shown
 from m2lgdg.findings import (
     CONFLICT,

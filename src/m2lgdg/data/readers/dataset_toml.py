@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from m2lgdg.cohort_file import need_seconds
 from m2lgdg.data.atlases import included
 from m2lgdg.data.readers import tables
 from m2lgdg.storage import InputError, one_line, read_bytes
@@ -119,7 +120,7 @@ def _parsed(path: Path) -> Dataset:
             raise InputError(f"{path}, key {pattern_key}: {pattern!r} is absolute; write it relative to {path.parent}.")
     _check_atlases(path, dataset)
     for site, seconds in dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]:
-        tables.need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")
+        need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")
     return dataset
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from m2lgdg.cohort_file import need_seconds
 from m2lgdg.data.readers.arrays import Rois, Series
-from m2lgdg.data.readers.tables import need_seconds
 from m2lgdg.storage import InputError, one_line
 
 PARCELLATED, DENSE, LABELS = ".ptseries.nii", ".dtseries.nii", ".dlabel.nii"

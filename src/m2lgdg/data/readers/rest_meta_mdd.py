@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.cohort_file import need_seconds
 from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.arrays import Rois, Series, load_mat, numbered_rois
@@ -65,7 +66,7 @@ def read(
         if name not in COLUMNS:
             raise InputError(f"atlas {name} is not known; REST-meta-MDD has {', '.join(COLUMNS)}.")
     if tr is not None:
-        tables.need_seconds(tr, "option tr")
+        need_seconds(tr, "option tr")
     book = _workbook(path)
     table, implausible = _phenotypes(book)
     folder, files = _files(path, strategy)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN
+from m2lgdg.cohort_file import need_seconds
 from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.storage import InputError, one_line, read_bytes
 
@@ -33,7 +34,6 @@ MOTION = ("func_mean_fd", "mean_fd", "meanfd", "mean_framewise_displacement", "f
 MOST_NAMES = 12  # columns that a message lists
 LARGEST_TABLE = 256 << 20  # bytes, also of a workbook without compression
 MOST_CELLS = 4_000_000  # of a sheet, with the empty ones between its first and last cell
-FASTEST, SLOWEST = 0.05, 20.0  # seconds; a shorter or longer TR is in another unit
 OLDEST = 120.0  # years
 MISSING_CODES = ("", "n/a", "nan", "na", "-9999", "-9999.0", "[]", "none")
 INPUTS = ("sex", "age", "education")  # of participants.tsv
@@ -401,21 +401,6 @@ def number(cell: str) -> float:
     if "_" in cell:
         raise ValueError("Python reads 17_1 as 171")
     return float(cell)
-
-
-def need_seconds(seconds: float, where: str) -> float:
-    """A repetition time; one above 20 s or below 0.05 s is refused, because milliseconds are meant."""
-    if 0 < seconds < FASTEST:
-        raise InputError(
-            f"{where}: a TR of {seconds:g} s is below {FASTEST:g} s, and no scanner is so fast; milliseconds may have been "
-            f"divided by 1000 twice: give it in seconds ({seconds * 1000:g})."
-        )
-    if seconds > SLOWEST:
-        raise InputError(
-            f"{where}: a TR of {seconds:g} s is above {SLOWEST:g} s and looks like milliseconds; "
-            f"give it in seconds ({seconds / 1000:g})."
-        )
-    return seconds
 
 
 def need_distinct(patient: Sequence[str], control: Sequence[str], where: str) -> None:
