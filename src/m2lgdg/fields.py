@@ -24,7 +24,7 @@ def checked_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     checked = {}
     for key, given in fields.items():
         if key not in known:
-            raise InputError(f"method {cls.name} has no field {key}{nearest(key, known)}")
+            raise InputError(f"method {cls.name} has no field {' '.join(key.split())[:100]}{nearest(key, known)}")
         value: Any = tuple(given) if isinstance(given, list) else given
         if not _fits(value, hints[key]):
             if typing.get_origin(hints[key]) is Literal:

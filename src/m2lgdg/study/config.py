@@ -299,7 +299,7 @@ def _sentence(error: ValidationError, where: str) -> str:
     if first["type"] == "missing":  # a misspelt key is reported as the one that is not known
         first = next((each for each in others if each["type"] == "extra_forbidden"), first)
     kinds = ("str", "list[str]", "dict[str,list[str]]")  # of a value that may have several types
-    key = ".".join(str(name) for name in first["loc"] if name not in kinds)[:100]
+    key = " ".join(".".join(str(name) for name in first["loc"] if name not in kinds).split())[:100]
     if first["type"] == "extra_forbidden":
         return f"{where}: key {key} is not known{nearest(key, list(Study.model_fields))}"
     if first["type"] == "missing":

@@ -296,7 +296,10 @@ def _cells(line: bytes, separator: bytes) -> list[str]:
     if separator == b" ":
         cells = text.split()
     elif '"' in text:
-        cells = next(csv.reader([text], delimiter=separator.decode(), skipinitialspace=True), [])
+        try:
+            cells = next(csv.reader([text], delimiter=separator.decode(), skipinitialspace=True), [])
+        except csv.Error:  # a carriage return within the line, or a cell without end
+            cells = text.split(separator.decode())
     else:
         cells = text.split(separator.decode())
     return [cell.strip().strip('"') for cell in cells]
