@@ -1,6 +1,7 @@
 """Code that is not installed: a plugin's helpers are hashed, loaded again when they change, and never from old bytecode."""
 
 import os
+import subprocess
 import sys
 import types
 import warnings
@@ -11,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from m2lgdg import METHODS, InputError, make_cohort, own_code, run_study
 from m2lgdg.method import method
-from m2lgdg.own_code import code_of_objects, imported_sources, refuse_not_covered, staying
+from m2lgdg.own_code import code_of_objects, imported_sources, memory_of_objects, refuse_not_covered, staying
 from m2lgdg.study.predictions import read_predictions
 
 PLUGIN = """
@@ -169,20 +170,145 @@ def test_a_class_of_a_module_counts_with_what_its_file_imports(folder):
     assert code_of_objects([LogisticRegression, np.exp, METHODS["prior"]], "it") == {}
 
 
-@pytest.mark.parametrize("text", ["LEVEL = {}", "def level():\n    return {}", "class Level:\n    value = {}"])
+def executed(folder, text):
+    """Module with a file whose content has run."""
+    (folder / "own_of_test.py").write_text(text)
+    own = types.ModuleType("own_of_test")
+    own.__file__ = str(folder / "own_of_test.py")
+    sys.modules["own_of_test"] = own
+    exec(compile(text, own.__file__, "exec"), vars(own))
+    return own
+
+
+@pytest.mark.parametrize("text", ["Level = {}", "def Level():\n    return {}", "class Level:\n    value = {}"])
 def test_a_module_that_was_edited_after_it_was_imported_counts_as_neither(folder, text):
     """What runs is the old code, while the file has the new one: the key is of another process with neither."""
-    keys = []
+    keys, using = [], "class Own:\n    def use(self):\n        return Level\n"
     for before, after in [(0.25, 0.25), (0.75, 0.75), (0.25, 0.75)]:
-        sys.modules.pop("own_of_test", None)
-        (folder / "own_of_test.py").write_text(f"class Own:\n    pass\n{text.format(before)}\n")
-        own = types.ModuleType("own_of_test")
-        own.__file__ = str(folder / "own_of_test.py")
-        sys.modules["own_of_test"] = own
-        exec((folder / "own_of_test.py").read_text(), vars(own))
-        (folder / "own_of_test.py").write_text(f"class Own:\n    pass\n{text.format(after)}\n")
-        keys.append(tuple(code_of_objects([own.Own], "it").items()))
+        own = executed(folder, using + text.format(before))
+        (folder / "own_of_test.py").write_text(using + text.format(after))
+        keys.append((*code_of_objects([own.Own], "it").items(), memory_of_objects([own.Own])))
     assert len(set(keys)) == 3
+
+
+USES = """
+import functools
+import numpy as np
+import helper_of_test
+
+scale, table, array, unused = 1.0, {{"a": [1, 2]}}, np.arange(3), {unused}
+table["itself"] = table
+
+def inner(x, by=1.0):
+    return outer(x) if x else scale
+
+def outer(x):
+    return [one for one in map(lambda y: y * table["a"][0], x)] + [inner(0), array, x.unused]
+
+@functools.lru_cache
+def kept():
+    return helper_of_test.value()
+
+class Base:
+    @staticmethod
+    def level():
+        return kept()
+
+class Own(Base):
+    def __init__(self):
+        self.at = inner
+
+def closed(value):
+    return lambda x: value
+"""
+
+
+def test_memory_is_of_what_an_object_uses_now(folder):
+    """Nothing else of its module counts, so that a time or a temporary folder does not; functions may call each other."""
+    own = executed(folder, USES.format(unused=1))
+    first = memory_of_objects([own.Own])
+    own.unused = 2
+    assert memory_of_objects([own.Own]) == first == memory_of_objects([executed(folder, USES.format(unused=3)).Own])
+    own = sys.modules["own_of_test"]
+    changes = [
+        lambda: setattr(own, "scale", 2.0),
+        lambda: own.table["a"].append(3),
+        lambda: own.array.__setitem__(0, 5),
+        lambda: setattr(own.inner, "__defaults__", (2.0,)),
+        lambda: setattr(own.Base, "more", 1),
+        lambda: setattr(own.helper_of_test, "value", lambda: 0.5),
+        lambda: setattr(own.Own, "__init__", lambda self: None),
+    ]
+    found = [first]
+    for change in changes:
+        change()
+        found.append(memory_of_objects([own.Own]))
+    assert len(set(found)) == len(found)
+    assert memory_of_objects([own.closed(1)]) != memory_of_objects([own.closed(2)])
+    assert memory_of_objects([own.closed(object())]) == memory_of_objects([own.closed(object())])
+
+
+SCRIPT = """
+import sys, time
+from sklearn.linear_model import LogisticRegression
+from m2lgdg import METHODS, InputError, from_sklearn, method, run_study
+
+started, SCALE, calls, kept = time.time(), 1.0, 0, {}
+
+def feats(cohort):
+    global calls
+    calls += 1
+    kept[calls] = calls
+    return cohort.series[0].std(0) * SCALE
+
+class Mine(LogisticRegression):
+    pass
+
+@method.method("of-script")
+class OfScript(METHODS["prior"]):
+    "Own."
+
+def plain(cohort):
+    return cohort.series[0].std(0) * SCALE
+
+given = {
+    "feats": lambda: from_sklearn(LogisticRegression(max_iter=3000), features=feats, name="lrf"),
+    "plain": lambda: from_sklearn(LogisticRegression(max_iter=3000), features=plain, name="lrf"),
+    "class": lambda: from_sklearn(Mine(), name="mine"),
+    "method": lambda: OfScript(),
+}[sys.argv[1]]()
+for SCALE in map(float, sys.argv[3:]):
+    study = {"cohort": "tiny.cohort", "methods": ["prior", given], "targets": ["east", "west"], "seeds": [0]}
+    try:
+        summary = run_study(study, "out", jobs=int(sys.argv[2]))
+        print(summary.done, summary.reused, summary.failed)
+    except InputError as error:
+        print(error)
+"""
+
+
+def printed(folder, *arguments):
+    (folder / "script.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, "script.py", *arguments], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_a_script_is_reused_unless_a_global_that_it_uses_changes(folder):
+    assert printed(folder, "plain", "1", "1.0", "50.0", "1.0") == ["4 0 []", "2 2 []", "0 4 []"]
+    assert printed(folder, "plain", "1", "50.0") == ["0 4 []"]
+
+
+def test_globals_that_a_method_changes_itself_do_not_end_the_study(folder):
+    assert printed(folder, "feats", "1", "1.0") == ["4 0 []"]
+    assert printed(folder, "feats", "1", "1.0") == ["0 4 []"]
+
+
+@pytest.mark.parametrize(("what", "name"), [("feats", "lrf"), ("class", "mine"), ("method", "of-script")])
+def test_code_of_the_script_is_refused_for_other_processes(folder, what, name):
+    (line,) = printed(folder, what, "2", "1.0")
+    assert line.startswith(f"method {name} is defined in the script itself, which other processes cannot import; put it into")
+    assert not list(folder.glob("out/cells/*"))
 
 
 @pytest.mark.parametrize("by", ["method", "from_sklearn"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import functools
 import hashlib
 import importlib.abc
@@ -20,10 +21,11 @@ import site
 import sys
 import sysconfig
 import types
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from m2lgdg.storage import InputError
 
@@ -31,6 +33,18 @@ PACKAGE = Path(__file__).parent
 PREDICTS = ("methods", "fast", "model", "sklearn_bridge")  # folders whose code can change a prediction, as that of the root
 PLUGIN = "m2lgdg_plugin_"  # begin of the name of a plugin's module
 INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+LARGE = 2**26  # bytes of an array whose content is not hashed
+LOADS = re.compile("LOAD_(GLOBAL|NAME|FROM_DICT_OR_GLOBALS)")
+CONSTANTS = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, Path, np.generic)
+PARTS: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    types.MethodType: ("__func__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
 
 
 class Source(NamedTuple):
@@ -203,7 +217,7 @@ def refuse_not_covered(before: Iterable[str], what: str) -> None:
 def code_of_objects(values: Iterable[Any], what: str) -> dict[str, str]:
     """Name and hash of the code of classes and functions that are neither installed, of this package nor of a plugin.
 
-    The hash is of the file and of what this process has loaded from it, since the file may have been edited after that.
+    The hash is of the file; `memory_of_objects` is of what this process has loaded from it, since either may have changed.
     What has no file is refused.
     """
     hashes: dict[str, str] = {}
@@ -223,37 +237,105 @@ def code_of_objects(values: Iterable[Any], what: str) -> dict[str, str]:
         content = Path(path).read_bytes()
         sources = {name: Source(path, content)} | imported_sources(content, name, getattr(module, "__package__", None) or "")
         for one, source in sources.items():
-            hashes[f"{one} {os.path.basename(source.path)}"] = source.hash + _in_memory(sys.modules.get(one), source)
+            hashes[f"{one} {os.path.basename(source.path)}"] = source.hash
     return hashes
 
 
-_SEEN: weakref.WeakKeyDictionary[types.ModuleType, tuple[Source, str]] = weakref.WeakKeyDictionary()
+def memory_of_objects(values: Iterable[Any]) -> str:
+    """Hash of what classes and functions are in this process and of all that they use, now; of installed code only the name.
+
+    Used are globals that their code loads, with attributes of modules, closures, defaults, members and base classes. What has
+    no stable text counts by its type.
+    """
+    seen: dict[Any, Any] = {}
+    return hashlib.sha256("\n".join(_shown(value, seen) for value in values).encode()).hexdigest()
 
 
-def _in_memory(module: types.ModuleType | None, source: Source) -> str:
-    """Hash of a module's functions, classes and constants, as they were when this version of its file was first asked for."""
-    if module is None:
-        return ""
-    if module not in _SEEN or _SEEN[module][0] != source:
-        content = sorted(f"{name} {_shown(value, module.__name__)}" for name, value in vars(module).items() if name[:2] != "__")
-        _SEEN[module] = source, hashlib.sha256("\n".join(content).encode()).hexdigest()
-    return _SEEN[module][1]
+def of_script(values: Iterable[Any]) -> bool:
+    """Whether a class or function is of the script that runs, which other processes do not import."""
+    classes = [one for value in values for one in (value.__mro__ if isinstance(value, type) else [value])]
+    return any(getattr(one, "__module__", "") == "__main__" for one in classes)
 
 
-def _shown(value: Any, module: str) -> str:
-    """Text of a constant, or of the code of a function or class of a module."""
-    if isinstance(value, types.CodeType):
-        return f"{value.co_code.hex()} {value.co_names} {[_shown(one, module) for one in value.co_consts]}"
-    if isinstance(value, bool | int | float | str | bytes | types.NoneType):
+def _is_own(name: Any) -> bool:
+    """Whether a module is neither installed nor a plugin, whose file has a hash of its own."""
+    path = getattr(sys.modules.get(str(name)), "__file__", None)
+    return isinstance(path, str) and not str(name).startswith(PLUGIN) and not is_installed(path)
+
+
+def _shown(value: Any, seen: dict[Any, Any]) -> str:
+    """Text of a constant, of an array, or of the code of a function or class and what it uses."""
+    if isinstance(value, CONSTANTS):
         return repr(value)
-    if isinstance(value, list | tuple | dict):
-        return str([_shown(one, module) for one in (value.items() if isinstance(value, dict) else value)])
-    value = getattr(value, "__func__", value)
-    if isinstance(value, types.FunctionType) and value.__module__ == module:
-        return _shown(value.__code__, module) + _shown(value.__defaults__, module)
-    if isinstance(value, type) and value.__module__ == module:
-        return str(sorted(f"{name} {_shown(one, module)}" for name, one in vars(value).items() if name[:2] != "__"))
-    return type(value).__name__
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {_shown(value.co_consts, seen)}"
+    if isinstance(value, tuple):
+        return str([_shown(one, seen) for one in value])
+    if isinstance(value, set | frozenset):
+        return str(sorted(_shown(one, seen) for one in value))
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.nbytes <= LARGE:
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if id(value) in seen:
+        return "seen"
+    seen[id(value)] = value  # kept, so that its id stays its own
+    return _with_parts(value, seen)
+
+
+def _with_parts(value: Any, seen: dict[Any, Any]) -> str:
+    """Text of what can hold itself."""
+    if isinstance(value, list | dict):
+        return str([_shown(one, seen) for one in (value.items() if isinstance(value, dict) else value)])
+    if isinstance(value, types.FunctionType):
+        return _function(value, seen)
+    if isinstance(value, type):
+        name = f"{value.__module__}.{value.__qualname__}"
+        return f"{name} {_members(value, seen)} {_shown(value.__bases__, seen)}" if _is_own(value.__module__) else name
+    if type(value) in PARTS:
+        return str([_shown(getattr(value, part), seen) for part in PARTS[type(value)]])
+    inner = getattr(value, "__dict__", None) if _is_own(type(value).__module__) else None
+    return f"{_shown(type(value), seen)} {_shown(inner, seen)}"
+
+
+def _function(value: types.FunctionType, seen: dict[Any, Any]) -> str:
+    scope = value.__globals__ if _is_own(value.__globals__.get("__name__")) else {}
+    if not scope and not _is_own(value.__module__):
+        return f"{value.__module__}.{value.__qualname__}"
+    parts = [value.__code__, value.__defaults__, value.__kwdefaults__, *_cells(value)]
+    codes = [value.__code__]
+    for code in codes:  # those of inner functions are added
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    loaded = {one.argval for code in codes for one in dis.get_instructions(code) if LOADS.match(one.opname)}
+    names = frozenset(name for code in codes for name in code.co_names)
+    return str([_shown(part, seen) for part in parts]) + _used(scope, loaded, names, seen)
+
+
+def _cells(value: types.FunctionType) -> Iterator[Any]:
+    for cell in value.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+
+
+def _used(scope: Mapping[str, Any], loaded: Iterable[str], names: frozenset[str], seen: dict[Any, Any]) -> str:
+    """Values of a module with these names; of a module among them, those that code may load as attributes."""
+    texts = []
+    for name in sorted({*loaded} & scope.keys()):
+        value = scope[name]
+        if not isinstance(value, types.ModuleType):
+            texts.append(f"{name} {_shown(value, seen)}")
+        elif _is_own(value.__name__) and (value.__name__, names) not in seen:
+            seen[value.__name__, names] = True
+            texts.append(f"{name} {_used(vars(value), names, names, seen)}")
+    return str(texts)
+
+
+def _members(value: type, seen: dict[Any, Any]) -> str:
+    kinds = (types.FunctionType, classmethod, staticmethod, property)
+    members = [
+        (name, one)
+        for name, one in sorted(vars(value).items(), key=lambda item: item[0])
+        if name[:2] != "__" or isinstance(one, kinds)
+    ]
+    return str([f"{name} {_shown(one, seen)}" for name, one in members])
 
 
 _real_exit = os._exit

@@ -26,7 +26,7 @@ from m2lgdg.registry import METHODS, find, load_methods
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError, one_line, read_metadata, write_text
 from m2lgdg.study.foreign import package_as_it_was
-from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, own_code
+from m2lgdg.study.plan import LIBRARIES, Cell, cell_code, is_code, own_code
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.records import are_probabilities, encoded, explanation_path, head, plain, record_path
 
@@ -170,7 +170,7 @@ def _method(cell: Cell, context: CellContext) -> Model:
     if not changed:
         METHODS.define_estimator(cell.method, cell.fields)
         made = find(cell.method)(**cell.fields)  # the plan has checked the fields
-        changed = cell_code(context.plugins, cell.explain) + own_code(made) != cell.code
+        changed = not is_code(cell, cell_code(context.plugins, cell.explain) + own_code(made))
     if changed:
         of = f"m2lgdg, a plugin, or the version of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}"
         raise RunEnds(

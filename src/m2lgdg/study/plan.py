@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import Method, chosen_atlases
-from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, package_files
+from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, memory_of_objects, of_script, package_files
 from m2lgdg.registry import Declaration, create, load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
@@ -52,6 +52,9 @@ class Cell:
         return f"{self.method}{f' ({self.variant})' if self.variant else ''}, target {self.target}, seed {self.seed}"
 
 
+_AGREED: set[str] = set()  # code of cells that this process has planned or run
+
+
 def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
     """All cells of a study, in the order of `predictions.csv`."""
     targets = [fold.site for fold in leave_one_site_out(cohort, study.targets)]
@@ -73,6 +76,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             own = own_code(made)
             extra += [own] if own else []
             code = cell_code(plugins, steps) + own
+            _AGREED.add(code)
             for target in targets:
                 for seed in seeds:
                     identity = json.dumps([name, fields, target, seed, *common, *extra], sort_keys=True)
@@ -131,9 +135,35 @@ def cell_code(plugins: tuple[str, ...], explain: int) -> str:
 
 
 def own_code(made: Method) -> str:
-    """Hash of the files of a method's classes that are neither of the package, of a plugin nor installed; empty without any."""
-    hashes = code_of_objects([type(made), *getattr(made, "given_code", list)()], f"method {made.name}")
-    return f"-{_digest(hashes)}" if hashes else ""
+    """Hashes of the code of a method that is neither of the package, of a plugin nor installed; empty without any.
+
+    The first is of its files, the second of what this process has in memory.
+    """
+    values = _objects(made)
+    hashes = code_of_objects(values, f"method {made.name}")
+    return f"-{_digest(hashes)}-{memory_of_objects(values)[:16]}" if hashes else ""
+
+
+def _objects(made: Method) -> list[Any]:
+    return [type(made), *getattr(made, "given_code", list)()]
+
+
+def is_code(cell: Cell, now: str) -> bool:
+    """Whether code of this process is that of a cell; memory is compared once, since a method may change its own globals."""
+    same = now == cell.code or (cell.code in _AGREED and now.rpartition("-")[0] == cell.code.rpartition("-")[0])
+    if same:
+        _AGREED.add(cell.code)
+    return same
+
+
+def refuse_script(cells: Iterable[Cell]) -> None:
+    """Refuse methods that other processes do not have, before these are started."""
+    for cell in {cell.code: cell for cell in cells}.values():
+        if of_script(_objects(load_methods()[cell.method](**cell.fields))):
+            raise InputError(
+                f"method {cell.method} is defined in the script itself, which other processes cannot import; put it into a "
+                "module or a plugin file, or run with one job."
+            )
 
 
 def installed_version(library: str) -> str:
