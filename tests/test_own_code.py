@@ -250,6 +250,7 @@ def test_memory_is_of_what_an_object_uses_now(folder):
 
 SCRIPT = """
 import sys, time
+import helper_of_test
 from sklearn.linear_model import LogisticRegression
 from m2lgdg import METHODS, InputError, from_sklearn, method, run_study
 
@@ -274,6 +275,7 @@ def plain(cohort):
 given = {
     "feats": lambda: from_sklearn(LogisticRegression(max_iter=3000), features=feats, name="lrf"),
     "plain": lambda: from_sklearn(LogisticRegression(max_iter=3000), features=plain, name="lrf"),
+    "module": lambda: from_sklearn(LogisticRegression(max_iter=3000), features=helper_of_test.value, name="lrf"),
     "class": lambda: from_sklearn(Mine(), name="mine"),
     "method": lambda: OfScript(),
 }[sys.argv[1]]()
@@ -304,10 +306,12 @@ def test_globals_that_a_method_changes_itself_do_not_end_the_study(folder):
     assert printed(folder, "feats", "1", "1.0") == ["0 4 []"]
 
 
-@pytest.mark.parametrize(("what", "name"), [("feats", "lrf"), ("class", "mine"), ("method", "of-script")])
+@pytest.mark.parametrize(("what", "name"), [("feats", "lrf"), ("module", "lrf"), ("class", "mine"), ("method", "of-script")])
 def test_code_of_the_script_is_refused_for_other_processes(folder, what, name):
+    """A worker loads plugins only."""
     (line,) = printed(folder, what, "2", "1.0")
-    assert line.startswith(f"method {name} is defined in the script itself, which other processes cannot import; put it into")
+    assert line.startswith(f"method {name} is defined in the script itself or in a module of it, which other processes do not")
+    assert line.endswith("put it into a plugin file, or run with one job.")
     assert not list(folder.glob("out/cells/*"))
 
 

@@ -251,10 +251,10 @@ def memory_of_objects(values: Iterable[Any]) -> str:
     return hashlib.sha256("\n".join(_shown(value, seen) for value in values).encode()).hexdigest()
 
 
-def of_script(values: Iterable[Any]) -> bool:
-    """Whether a class or function is of the script that runs, which other processes do not import."""
-    classes = [one for value in values for one in (value.__mro__ if isinstance(value, type) else [value])]
-    return any(getattr(one, "__module__", "") == "__main__" for one in classes)
+def is_only_here(values: Iterable[Any]) -> bool:
+    """Whether a class or function is of a script or a module that no plugin imports, so that other processes do not have it."""
+    modules = [str(getattr(value, "__module__", "")) for value in values]
+    return any(_is_own(module) and module not in FINDER.sources for module in modules)
 
 
 def _is_own(name: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import Method, chosen_atlases
-from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, memory_of_objects, of_script, package_files
+from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, is_only_here, memory_of_objects, package_files
 from m2lgdg.registry import Declaration, create, load_methods
 from m2lgdg.splits import leave_one_site_out
 from m2lgdg.storage import InputError, write_text
@@ -156,13 +156,13 @@ def is_code(cell: Cell, now: str) -> bool:
     return same
 
 
-def refuse_script(cells: Iterable[Cell]) -> None:
+def refuse_only_here(cells: Iterable[Cell]) -> None:
     """Refuse methods that other processes do not have, before these are started."""
     for cell in {cell.code: cell for cell in cells}.values():
-        if of_script(_objects(load_methods()[cell.method](**cell.fields))):
+        if is_only_here(_objects(load_methods()[cell.method](**cell.fields))):
             raise InputError(
-                f"method {cell.method} is defined in the script itself, which other processes cannot import; put it into a "
-                "module or a plugin file, or run with one job."
+                f"method {cell.method} is defined in the script itself or in a module of it, which other processes do not "
+                "import; put it into a plugin file, or run with one job."
             )
 
 

@@ -33,7 +33,7 @@ from m2lgdg.study.cells import LOST, CellContext, RunEnds, forget_features, run_
 from m2lgdg.study.config import Study, read_study, study_of
 from m2lgdg.study.engines import ENGINES, Engine
 from m2lgdg.study.folder import locked_folder
-from m2lgdg.study.plan import Cell, distinct, make_cells, refuse_script
+from m2lgdg.study.plan import Cell, distinct, make_cells, refuse_only_here
 from m2lgdg.study.predictions import read_predictions
 from m2lgdg.study.records import Records
 
@@ -198,7 +198,7 @@ def run_items(
     start = time.monotonic()
     todo = sorted((item for item in items if not is_done(item)), key=lambda item: str(item.target))
     if engine != "serial":
-        refuse_script(getattr(item, "cell", item) for item in todo)
+        refuse_only_here(getattr(item, "cell", item) for item in todo)
     times = _Times(todo)
     summary.reused = len(items) - len(todo)
     if watch:
