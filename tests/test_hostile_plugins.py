@@ -297,6 +297,7 @@ def differing(methods, together, found):
     return [one for one in methods if one not in together or found[f"alone {one}"] != {one: together[one]}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [*ATTACKS, "all"])
 def test_methods_are_the_same_beside_a_hostile_plugin(found, attack):
     own = OWN if attack == "all" else ATTACKS[attack][1]

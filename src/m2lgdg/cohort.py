@@ -242,7 +242,7 @@ class Cohort:
     @property
     def site_names(self) -> list[str]:
         """Site names in natural order (S2 before S10)."""
-        return sorted(set(self.sites.tolist()), key=natural_key)
+        return sorted(np.unique(self.sites).tolist(), key=natural_key)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -263,7 +263,7 @@ def load_methods(plugins: tuple[str, ...] = ()) -> Registry:
 def find(name: str) -> type[Any]:
     """Class of a method, by its registered name."""
     if name not in METHODS:
-        raise InputError(f"method {name} is not known{nearest(name, METHODS)}")
+        raise InputError(f"method {' '.join(name.split())[:100]} is not known{nearest(name, METHODS)}")
     return METHODS[name]
 
 

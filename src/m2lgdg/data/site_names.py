@@ -23,7 +23,7 @@ DIFFER = "differ only by case, spaces, hyphens, leading zeros or Unicode form"
 def alike(names: Iterable[str]) -> list[list[str]]:
     """Groups of two or more names that `spelled_alike` makes equal, in natural order."""
     groups: dict[str, list[str]] = {}
-    for name in sorted(set(names), key=natural_key):
+    for name in sorted(sorted(set(names)), key=natural_key):  # 0 before 00, which the key makes equal
         groups.setdefault(spelled_alike(name), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 

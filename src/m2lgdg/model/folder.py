@@ -134,8 +134,8 @@ def _check(value: Any, kind: Any, name: str) -> None:
 
 def _check_sites(facts: Mapping[str, Any]) -> None:
     """Refuse what types do not show: other counts of a site than two, and two calibrations to a site."""
-    if any(len(site) > 2 for site in facts["source"]["sites"].values()):
-        raise ValueError("a source site has other keys than patients and controls")
+    if not facts["source"]["sites"] or any(len(site) > 2 for site in facts["source"]["sites"].values()):
+        raise ValueError("source has no site, or one with other keys than patients and controls")
     if any({"parts", "local", "site_level"} & set(member) for member in facts.get("parts", {}).values()):
         raise ValueError("a member of the model has members or a calibration of its own")
     if "site_level" in facts:

@@ -317,7 +317,7 @@ class Model:
         with reading_about(folder) as (about, hashes):
             METHODS.define_estimator(about["method"], about["fields"], run=False)
             if about["method"] not in METHODS:
-                name = about["method"][:100]
+                name = " ".join(about["method"][:100].split())
                 raise InputError(f"{folder / ABOUT}: method {name} is not known; pass the file that defines it with --plugin.")
             method = create(about["method"], **about["fields"])
         model, facts, state = cls(method), dict(about["facts"]), read_weights(folder)

@@ -20,7 +20,7 @@ CODE = (FunctionType, type, staticmethod, classmethod, property, int, float, str
 @contextmanager
 def package_as_it_was() -> Iterator[None]:
     """Undo at the end what was changed in the package (functions, constants, tables, classes) and in library settings."""
-    names = [name for name in sys.modules if name.count(".") <= 1 and name.startswith("m2lgdg")]
+    names = [name for name in sys.modules if name == "m2lgdg" or (name.startswith("m2lgdg.") and name.count(".") == 1)]
     names += [name for name in sys.modules if name.startswith(tuple(f"{place}." for place in PLACES))]
     holders: list[Any] = [module for name in names if isinstance(module := sys.modules[name], ModuleType)]
     found = {id(value): value for module in holders for value in vars(module).values() if isinstance(value, type)}
