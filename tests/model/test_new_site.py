@@ -164,8 +164,8 @@ def test_between_site_sds_recover_what_was_planted():
 @pytest.mark.long
 def test_the_interval_holds_what_a_score_means_at_nine_of_ten_new_sites():
     inside = []
-    for seed in range(6):
-        new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 40, 1, 0, 0.2, 0.7), 18)
+    for seed in range(16):
+        new_site = NewSiteCalibration.from_scores(*planted(seed, 18, 60, 1, 0, 0.2, 0.7), 18)
         rng = np.random.default_rng(100 + seed)
         for x in (-1.5, 0.0, 1.0):
             true = sigmoid((1 + 0.2 * rng.normal(size=400)) * x + 0.7 * rng.normal(size=400))

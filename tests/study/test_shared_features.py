@@ -180,7 +180,7 @@ def test_a_study_leaves_no_features_behind_and_engines_agree(cohort, tmp_path):
     for engine, jobs in (("serial", 1), ("joblib", 2), ("joblib", 3)):
         out = tmp_path / f"{engine}-{jobs}"
         assert not run_study(study, out, engine=engine, jobs=jobs).failed
-        assert not connectivity._KEPT
+        assert not connectivity._IN_USE
         texts.append((out / "predictions.csv").read_bytes())
     assert texts[0] == texts[1] == texts[2]
 
