@@ -20,8 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
@@ -110,6 +108,9 @@ def without_duplicates(cohort: Cohort) -> Cohort:
 
 def _same_scan(cohort: Cohort) -> list[list[int]]:
     """Positions of subjects with the same scan, as groups: a copy of a copy is in the group of both."""
+    from scipy.sparse import coo_array  # here, since `predict` need not wait for scipy
+    from scipy.sparse.csgraph import connected_components
+
     pairs = np.array([(pair.first, pair.second) for pair in find_duplicates(cohort)], dtype=int).reshape(-1, 2)
     graph = coo_array((np.ones(len(pairs)), tuple(pairs.T)), shape=(len(cohort), len(cohort)))
     group = connected_components(graph, directed=False)[1]
