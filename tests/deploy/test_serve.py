@@ -397,7 +397,8 @@ def test_a_form_that_is_idle_gives_way_if_memory_is_short_and_an_honest_one_is_t
 
 
 def test_a_parcellated_cifti_is_read_as_the_model_was_trained(fitted, cohort):
-    nibabel = pytest.importorskip("nibabel")
+    import nibabel
+
     axes = (
         nibabel.cifti2.SeriesAxis(0, 2, len(cohort.series[5])),
         nibabel.cifti2.ParcelsAxis.from_brain_models(
