@@ -204,10 +204,9 @@ def motion_sentence(mean: pd.DataFrame, key: Key, motion: pd.Series | None) -> s
     if scores is None:
         return ""
     interval = "" if np.isnan(scores.low) else f" (95 % interval {100 * scores.low:.1f} to {100 * scores.high:.1f})"
-    change = f"{100 * (scores.adjusted - scores.plain):+.1f} points by the adjustment"
     return (
-        f"Adjusted for head motion, the AUC of {label(*key)} is {100 * scores.adjusted:.1f} %{interval}, {change}; motion "
-        f"alone has {100 * scores.motion:.1f} %."
+        f"Adjusted for head motion, the AUC of {label(*key)} is {100 * scores.adjusted:.1f} %{interval}, instead of "
+        f"{100 * scores.plain:.1f} % for the same {scores.subjects} subjects; motion alone has {100 * scores.motion:.1f} %."
     )
 
 
