@@ -233,6 +233,8 @@ def test_views_of_others_are_computed_afresh(cohort, own_first):
     with sharing_features(cohort.series):
         for view, expected in zip(views, alone, strict=True):
             np.testing.assert_array_equal(fc_features(cohort.series, view), expected)
+    nameless = fc_features(cohort.series, lambda s: connectivity.standardised(s**2))
+    np.testing.assert_array_equal(fc_features(cohort.series, own_views()[0]), nameless)
 
 
 def test_a_worker_that_lives_on_uses_no_features_of_other_code(cohort, monkeypatch):
