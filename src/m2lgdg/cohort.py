@@ -1,4 +1,4 @@
-"""`Cohort`: ROI time series with phenotypes, sites and labels, from files, arrays or data frames.
+"""`Cohort`: scans of subjects with phenotypes, sites and labels, from files, arrays or data frames.
 
 Readers create a cohort, `splits` selects subjects from it, and methods are fitted on it. `cohort_file` stores it.
 """
@@ -11,8 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,27 +19,29 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg import cohort_file
-from m2lgdg.cohort_file import UNKNOWN as UNKNOWN
+from m2lgdg.cohort_arrays import INPUTS as INPUTS
+from m2lgdg.cohort_arrays import UNKNOWN as UNKNOWN
+from m2lgdg.cohort_arrays import connectome_fields, given_fields
 from m2lgdg.cohort_file import Parcellation as Parcellation
-from m2lgdg.cohort_file import series_defect as series_defect
 from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.findings import is_proxy as is_proxy
+from m2lgdg.notebook import cohort_html
+from m2lgdg.scans import SERIES, Absent, Connectomes, Scans, fisher_connectomes, frozen, kind_of, some_of
+from m2lgdg.scans import series_defect as series_defect
 from m2lgdg.storage import DAMAGED, InputError, one_line
 
 MASKED_SITE = ""
-INPUTS = ("sex", "age", "education")  # phenotypes that are inputs unless others are chosen, as in data folders
 ARRAYS = ("subjects", "sites", "labels", "tr")
 KNOWN = "_known_digests"  # attribute with what was computed for the hash
-MOST_ROWS = 40  # of a table in a notebook
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Subjects of several sites; `from_arrays` makes a cohort with fewer words, `m2lgdg.read` from files.
+    """Subjects of several sites; `from_arrays` and `from_connectomes` need fewer words, `m2lgdg.read` reads files.
 
     Parameters
     ----------
-    series : sequence of arrays of shape (time, ROI)
+    series : sequence of arrays of shape (time, ROI), or `Connectomes`
     subjects, sites : sequences of str
     labels : array of int
         1 patient, 0 control, -1 unknown.
@@ -66,9 +66,10 @@ class Cohort:
     Notes
     -----
     A cohort does not change: its arrays are read-only copies, and `phenotypes` is read as a copy. `dataclasses.replace` makes a
-    cohort with other content. `series`, `rois` and `atlas` are those of the first of several atlases; `parcellations` holds the
-    others by name. `excluded` and `notes` record how the cohort was made, `truth` the planted effects of a synthetic one.
-    `findings` are those of `m2lgdg check`, None if this very content was not checked; they are not part of the hash.
+    cohort with other content. `scans` are its series or its connectomes, `values` says which. `series`, `rois` and `atlas` are
+    those of the first of several atlases; `parcellations` holds the others by name. `excluded` and `notes` record how the
+    cohort was made, `truth` the planted effects of a synthetic one. `findings` are those of `m2lgdg check`, None if this very
+    content was not checked; they are not part of the hash.
     """
 
     series: Sequence[npt.NDArray[np.float32]]
@@ -100,48 +101,23 @@ class Cohort:
             series=self.series,
         )
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
-        self._check_counts(labels, table)
+        cohort_file.check_counts(self._fields() | {"labels": labels, "phenotypes": table})
         self._put(labels=labels.astype(np.int8), phenotypes=cohort_file.canonical_table(table, self.subjects))
-        cohort_file.check_series(f"cohort {self.name}", self.subjects, self.series, self.rois)
+        cohort_file.check_scans(f"cohort {self.name}", self.subjects, self.scans, self.rois)
         cohort_file.check_parcellations(self._fields())
-        self._check_inputs()
+        cohort_file.check_inputs(self)
 
     def _put(self, **values: Any) -> None:
         """Set fields; arrays become frozen ones."""
         for name, value in values.items():
             if name in ARRAYS:
-                value = cohort_file.frozen(np.asarray(value))
-            elif name == "series":
-                value = tuple(map(cohort_file.read_only, value))
+                value = frozen(np.asarray(value))
             elif name == "parcellations":
-                value = {atlas: Parcellation(each.rois, each.series) for atlas, each in value.items()}
+                value = {atlas: Parcellation(each.rois, each.scans) for atlas, each in value.items()}
             object.__setattr__(self, name, value)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self._put(**{name: value for name, value in state.items() if name != KNOWN})  # an unpickled array can be written to
-
-    def _check_counts(self, labels: npt.NDArray[Any], table: pd.DataFrame) -> None:
-        where, n = f"cohort {self.name}", len(self.subjects)
-        sizes = {"series": self.series, "sites": self.sites, "labels": labels, "phenotype rows": table}
-        for what, values in sizes.items():
-            if len(values) != n:
-                raise InputError(f"{where}: {n} subjects but {len(values)} {what}.")
-        for label in labels[~np.isin(labels, (UNKNOWN, 0, 1))]:
-            raise InputError(f"label {label} is neither 1 (patient), 0 (control) nor -1 (unknown).")
-        for i in np.flatnonzero((self.tr <= 0) | np.isinf(self.tr)):
-            raise InputError(f"{where}: subject {self.subjects[i]} has a TR of {self.tr[i]:g} s.")
-        cohort_file.check_unique(where, "subject", self.subjects)
-        cohort_file.check_unique(where, "ROI", np.asarray(self.rois))
-
-    def _check_inputs(self) -> None:
-        for column in self.inputs:
-            if column not in self.phenotypes.columns:
-                raise InputError(f"cohort {self.name}: input {column} is not a phenotype column.")
-            if self.phenotypes[column].dtype != np.float64:
-                raise InputError(f"cohort {self.name}: input {column} holds text; inputs must be numeric.")
-            if is_proxy(column) and not self.allow_proxies:
-                advice = "a model could read the label from it; leave it out, or keep it with allow_proxies=True"
-                raise InputError(f"cohort {self.name}: input {column} reveals the diagnosis, so {advice}.")
 
     @classmethod
     def from_arrays(
@@ -199,33 +175,47 @@ class Cohort:
             raise InputError(f"cohort {name}: series is empty.")
         if given[0].ndim != 2:
             raise InputError(f"cohort {name}: series holds arrays of shape (time, ROI), but the first has {given[0].shape}.")
-        try:
-            table = pd.DataFrame() if phenotypes is None else pd.DataFrame(phenotypes)
-        except ValueError as error:
-            raise InputError(f"cohort {name}: phenotypes are not a table ({one_line(error)[:150]}).") from None
-        if subjects is None and len(table) == len(given) and not pd.api.types.is_integer_dtype(table.index.dtype):
-            subjects = table.index
-        names = [f"sub-{i + 1:04d}" for i in range(len(given))] if subjects is None else [str(one) for one in subjects]
-        if not isinstance(phenotypes, pd.DataFrame) and isinstance(table.index, pd.RangeIndex) and len(table) == len(names):
-            table.index = pd.Index(names)  # plain columns are in the order of the series, whatever the subjects are called
-        table = cohort_file.rows_of(names, table, name)
-        y, sites, tr = (cohort_file.in_order(v, names, name, what) for what, v in {"y": y, "sites": sites, "tr": tr}.items())
-        sites = [sites] * len(given) if isinstance(sites, str) else list(sites)
-        if any(pd.isna(site) or not str(site).strip() for site in sites):
-            raise InputError(f"cohort {name}: sites has a missing value; name the site of every subject.")
-        numeric = [each for each in INPUTS if each in table.columns and pd.api.types.is_numeric_dtype(table[each].dtype)]
-        return cls(
-            series=given,
-            subjects=np.array(names, dtype=np.str_),
-            sites=np.array([str(site) for site in sites], dtype=np.str_),
-            labels=cohort_file.coded_labels(y, patient, name),
-            rois=tuple(str(i + 1) for i in range(given[0].shape[1])) if rois is None else tuple(rois),
-            phenotypes=table,
-            inputs=tuple(numeric if inputs is None else inputs),
-            tr=cohort_file.checked_tr(tr, f"cohort {name}"),
-            atlas=atlas,
-            name=name,
-        )
+        named = dict(y=y, sites=sites, phenotypes=phenotypes, rois=rois, subjects=subjects, patient=patient, name=name)
+        return cls(series=given, atlas=atlas, **given_fields(given[0].shape[1], len(given), **named, inputs=inputs, tr=tr))
+
+    @classmethod
+    def from_connectomes(cls, matrices: Any, y: Any, sites: Any, *, values: str | None = None, **given: Any) -> Cohort:
+        """A cohort from connectomes in memory.
+
+        Parameters
+        ----------
+        matrices : array of shape (subject, ROI, ROI), or list of arrays of shape (ROI, ROI)
+            Symmetric, all of one kind.
+        y, sites
+            As in `from_arrays`.
+        values : {"correlation", "fisher-z", "covariance", "partial-correlation"}, optional
+            What the matrices hold; by default, correlation, Fisher z or covariance is recognised by range and diagonal.
+        **given
+            phenotypes, rois, subjects, patient, inputs, tr, atlas and name, as in `from_arrays`.
+
+        Returns
+        -------
+        Cohort
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import m2lgdg
+        >>> series = np.random.default_rng(0).normal(size=(4, 100, 5))
+        >>> matrices = [np.corrcoef(one.T) for one in series]
+        >>> m2lgdg.Cohort.from_connectomes(matrices, [0, 1, 0, 1], ["Oslo", "Oslo", "Rome", "Rome"])
+        Cohort cohort: 4 subjects (2 patients, 2 controls) of 2 sites, 5 ROIs, connectomes (correlation)
+        """
+        return cls(**connectome_fields(matrices, values, y=y, sites=sites, **given))
+
+    def to_connectomes(self) -> Cohort:
+        """The cohort with the Fisher z of the correlations of each scan instead of its series, in every atlas."""
+
+        def made(holder: Cohort | Parcellation) -> Connectomes:
+            return fisher_connectomes(holder.scans, len(holder.rois))
+
+        others = {name: Parcellation(each.rois, made(each)) for name, each in self.parcellations.items()}
+        return self._changed(series=made(self), parcellations=others)
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -236,13 +226,32 @@ class Cohort:
         others = "".join(f", {len(each.rois)} ROIs ({name})" for name, each in self.parcellations.items())
         return (
             f"Cohort {self.name}: {len(self)} subjects ({patients} patients, {controls} controls) "
-            f"of {(n := len(self.site_names))} site{'s' * (n != 1)}, {len(self.rois)} ROIs{atlas}{others}"
+            f"of {(n := len(self.site_names))} site{'s' * (n != 1)}, {len(self.rois)} ROIs{atlas}"
+            f"{'' if self.values == SERIES else f', connectomes ({self.values})'}{others}"
         )
 
     @property
     def site_names(self) -> list[str]:
         """Site names in natural order (S2 before S10)."""
         return sorted(np.unique(self.sites).tolist(), key=natural_key)
+
+    @property
+    def scans(self) -> Scans:
+        """The series, or the connectomes, of the first atlas."""
+        held: Scans = self.__dict__["series"]
+        return held
+
+    @property
+    def values(self) -> str:
+        """What the scans are: "series", or the kind of the connectomes."""
+        return kind_of(self.scans)
+
+    @property
+    def connectomes(self) -> Sequence[npt.NDArray[np.float32]]:
+        """Symmetric (roi, roi) matrices of the subjects; an error if the cohort holds series."""
+        if isinstance(self.scans, Connectomes):
+            return self.scans
+        return Absent(self.scans, f"cohort {self.name} holds time series; to_connectomes() computes connectomes from them.")
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -262,9 +271,9 @@ class Cohort:
         if atlas == self.atlas:
             return self._changed(parcellations={}) if self.parcellations else self
         other = self.parcellations[atlas]
-        series = tuple(one for one in other.series if one is not None)
-        chosen = self.select(other.present)
-        return chosen._changed(series=series, rois=other.rois, atlas=atlas, parcellations={}, truth=None)
+        rows = np.flatnonzero(other.present).tolist()
+        scans = some_of(other.scans, rows)
+        return self.select(rows)._changed(series=scans, rois=other.rois, atlas=atlas, parcellations={}, truth=None)
 
     def each_atlas(self) -> list[Cohort]:
         """The cohort in each of its atlases (`parcellation`)."""
@@ -276,13 +285,16 @@ class Cohort:
         head: list[object] = [self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))]
         if self.parcellations:
             head += [self.atlas, [(name, each.rois) for name, each in self.parcellations.items()]]
+        kinds = [self.values, *(kind_of(each.scans) for each in self.parcellations.values())]
+        if set(kinds) != {SERIES}:
+            head.append(kinds)
         return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(self._digests))).hexdigest()
 
     @property
     def _digests(self) -> tuple[bytes, ...]:
         """SHA-256 of each subject's data; of series that are maps of a file, computed anew, as the file may be overwritten."""
         known: tuple[bytes, ...] | None = self.__dict__.get(KNOWN)
-        mapped = cohort_file.mapped_files(chain(self.series, *(each.series for each in self.parcellations.values())))
+        mapped = cohort_file.mapped_files([self.scans, *(each.scans for each in self.parcellations.values())])
         if known is None or mapped:
             digests = cohort_file.subject_digests(self._fields())
             if known not in (None, digests):
@@ -297,7 +309,7 @@ class Cohort:
         return self
 
     def _fields(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"series": self.scans}
 
     def select(
         self, which: npt.ArrayLike | None = None, *, sites: Iterable[str] | None = None, subjects: Iterable[str] | None = None
@@ -332,10 +344,10 @@ class Cohort:
                 keep = keep[np.isin(values[keep], wanted)]
         rows = keep.tolist()
         cohort_file.check_unique(f"cohort {self.name}: selection", "subject", self.subjects[keep])
-        others = {name: Parcellation(each.rois, [each.series[i] for i in rows]) for name, each in self.parcellations.items()}
+        others = {name: Parcellation(each.rois, some_of(each.scans, rows)) for name, each in self.parcellations.items()}
         chosen = self._changed(
             **{name: getattr(self, name)[keep] for name in ("subjects", "sites", "labels", "tr")},
-            series=tuple(self.series[i] for i in rows),
+            series=some_of(self.scans, rows),
             phenotypes=self.phenotypes.iloc[keep],
             parcellations=others,
             findings=self.findings if sorted(rows) == list(range(len(self))) else None,
@@ -383,7 +395,7 @@ class Cohort:
         return self.select(chosen.to_numpy(dtype=np.int64))
 
     def to_frame(self) -> pd.DataFrame:
-        """Site, label, TR, number of volumes and phenotypes of each subject.
+        """Site, label, TR, number of volumes (of series) and phenotypes of each subject.
 
         Returns
         -------
@@ -396,23 +408,16 @@ class Cohort:
         >>> m2lgdg.make_cohort("tiny").to_frame().columns.tolist()
         ['site', 'label', 'tr', 'volumes', 'sex', 'age', 'education']
         """
-        own = pd.DataFrame(
-            {"site": self.sites.astype(object), "label": self.labels.astype(np.int64), "tr": self.tr, "volumes": self.lengths},
-            index=pd.Index(self.subjects.tolist(), name="subject", dtype=object),
-        )
+        columns = {"site": self.sites.astype(object), "label": self.labels.astype(np.int64), "tr": self.tr}
+        if self.values == SERIES:
+            columns["volumes"] = self.lengths
+        own = pd.DataFrame(columns, index=pd.Index(self.subjects.tolist(), name="subject", dtype=object))
         renamed = {column: f"phenotype_{column}" for column in self.phenotypes.columns if column in own.columns}
         return pd.concat([own, self.phenotypes.rename(columns=renamed).set_axis(own.index, axis=0)], axis=1)
 
     def _repr_html_(self) -> str:
         """Sites with their subjects, for notebooks."""
-        rows = []
-        for site in self.site_names:
-            labels, lengths = self.labels[self.sites == site], self.lengths[self.sites == site]
-            span = str(lengths.min()) if lengths.min() == lengths.max() else f"{lengths.min()} to {lengths.max()}"
-            rows.append((site, len(labels), *(int((labels == label).sum()) for label in (1, 0, UNKNOWN)), span))
-        columns = ", ".join(map(str, self.phenotypes.columns[:12])) + (", ..." if len(self.phenotypes.columns) > 12 else "")
-        header = ("site", "subjects", "patients", "controls", "unlabelled", "volumes")
-        return shown_table(repr(self), header, rows, [f"Phenotypes: {columns}."] if columns else [])
+        return cohort_html(self)
 
     def unlabelled(self) -> Cohort:
         """The cohort as methods see a target: labels, sites and ids (which often tell both) masked, only input phenotypes."""
@@ -432,7 +437,7 @@ class Cohort:
         inputs = tuple(inputs)
         findings = self.findings if inputs == self.inputs else None
         changed = self._changed(inputs=inputs, allow_proxies=allow_proxies, findings=findings)
-        changed._check_inputs()
+        cohort_file.check_inputs(changed)
         return changed._with_digests_of(self, range(len(self)))  # inputs are not part of a subject's data
 
     def with_findings(self, findings: Iterable[Finding]) -> Cohort:
@@ -451,10 +456,10 @@ class Cohort:
         return ordered._changed(phenotypes=ordered.phenotypes[sorted(ordered.phenotypes.columns)])
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
-        """Write the cohort atomically to one safetensors file with the series and a JSON header.
+        """Write the cohort atomically to one safetensors file with the scans and a JSON header.
 
         float16 halves the file size. Each ROI is stored as offset + scale * half, so the error is below 0.05 % of its largest
-        deviation from its mean, whatever its units.
+        deviation from its mean, whatever its units; that of a connectome is below 0.05 % of its largest value.
         """
         if dtype not in ("float32", "float16"):
             raise InputError(f"cohort files hold float32 or float16 series, not {dtype}.")
@@ -462,13 +467,7 @@ class Cohort:
 
     def _rounded(self) -> Cohort:
         """The cohort as a float16 file gives it back."""
-
-        def change(series: Iterable[npt.NDArray[np.float32] | None]) -> tuple[Any, ...]:
-            where = [f"cohort {self.name}: the series of subject {subject}" for subject in self.subjects]
-            return tuple(None if one is None else cohort_file.rounded(one, at) for at, one in zip(where, series, strict=True))
-
-        others = {name: Parcellation(each.rois, change(each.series)) for name, each in self.parcellations.items()}
-        return self._changed(series=change(self.series), parcellations=others)
+        return self._changed(**cohort_file.rounded_scans(self._fields()))
 
     @classmethod
     def load(cls, path: str | Path, *, in_memory: bool = False) -> Cohort:
@@ -483,6 +482,7 @@ class Cohort:
         return cohort if findings is None else cohort.with_findings(findings)
 
 
+Cohort.series = cohort_file.scan_field(lambda cohort: f"cohort {cohort.name}")
 Cohort.phenotypes = cohort_file.copied_field("phenotypes", lambda table: table.copy())
 Cohort.parcellations = cohort_file.copied_field("parcellations", dict)
 Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
@@ -491,10 +491,3 @@ Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sort key that puts S2 before S10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
-
-
-def shown_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], lines: Iterable[str] = ()) -> str:
-    """HTML for a notebook: a title, a table of which the middle is left out if it is long, and lines of text."""
-    frame = pd.DataFrame(list(rows), columns=list(header))
-    table = frame.to_html(index=False, border=0, max_rows=MOST_ROWS, float_format="{:.3g}".format) if len(frame) else ""
-    return f"<div><p><b>{escape(title)}</b></p>{table}{''.join(f'<p>{escape(line)}</p>' for line in lines)}</div>"

@@ -1,4 +1,6 @@
-"""Features of ROI series: Fisher-z correlations, shrunk covariances and signal amplitude, each of one subject only.
+"""Features of scans: Fisher-z correlations, shrunk covariances and signal amplitude, each of one subject only.
+
+Correlations and covariances are computed from series or taken from connectomes; the others need series.
 
 Methods call these functions; `tangent.py` projects covariances to a tangent space. Fits on one cohort can share the features
 of this module (`sharing_features`).
@@ -15,23 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.preprocess import on_threads
+from m2lgdg.scans import CLIP as CLIP
+from m2lgdg.scans import COVARIANCE, FISHER_Z, Connectomes, arrays_of, correlation, triangle, unpacked
+from m2lgdg.scans import standardised as standardised
+from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Series = Sequence[Singles]
+Scans = Series | Connectomes
 View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
-CLIP = 0.999  # Fisher's z of 1 is infinite
-
-
-def standardised(series: npt.NDArray[np.floating[Any]]) -> Floats:
-    """(time, roi) series with mean 0 and variance 1 in each ROI; a flat ROI becomes 0."""
-    wide = series.astype(np.float64)
-    wide -= wide.mean(axis=0)
-    spread = wide.std(axis=0)
-    flat = (series == series[0]).all(axis=0)
-    wide /= np.where(flat, 1.0, spread)
-    wide[:, flat] = 0.0
-    return wide
+LARGEST_Z = np.float32(np.arctanh(CLIP))
+LEAST_EIGENVALUE = 0.1  # of a correlation matrix that is made positive definite
 
 
 def frame_weighted(series: npt.NDArray[np.float32]) -> Floats:
@@ -54,33 +51,65 @@ def deviations(series: npt.NDArray[np.float32]) -> Floats:
     return standardised(np.abs(standardised(series)))
 
 
-def correlations(series: Series, view: View = standardised) -> Floats:
-    """(subject, roi, roi) Pearson correlations of the series after `view`; 1 on the diagonal, 0 for a flat ROI."""
-    n = series[0].shape[1]
-    result = np.empty((len(series), n, n))
-    for i, matrix in enumerate(on_threads(lambda one: _correlation(one, view), series)):
+def correlations(scans: Scans, view: View = standardised) -> Floats:
+    """(subject, roi, roi) Pearson correlations of the series after `view`; 1 on the diagonal, 0 for a flat ROI.
+
+    Those of connectomes are the matrices themselves, after the inverse of Fisher's z, or with covariances divided by the sds.
+    """
+    n = n_rois(scans)
+    result = np.empty((len(scans), n, n))
+    of_one = partial(_own_correlation, kind=_kind(scans, view), n=n) if isinstance(scans, Connectomes) else None
+    for i, matrix in enumerate(on_threads(of_one or (lambda one: correlation(view(one))), arrays_of(scans))):
         result[i] = matrix
     return result
 
 
-def _correlation(series: npt.NDArray[np.float32], view: View) -> Floats:
-    unit = view(series)  # (time, roi)
-    matrix = np.clip(unit.T @ unit / len(unit), -1.0, 1.0)
+def n_rois(scans: Scans) -> int:
+    """Number of ROIs."""
+    return scans.n_rois if isinstance(scans, Connectomes) else int(scans[0].shape[1])
+
+
+def _kind(connectomes: Connectomes, view: object = standardised) -> str:
+    """Kind of the connectomes; a view of series other than the plain one is refused."""
+    if view is not standardised:
+        raise InputError("frame-weighted and deviation FC are computed from time series, and the cohort holds connectomes.")
+    return connectomes.kind
+
+
+def _own_correlation(one: Singles, kind: str, n: int) -> Floats:
+    """(roi, roi) correlations of a triangle."""
+    matrix = unpacked(one.astype(np.float64), n).copy()
+    if kind == FISHER_Z:
+        np.tanh(matrix, out=matrix)
+    elif kind == COVARIANCE:
+        spread = np.sqrt(np.diagonal(matrix))
+        spread[spread == 0] = 1.0
+        matrix = np.clip(matrix / (spread[:, None] * spread), -1.0, 1.0)
     np.fill_diagonal(matrix, 1.0)
     return matrix
 
 
-def fc_features(series: Series, view: View = standardised) -> Singles:
+def _own_edges(one: Singles, kind: str, n: int) -> npt.NDArray[Any]:
+    """(edge,) Fisher z above the diagonal of a triangle."""
+    if kind == FISHER_Z:
+        return np.clip(one[~triangle(n)[2]], -LARGEST_Z, LARGEST_Z)
+    return np.arctanh(np.clip(upper_triangle(_own_correlation(one, kind, n)), -CLIP, CLIP))
+
+
+def fc_features(scans: Scans, view: View = standardised) -> Singles:
     """(subject, edge) Fisher z of the correlations above the diagonal, in row order.
 
     Those of the views of this module are shared between fits; any other view is computed afresh.
     """
+    if isinstance(scans, Connectomes):
+        _kind(scans, view)
     shared = next((feature for of_view, feature in zip(VIEWS, EDGES, strict=True) if of_view is view), None)
-    return _of_subjects(series, shared or _edge_feature(view))
+    return _of_subjects(scans, shared or _edge_feature(view))
 
 
 def _edge_feature(view: View) -> Feature:
-    return Feature(getattr(view, "__name__", ""), _edge_count, partial(_edges, view=view))
+    own = _own_edges if view is standardised else None
+    return Feature(getattr(view, "__name__", ""), _edge_count, partial(_edges, view=view), own)
 
 
 def _edge_count(rois: int) -> tuple[int, ...]:
@@ -88,7 +117,7 @@ def _edge_count(rois: int) -> tuple[int, ...]:
 
 
 def _edges(one: Singles, view: View) -> Floats:
-    return np.arctanh(np.clip(upper_triangle(_correlation(one, view)), -CLIP, CLIP))
+    return np.arctanh(np.clip(upper_triangle(correlation(view(one))), -CLIP, CLIP))
 
 
 def upper_triangle(matrices: Floats) -> Floats:
@@ -103,11 +132,12 @@ def _above_diagonal(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
     return rows, columns
 
 
-def fisher_matrices(series: Series) -> npt.NDArray[np.float32]:
+def fisher_matrices(scans: Scans) -> npt.NDArray[np.float32]:
     """(subject, roi, roi) Fisher z of the correlations with a zero diagonal, the input of networks on connectivity."""
-    result = np.arctanh(np.clip(correlations(series), -CLIP, CLIP))
-    result[:, np.arange(result.shape[-1]), np.arange(result.shape[-1])] = 0.0
-    return result.astype(np.float32)
+    rows, columns = _above_diagonal(n := n_rois(scans))
+    result = np.zeros((len(scans), n, n), dtype=np.float32)
+    result[:, rows, columns] = result[:, columns, rows] = fc_features(scans)
+    return result
 
 
 def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
@@ -117,7 +147,7 @@ def source_scaling(values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.
     return {"mean": values.mean(axis=0, dtype=np.float64).astype(np.float32), "scale": scale}
 
 
-def amplitude_features(series: Series) -> Floats:
+def amplitude_features(series: Scans) -> Floats:
     """(subject, roi) log standard deviation of each ROI, minus the subject's mean over ROIs; 0 for a flat ROI."""
     return np.asarray(_of_subjects(series, AMPLITUDE))
 
@@ -129,19 +159,33 @@ def _amplitude(series: Singles) -> Floats:
     return np.where(alive, log - middle, 0.0)
 
 
-def covariances(series: Series) -> Floats:
-    """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite."""
-    return _of_subjects(series, COVARIANCES).astype(np.float64)
+def covariances(scans: Scans) -> Floats:
+    """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
+
+    Of a connectome, whose number of volumes is not known, (1 - a) R + a I of the correlations R, with the smallest a of at
+    least 0.1 with which no eigenvalue is below 0.1.
+    """
+    return _of_subjects(scans, COVARIANCES).astype(np.float64)
 
 
-def row_covariances(series: Series) -> Floats:
+def row_covariances(scans: Scans) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances with the rows of each subject's correlation matrix as observations."""
-    return _of_subjects(series, ROW_COVARIANCES).astype(np.float64)
+    return _of_subjects(scans, ROW_COVARIANCES).astype(np.float64)
 
 
 def _row_covariance(series: Singles) -> Floats:
-    rows = _correlation(series, standardised)
+    return _of_rows(correlation(standardised(series)))
+
+
+def _of_rows(rows: Floats) -> Floats:
     return _shrunk(rows - rows.mean(axis=0))
+
+
+def _positive_definite(one: Singles, kind: str, n: int) -> Floats:
+    matrix = _own_correlation(one, kind, n)
+    least = min(float(np.linalg.eigvalsh(matrix)[0]), 0.0)
+    shrinkage = (LEAST_EIGENVALUE - least) / (1 - least)
+    return (1 - shrinkage) * matrix + shrinkage * np.eye(n)
 
 
 def _covariance(series: Singles) -> Floats:
@@ -164,38 +208,48 @@ def _shrunk(x: Floats) -> Floats:
 class Feature(NamedTuple):
     """A feature of one subject. Only the instances of this module, known by their identity, are shared between fits."""
 
-    name: str  # of its file in a study
+    name: str
     shape: Callable[[int], tuple[int, ...]]  # of the feature, from the number of ROIs
-    of_subject: Callable[[Singles], Floats]
+    of_series: Callable[[Singles], Floats]
+    of_connectome: Callable[..., Floats] | None = None  # from a triangle, its kind and the number of ROIs
     dtype: type = np.float32
 
-    def of_all(self, series: Series) -> Iterator[Floats]:
+    def of_all(self, scans: Scans) -> Iterator[Floats]:
         """Features of each subject, in order."""
-        return on_threads(self.of_subject, series)
+        if not isinstance(scans, Connectomes):
+            return on_threads(self.of_series, scans)
+        if self.of_connectome is None:
+            raise InputError(f"{self.name} is computed from time series, and the cohort holds connectomes.")
+        return on_threads(partial(self.of_connectome, kind=scans.kind, n=scans.n_rois), scans.triangles)
 
 
 VIEWS = (standardised, frame_weighted, deviations)
 EDGES = tuple(map(_edge_feature, VIEWS))
-AMPLITUDE = Feature("amplitude", lambda rois: (rois,), _amplitude, np.float64)
-COVARIANCES = Feature("covariances", lambda rois: (rois, rois), _covariance)
-ROW_COVARIANCES = Feature("row_covariances", lambda rois: (rois, rois), _row_covariance)
+AMPLITUDE = Feature("amplitude", lambda rois: (rois,), _amplitude, None, np.float64)
+COVARIANCES = Feature("covariances", lambda rois: (rois, rois), _covariance, _positive_definite)
+ROW_COVARIANCES = Feature(
+    "row_covariances",
+    lambda rois: (rois, rois),
+    _row_covariance,
+    lambda one, kind, n: _of_rows(_own_correlation(one, kind, n)),
+)
 SHARED = frozenset(map(id, (*EDGES, AMPLITUDE, COVARIANCES, ROW_COVARIANCES)))
 
 
 class CohortFeatures:
     """Features of the subjects of a cohort, each computed once, when it is first asked for.
 
-    They belong to the array that holds a subject's series, so another series never gets them. None of them is fitted.
+    They belong to the array that holds a subject's scan, so another scan never gets them. None of them is fitted.
     """
 
-    def __init__(self, series: Series) -> None:
-        self.series = tuple(series)  # held, so that their ids stay unique
-        self.rows = {id(one): i for i, one in enumerate(self.series)}
+    def __init__(self, scans: Scans) -> None:
+        self.scans = scans  # held, so that the ids of their arrays stay unique
+        self.rows = {id(one): i for i, one in enumerate(arrays_of(scans))}
         self.arrays: dict[int, npt.NDArray[Any]] = {}
 
-    def find(self, series: Series) -> list[int] | None:
+    def find(self, scans: Scans) -> list[int] | None:
         """Rows of some subjects; None if one of them is not of this cohort."""
-        rows = [self.rows.get(id(one), -1) for one in series]
+        rows = [self.rows.get(id(one), -1) for one in arrays_of(scans)]
         return None if -1 in rows else rows
 
     def array(self, feature: Feature) -> npt.NDArray[Any]:
@@ -206,16 +260,16 @@ class CohortFeatures:
 
     def compute(self, feature: Feature) -> npt.NDArray[Any]:
         """A feature that was not asked for before."""
-        return _stack(self.series, feature)
+        return _stack(self.scans, feature)
 
 
 _IN_USE: list[CohortFeatures] = []
 
 
 @contextmanager
-def sharing_features(*series: Series) -> Iterator[None]:
+def sharing_features(*scans: Scans) -> Iterator[None]:
     """Within this context, features of these subjects, by atlas, are computed once; for several fits on parts of one cohort."""
-    shared = [CohortFeatures(of_atlas) for of_atlas in series]
+    shared = [CohortFeatures(of_atlas) for of_atlas in scans]
     _IN_USE.extend(shared)
     try:
         yield
@@ -229,17 +283,17 @@ def use_features(*features: CohortFeatures) -> None:
     _IN_USE[:] = features
 
 
-def _of_subjects(series: Series, feature: Feature) -> npt.NDArray[Any]:
+def _of_subjects(scans: Scans, feature: Feature) -> npt.NDArray[Any]:
     """(subject, ...) features, from those of a cohort where they are shared."""
     for shared in _IN_USE if id(feature) in SHARED else ():
-        rows = shared.find(series)
+        rows = shared.find(scans)
         if rows is not None:
             return np.asarray(shared.array(feature)[rows])
-    return _stack(series, feature)
+    return _stack(scans, feature)
 
 
-def _stack(series: Series, feature: Feature) -> npt.NDArray[Any]:
-    result: npt.NDArray[Any] = np.empty((len(series), *feature.shape(series[0].shape[1])), dtype=feature.dtype)
-    for i, values in enumerate(feature.of_all(series)):
+def _stack(scans: Scans, feature: Feature) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = np.empty((len(scans), *feature.shape(n_rois(scans))), dtype=feature.dtype)
+    for i, values in enumerate(feature.of_all(scans)):
         result[i] = values
     return result

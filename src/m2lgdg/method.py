@@ -22,10 +22,12 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.fields import check_bounds
 from m2lgdg.registry import METHODS
+from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
 from m2lgdg.storage import InputError, one_line
 
 T = TypeVar("T", bound="type[Method]")
 Role = Literal["", "headline", "default", "peer", "phenotypes"]
+CONNECTOMES = "connectomes"
 FIRST, ALL = "first", "all"  # values of the field `atlases`
 LEAST_VOLUMES = 20  # with fewer, a correlation has a standard error of 0.25 or more: too noisy for any decision
 
@@ -50,6 +52,7 @@ class Method:
     reference: ClassVar[str] = ""  # citation
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # ablation -> changed fields
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values of a sensitivity sweep
+    takes: ClassVar[tuple[str, ...]] = (SERIES,)  # and CONNECTOMES, if correlations between ROIs are enough
     stochastic: ClassVar[bool] = True  # whether the seed matters
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> smallest value, and the value it must stay below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
@@ -68,6 +71,7 @@ class Method:
         if len(names) > 1:
             raise InputError(f"method {self.name} is fitted in one atlas; m2lgdg.Model fits it in {', '.join(names)}.")
         findings, source = source.findings, source.parcellation(names[0])
+        need_scans(self, source)
         self._folder = None
         self.state_: dict[str, npt.NDArray[Any]] = {}
         self.facts_ = source_facts(source, findings, seed)
@@ -156,7 +160,8 @@ class Method:
                 f"the model was trained on atlas {self.facts_['atlas']}, the cohort has atlas {target.atlas}; their ROIs "
                 "have only numbers. If it is one atlas, convert the files with one name (--atlas, or atlas in dataset.toml)."
             )
-        for subject, length in zip(target.subjects, target.lengths, strict=True):
+        same_scans(self.facts_.get("scans", SERIES), target)
+        for subject, length in zip(target.subjects, target.lengths, strict=True) if target.values == SERIES else ():
             if length < LEAST_VOLUMES:
                 needed = f"a prediction needs at least {LEAST_VOLUMES}"
                 raise InputError(f"the scan of subject {subject} has {length} volumes; {needed}.")
@@ -215,6 +220,26 @@ def need_labels(name: str, source: Cohort) -> None:
         raise InputError(f"method {name} cannot be fitted: source has {problem}.")
 
 
+def need_scans(one: Method, cohort: Cohort) -> None:
+    """Refuse connectomes that a method does not take."""
+    if cohort.values != SERIES and CONNECTOMES not in one.takes:
+        able = sorted(name for name in METHODS if CONNECTOMES in METHODS[name].takes)
+        raise InputError(
+            f"method {one.name} needs time series, and cohort {cohort.name} holds connectomes; those that take connectomes "
+            f"are {', '.join(able)}."
+        )
+
+
+def same_scans(trained: str, target: Cohort) -> None:
+    """Refuse a target whose scans are not of the kind that a model was trained on; Fisher z and correlations are one kind."""
+    given = target.values
+    if given == trained or {given, trained} == {CORRELATION, FISHER_Z}:
+        return
+    advice = "m2lgdg convert --connectomes makes connectomes of series" if given == SERIES else "give it the same kind"
+    kinds = [f"connectomes ({kind})" if kind != SERIES else "time series" for kind in (trained, given)]
+    raise InputError(f"the model was trained on {kinds[0]}, and cohort {target.name} holds {kinds[1]}; {advice}.")
+
+
 def source_facts(source: Cohort, findings: Any, seed: int) -> dict[str, Any]:
     """First `facts_` of a fit: ROIs and inputs, and the cohort and sites it is fitted on, with what its check found."""
     kinds = {"patients": 1, "controls": 0}
@@ -226,7 +251,7 @@ def source_facts(source: Cohort, findings: Any, seed: int) -> dict[str, Any]:
     if findings is not None:
         about["findings"] = [one.shared() for one in findings if one.severity != "note"]
     rois, inputs = list(source.rois), list(source.inputs)
-    return {"rois": rois, "atlas": source.atlas, "inputs": inputs, "seed": seed, "source": about}
+    return {"rois": rois, "atlas": source.atlas, "scans": source.values, "inputs": inputs, "seed": seed, "source": about}
 
 
 def chosen_atlases(atlases: str | tuple[str, ...], cohort: Cohort) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ def test_shared_features_are_those_computed_alone(cohort, compute):
 
 def test_each_kind_is_computed_once(cohort, monkeypatch):
     calls = []
-    inner = connectivity._correlation
-    monkeypatch.setattr(connectivity, "_correlation", lambda *given: calls.append(0) or inner(*given))
+    inner = connectivity.correlation
+    monkeypatch.setattr(connectivity, "correlation", lambda *given: calls.append(0) or inner(*given))
     with sharing_features(cohort.series):
         for _ in range(3):
             fc_features(cohort.series[:5])
@@ -240,7 +240,7 @@ def test_views_of_others_are_computed_afresh(cohort, own_first):
 def test_a_worker_that_lives_on_uses_no_features_of_other_code(cohort, monkeypatch):
     cells._share_features(cohort, "code")
     before = fc_features(cohort.series)
-    edited = connectivity.EDGES[0]._replace(of_subject=lambda one: 0.5 * connectivity._edges(one, connectivity.standardised))
+    edited = connectivity.EDGES[0]._replace(of_series=lambda one: 0.5 * connectivity._edges(one, connectivity.standardised))
     monkeypatch.setattr(connectivity, "EDGES", (edited, *connectivity.EDGES[1:]))
     monkeypatch.setattr(connectivity, "SHARED", frozenset(map(id, connectivity.EDGES)))
     cells._share_features(cohort, "other code")

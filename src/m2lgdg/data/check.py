@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, is_proxy, natural_key, shown_table
-from m2lgdg.cohort_file import SLOWEST
+from m2lgdg.cohort import Cohort, is_proxy, natural_key
+from m2lgdg.cohort_arrays import SLOWEST
 from m2lgdg.data.atlases import recognised
 from m2lgdg.data.duplicates import find_duplicates
 from m2lgdg.data.missingness import missing_by_label
@@ -36,6 +36,7 @@ from m2lgdg.findings import (
     text_finding,
 )
 from m2lgdg.metrics import auc
+from m2lgdg.notebook import shown_table
 
 SHORT = 100  # volumes
 RESTLESS = 0.3  # mm, median head motion of a site

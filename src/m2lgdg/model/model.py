@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort import Cohort, shown_table
+from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import sharing_features
 from m2lgdg.data.atlases import are_identified
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
@@ -23,6 +23,7 @@ from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, 
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.model.out_of_distribution import SourceDistribution, flags
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
+from m2lgdg.notebook import shown_table
 from m2lgdg.own_code import predicting_code
 from m2lgdg.registry import METHODS, create
 from m2lgdg.storage import InputError
@@ -129,7 +130,7 @@ class Model:
         self.method.check()
         names = chosen_atlases(self.method.atlases, source)
         settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
-        all_series = [one.series for one in source.each_atlas()]
+        all_series = [one.scans for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}
         self.code_ = code_of_model(self.name)
         with sharing_features(*all_series) if new_site_calibration else contextlib.nullcontext():

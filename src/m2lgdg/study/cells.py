@@ -234,7 +234,7 @@ def _share_features(cohort: Cohort, code: str) -> None:
     global _shared_for
     if _shared_for is None or _shared_for[0] is not cohort or _shared_for[1] != code:
         _shared_for = cohort, code
-        use_features(*(CohortFeatures(one.series) for one in cohort.each_atlas()))
+        use_features(*(CohortFeatures(one.scans) for one in cohort.each_atlas()))
 
 
 def forget_features() -> None:

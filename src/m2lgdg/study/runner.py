@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from m2lgdg.cohort import Cohort, shown_table
+from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers import read
 from m2lgdg.data.readers.selection import keep
 from m2lgdg.fields import nearest
+from m2lgdg.notebook import shown_table
 from m2lgdg.registry import load_methods
 from m2lgdg.storage import InputError
 from m2lgdg.study.cells import LOST, CellContext, RunEnds, forget_features, run_cell

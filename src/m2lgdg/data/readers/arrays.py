@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort_file import as_float32
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers.tables import quoted
+from m2lgdg.scans import as_float32
 from m2lgdg.storage import InputError, read_bytes
 
 Rois = tuple[str, ...]

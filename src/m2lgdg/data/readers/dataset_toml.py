@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m2lgdg.cohort_file import need_seconds
+from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.atlases import included
 from m2lgdg.data.readers import tables
 from m2lgdg.storage import InputError, one_line, read_bytes

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m2lgdg.cohort_file import need_seconds
+from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.readers.arrays import Rois, Series
 from m2lgdg.storage import InputError, one_line
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.cohort_file import need_seconds
+from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.atlases import names_by_position
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.arrays import Rois, Series, load_mat, numbered_rois

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
-from m2lgdg.cohort_file import need_seconds
+from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.readers.arrays import MISSING, Rois, Series
 from m2lgdg.data.readers.images import header_seconds, is_cifti
 from m2lgdg.data.readers.series import JOINED, AtlasFiles, OnBad, Progress, Scan, joined, read_series

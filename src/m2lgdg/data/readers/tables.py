@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import UNKNOWN
-from m2lgdg.cohort_file import need_seconds
+from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.storage import InputError, one_line, read_bytes
 

@@ -1,0 +1,39 @@
+"""How a cohort, a check and a fitted model are shown in a notebook: tables in HTML.
+
+`Cohort` and others call it from `_repr_html_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from m2lgdg.cohort_arrays import UNKNOWN
+from m2lgdg.scans import SERIES
+
+MOST_ROWS = 40
+
+
+def cohort_html(cohort: Any) -> str:
+    """Sites with their subjects."""
+    header, rows = ["site", "subjects", "patients", "controls", "unlabelled"], []
+    for site in cohort.site_names:
+        labels = cohort.labels[cohort.sites == site]
+        rows.append([site, len(labels), *(int((labels == label).sum()) for label in (1, 0, UNKNOWN))])
+    if cohort.values == SERIES:
+        header.append("volumes")
+        for row in rows:
+            lengths = cohort.lengths[cohort.sites == row[0]]
+            row.append(" to ".join(map(str, sorted({lengths.min(), lengths.max()}))))
+    columns = ", ".join(map(str, cohort.phenotypes.columns[:12])) + (", ..." if len(cohort.phenotypes.columns) > 12 else "")
+    return shown_table(repr(cohort), header, rows, [f"Phenotypes: {columns}."] if columns else [])
+
+
+def shown_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], lines: Iterable[str] = ()) -> str:
+    """HTML for a notebook: a title, a table of which the middle is left out if it is long, and lines of text."""
+    frame = pd.DataFrame(list(rows), columns=list(header))
+    table = frame.to_html(index=False, border=0, max_rows=MOST_ROWS, float_format="{:.3g}".format) if len(frame) else ""
+    return f"<div><p><b>{escape(title)}</b></p>{table}{''.join(f'<p>{escape(line)}</p>' for line in lines)}</div>"
