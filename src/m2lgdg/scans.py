@@ -23,6 +23,11 @@ DIAGONAL = 1e-3  # the same of a diagonal from 1
 OVER_ONE = 1e-4  # by which rounding may carry a correlation above 1
 CLIP = 0.999  # of correlations computed here, as Fisher's z of 1 is infinite
 LARGEST_Z = 20.0  # Fisher's z of the largest double below 1 is 18.7
+# What whoever gives a matrix for a series is told, in files as in memory
+NOT_SERIES = (
+    "a symmetric or triangular matrix is a connectome, not a series; a folder of them is read by m2lgdg check FOLDER --kind "
+    "connectomes, arrays by Cohort.from_connectomes"
+)
 Singles = npt.NDArray[np.float32]
 
 
@@ -145,11 +150,17 @@ def triangle(n_rois: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], n
 
 def packed(matrix: npt.NDArray[Any], kind: str) -> Singles:
     """(roi (roi + 1) / 2,) upper triangle of the mean of both halves, with the diagonal of its kind."""
+    values = _upper(matrix, kind)
+    return (values if kind in (FISHER_Z, COVARIANCE) else np.clip(values, -1.0, 1.0)).astype(np.float32)
+
+
+def _upper(matrix: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
     rows, columns, diagonal = triangle(len(matrix))
-    values = np.asarray((matrix[rows, columns] + matrix[columns, rows]) / 2, dtype=np.float64)
+    wide = np.asarray(matrix, dtype=np.float64)
+    values = np.asarray((wide[rows, columns] + wide[columns, rows]) / 2)
     if kind != COVARIANCE:
         values[diagonal] = 0.0 if kind == FISHER_Z else 1.0
-    return (values if kind in (FISHER_Z, COVARIANCE) else np.clip(values, -1.0, 1.0)).astype(np.float32)
+    return values
 
 
 def unpacked(values: npt.NDArray[Any], n_rois: int) -> npt.NDArray[Any]:
@@ -206,7 +217,7 @@ def each_scan(scans: Scans) -> Iterator[tuple[int, Any]]:
 def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
     """Why a (time, roi) series is unusable, in words, or None. Single flat ROIs are reported by `check` instead."""
     if is_connectome(series):
-        return "a symmetric or triangular matrix is a connectome, not a series; give the time series of the ROIs"
+        return NOT_SERIES
     if len(series) < 2:
         return f"the series has {len(series)} volume{'s' * (len(series) != 1)}"
     if not np.isfinite(series).all():
@@ -234,16 +245,20 @@ def is_connectome(matrix: npt.NDArray[Any]) -> bool:
 
 def possible_kinds(matrix: npt.NDArray[Any]) -> tuple[str, ...]:
     """What a (roi, roi) matrix may hold by its range and diagonal; partial correlations cannot be told from correlations."""
-    diagonal = np.diagonal(matrix)
     off = np.abs(matrix[~np.eye(len(matrix), dtype=bool)])
-    beyond = bool((off[np.isfinite(off)] > 1 + OVER_ONE).any())
+    return kinds_by(np.diagonal(matrix), float(off[np.isfinite(off)].max(initial=0)))
+
+
+def kinds_by(diagonal: npt.NDArray[Any], largest: float) -> tuple[str, ...]:
+    """The same by the diagonal and the largest absolute value beside it; a diagonal of NaN was left out, as one of 0 was."""
     ones = np.abs(diagonal - 1) <= DIAGONAL
-    if 2 * np.count_nonzero(ones | (diagonal == 0)) < len(diagonal):  # single ROIs may be empty, or wrong
+    left_out = (diagonal == 0) | np.isnan(diagonal)
+    if 2 * np.count_nonzero(ones | left_out) < len(diagonal):  # single ROIs may be empty, or wrong
         constant = not np.isfinite(diagonal).all() or np.ptp(diagonal) <= DIAGONAL * np.abs(diagonal).max()
         return (FISHER_Z,) if constant else (COVARIANCE,)
     if ones.any():
         return (CORRELATION,)
-    return (FISHER_Z,) if beyond else (CORRELATION, FISHER_Z)
+    return (FISHER_Z,) if largest > 1 + OVER_ONE else (CORRELATION, FISHER_Z)
 
 
 def common_kind(possible: Iterable[tuple[str, ...]], names: Sequence[str], where: str) -> str:
@@ -264,35 +279,38 @@ def connectome_defect(matrix: npt.NDArray[Any], rois: Sequence[str], kind: str) 
     n = len(rois)
     if matrix.shape != (n, n):
         return f"the matrix has shape {matrix.shape}, not ({n}, {n})"
-    diagonal = np.diagonal(matrix)
+    defect = symmetry_defect(matrix, rois) or diagonal_defect(np.diagonal(matrix), rois, kind)
+    return defect or triangle_defect(_upper(matrix, kind), rois, kind)
+
+
+def symmetry_defect(matrix: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
+    """Why a (roi, roi) matrix is not finite and symmetric beside its diagonal, in words, or None."""
+    matrix = np.where(np.eye(len(rois), dtype=bool), 0, matrix)
     if not np.isfinite(matrix).all():
-        allowed = np.eye(n, dtype=bool) & (kind == FISHER_Z)  # Fisher's z of 1
-        bad = np.argwhere(~np.isfinite(matrix) & ~allowed)
-        if len(bad):
-            row, column = bad[0]
-            what = "NaN" if np.isnan(matrix[row, column]) else "an infinite value"
-            hint = "; a ROI without a signal has zeros" if np.isnan(matrix[row]).all() else ""
-            return f"{what} between ROI {rois[row]} and ROI {rois[column]} ({len(bad)} such values){hint}"
-        matrix = np.where(np.isfinite(matrix), matrix, 0.0)
-        diagonal = np.diagonal(matrix)
-    largest = float(np.abs(matrix).max())
+        bad = np.argwhere(~np.isfinite(matrix))
+        row, column = bad[0]
+        what = "NaN" if np.isnan(matrix[row, column]) else "an infinite value"
+        hint = "; a ROI without a signal has zeros" if np.isnan(matrix[row]).sum() == len(rois) - 1 else ""
+        return f"{what} between ROI {rois[row]} and ROI {rois[column]} ({len(bad)} such values){hint}"
     difference = np.abs(matrix - matrix.T)
-    if difference.max() > ASYMMETRY * largest:
-        row, column = divmod(int(difference.argmax()), n)
+    if difference.max() > ASYMMETRY * float(np.abs(matrix).max()):
+        row, column = divmod(int(difference.argmax()), len(rois))
         pair = f"{matrix[row, column]:.4g} and {matrix[column, row]:.4g}"
         return f"the matrix is not symmetric: between ROI {rois[row]} and ROI {rois[column]} it has {pair}"
-    return _diagonal_defect(diagonal, rois, kind) or triangle_defect(packed(matrix, kind), rois, kind)
+    return None
 
 
-def _diagonal_defect(diagonal: npt.NDArray[Any], rois: Sequence[str], kind: str) -> str | None:
+def diagonal_defect(diagonal: npt.NDArray[Any], rois: Sequence[str], kind: str) -> str | None:
+    """Why a diagonal is not that of a connectome of this kind, in words, or None."""
+    finite = np.where(np.isfinite(diagonal), diagonal, 0)
     if kind == COVARIANCE:
-        wrong, wanted = diagonal < 0, "a covariance has variances, which are not negative"
+        wrong, wanted = ~np.isfinite(diagonal) | (diagonal < 0), "a covariance has variances, which are not negative"
     elif kind == FISHER_Z:
-        middle = np.median(diagonal)
-        wrong = (np.abs(diagonal - middle) > DIAGONAL * max(abs(middle), 1.0)) & (diagonal != 0)
+        middle = np.median(finite)  # Fisher's z of 1 is infinite
+        wrong = (np.abs(finite - middle) > DIAGONAL * max(abs(middle), 1.0)) & (finite != 0)
         wanted = f"others have {middle:.4g}"
     else:
-        wrong = (np.abs(diagonal - 1) > DIAGONAL) & (diagonal != 0)  # many files have zeros there
+        wrong = np.isinf(diagonal) | ((np.abs(finite - 1) > DIAGONAL) & (finite != 0))  # many files have 0 or NaN there
         wanted = "a correlation has 1"
     if not wrong.any():
         return None
@@ -309,7 +327,7 @@ def triangle_defect(values: npt.NDArray[Any], rois: Sequence[str], kind: str) ->
     if not np.isfinite(values).all():
         first = int(np.argmax(~np.isfinite(values)))
         return f"no finite value between ROI {rois[rows[first]]} and ROI {rois[columns[first]]}"
-    if not values[~diagonal].any():
+    if not np.where(diagonal, 0, values).any():
         return "the connectome is zero everywhere"
     if kind == COVARIANCE:
         spread = np.sqrt(np.maximum(values[diagonal], 0))

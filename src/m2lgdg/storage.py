@@ -47,6 +47,7 @@ EXTRAS = {  # optional parts of the package -> libraries that they bring, by the
     "serve": ("starlette", "uvicorn", "python_multipart"),
     "cluster": ("dask", "distributed", "dask_jobqueue"),
     "skops": ("skops",),
+    "matlab": ("h5py",),
     "federated": ("cryptography",),
     "flower": ("flwr",),
 }

@@ -37,6 +37,7 @@ def test_doctor_names_what_is_missing_for_which_command(typed, monkeypatch):
         "serve": ["uvicorn"],
         "cluster": [],
         "skops": [],
+        "matlab": [],
         "federated": missing_libraries("federated"),
         "flower": missing_libraries("flower"),
     }

@@ -12,6 +12,7 @@ import math
 import re
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.data.atlases import roi_names
+from m2lgdg.data.readers.matlab import load_variable
 from m2lgdg.data.readers.tables import quoted
 from m2lgdg.scans import as_float32
 from m2lgdg.storage import InputError, read_bytes
@@ -33,11 +35,10 @@ UNNAMED = "unnamed: 0"  # written by pandas over a row index that it has read an
 INDEX_NAME = re.compile(r"(unnamed: 0|index|idx|row|time|timepoint|volume|vol|frame|scan|seconds|sec|tr|t)([\W_].*|\d*)")
 WHOLE = re.compile(r"[-+]?\d{1,9}(\.0*)?")  # a whole number, as pandas also writes it
 LIKE_A_NUMBER = re.compile(r"[-+]?[\d.,' ]*\d[\d.,' ]*([eE][-+]?\d+)?")  # with marks that Python does not read
-LARGEST = 512 << 20  # bytes of a file with the series of one subject, and of a variable of a .mat file
+LARGEST = 512 << 20  # bytes of a file with the series of one subject
 MANY = 10  # values that row or column numbers take and a signal does not
 MONOTONE = 50  # volumes over which no signal only rises or only falls
 SAID = "or say what it is for a folder of your own"
-NUMERIC = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))  # of MATLAB
 ONE_AT_A_TIME = threading.Lock()  # numpy parses headers as Python code, which fails now and then in threads of Python 3.11
 
 
@@ -69,76 +70,58 @@ GUESSED = Said()
 def load_array(path: Path, variable: str | None = None, said: Said = GUESSED) -> tuple[list[str] | None, Series]:
     """Column names (None if the file has none) and numbers of a .npy, .mat or text file; pickled content is refused."""
     if path.suffix == ".mat":
-        return _checked(path, None, _load_mat(path, variable), said)
+        return _checked(path, None, load_variable(path, variable), said)
     return parse_array(path, read_bytes(path, LARGEST), said)
 
 
 def parse_array(path: Path, content: bytes, said: Said = GUESSED) -> tuple[list[str] | None, Series]:
     """Column names and numbers from the content of a .npy or text file; `path` serves for its suffix and messages only."""
     if path.suffix == ".npy":
-        return _checked(path, None, _parse_npy(path, content), said)
+        return _checked(path, None, parse_npy(path, content), said)
     return parse_table(path, content, said)
 
 
 def load_mat(path: Path, variable: str | None) -> Series:
     """2-D variable of a MATLAB file, by name or the only one."""
-    return _checked(path, None, _load_mat(path, variable), GUESSED)[1]
+    return _checked(path, None, load_variable(path, variable), GUESSED)[1]
 
 
-def _parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
-    file = io.BytesIO(content)
+def parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
+    """Array of the content of a .npy file, of any shape and any type but Python objects; it shares the memory of `content`."""
+    shape, by_columns, dtype, start = npy_header(path, content, len(content))
     try:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        with ONE_AT_A_TIME:
-            shape, by_columns, dtype = header(file)
-        if dtype.hasobject:
-            raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
-        if min(shape, default=0) < 0:  # numpy would read -1 as "as many as there are"
-            raise ValueError("a negative number of rows")
-        if math.prod(shape) * dtype.itemsize > len(content) - file.tell():  # before any memory is allocated for it
-            raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
-        array = np.frombuffer(content, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if by_columns else "C")
-    except InputError:
-        raise
+        array = np.frombuffer(content, dtype, math.prod(shape), start)
+        return array.reshape(shape, order="F" if by_columns else "C")
+    except ValueError:  # numbers without bytes
+        raise InputError(f"{path} is not a readable .npy file.") from None
+
+
+def npy_header(path: Path, content: bytes, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, order (by columns), type and start of the numbers of a .npy file of `size` bytes that begins with `content`."""
+    try:
+        width = 2 if content[6:8] == b"\1\0" else 4  # of the length of the header
+        start = 8 + width + int.from_bytes(content[8 : 8 + width], "little")
+        shape, by_columns, dtype = _npy_header(content[:start])
     except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
         raise InputError(f"{path} is not a readable .npy file.") from None
-    return array
+    if dtype.hasobject:
+        raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
+    if math.prod(shape) * dtype.itemsize > size - start:  # before any memory is allocated for it
+        raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
+    return shape, by_columns, dtype, start
 
 
-def _load_mat(path: Path, variable: str | None) -> npt.NDArray[Any]:
-    from scipy.io import loadmat, whosmat
-
-    content = io.BytesIO(read_bytes(path, LARGEST))
-    try:
-        name = _variable(path, whosmat(content), variable)
-        content.seek(0)
-        array = np.asarray(loadmat(content, variable_names=[name])[name])
-    except InputError:
-        raise
-    except NotImplementedError:
-        raise InputError(f"{path} is a MATLAB 7.3 file; save it with -v7 instead.") from None
-    except Exception as error:  # damaged files raise errors of any type in scipy and zlib
-        raise InputError(f"{path} is not a readable MATLAB file ({type(error).__name__}).") from None
-    return array
-
-
-def _variable(path: Path, variables: Sequence[tuple[str, tuple[int, ...], str]], wanted: str | None) -> str:
-    """Name of the variable to read, checked before memory is allocated for it."""
-    known = {name: (shape, kind) for name, shape, kind in variables if not name.startswith("__")}
-    if wanted is not None and wanted not in known:
-        raise InputError(f"{path} has no variable {wanted}.")
-    if wanted is None and len(known) != 1:
-        raise InputError(f"{path} has {len(known)} variables ({', '.join(known)}); name one in dataset.toml: variable = ...")
-    name = wanted or next(iter(known))
-    shape, kind = known[name]
-    if kind == "unknown":
-        raise ValueError("no class of MATLAB has this number")
-    if kind not in NUMERIC:
-        raise InputError(f"{path}: variable {name} contains {kind} values, not real numbers.")
-    if 8 * math.prod(shape) > LARGEST:
-        raise InputError(f"{path}: variable {name} would take {8 * math.prod(shape)} bytes, more than the limit of {LARGEST}.")
-    return name
+@lru_cache(maxsize=64)
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Thousands of files of one cohort have one header, which numpy takes longer to parse than to read their numbers."""
+    file = io.BytesIO(head)
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    with ONE_AT_A_TIME:
+        shape, by_columns, dtype = header(file)
+    if min(shape, default=0) < 0:  # numpy would read -1 as "as many as there are"
+        raise ValueError("a negative number of rows")
+    return shape, by_columns, dtype
 
 
 def _checked(path: Path, names: list[str] | None, array: npt.NDArray[Any], said: Said) -> tuple[list[str] | None, Series]:
@@ -222,28 +205,24 @@ def parse_table(path: Path, text: bytes, said: Said = GUESSED) -> tuple[list[str
     """
     if b"\0" in text:
         raise InputError(f"{path} is not a text file.")
-    begin, end = _line(text, 0)
+    begin, end = line_at(text, 0)
     first = text[begin:end]
-    separator = _separator(path, first)
-    cells = _cells(first, separator)
-    words = [column for column, cell in enumerate(cells, start=1) if not _is_number(cell)]
+    separator = separator_of(path, first)
+    cells = cells_of(first, separator)
+    words = [column for column, cell in enumerate(cells, start=1) if not is_number(cell)]
     names = None
     if said.header is not False and (first.startswith(b"#") or words):
         odd = [column for column in words if LIKE_A_NUMBER.fullmatch(cells[column - 1])]
-        if odd or (not first.startswith(b"#") and any("." in cell and _is_number(cell) for cell in cells)):
+        if odd or (not first.startswith(b"#") and any("." in cell and is_number(cell) for cell in cells)):
             column = (odd or words)[0]
             raise _no_number(path, 1 + text.count(b"\n", 0, begin), column, cells[column - 1])
         names = _names(path, cells, separator)
-    elif said.header or (said.header is None and _numbered(cells, _cells(text[slice(*_line(text, end))], separator))):
+    elif said.header or (said.header is None and _numbered(cells, cells_of(text[slice(*line_at(text, end))], separator))):
         names = [name.partition(".")[0] if WHOLE.fullmatch(name) else name for name in _names(path, cells, separator)]
         names = _column_numbers(names) if all(WHOLE.fullmatch(name) for name in names) else names
     else:
         end = begin
-    table = _plain_numbers(text[end:], separator)
-    if table is None:
-        table = _numbers_by_cell(path, text[end:], separator, first_line=1 + text.count(b"\n", 0, end))
-    if table.size == 0:
-        raise InputError(f"{path} contains no numbers.")
+    table = numbers_of(path, text[end:], separator, 1 + text.count(b"\n", 0, end))
     return _checked(path, names, table, said._replace(header=False) if end > begin else said)
 
 
@@ -251,7 +230,8 @@ def _no_number(path: Path, line: int, column: int, cell: str) -> InputError:
     return InputError(f"{path}, line {line}, column {column}: {quoted(path, cell)} is not a number.")
 
 
-def _line(text: bytes, start: int) -> tuple[int, int]:
+def line_at(text: bytes, start: int) -> tuple[int, int]:
+    """Begin and end of the first line from `start` on that is not blank."""
     blank = BLANK_LINES.match(text, start)
     begin = blank.end() if blank else start
     return begin, text.find(b"\n", begin) + 1 or len(text)
@@ -283,7 +263,8 @@ def _column_numbers(names: list[str]) -> list[str] | None:
     return None if numbers == sorted(numbers) else [str(number - first + 1) for number in numbers]
 
 
-def _separator(path: Path, line: bytes) -> bytes:
+def separator_of(path: Path, line: bytes) -> bytes:
+    """What stands between the cells of a text file."""
     if path.suffix == ".tsv":
         return b"\t"
     if path.suffix == ".csv":
@@ -291,7 +272,8 @@ def _separator(path: Path, line: bytes) -> bytes:
     return b" "  # any white space
 
 
-def _cells(line: bytes, separator: bytes) -> list[str]:
+def cells_of(line: bytes, separator: bytes) -> list[str]:
+    """Cells of a line, without spaces and quotes around them."""
     text = line.decode("utf-8-sig", errors="replace").strip("\r\n")
     if separator == b" ":
         cells = text.split()
@@ -315,7 +297,8 @@ def _names(path: Path, cells: list[str], separator: bytes) -> list[str]:
     return names
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number or a code for a missing one."""
     if cell.lower() in MISSING:
         return True
     try:
@@ -323,6 +306,16 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return "_" not in cell  # Python reads 17_1 as 171
+
+
+def numbers_of(path: Path, text: bytes, separator: bytes, first_line: int) -> npt.NDArray[np.float64]:
+    """(row, column) numbers of lines, of which the first has this number in the file; a missing cell is NaN."""
+    table = _plain_numbers(text, separator)
+    if table is None:
+        table = _numbers_by_cell(path, text, separator, first_line)
+    if table.size == 0:
+        raise InputError(f"{path} contains no numbers.")
+    return table
 
 
 def _plain_numbers(text: bytes, separator: bytes) -> npt.NDArray[np.float64] | None:
@@ -345,9 +338,9 @@ def _numbers_by_cell(path: Path, text: bytes, separator: bytes, first_line: int)
     for number, line in enumerate(text.split(b"\n"), start=first_line):
         if not line.strip(padding):
             continue
-        cells = _cells(line, separator)
+        cells = cells_of(line, separator)
         for column, cell in enumerate(cells, start=1):
-            if not _is_number(cell):
+            if not is_number(cell):
                 raise _no_number(path, number, column, cell)
         if rows and len(cells) != len(rows[0]):
             raise InputError(f"{path}, line {number}: {len(cells)} columns, but earlier lines have {len(rows[0])}.")

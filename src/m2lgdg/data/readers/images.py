@@ -20,10 +20,11 @@ from m2lgdg.cohort_arrays import need_seconds
 from m2lgdg.data.readers.arrays import Rois, Series
 from m2lgdg.storage import InputError, one_line
 
-PARCELLATED, DENSE, LABELS = ".ptseries.nii", ".dtseries.nii", ".dlabel.nii"
+PARCELLATED, DENSE, LABELS, CONNECTOME = ".ptseries.nii", ".dtseries.nii", ".dlabel.nii", ".pconn.nii"
 AXES = {  # of each kind of CIFTI-2 file, by their classes in nibabel
     PARCELLATED: (("SeriesAxis", "ParcelsAxis"), "a parcellated series (time, parcel)"),
     DENSE: (("SeriesAxis", "BrainModelAxis"), "a dense series (time, grayordinate)"),
+    CONNECTOME: (("ParcelsAxis", "ParcelsAxis"), "a parcellated connectome (parcel, parcel)"),
     LABELS: (("LabelAxis", "BrainModelAxis"), "a parcellation (label, grayordinate)"),
 }
 LARGEST_VOXELS = 8 << 30  # bytes of voxels: 1,200 volumes of 2 mm take 4.3 GB
@@ -101,6 +102,15 @@ def load_parcellated(path: Path, content: bytes | None = None) -> tuple[Rois, Se
     """Names of the parcels and (time, roi) series of a .ptseries.nii file, or of its content."""
     image, (_, parcels) = _open(path, content)
     return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
+
+
+def load_connectome(path: Path) -> tuple[Rois, Series]:
+    """Names of the parcels and (roi, roi) matrix of a .pconn.nii file."""
+    image, axes = _open(path)
+    rows, columns = (tuple(str(name).strip() for name in axis.name) for axis in axes)
+    if rows != columns:
+        raise InputError(f"{path}: the parcels of its rows are not those of its columns.")
+    return columns, _numbers(path, image)
 
 
 class Parcels:
