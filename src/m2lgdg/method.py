@@ -28,6 +28,7 @@ from m2lgdg.storage import InputError, one_line
 T = TypeVar("T", bound="type[Method]")
 Role = Literal["", "headline", "default", "peer", "phenotypes"]
 CONNECTOMES = "connectomes"
+ANY_SCAN = (SERIES, CONNECTOMES)
 FIRST, ALL = "first", "all"  # values of the field `atlases`
 LEAST_VOLUMES = 20  # with fewer, a correlation has a standard error of 0.25 or more: too noisy for any decision
 
@@ -52,7 +53,7 @@ class Method:
     reference: ClassVar[str] = ""  # citation
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # ablation -> changed fields
     space: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values of a sensitivity sweep
-    takes: ClassVar[tuple[str, ...]] = (SERIES,)  # and CONNECTOMES, if correlations between ROIs are enough
+    takes: ClassVar[tuple[str, ...]] = (SERIES,)  # or ANY_SCAN, if correlations between ROIs are enough
     stochastic: ClassVar[bool] = True  # whether the seed matters
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # field -> smallest value, and the value it must stay below
     may_be_empty: ClassVar[tuple[str, ...]] = ()  # tuple fields for which an empty tuple is valid
@@ -70,8 +71,8 @@ class Method:
         names = chosen_atlases(self.atlases, source)
         if len(names) > 1:
             raise InputError(f"method {self.name} is fitted in one atlas; m2lgdg.Model fits it in {', '.join(names)}.")
-        findings, source = source.findings, source.parcellation(names[0])
         need_scans(self, source)
+        findings, source = source.findings, source.parcellation(names[0])
         self._folder = None
         self.state_: dict[str, npt.NDArray[Any]] = {}
         self.facts_ = source_facts(source, findings, seed)
@@ -119,6 +120,15 @@ class Method:
         """Quality flags of each subject that only this method raises."""
         return [[] for _ in range(len(target))]
 
+    def needs_series(self) -> str:
+        """What of the method needs time series, such as its name with a field; empty if connectomes are enough."""
+        return "" if CONNECTOMES in self.takes else f"method {self.name}"
+
+    @property
+    def trained_on(self) -> str:
+        """What the scans of source are: series, or a kind of connectomes; of a method that is not fitted, series."""
+        return str(vars(self).get("facts_", {}).get("scans", SERIES))
+
     @property
     def uses_amplitude(self) -> bool:
         """Whether the signal's amplitude in each ROI matters; otherwise z-scored series give the same probabilities."""
@@ -160,7 +170,7 @@ class Method:
                 f"the model was trained on atlas {self.facts_['atlas']}, the cohort has atlas {target.atlas}; their ROIs "
                 "have only numbers. If it is one atlas, convert the files with one name (--atlas, or atlas in dataset.toml)."
             )
-        same_scans(self.facts_.get("scans", SERIES), target)
+        same_scans(self.trained_on, target)
         for subject, length in zip(target.subjects, target.lengths, strict=True) if target.values == SERIES else ():
             if length < LEAST_VOLUMES:
                 needed = f"a prediction needs at least {LEAST_VOLUMES}"
@@ -221,13 +231,23 @@ def need_labels(name: str, source: Cohort) -> None:
 
 
 def need_scans(one: Method, cohort: Cohort) -> None:
-    """Refuse connectomes that a method does not take."""
-    if cohort.values != SERIES and CONNECTOMES not in one.takes:
-        able = sorted(name for name in METHODS if CONNECTOMES in METHODS[name].takes)
+    """Refuse connectomes, in any atlas that the method is fitted in, that it does not take."""
+    what = one.needs_series()
+    if what and any(cohort.parcellation(name).values != SERIES for name in chosen_atlases(one.atlases, cohort)):
+        able = ", ".join(sorted(name for name in METHODS if not series_needed(name)))
         raise InputError(
-            f"method {one.name} needs time series, and cohort {cohort.name} holds connectomes; those that take connectomes "
-            f"are {', '.join(able)}."
+            f"{what} needs time series, and cohort {cohort.name} holds connectomes; methods that take connectomes: {able}."
         )
+
+
+def series_needed(name: str) -> str:
+    """`Method.needs_series` of a registered method with its default fields; of a network without PyTorch, that it needs it."""
+    try:
+        return str(METHODS[name]().needs_series())
+    except InputError as error:
+        return str(error)
+    except TypeError:  # a plugin with a field that has no default
+        return "" if CONNECTOMES in METHODS[name].takes else f"method {name}"
 
 
 def same_scans(trained: str, target: Cohort) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.fields import checked_fields, variant_fields
-from m2lgdg.method import Floats, Method, method
+from m2lgdg.method import ANY_SCAN, Floats, Method, method
 from m2lgdg.metrics import logit, sigmoid
 from m2lgdg.registry import find
 from m2lgdg.storage import InputError
@@ -33,6 +33,7 @@ class Average(Method):
     methods: tuple[str, ...] = ("m2lgdg-connectome", "connectome-adaptive")
     settings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
+    takes = ANY_SCAN
     variants = {
         "quick": {"methods": ("m2lgdg-connectome:quick", "connectome-adaptive")},
         "small": {"methods": ("fc-logistic", "phenotype-logistic")},
@@ -54,6 +55,11 @@ class Average(Method):
                 raise InputError(f"method {self.name}: {given} is defined in a study file; to average it, write a plugin.")
             if "atlases" in one.unused and self.atlases != type(self).atlases:
                 raise InputError(f"method {self.name}: {given} takes one atlas only.")
+
+    def needs_series(self) -> str:
+        """As the first of the methods that needs them."""
+        needing = ((given, one.needs_series()) for given, one in zip(self.methods, self._made(), strict=True))
+        return next((f"method {self.name} of {given}" for given, what in needing if what), "")
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._fitted = [one.fit(source, seed=seed, device=device, progress=progress) for one in self._made()]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.connectivity import Series, covariances, fisher_matrices
+from m2lgdg.connectivity import Scans, correlations, covariances, fisher_matrices
 from m2lgdg.deep import CHUNK, Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
+from m2lgdg.scans import PARTIAL, Connectomes
 
 
 class RoiConvolution(nn.Module):
@@ -120,11 +121,18 @@ def consistency_loss(scores: Tensor, label: Tensor) -> Tensor:
     return total
 
 
-def partial_correlations(series: Series, device: torch.device) -> Tensor:
-    """(subject, roi, roi) absolute partial correlations from shrunk covariances; 0 on the diagonal and for flat ROIs."""
-    precision = torch.linalg.inv(torch.from_numpy(covariances(series)).to(device))
-    scale = precision.diagonal(dim1=1, dim2=2).rsqrt()
-    partial: Tensor = (scale[:, :, None] * precision * scale[:, None, :]).abs().float()
+def partial_correlations(scans: Scans, device: torch.device) -> Tensor:
+    """(subject, roi, roi) absolute partial correlations from shrunk covariances; 0 on the diagonal and for flat ROIs.
+
+    Connectomes that are partial correlations are taken as they are.
+    """
+    partial: Tensor
+    if isinstance(scans, Connectomes) and scans.kind == PARTIAL:
+        partial = torch.from_numpy(correlations(scans)).to(device).abs().float()
+    else:
+        precision = torch.linalg.inv(torch.from_numpy(covariances(scans)).to(device))
+        scale = precision.diagonal(dim1=1, dim2=2).rsqrt()
+        partial = (scale[:, :, None] * precision * scale[:, None, :]).abs().float()
     return partial * (1 - torch.eye(partial.shape[1], device=device))
 
 
@@ -162,6 +170,7 @@ class BrainGNN(DeepMethod):
     network_class = Network
     bounds = {"ratio": (1e-6, math.inf)}
     may_be_empty = ("head",)
+    takes = ANY_SCAN
     unused = ("length",)
     reference = "Li et al. 2021: BrainGNN, interpretable brain graph neural network for fMRI analysis"
     variants = {
@@ -177,9 +186,9 @@ class BrainGNN(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        chunks = [cohort.series[start : start + CHUNK] for start in range(0, len(cohort), CHUNK)]
+        chunks = [cohort.scans[start : start + CHUNK] for start in range(0, len(cohort), CHUNK)]
         return {
-            "fc": torch.from_numpy(fisher_matrices(cohort.series)),
+            "fc": torch.from_numpy(fisher_matrices(cohort.scans)),
             "partial": torch.cat([partial_correlations(chunk, device) for chunk in chunks]),
         }
 

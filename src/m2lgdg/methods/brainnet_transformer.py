@@ -18,7 +18,7 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import correlations
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 
 SLOPE = 0.01  # of the leaky ReLU
 
@@ -125,6 +125,7 @@ class BrainNetTransformer(DeepMethod):
 
     network_class = Network
     bounds = {"mixup": (0, math.inf), "last_rate": (0, math.inf)}
+    takes = ANY_SCAN
     unused = ("length",)
     reference = "Kan et al. 2022: Brain network transformer, NeurIPS 35"
     variants = {
@@ -140,7 +141,7 @@ class BrainNetTransformer(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return {"correlation": torch.from_numpy(correlations(cohort.series).astype(np.float32))}
+        return {"correlation": torch.from_numpy(correlations(cohort.scans).astype(np.float32))}
 
     def rate_factor(self, batch: int, batches: int) -> float:
         """Learning-rate factor: after the warm-up, if any, a cosine from 1 to `last_rate`."""

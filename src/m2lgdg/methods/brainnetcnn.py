@@ -15,7 +15,7 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 
 SLOPE = 0.33  # of the leaky ReLU
 
@@ -91,6 +91,7 @@ class BrainNetCNN(DeepMethod):
 
     network_class = Network
     may_be_empty = ("edge_channels", "hidden")
+    takes = ANY_SCAN
     unused = ("length",)
     reference = "Kawahara et al. 2017: BrainNetCNN, NeuroImage 146:1038-1049"
     variants = {
@@ -115,4 +116,4 @@ class BrainNetCNN(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+        return {"fc": torch.from_numpy(fisher_matrices(cohort.scans))}

@@ -20,7 +20,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.sampler import site_batches
 
 
@@ -76,11 +76,12 @@ class SiteMethod(DeepMethod):
     phenotypes: bool = False
 
     network_class: ClassVar[Any] = Network
+    takes = ANY_SCAN
     unused = ("length", "batch_size")
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """(subject, edge) Fisher-z FC above the diagonal."""
-        return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
+        return {"fc": torch.from_numpy(fc_features(cohort.scans).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Mean and sd of each edge over source-training subjects."""

@@ -20,7 +20,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
 from m2lgdg.losses import normalised, smoothed_cross_entropy
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.sampler import balanced_sites, site_batches
 
 
@@ -142,6 +142,7 @@ class GenM(DeepMethod):
     phenotypes: bool = False
 
     network_class = Network
+    takes = ANY_SCAN
     unused = ("length", "batch_size", "dropout")
     remembers = ("fitted.support",)
     reference = "Lee et al. 2023: Site-invariant meta-modulation learning for multisite autism diagnosis"
@@ -159,7 +160,7 @@ class GenM(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
+        return {"fc": torch.from_numpy(fc_features(cohort.scans).astype(np.float32))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The support set of "bank" is half of each class, from all sites in turn."""

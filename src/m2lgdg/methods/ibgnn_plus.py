@@ -15,7 +15,7 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, schedule, with_phenotypes
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 
 BACKBONE, MASK, ENHANCED = range(3)  # the stages
 
@@ -113,6 +113,7 @@ class IBGNNPlus(DeepMethod):
     phenotypes: bool = False
 
     network_class = Network
+    takes = ANY_SCAN
     unused = ("length",)
     recordable = True
     reference = "Cui et al. 2022: Interpretable graph neural networks for connectome-based brain disorder analysis"
@@ -129,7 +130,7 @@ class IBGNNPlus(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+        return {"fc": torch.from_numpy(fisher_matrices(cohort.scans))}
 
     def optimizer(self, network: Any) -> torch.optim.Optimizer:
         """The mask has no weight decay, which would pull it towards one half."""

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import View, covariances, deviations, fc_features, frame_weighted, standardised
-from m2lgdg.method import Method, method
+from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
+from m2lgdg.scans import SERIES
 from m2lgdg.splits import Indices, site_folds
 from m2lgdg.tangent import geometric_mean, tangent_features
 
@@ -29,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 # FC, frame-weighted FC and deviation FC: what is done to a series before it is correlated. Models store these names.
 VIEWS: dict[str, View] = {"fc": standardised, "steady": frame_weighted, "swings": deviations}
-
+OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that connectomes cannot have
 
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
@@ -61,6 +62,7 @@ class Linear(UsesAmplitude, Method):
     phenotype_weight: float = 0.3
 
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
+    takes = ANY_SCAN
     stochastic = False
     variants = {"phenotypes": {"phenotypes": True}}
     blocks: ClassVar[Mapping[str, float]] = {}  # name -> weight in the decision
@@ -72,6 +74,8 @@ class Linear(UsesAmplitude, Method):
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         if "phenotypes" not in self._weights():
             self.facts_["inputs"] = []
+        if note := note_on_connectomes(self.blocks, self.trained_on):
+            self.facts_["notes"] = [note]
         folds = source_folds(source, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights():
             self.state_ |= PhenotypeScaler.fit(source).state("phenotypes.scaler")
@@ -141,14 +145,18 @@ class Linear(UsesAmplitude, Method):
         return total
 
     def _weights(self) -> dict[str, float]:
-        return dict(self.blocks) | ({"phenotypes": self.phenotype_weight} if self.phenotypes else {})
+        return self.weights_of(self.trained_on)
+
+    def weights_of(self, scans: str) -> dict[str, float]:
+        """Weight of each block of a fit on series, or on connectomes of a kind."""
+        return blocks_of(self.blocks, scans) | ({"phenotypes": self.phenotype_weight} if self.phenotypes else {})
 
     def _features(self, block: str, cohort: Cohort) -> Features:
         """(subject, feature) of one block; each row depends on that subject and on statistics of source only."""
         if block in VIEWS:
-            return fc_features(cohort.series, VIEWS[block])
+            return fc_features(cohort.scans, VIEWS[block])
         if block == "tangent":
-            return tangent_features(covariances(cohort.series), self.state_["tangent.reference"])
+            return tangent_features(covariances(cohort.scans), self.state_["tangent.reference"])
         if block == "amplitude":
             return self.amplitude_block(cohort)
         return PhenotypeScaler.restore(tuple(self.facts_["inputs"]), self.state_, "phenotypes.scaler").transform(cohort)
@@ -201,6 +209,25 @@ class Linear(UsesAmplitude, Method):
         unscaled = solutions.coefficients(best) / scale
         intercept = float(solutions.intercepts[best] - centre @ unscaled)
         return Block(unscaled, intercept, solutions.held_out[best], self.penalties[best])
+
+
+def blocks_of(blocks: Mapping[str, float], scans: str) -> dict[str, float]:
+    """The blocks that scans have: of connectomes, plain FC in place of frame-weighted FC and none that needs series."""
+    if scans == SERIES:
+        return dict(blocks)
+    return {"fc" if name == "steady" else name: weight for name, weight in blocks.items() if name not in OF_SERIES}
+
+
+def note_on_connectomes(blocks: Mapping[str, float], scans: str) -> str:
+    """A sentence on the blocks that are replaced or left out because the scans are connectomes; empty without any."""
+    if scans == SERIES or blocks_of(blocks, scans) == dict(blocks):
+        return ""
+    missing = [words for name, words in OF_SERIES.items() if name in blocks]
+    parts = ["plain FC takes the place of frame-weighted FC"] if "steady" in blocks else []
+    parts += (
+        [f"{' and '.join(missing)}, computed from time series, {'are' if missing[1:] else 'is'} left out"] if missing else []
+    )
+    return f"Trained on connectomes: {'; '.join(parts)}."
 
 
 class Standardised(NamedTuple):
@@ -308,7 +335,7 @@ def _reference(source: Cohort, content: tuple[str, bytes]) -> Floats:
     """Tangent-space reference of source: the geometric mean of its covariances."""
 
     def compute() -> Floats:
-        return geometric_mean(covariances(source.series), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
+        return geometric_mean(covariances(source.scans), tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
 
     return _REFERENCES.get(content, compute).copy()  # part of a model, which may be edited
 
@@ -318,6 +345,7 @@ class Prior(Method):
     """Proportion of patients in source as the probability of every subject (no features); the reference at chance level."""
 
     stochastic = False
+    takes = ANY_SCAN
     former_arrays = {"share": "prevalence"}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
@@ -390,6 +418,7 @@ class ConnectomeEnsemble(Linear):
     """Weighted sum of ridge classifiers on site-centred Fisher-z FC, tangent-space covariances and log regional amplitude.
 
     Weights 0.5, 0.5 and 0.3; classes are balanced within sites, and each penalty is chosen on held-out source sites.
+    On connectomes there is no amplitude.
     """
 
     blocks = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
@@ -411,6 +440,7 @@ class ConnectomeAdaptive(Linear):
     Features are centred and scaled as in `fc-adaptive`; target subjects are centred by the mean of source. The penalty is fixed
     at 3 times the mean squared feature norm.
     Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
+    On connectomes, plain FC (`fc`) takes the place of `steady`, and the other two blocks, which need series, are left out.
     """
 
     atlases: str | tuple[str, ...] = "all"  # a weak atlas does no harm: docs/atlases.md
@@ -419,5 +449,5 @@ class ConnectomeAdaptive(Linear):
     blocks = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
     learner = "ridge"
     within_sites = True
-    adaptive = ("steady", "swings", "amplitude")
+    adaptive = ("fc", "steady", "swings", "amplitude")
     confounds = ("age", "sex")

@@ -6,7 +6,7 @@ Variant `plus` of `m2lgdg_connectome.py`: what `average.py` does with two method
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,11 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
-from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive
+from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, blocks_of
 from m2lgdg.preprocess import PhenotypeScaler
 
 Arrays = dict[str, npt.NDArray[Any]]
-BLOCKS = tuple(ConnectomeAdaptive.blocks)
+BLOCKS = ("fc", *ConnectomeAdaptive.blocks)  # the first on connectomes, the others on series
 
 
 class LinearHead(nn.Module):
@@ -34,10 +34,12 @@ class LinearHead(nn.Module):
                 weights = torch.from_numpy(np.array(value, dtype=np.float32))
                 self.register_buffer(name.replace(".", "_"), weights, persistent=False)
         self.register_buffer("network_slope", torch.ones(()))
+        self.blocks = tuple(name for name in BLOCKS if f"head.{name}" in shape.fitted)
+        self.trained = config._linear is None  # the network is trained, and calibrated, alone
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = super().parts(batch)  # type: ignore[misc]
-        if BLOCKS[-1] in batch.features:
+        if self.trained:
             half = self.head(batch) / 2
             parts["logits"] = self.get_buffer("network_slope") * parts["logits"] + torch.stack([-half, half], dim=1)
         return parts
@@ -45,13 +47,13 @@ class LinearHead(nn.Module):
     def head(self, batch: Batch) -> Tensor:
         """(subject,) logit of the linear model."""
         total: Tensor = self.get_buffer("head_intercept")
-        for name in BLOCKS:
+        for name in self.blocks:
             total = total + batch[name] @ self.get_buffer(f"head_{name}")
         return total + batch.phenotypes @ self.get_buffer("head_phenotypes")
 
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start."""
-        means = {name: self.get_buffer(f"head_mean_{name}") for name in BLOCKS}
+        means = {name: self.get_buffer(f"head_mean_{name}") for name in self.blocks}
         return means | super().baselines()  # type: ignore[misc]
 
 
@@ -59,6 +61,7 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
     """Mixed into the method of the network: with `plus`, fits the linear model before the training and joins both after it."""
 
     plus = False  # a field of the method
+    _linear = cast(ConnectomeAdaptive | None, None)  # while the network is trained; a cast, as it is no field
     former_arrays = {"network.share": "network.network_slope"}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
@@ -72,8 +75,9 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
 
     def linear_features(self, cohort: Cohort) -> Arrays:
         """Features of the linear model, (subject, feature) each."""
-        blocks: Arrays = {name: fc_features(cohort.series, VIEWS[name]) for name in BLOCKS if name in VIEWS}
-        return blocks | {"amplitude": self.amplitude_block(cohort).astype(np.float32)}
+        blocks = blocks_of(ConnectomeAdaptive.blocks, self.trained_on)
+        features: Arrays = {name: fc_features(cohort.scans, VIEWS[name]) for name in blocks if name in VIEWS}
+        return features | ({"amplitude": self.amplitude_block(cohort).astype(np.float32)} if "amplitude" in blocks else {})
 
     @property
     def amplitude_state(self) -> Mapping[str, Any]:
@@ -85,8 +89,9 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
         assert self._linear is not None
         fitted, inputs = self._linear.state_, tuple(self.facts_["inputs"])
         slope, offset = fitted["calibration"]
-        weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in BLOCKS}
-        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in BLOCKS}
+        blocks = blocks_of(ConnectomeAdaptive.blocks, self.trained_on)
+        weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in blocks}
+        weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in blocks}
         intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
         weights["head.phenotypes"] = np.zeros(len(inputs))
         if self.phenotypes:

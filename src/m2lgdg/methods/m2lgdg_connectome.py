@@ -22,13 +22,14 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.methods import m2lgdg
-from m2lgdg.methods.linear import VIEWS, balance, standardised_block
+from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, balance, note_on_connectomes, standardised_block
 from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
 from m2lgdg.methods.m2lgdg import M2LGDG, gelu
 from m2lgdg.methods.solvers import association
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.scans import SERIES
 
 # ---------------------------------------------------------------- dual-stream encoder of connectomes
 
@@ -125,7 +126,7 @@ class Network(m2lgdg.Network):
 
     def rows(self, batch: Batch) -> Tensor:
         """(subject, roi, roi) FC less confounds and the mean of source, in the scale of each edge; 0 on the diagonal."""
-        config, fc = self.config, batch[self.config.connectivity]  # (subject, edge)
+        config, fc = self.config, batch[self.config.view]  # (subject, edge)
         if config.confounds and batch.phenotypes.shape[1]:
             fc = fc - batch.phenotypes @ self.get_buffer("slopes")
         fc = (fc - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -152,7 +153,7 @@ class Members(PartsNetwork):
     def baselines(self) -> dict[str, Tensor]:
         """Means of source, from which integrated gradients start: the network sees deviations from them."""
         first: Any = self.networks[0]
-        return {first.config.connectivity: first.mean} if first.config.imaging else {}
+        return {first.config.view: first.mean} if first.config.imaging else {}
 
     def each(self, function: Callable[[nn.Module, Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
         """(member,) results of a function of each network and its rows of the batch: equally many rows each, in order."""
@@ -171,7 +172,8 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     """M²LG-DG on rows of FC: site-centred edges, scaled by a power of their association with the label, several members.
 
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
-    its association with the label in source, and edges are dropped at random. The last epoch is kept.
+    its association with the label in source, and edges are dropped at random. The last epoch is kept. FC is frame-weighted as
+    in `connectome-adaptive`; on connectomes it is plain FC.
     Variant `scan` takes no phenotypes. Variant `plus` decides by the mean of two calibrated logits: that of the network and
     that of `connectome-adaptive`. Variant `quick` has two members and 20 epochs, which is a quarter of the time.
     """
@@ -182,7 +184,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     local_channels: tuple[int, ...] = (64,)
     readout: int = 8  # numbers that each readout keeps for a ROI
     readout_dropout: float = 0.8
-    connectivity: Literal["fc", "steady"] = "steady"  # of all time points alike, or as in `connectome-adaptive`
+    connectivity: Literal["auto", "fc", "steady"] = "auto"  # of all time points alike, or frame-weighted; see `view`
     centring: Literal["site", "source"] = "site"  # in training
     scaling: Literal["association", "sd"] = "association"
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
@@ -196,6 +198,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     weight_decay: float = 1.0
     validation_share: float = 0.05
 
+    takes = ANY_SCAN
     bounds = {
         "scaling_power": (0, math.inf),
         **dict.fromkeys(("readout_dropout", "edge_dropout"), (0, 1)),
@@ -232,12 +235,24 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
             self._source = self._offsets = None
+        own = {"steady": 1.0} if self.imaging and self.connectivity == "auto" else {}
+        if note := note_on_connectomes(own | (ConnectomeAdaptive.blocks if self.plus else {}), self.trained_on):
+            self.facts_["notes"].append(note)
+
+    def needs_series(self) -> str:
+        """Frame-weighted FC, if it is chosen."""
+        return f'method {self.name} with connectivity "steady"' if self.connectivity == "steady" else ""
+
+    @property
+    def view(self) -> str:
+        """ "fc", or "steady": FC weighted as in `connectome-adaptive`, which "auto" means where source has series."""
+        return self.connectivity if self.connectivity != "auto" else "steady" if self.trained_on == SERIES else "fc"
 
     # ------------------------------------------------------------ inputs
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         """In variant `plus`, after training, also those of the linear model."""
-        own = {self.connectivity: fc_features(cohort.series, VIEWS[self.connectivity])} if self.imaging else {}
+        own = {self.view: fc_features(cohort.scans, VIEWS[self.view])} if self.imaging else {}
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
         return {name: torch.from_numpy(value) for name, value in (own | linear).items()}
 
@@ -247,7 +262,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         if not self.imaging:
             return linear
         assert self._source is not None
-        edges = features[self.connectivity].cpu().numpy()  # (subject, edge)
+        edges = features[self.view].cpu().numpy()  # (subject, edge)
         weights = balance(train)  # of patients and controls, within each site
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
         columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
@@ -259,7 +274,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
             scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
-        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.connectivity].device)
+        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.view].device)
         all_slopes = np.zeros((len(self.facts_["inputs"]), len(centre)))
         if slopes is not None:
             all_slopes[columns] = slopes
@@ -298,7 +313,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         if not self.imaging:
             return batch
         assert self._offsets is not None
-        return replace(batch, features={self.connectivity: batch[self.connectivity] - self._offsets[batch.site]})
+        return replace(batch, features={self.view: batch[self.view] - self._offsets[batch.site]})
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """In one fused operation."""

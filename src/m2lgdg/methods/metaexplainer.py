@@ -23,8 +23,9 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fisher_matrices, source_scaling
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape, with_phenotypes
 from m2lgdg.losses import smoothed_cross_entropy
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.sampler import balanced_sites, site_batches
+from m2lgdg.scans import SERIES
 
 SLOPE = 0.2  # of the leaky ReLU
 
@@ -49,6 +50,18 @@ class Encoder(nn.Module):
         scaled = functional.instance_norm(series).transpose(1, 2).unsqueeze(1)  # (subject, 1, time, roi)
         convolved = self.convolutions(scaled).flatten(1, 2).transpose(1, 2)  # (subject, roi, channel * time)
         return torch.softmax(self.output(convolved), dim=2)
+
+
+class RowEncoder(nn.Module):
+    """For connectomes, which have no time: the dense layers of `Encoder` on rows of standardised FC, without convolutions."""
+
+    def __init__(self, n_rois: int, config: MetaExplainer) -> None:
+        super().__init__()
+        self.output = dense(n_rois, config.hidden, config.embedding)[:-1]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(subject, roi, roi) -> (subject, roi, feature)."""
+        return torch.softmax(self.output(rows), dim=2)
 
 
 class InnerProducts(nn.Module):
@@ -89,7 +102,8 @@ class Network(PartsNetwork):
         for name in ("mean", "scale"):  # already saved with the fitted arrays
             self.register_buffer(name, torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         n, self.n_sites, self.config = shape.n_rois, shape.n_sites, config
-        self.encoder = Encoder(shape.length, config)
+        self.of_series = config.trained_on == SERIES
+        self.encoder = Encoder(shape.length, config) if self.of_series else RowEncoder(n, config)
         attention = LearnedConnectivity(config.embedding, config.heads) if config.attention else None
         self.connectivity: InnerProducts = attention or InnerProducts()
         self.layers = nn.ModuleList([dense(n, n, n), dense(n, n), dense(n, *config.graph_widths)])
@@ -104,7 +118,8 @@ class Network(PartsNetwork):
         self.trial: torch.optim.Optimizer
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        edges = self.connectivity(self.encoder(batch.series))  # (subject, roi, roi)
+        seen = batch.series if self.of_series else (batch["fc"] - self.mean) / self.scale
+        edges = self.connectivity(self.encoder(seen))  # (subject, roi, roi)
         return {"connectivity": edges} | self.decide(edges, batch["fc"], batch)
 
     def decide(self, edges: Tensor, fc: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -198,6 +213,8 @@ class MetaExplainer(DeepMethod):
     Differs from the publication: edges are divided by the number of ROIs and nodes keep their own state (`self_loops`), since
     learned edges are almost equal at first. With fewer than 13 sites half are outer; sites with fewer than 5 subjects of a
     class are inner only; 2,000 steps with warm-up and cosine.
+    On connectomes, which the publication does not have, the features of a ROI are computed from its row of FC, by the encoder
+    without its convolutions along time.
     """
 
     channels: tuple[int, ...] = (32, 32, 16)
@@ -233,6 +250,7 @@ class MetaExplainer(DeepMethod):
 
     network_class = Network
     bounds = {"mixup": (0, math.inf)}
+    takes = ANY_SCAN
     unused = ("batch_size",)
     reference = (
         "Qiu et al. 2025: MetaExplainer, revisit domain generalization of functional connectome analyses from explainability"
@@ -260,7 +278,8 @@ class MetaExplainer(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return super().features(cohort, device) | {"fc": torch.from_numpy(fisher_matrices(cohort.series))}
+        series = super().features(cohort, device) if cohort.values == SERIES else {}
+        return series | {"fc": torch.from_numpy(fisher_matrices(cohort.scans))}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         return {**source_scaling(features["fc"].cpu().numpy())}

@@ -19,7 +19,7 @@ from torch.nn import functional
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod, PartsNetwork, Shape
-from m2lgdg.method import method
+from m2lgdg.method import ANY_SCAN, method
 from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -405,6 +405,7 @@ class MMGTUNets(DeepMethod):
     network_class = Network
     bounds = {"edge_dropout": (0, 1)}
     may_be_empty = ("used_phenotypes",)
+    takes = ANY_SCAN
     unused = ("length", "batch_size")
     recordable = True
     remembers = ("fitted.fc", "fitted.phenotypes", "fitted.label")
@@ -424,7 +425,7 @@ class MMGTUNets(DeepMethod):
     }
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
-        return {"fc": torch.from_numpy(fc_features(cohort.series).astype(np.float32))}
+        return {"fc": torch.from_numpy(fc_features(cohort.scans).astype(np.float32))}
 
     def taken(self, source: Cohort) -> list[str]:
         return [name for name in super().taken(source) if not self.used_phenotypes or name in self.used_phenotypes]

@@ -33,11 +33,11 @@ class TangentPearsonRidge(Linear):
     learner = "ridge"
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        reference = geometric_mean(row_covariances(source.series), tolerance=REFERENCE_TOLERANCE)
+        reference = geometric_mean(row_covariances(source.scans), tolerance=REFERENCE_TOLERANCE)
         self.state_[f"{BLOCK}.reference"] = reference
         super().learn(source, seed=seed, device=device, progress=progress)
 
     def _features(self, block: str, cohort: Cohort) -> Features:
         if block == BLOCK:
-            return tangent_features(row_covariances(cohort.series), self.state_[f"{BLOCK}.reference"])
+            return tangent_features(row_covariances(cohort.scans), self.state_[f"{BLOCK}.reference"])
         return super()._features(block, cohort)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import sharing_features
 from m2lgdg.data.atlases import are_identified
-from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, source_facts
+from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, need_scans, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
 from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
@@ -129,6 +129,7 @@ class Model:
         need_labels(self.name, source)
         self.method.check()
         names = chosen_atlases(self.method.atlases, source)
+        need_scans(self.method, source)
         settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
         all_series = [one.scans for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}

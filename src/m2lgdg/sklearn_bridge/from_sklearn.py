@@ -19,7 +19,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.fields import nearest, shown
-from m2lgdg.method import Method
+from m2lgdg.method import ANY_SCAN, Method
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.model import Model
@@ -63,6 +63,7 @@ class SklearnMethod(Method):
     site_folds: int = FOLDS
     code: str = ""  # hash of code that is neither of m2lgdg, of a plugin, nor of scikit-learn
 
+    takes: ClassVar[tuple[str, ...]] = ANY_SCAN
     reference: ClassVar[str] = "scikit-learn: Pedregosa et al. 2011, Journal of Machine Learning Research 12: 2825-2830"
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"site_folds": (2, np.inf)}
     remembers: ClassVar[tuple[str, ...]] = (ESTIMATOR,)  # support vectors and neighbours are features of source subjects
@@ -86,6 +87,10 @@ class SklearnMethod(Method):
             raise InputError(
                 f"method {self.name}, field features: {self.features} is not known{nearest(self.features, FEATURES)}"
             )
+
+    def needs_series(self) -> str:
+        """Series and their amplitude; a function of the user sees what there is."""
+        return f"method {self.name} with features {self.features}" if self.features in ("series", "amplitude") else ""
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         """Features of source, then the estimator, and Platt scaling where it has no probabilities."""
@@ -142,14 +147,14 @@ class SklearnMethod(Method):
         With `fitting`, the cohort is source, and the statistics (tangent reference, imputation) are computed first.
         """
         if self.features == "fc":
-            return fc_features(cohort.series).astype(np.float64)
+            return fc_features(cohort.scans).astype(np.float64)
         if self.features == "tangent":
-            matrices = covariances(cohort.series)
+            matrices = covariances(cohort.scans)
             if fitting:
                 self.state_[REFERENCE] = geometric_mean(matrices, tolerance=REFERENCE_TOLERANCE, first_step=REFERENCE_SUBJECTS)
             return tangent_features(matrices, self.state_[REFERENCE]).astype(np.float64)
         if self.features == "amplitude":
-            return amplitude_features(cohort.series)
+            return amplitude_features(cohort.scans)
         if self.features == "series":
             return [one.astype(np.float64) for one in cohort.series]
         if self.features == "phenotypes" and fitting:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.method import Method, chosen_atlases
+from m2lgdg.method import Method, chosen_atlases, need_scans
 from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, is_only_here, memory_of_objects, package_files
 from m2lgdg.registry import Declaration, create, load_methods
 from m2lgdg.splits import leave_one_site_out
@@ -70,6 +70,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             made = create(name, **(study.method.get(name, {}) | changes))
             fields = made.fields()
             chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
+            need_scans(made, cohort)
             steps = study.explain_steps if explained and not variant else 0
             extra: list[Any] = [steps, study.explain_of, explaining_code_version()] if steps else []
             extra += [[ADAPTED, batch]] if batch else []
