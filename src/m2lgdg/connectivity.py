@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from m2lgdg.preprocess import on_threads
 from m2lgdg.scans import CLIP as CLIP
-from m2lgdg.scans import COVARIANCE, FISHER_Z, Connectomes, arrays_of, correlation, triangle, unpacked
+from m2lgdg.scans import FISHER_Z, Connectomes, arrays_of, correlation, own_correlation, triangle
 from m2lgdg.scans import standardised as standardised
 from m2lgdg.storage import InputError
 
@@ -58,7 +58,7 @@ def correlations(scans: Scans, view: View = standardised) -> Floats:
     """
     n = n_rois(scans)
     result = np.empty((len(scans), n, n))
-    of_one = partial(_own_correlation, kind=_kind(scans, view), n=n) if isinstance(scans, Connectomes) else None
+    of_one = partial(own_correlation, kind=_kind(scans, view), n=n) if isinstance(scans, Connectomes) else None
     for i, matrix in enumerate(on_threads(of_one or (lambda one: correlation(view(one))), arrays_of(scans))):
         result[i] = matrix
     return result
@@ -76,24 +76,11 @@ def _kind(connectomes: Connectomes, view: object = standardised) -> str:
     return connectomes.kind
 
 
-def _own_correlation(one: Singles, kind: str, n: int) -> Floats:
-    """(roi, roi) correlations of a triangle."""
-    matrix = unpacked(one.astype(np.float64), n).copy()
-    if kind == FISHER_Z:
-        np.tanh(matrix, out=matrix)
-    elif kind == COVARIANCE:
-        spread = np.sqrt(np.diagonal(matrix))
-        spread[spread == 0] = 1.0
-        matrix = np.clip(matrix / (spread[:, None] * spread), -1.0, 1.0)
-    np.fill_diagonal(matrix, 1.0)
-    return matrix
-
-
 def _own_edges(one: Singles, kind: str, n: int) -> npt.NDArray[Any]:
     """(edge,) Fisher z above the diagonal of a triangle."""
     if kind == FISHER_Z:
         return np.clip(one[~triangle(n)[2]], -LARGEST_Z, LARGEST_Z)
-    return np.arctanh(np.clip(upper_triangle(_own_correlation(one, kind, n)), -CLIP, CLIP))
+    return np.arctanh(np.clip(upper_triangle(own_correlation(one, kind, n)), -CLIP, CLIP))
 
 
 def fc_features(scans: Scans, view: View = standardised) -> Singles:
@@ -182,7 +169,7 @@ def _of_rows(rows: Floats) -> Floats:
 
 
 def _positive_definite(one: Singles, kind: str, n: int) -> Floats:
-    matrix = _own_correlation(one, kind, n)
+    matrix = own_correlation(one, kind, n)
     least = min(float(np.linalg.eigvalsh(matrix)[0]), 0.0)
     shrinkage = (LEAST_EIGENVALUE - least) / (1 - least)
     return (1 - shrinkage) * matrix + shrinkage * np.eye(n)
@@ -231,7 +218,7 @@ ROW_COVARIANCES = Feature(
     "row_covariances",
     lambda rois: (rois, rois),
     _row_covariance,
-    lambda one, kind, n: _of_rows(_own_correlation(one, kind, n)),
+    lambda one, kind, n: _of_rows(own_correlation(one, kind, n)),
 )
 SHARED = frozenset(map(id, (*EDGES, AMPLITUDE, COVARIANCES, ROW_COVARIANCES)))
 

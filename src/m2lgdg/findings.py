@@ -26,6 +26,7 @@ METRICS = "too few for reliable metrics as a target"
 SAME = "appear to be the same scan ([atlas {atlases}: ]"
 HOW = {  # two scans are recognised as one
     "identical": "have identical series[ (atlas {atlases})]",
+    "same matrix": "have identical connectomes[ (atlas {atlases})]",
     "aligned": SAME + "their series correlate at {correlation:.3f})",
     "reversed": SAME + "their series correlate at {correlation:.3f} if one is reversed in time)",
     "resampled": SAME + "their series correlate at {correlation:.3f} if one is resampled in time)",
@@ -58,10 +59,30 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         DUPLICATE: "{subject} ({site}) and {other} ({there}) {how}: the scan {leak}.",
         CONFLICT: "{subject} ({site}) and {other} ({there}) {how}, with different labels: the scan {leak}.",
         "no series of an atlas": "{count:subject} {have} no series of atlas {lacking}[ ({names})].",
+        "no connectome of an atlas": "{count:subject} {have} no connectome of atlas {lacking}[ ({names})].",
         "later session": "{count:subject} {have} no first session, so that a later one was read ({names}).",
         "unusable series": "{who} has no series of atlas {lacking}: {reason}.",
         "flat ROI": "{count:subject} {have} at least one flat ROI (most often {rois}).",
         "many flat ROIs": "{subject} ({site}) has {flat:flat ROI} out of {rois}.",
+        "empty ROI": "{count:subject} {have} at least one empty ROI, all edges of which are zero (at {sites}; most often "
+        "{rois}).",
+        "many empty ROIs": "{subject} ({site}) has {flat:empty ROI} out of {rois}.",
+        "no structure": "{subject} ({site}) is an unusable subject: all edges of its connectome are alike (standard deviation "
+        "{sd:.1g}, in the cohort {median:.1g}; median correlation {typical:.2f}); leave it out with `m2lgdg convert "
+        "--drop-bad`.",
+        "another kind": "{count} of {size} connectomes[ of {at}] look like kind {other}, not {values}: as {other} they have no "
+        "negative eigenvalue, as {values} down to {least:.2f}. Convert them, or name the kind with --values.",
+        "small values": "{site}: no edge is above 1, but {percent:.0f} % of the connectomes of other sites have one. If these "
+        "are correlations and not Fisher z, convert them.",
+        "negative eigenvalues": "{count} of {size} connectomes have a negative eigenvalue (down to {least:.2f}), which the "
+        "correlations of a scan never have. Were edges removed or changed, or are they of another kind?",
+        "scale of edges": "{site}: the standard deviation of the edges is {sd:.2g}, at a typical site {median:.2g}; they may "
+        "be scaled or of another kind.",
+        "zero edges": "{percent:.0f} % of the edges[ of {sites}] are exactly zero although their ROIs are not empty; were weak "
+        "edges removed?",
+        "no negative edges": "No edge[ of {sites}] is negative; were negative edges removed, or absolute values taken?",
+        "rounded edges": "The edges[ of {sites}] are rounded to {decimals:decimal}.",
+        "clipped edges": "The edges[ of {sites}] are cut at {largest:.3g}: several have this very value.",
         "short scan": "{site}: {count} of {size} scans have fewer than {fewest} volumes ({volumes}).",
         "axes": "Every scan has fewer volumes ({volumes}) than ROIs ({rois}), the same number in all, and no ROI has a "
         'name. If the time and ROI axes are swapped, write orientation = "roi,time" into dataset.toml; else name the atlas.',
@@ -82,12 +103,16 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "atlas missing by label": f"Atlas {{column}} is missing for {RATES}; its missingness reveals the label. Leave out the "
         "atlas, or the subjects without it.",
         "flat by label": f"ROI {{column}} is flat for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
+        "empty by label": f"ROI {{column}} is empty for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
         "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
         "separating input": f"Input {SEPARATES}",
         "text": "{text}",
     },
     "note": {
         "expected exclusion": EXCLUDED,
+        "connectomes": "The scans are connectomes ({values}); volumes, TR and signals are not known and not checked.",
+        "small negative eigenvalues": "{count} of {size} connectomes have a small negative eigenvalue (down to {least:.2g}), "
+        "as after rounding or averaging.",
         "few volumes": "Every scan has fewer volumes ({volumes}) than ROIs ({rois}). Are the time and ROI axes swapped?",
         "motion and label": "Head motion alone separates patients from controls with a mean AUC of {percent:.0f} % inside "
         "sites.",
@@ -110,6 +135,8 @@ ANONYMOUS = {
     "empty scan": "The scan of a subject ({site}) is numerically empty.",
     "unusable series": "A subject has no series of atlas {lacking}, because its file is unusable.",
     "many flat ROIs": "A subject ({site}) has more than {percent} % flat ROIs.",
+    "many empty ROIs": "A subject ({site}) has more than {percent} % empty ROIs.",
+    "no structure": "The connectome of a subject ({site}) has edges that are all alike.",
     "long TR": "{count:subject} {have} a TR above {longest:g} s (for example {tr:g} s), which looks like milliseconds.",
     "scrubbed": "scrubbed volumes: of {count:subject}",
 }

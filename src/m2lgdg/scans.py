@@ -197,6 +197,19 @@ def correlation(unit: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return matrix
 
 
+def own_correlation(one: Singles, kind: str, n: int) -> npt.NDArray[np.float64]:
+    """(roi, roi) correlations of a triangle; 1 on the diagonal."""
+    matrix = unpacked(one.astype(np.float64), n).copy()
+    if kind == FISHER_Z:
+        np.tanh(matrix, out=matrix)
+    elif kind == COVARIANCE:
+        spread = np.sqrt(np.diagonal(matrix))
+        spread[spread == 0] = 1.0
+        matrix = np.clip(matrix / (spread[:, None] * spread), -1.0, 1.0)
+    np.fill_diagonal(matrix, 1.0)
+    return matrix
+
+
 def fisher_connectomes(scans: Scans, n_rois: int) -> Connectomes:
     """Fisher z of the correlations of each series; connectomes as they are."""
     if isinstance(scans, Connectomes):

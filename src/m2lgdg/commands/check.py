@@ -45,11 +45,14 @@ def _common_prefix(sites: list[str]) -> str:
 
 
 def check_values(result: Check, cohort: Cohort) -> dict[str, Any]:
-    """Result of a check as plain values, for --json."""
+    """Result of a check as plain values, for --json; `scans` are series or the kind of connectomes, by atlas."""
+    from m2lgdg.scans import kind_of
+
     return {
         "cohort": cohort.name,
         "hash": cohort.hash,
         "atlases": list(cohort.atlases),
+        "scans": [cohort.values, *(kind_of(each.scans) for each in cohort.parcellations.values())],
         "subjects": len(cohort),
         "excluded": len(cohort.excluded),
         "sites": json.loads(result.sites.to_json(orient="records")),

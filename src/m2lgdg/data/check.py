@@ -18,8 +18,9 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.cohort_arrays import SLOWEST
 from m2lgdg.data.atlases import recognised
+from m2lgdg.data.connectome_checks import Edges, connectome_findings, edges_of, without_structure
 from m2lgdg.data.duplicates import find_duplicates
-from m2lgdg.data.missingness import missing_by_label
+from m2lgdg.data.missingness import missing_by_label, without_signal
 from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST
@@ -37,6 +38,7 @@ from m2lgdg.findings import (
 )
 from m2lgdg.metrics import auc
 from m2lgdg.notebook import shown_table
+from m2lgdg.scans import COVARIANCE, SERIES, Connectomes, kind_of
 
 SHORT = 100  # volumes
 RESTLESS = 0.3  # mm, median head motion of a site
@@ -47,11 +49,12 @@ LARGEST_INPUT = 1e6  # no phenotype in its usual units is larger
 
 
 class Scans(NamedTuple):
-    """The scans in one atlas, their ROIs that are constant in time, and the median sd of the others (0 if there is none)."""
+    """The scans in one atlas, their ROIs without a signal, and the median sd of the others (0 if there is none)."""
 
     cohort: Cohort
     flat: npt.NDArray[np.bool_]  # (subject, roi)
     spread: npt.NDArray[np.float64]  # (subject,)
+    edges: Edges | None = None  # of connectomes
 
 
 @dataclass(frozen=True)
@@ -127,26 +130,35 @@ def duplicate_flags(cohort: Cohort) -> list[list[str]]:
 
 def atlas_line(cohort: Cohort) -> str:
     """One line on the atlases of a cohort, with their ROIs and subjects; empty if there is only one."""
-    listed = [f"{one.atlas} ({len(one.rois)} ROIs, {counted(len(one), 'subject')})" for one in cohort.each_atlas()]
+    kinds = {one.atlas: "" if one.values == SERIES else f", connectomes: {one.values}" for one in cohort.each_atlas()}
+    listed = [
+        f"{one.atlas} ({len(one.rois)} ROIs, {counted(len(one), 'subject')}{kinds[one.atlas]})" for one in cohort.each_atlas()
+    ]
     return f"Atlases: {', '.join(listed)}." if cohort.parcellations else ""
 
 
 def _scans(cohort: Cohort) -> list[Scans]:
     scans = []
     for each in cohort.each_atlas():
-        flat = [(one == one[0]).all(axis=0) for one in each.series]
+        if not len(each):
+            continue
+        flat = without_signal(each)
+        if isinstance(each.scans, Connectomes):
+            edges = edges_of(each.scans)
+            scans.append(Scans(each, flat, edges.spread, edges))
+            continue
         # In float64, because squares of small or large float32 values are out of range.
         spread = [
             0.0 if still.all() else np.median(one.std(axis=0, dtype=np.float64)[~still])
             for one, still in zip(each.series, flat, strict=True)
         ]
-        if len(each):
-            scans.append(Scans(each, np.array(flat), np.array(spread)))
+        scans.append(Scans(each, flat, np.array(spread)))
     return scans
 
 
 def _in_atlas(scans: Scans, *, several: bool) -> Iterator[Finding]:
-    for check in (_empty, _flat, _units, _swapped, _unnamed):
+    of_kind = (_empty, _flat, _units, _swapped) if scans.edges is None else (_connectomes, _flat, _units)
+    for check in (*of_kind, _unnamed):
         for finding in check(scans):
             yield finding._replace(atlas=scans.cohort.atlas if several else "")
 
@@ -155,14 +167,15 @@ def _lacking(cohort: Cohort) -> Iterator[Finding]:
     for atlas, each in cohort.parcellations.items():
         subjects = tuple(cohort.subjects[~each.present].tolist())
         if subjects:
-            yield Finding("no series of an atlas", "", subjects, {"lacking": atlas})
+            what = "series" if kind_of(each.scans) == SERIES else "connectome"
+            yield Finding(f"no {what} of an atlas", "", subjects, {"lacking": atlas})
 
 
 def empty_scans(cohort: Cohort) -> list[int]:
     """Positions of subjects whose scan is numerically empty in an atlas: its sd is below a millionth of the cohort's median.
 
     Such a series is the rounding residue of a regression, which passes for a signal once it is standardised. If all scans of
-    a site are so small, its units differ instead.
+    a site are so small, its units differ instead. A connectome is empty if all its edges are alike.
     """
     subjects = {str(one.cohort.subjects[i]) for one in _scans(cohort) for i in _empty_positions(one)}
     return [i for i, subject in enumerate(cohort.subjects.tolist()) if subject in subjects]
@@ -175,10 +188,17 @@ def without_empty_scans(cohort: Cohort) -> Cohort:
 
 
 def _empty_positions(scans: Scans) -> list[int]:
+    if scans.edges is not None:
+        return np.flatnonzero(without_structure(scans.cohort, scans.edges)).tolist()
     sites, spread = scans.cohort.sites, scans.spread
     low = np.flatnonzero(spread < EMPTY * np.median(spread)).tolist()
     at_site = [spread[sites == sites[i]] for i in low]
     return [i for i, here in zip(low, at_site, strict=True) if len(here) == 1 or spread[i] < EMPTY * here.max()]
+
+
+def _connectomes(scans: Scans) -> Iterator[Finding]:
+    assert scans.edges is not None
+    yield from connectome_findings(scans.cohort, scans.edges)
 
 
 def _empty(scans: Scans) -> Iterator[Finding]:
@@ -188,11 +208,12 @@ def _empty(scans: Scans) -> Iterator[Finding]:
 
 
 def _site_table(cohort: Cohort, scans: Iterable[Scans]) -> pd.DataFrame:
-    """One row per site; flat ROIs count in any atlas."""
+    """One row per site; flat ROIs count in any atlas. Of connectomes alone, volumes and TR are left out."""
     with_flat = {subject for one in scans for subject in one.cohort.subjects[one.flat.any(axis=1)].tolist()}
     flat = np.isin(cohort.subjects, sorted(with_flat))
     missing = cohort.phenotypes[list(cohort.inputs)].isna().any(axis=1).to_numpy()
-    motion = _head_motion(cohort)
+    motion, volumes = _head_motion(cohort), _volumes(cohort)
+    no_signal = "with empty ROIs" if volumes is None else "with flat ROIs"
     rows = []
     for site in cohort.site_names:
         here = cohort.sites == site
@@ -201,16 +222,24 @@ def _site_table(cohort: Cohort, scans: Iterable[Scans]) -> pd.DataFrame:
             "subjects": int(here.sum()),
             "patients": int((cohort.labels[here] == 1).sum()),
             "controls": int((cohort.labels[here] == 0).sum()),
-            "volumes": _span(cohort.lengths[here]),
-            "TR": _span(np.round(cohort.tr[here & ~np.isnan(cohort.tr)], 3)) or "?",
-            "with flat ROIs": int(flat[here].sum()),
-            "missing inputs": int(missing[here].sum()),
         }
+        if volumes is not None:
+            row["volumes"] = _span(volumes[here & (volumes > 0)]) or "?"
+            row["TR"] = _span(np.round(cohort.tr[here & ~np.isnan(cohort.tr)], 3)) or "?"
+        row |= {no_signal: int(flat[here].sum()), "missing inputs": int(missing[here].sum())}
         if motion is not None:
             known = motion[here & np.isfinite(motion)]
             row["motion"] = f"{np.median(known):.2f}" if len(known) else "?"
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _volumes(cohort: Cohort) -> npt.NDArray[np.int64] | None:
+    """(subject,) volumes in the first atlas that has series, 0 for a subject without them; None if no atlas has series."""
+    for scans in (cohort.scans, *(each.scans for each in cohort.parcellations.values())):
+        if kind_of(scans) == SERIES:
+            return np.array([0 if one is None else len(one) for one in scans], dtype=np.int64)
+    return None
 
 
 def _span(values: npt.NDArray[Any]) -> str:
@@ -291,18 +320,23 @@ def _flat(scans: Scans) -> Iterator[Finding]:
     if not count.any():
         return
     most = {cohort.rois[i]: int(by_roi[i]) for i in np.argsort(-by_roi, kind="stable")[:3] if by_roi[i]}
-    yield Finding("flat ROI", "", tuple(cohort.subjects[count > 0].tolist()), {"rois": most})
+    word = "flat" if scans.edges is None else "empty"
+    sites = Counter(cohort.sites[count > 0].tolist())
+    numbers: dict[str, Any] = {"rois": most, "sites": {site: sites[site] for site in cohort.site_names if site in sites}}
+    yield Finding(f"{word} ROI", "", tuple(cohort.subjects[count > 0].tolist()), numbers)
     for i in np.flatnonzero(count > MANY_FLAT * len(cohort.rois)):
         numbers = {"flat": int(count[i]), "rois": len(cohort.rois), "percent": round(100 * MANY_FLAT)}
-        yield Finding("many flat ROIs", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
+        yield Finding(f"many {word} ROIs", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
 
 
 def _short(cohort: Cohort) -> Iterator[Finding]:
-    short = cohort.lengths < SHORT
+    volumes = _volumes(cohort)
+    if volumes is None:
+        return
+    short = (volumes > 0) & (volumes < SHORT)
     for site in sorted(set(cohort.sites[short].tolist()), key=natural_key):
         here = short & (cohort.sites == site)
-        volumes = _span(cohort.lengths[here])
-        numbers = {"size": int((cohort.sites == site).sum()), "fewest": SHORT, "volumes": volumes}
+        numbers = {"size": int((cohort.sites == site).sum()), "fewest": SHORT, "volumes": _span(volumes[here])}
         yield Finding("short scan", site, tuple(cohort.subjects[here].tolist()), numbers)
 
 
@@ -355,6 +389,8 @@ def _unnamed(scans: Scans) -> Iterator[Finding]:
 
 
 def _repetition_times(cohort: Cohort) -> Iterator[Finding]:
+    if _volumes(cohort) is None:
+        return
     unknown = np.isnan(cohort.tr)
     if unknown.any():
         sites = [] if unknown.all() else sorted(set(cohort.sites[unknown].tolist()), key=natural_key)
@@ -383,6 +419,8 @@ def _implausible(cohort: Cohort) -> Iterator[Finding]:
 def _units(scans: Scans) -> Iterator[Finding]:
     """Sites whose signal is on another scale, for example in percent where others are in raw units."""
     cohort, spread = scans.cohort, scans.spread
+    if cohort.values not in (SERIES, COVARIANCE):
+        return
     typical = {site: float(np.median(spread[cohort.sites == site])) for site in cohort.site_names}
     middle = float(np.median(list(typical.values())))
     for site, value in typical.items():

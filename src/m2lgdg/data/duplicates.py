@@ -1,4 +1,4 @@
-"""Detection of duplicate scans: exact copies by hash, near copies by correlating first FC and then the series.
+"""Detection of duplicate scans: exact copies by hash, near copies by correlating first FC and then, if there are any, series.
 
 Used by `check`, `leakage` and `m2lgdg convert --drop-duplicates`. A scan at two sites leaks target data into source: site 4
 of REST-meta-MDD duplicates site 14.
@@ -11,6 +11,9 @@ between half and twice the number of volumes keep 0.95 or more.
 Not seen: copies that share less than half of their volumes, copies that were both cropped and resampled if less than about
 three quarters of the scan is left, every third volume of a short scan, series with permuted ROIs, other runs of the same
 person, and, with fewer than 50 ROIs, resampled copies that no longer begin and end with the same volumes.
+
+Connectomes are compared by FC alone: seen are copies in another kind (correlation, Fisher z, covariance), rounded or rescaled,
+and, with 50 ROIs or more, those processed again whose FC without the global signal correlates at 0.9.
 """
 
 from __future__ import annotations
@@ -23,22 +26,25 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
+from m2lgdg.scans import CLIP, PARTIAL, Connectomes, arrays_of, own_correlation
 
 FC_ALIKE = 0.8  # FC of two people correlates less than this, FC of one scan cropped or filtered again more
 SERIES_ALIKE = 0.9
 FC_COPY = 0.9  # FC of a copy that was reversed or resampled in time
 FEWEST_ROIS = 50  # with fewer, FC of two people can correlate at 0.9
+FC_EQUAL = 0.9999  # FC of a copy that was rounded or is of another kind, whatever the number of ROIs
+FEWEST_EDGES = 45  # of which that can be said
 MOST_ROIS = 116  # enough for a fingerprint; an atlas with 980 ROIs would take gigabytes
 MOST_PAIRS = 5000
 
 
-How = Literal["identical", "aligned", "reversed", "resampled", "fc"]
+How = Literal["identical", "aligned", "reversed", "resampled", "fc", "same matrix"]
 
 
 class Pair(NamedTuple):
     """Positions of two subjects with the same scan, and how that was recognised, in which of several atlases.
 
-    `correlation` is that of the aligned series; for "fc" it is that of FC without the global signal.
+    `correlation` is that of the aligned series; for "fc" it is that of FC, without the global signal if that is needed.
     """
 
     first: int
@@ -63,13 +69,13 @@ def find_duplicates(cohort: Cohort) -> list[Pair]:
     return sorted(pairs.values())
 
 
-_LAST: dict[tuple[int, tuple[bytes, ...]], list[Pair]] = {}  # a study checks its cohort, then its folds for leaks
+_LAST: dict[tuple[str, int, tuple[bytes, ...]], list[Pair]] = {}  # a study checks its cohort, then its folds for leaks
 
 
 def _pairs(cohort: Cohort) -> list[Pair]:
     """Pairs in the first atlas."""
-    digests = tuple(hashlib.sha256(one.tobytes()).digest() for one in cohort.series)
-    key = len(cohort.rois), digests
+    digests = tuple(hashlib.sha256(one.tobytes()).digest() for one in arrays_of(cohort.scans))
+    key = cohort.values, len(cohort.rois), digests
     if key not in _LAST:
         _LAST.clear()
         _LAST[key] = _compared(cohort, digests)
@@ -77,16 +83,18 @@ def _pairs(cohort: Cohort) -> list[Pair]:
 
 
 def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:
+    scans = cohort.scans
     pairs = []
     known: dict[bytes, int] = {}
     for i, digest in enumerate(digests):
         first = known.setdefault(digest, i)
         if first != i:
-            pairs.append(Pair(first, i, True, 1.0, "identical"))
+            pairs.append(Pair(first, i, True, 1.0, "same matrix" if isinstance(scans, Connectomes) else "identical"))
     exact = {(pair.first, pair.second) for pair in pairs}
     for i, j, alike in _candidates(cohort):
         if (i, j) not in exact:
-            copy = _copy(cohort.series[i], cohort.series[j], alike)
+            copied = isinstance(scans, Connectomes)
+            copy = _same_matrix(scans, i, j) if copied else _copy(scans[i], scans[j], alike)
             if copy is not None:
                 pairs.append(Pair(i, j, False, *copy))
     return sorted(pairs)
@@ -158,12 +166,57 @@ def _copy(first: npt.NDArray[Any], second: npt.NDArray[Any], alike: float) -> tu
 
 def _clean_edges(series: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """FC as a vector, without the global signal, which makes the FC of all people alike."""
-    rois = _fingerprint_rois(series.shape[1])
-    unit = _standardised(series[:, rois])
+    unit = _standardised(series[:, _fingerprint_rois(series.shape[1])])
     mean = unit.mean(axis=1, keepdims=True)
     energy = float((mean**2).sum())
     edges = _correlation(unit - mean @ (mean.T @ unit) / energy if energy > 0 else unit)
-    return np.asarray(edges[np.triu_indices(len(rois), 1)])
+    return _above(edges)
+
+
+def _above(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
+
+
+def _same_matrix(connectomes: Connectomes, first: int, second: int) -> tuple[float, How] | None:
+    """As `_copy`, of two connectomes."""
+    both = [_matrix(connectomes, i) for i in (first, second)]  # (roi, roi) each
+    a, b = map(_above, both)
+    if len(a) >= FEWEST_EDGES:
+        # One of them may be of another kind than the cohort says.
+        kinds = ((a, b), (a, _fisher(b)), (_fisher(a), b), (a, np.tanh(b)), (np.tanh(a), b))
+        correlation = max(float(_correlation(np.stack(pair, axis=1))[0, 1]) for pair in kinds)
+        if correlation >= FC_EQUAL:
+            return correlation, "fc"
+    if connectomes.n_rois < FEWEST_ROIS:
+        return None
+    if connectomes.kind != PARTIAL:
+        a, b = (_above(_without_global_signal(one)) for one in both)
+    correlation = float(_correlation(np.stack([a, b], axis=1))[0, 1])
+    return (correlation, "fc") if correlation >= FC_COPY else None
+
+
+def _matrix(connectomes: Connectomes, subject: int) -> npt.NDArray[np.float64]:
+    """(roi, roi) correlations between the ROIs of the fingerprint; 0 for an empty ROI."""
+    rois = _fingerprint_rois(connectomes.n_rois)
+    triangle = connectomes.triangles[subject]
+    assert triangle is not None  # a cohort of one atlas has the subjects that have it
+    return own_correlation(triangle, connectomes.kind, connectomes.n_rois)[np.ix_(rois, rois)]
+
+
+def _fisher(correlations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.arctanh(np.clip(correlations, -CLIP, CLIP))
+
+
+def _without_global_signal(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(roi, roi) correlations of the signals from which their mean was regressed, as `_clean_edges` has them from series."""
+    signal = (matrix != np.eye(len(matrix))).any(axis=0)  # an empty ROI adds nothing to the mean
+    matrix = matrix * signal * signal[:, None]
+    shared = matrix.sum(axis=0)  # covariance of each ROI with the sum of all
+    total = shared.sum()
+    left = matrix - np.outer(shared, shared) / total if total > 0 else matrix
+    spread = np.sqrt(np.maximum(np.diagonal(left), 0))
+    spread = np.where(spread > 1e-6, spread, np.inf)
+    return np.asarray(left / spread / spread[:, None])
 
 
 def _fingerprint_rois(count: int) -> npt.NDArray[np.int_]:
@@ -177,7 +230,10 @@ def _candidates(cohort: Cohort) -> list[tuple[int, int, float]]:
     if len(upper[0]) < 2 or len(cohort) < 2:
         return []
     # In float64, because the square of a large float32 is out of range. (subject, edge)
-    edges = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in cohort.series])
+    if isinstance(scans := cohort.scans, Connectomes):
+        edges = np.stack([_above(_matrix(scans, i)).astype(np.float32) for i in range(len(scans))])
+    else:
+        edges = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in scans])
     alike = np.triu(_correlation(edges.T), 1)
     candidates = np.argwhere(alike > FC_ALIKE)
     strongest = np.argsort(-alike[tuple(candidates.T)], kind="stable")[:MOST_PAIRS]

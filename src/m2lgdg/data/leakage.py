@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from m2lgdg.cohort import Cohort, is_proxy
-from m2lgdg.data.duplicates import FC_ALIKE, SERIES_ALIKE, find_duplicates
+from m2lgdg.data.duplicates import FC_ALIKE, FC_COPY, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.missingness import missing_by_label
 from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.site_names import DIFFER, alike, shown
 from m2lgdg.findings import counted
+from m2lgdg.scans import SERIES, arrays_of
 from m2lgdg.splits import Fold, leave_one_site_out
 
 
@@ -30,18 +31,21 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
     """`leakage_checks` of given folds. Details name sites and counts but no subjects, because reports are shared."""
     names = cohort.subjects.tolist()
     by_series: dict[bytes, list[str]] = {}
-    for subject, one in zip(names, cohort.series, strict=True):
+    for subject, one in zip(names, arrays_of(cohort.scans), strict=True):
         by_series.setdefault(hashlib.sha256(one.tobytes()).digest(), []).append(subject)
     same = [pair for group in by_series.values() for pair in itertools.combinations(group, 2)]
     itself = [*same, *zip(names, names, strict=True)]  # a subject on both sides is a scan on both sides
-    # Copies in a further atlas only are near-duplicates: their series in the first atlas differ.
+    # Copies in a further atlas only are near-duplicates: their scans in the first atlas differ.
     near = [pair for one in find_duplicates(cohort) if (pair := (names[one.first], names[one.second])) not in same]
-    criterion = f"FC correlates above {FC_ALIKE:g} and the aligned series at {SERIES_ALIKE:g} or more"
+    of_series = cohort.values == SERIES
+    aligned = f"FC correlates above {FC_ALIKE:g} and the aligned series at {SERIES_ALIKE:g} or more"
+    criterion = aligned if of_series else f"FC correlates at {FC_COPY:g} or more without the global signal"
+    scan = "series" if of_series else "connectome"
     inputs = ", ".join(cohort.inputs) or "none"
     checks: list[tuple[str, Callable[[Fold], str], str]] = [  # name, problem of a fold, detail if there is none
         ("target site absent from source", _target_site, "no source subject is from the target site"),
         ("no subject on both sides", _shared_subjects, "no subject id is in both source and target"),
-        ("no identical scan on both sides", lambda fold: _copies(fold, itself), "no series of the target is also in source"),
+        ("no identical scan on both sides", lambda fold: _copies(fold, itself), f"no {scan} of the target is also in source"),
         (
             "no near-duplicate scan on both sides",
             lambda fold: _copies(fold, near),

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.findings import Finding
+from m2lgdg.scans import SERIES, Connectomes, each_scan, empty_rois
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int_]
 OVER_ALL, WITHIN_SITES = 0.3, 0.1  # least difference between patients and controls in how often something is missing
 ANY_INPUT = "At least one input"
+OF_ROIS = ("flat by label", "empty by label")
 SIGNIFICANT = 0.01  # over everything that is missing for somebody (Bonferroni)
 
 
@@ -55,17 +57,17 @@ def missing_by_label(cohort: Cohort) -> list[Finding]:
 
 
 def _summarised(findings: list[Finding]) -> list[Finding]:
-    """One finding on flat ROIs, that of the largest difference, and none on all inputs together where one tells as much."""
+    """One finding on ROIs without signal, that of the largest difference, and none on all inputs where one tells as much."""
 
     def difference(one: Finding) -> float:
         return float(abs(one.numbers["patients"] - one.numbers["controls"]))
 
-    flat = [one for one in findings if one.kind == "flat by label"]
+    flat = [one for one in findings if one.kind in OF_ROIS]
     if len(flat) > 1:
         largest = max(flat, key=difference)
         flat = [largest._replace(numbers={**largest.numbers, "more": len(flat) - 1})]
     single = [difference(one) for one in findings if one.kind == "missing by label" and one.numbers["column"] != ANY_INPUT]
-    others = [one for one in findings if one.kind != "flat by label"]
+    others = [one for one in findings if one.kind not in OF_ROIS]
     return [
         one for one in others if one.numbers["column"] != ANY_INPUT or difference(one) > max(single, default=0.0) + 5
     ] + flat
@@ -81,10 +83,17 @@ def _absences(cohort: Cohort) -> Iterator[Absence]:
         yield Absence("atlas missing by label", atlas, ~each.present)
     for one in cohort.each_atlas():
         flat = np.zeros((len(cohort), len(one.rois)), dtype=bool)  # (subject, roi)
-        for i, series in zip(np.flatnonzero(np.isin(cohort.subjects, one.subjects)), one.series, strict=True):
-            flat[i] = (series == series[0]).all(axis=0)
+        flat[np.isin(cohort.subjects, one.subjects)] = without_signal(one)
+        kind = "flat by label" if one.values == SERIES else "empty by label"
         for name, missing in zip(one.rois, flat.T, strict=True):
-            yield Absence("flat by label", f"{name} ({one.atlas})" if cohort.parcellations else name, missing)
+            yield Absence(kind, f"{name} ({one.atlas})" if cohort.parcellations else name, missing)
+
+
+def without_signal(cohort: Cohort) -> Bools:
+    """(subject, roi) whether a series is constant in time, or a row of a connectome zero, in the first atlas."""
+    if isinstance(scans := cohort.scans, Connectomes):
+        return np.array([empty_rois(one, scans.n_rois) for _, one in each_scan(scans)]).reshape(len(scans), scans.n_rois)
+    return np.array([(one == one[0]).all(axis=0) for one in scans]).reshape(len(scans), len(cohort.rois))
 
 
 def _counts(missing: Bools, patients: Bools, groups: Counts) -> Counts:
