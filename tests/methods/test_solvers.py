@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 
-from m2lgdg.methods import solvers
+from m2lgdg.methods import newton, solvers
 from m2lgdg.methods.solvers import LEARNERS, Problem, Rows, adaptive_ridge, association, combine, ridge_coefficients, times
 
 SUBJECTS = 60
@@ -148,3 +148,41 @@ def test_ridge_with_many_features_is_that_with_few():
     second, _ = ridge_coefficients(wide, few.signs, few.weights, few.penalties)
     np.testing.assert_allclose(second[:, :12], first, atol=1e-10)
     assert not second[:, 12:].any()
+
+
+@pytest.mark.parametrize("features", [150, 12], ids=["more features than subjects", "fewer features"])
+@pytest.mark.parametrize("balanced", [True, False], ids=["equal weights", "other weights, some of them 0"])
+@pytest.mark.parametrize("leading", [5, 192], ids=["few axes solved beforehand", "all axes"])
+def test_logistic_regression_of_many_subjects_is_that_of_few(monkeypatch, features, balanced, leading):
+    """Without the axes of the Gram matrix, which are not computed for many subjects; a small penalty takes the most steps."""
+    asked = problem(features, (0.01, 0.1, 10.0), balanced=balanced)
+    expected = LEARNERS["logistic"](asked)
+    monkeypatch.setattr(solvers, "LARGE", 0)
+    monkeypatch.setattr(newton, "LEADING", leading)
+    monkeypatch.setattr(Rows, "axes", property(lambda self: pytest.fail("the axes were computed")))
+    found = LEARNERS["logistic"](asked._replace(rows=Rows(asked.rows.trained, asked.rows.shift, asked.rows.site)))
+    np.testing.assert_allclose(found.held_out, expected.held_out, atol=1e-6 * np.abs(expected.held_out).max())
+    np.testing.assert_allclose(found.intercepts, expected.intercepts, atol=1e-6)
+    for i in range(3):
+        weights = expected.coefficients(i)
+        np.testing.assert_allclose(found.coefficients(i), weights, atol=1e-6 * np.abs(weights).max())
+
+
+def test_a_separable_logistic_regression_of_many_subjects_converges(monkeypatch):
+    """Probabilities come near 0 and 1, where the loss has little curvature."""
+    asked = problem(150, (1e-5, 1e-4))
+    expected = LEARNERS["logistic"](asked).held_out
+    assert np.abs(expected).max() > 10
+    monkeypatch.setattr(solvers, "LARGE", 0)
+    np.testing.assert_allclose(LEARNERS["logistic"](asked).held_out, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("subjects", [1, 7, 8, 21])
+def test_the_gram_matrix_of_many_subjects_is_made_of_halves(monkeypatch, subjects):
+    x = np.random.default_rng(2).normal(size=(subjects, 30)).astype(np.float32)
+    monkeypatch.setattr(solvers, "CHUNK", 7)
+    monkeypatch.setattr(solvers, "LARGE", 0)
+    gram = x.astype(np.float64) @ x.T
+    found = Rows(x, np.zeros((1, 30)), np.zeros(subjects, dtype=int)).gram
+    np.testing.assert_allclose(found, gram, atol=1e-6 * gram.max())
+    np.testing.assert_array_equal(found, found.T)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from m2lgdg.methods.newton import conjugate_gradients, newton_logistic, newton_logistic_by_gram
 from m2lgdg.splits import Indices
 
 Floats = npt.NDArray[np.float64]
@@ -23,8 +24,7 @@ LEAST_SCALE = 0.05  # least scale of an adaptive feature, relative to the mean a
 CONVERGED = 1e-6  # residual of conjugate gradients, relative to the right-hand side
 CHECKED = 1e-3  # relative residual at which products in float32 are followed by one in float64
 MULTIPLE = 8  # columns of a product in float32: BLAS is slower with 6 than with 8
-MOST_STEPS = 500  # of conjugate gradients; 20 to 40 are usual
-MOST_NEWTON_STEPS = 50
+LARGE = 5000  # subjects and features, beyond which a logistic regression goes without the axes of the Gram matrix
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,18 @@ class Rows:
     @cached_property
     def gram(self) -> Floats:
         """(subject, subject) products of training features; those of `CHUNK` features in their precision, sums in float64."""
-        total = np.zeros((len(self.trained), len(self.trained)))
+        n = len(self.trained)
+        total = np.zeros((n, n))
         for start in range(0, self.trained.shape[1], CHUNK):
             chunk = self.trained[:, start : start + CHUNK]
-            total += chunk @ chunk.T
+            if n <= LARGE:
+                total += chunk @ chunk.T
+                continue
+            for first in range(0, n, CHUNK):  # one half, without a second matrix of this size
+                last = first + CHUNK
+                total[first:last, :last] += chunk[first:last] @ chunk[:last].T
+        for first in range(0, n, CHUNK) if n > LARGE else ():
+            total[:first, first : first + CHUNK] = total[first : first + CHUNK, :first].T
         return total
 
     @cached_property
@@ -341,34 +349,11 @@ def _refined(exact: Callable[[Floats], Floats], fast: Callable[[Floats], Floats]
     return solution
 
 
-def conjugate_gradients(
-    product: Callable[[Floats], Floats], right: Floats, relative: Floats | float, scale: Floats | float = 1.0
-) -> Floats:
-    """Approximate solution of product(x) = right, column by column, preconditioned by a diagonal `scale`.
-
-    A column is solved when its squared residual is `relative` times that of the start.
-    """
-    solution, residual = np.zeros_like(right), right
-    direction = residual / scale
-    size = (residual * direction).sum(axis=0)
-    goal = relative * size
-    for _ in range(MOST_STEPS):
-        active = size > goal
-        if not active.any():
-            break
-        changed = product(direction)
-        curvature = (direction * changed).sum(axis=0)
-        length = np.where(active & (curvature > 0), size / np.where(curvature > 0, curvature, 1.0), 0.0)
-        solution, residual = solution + length * direction, residual - length * changed
-        scaled = residual / scale
-        before, size = size, (residual * scaled).sum(axis=0)
-        direction = scaled + np.where(active, size / np.where(before > 0, before, 1.0), 0.0) * direction
-    return solution
-
-
 def logistic(problem: Problem) -> Solutions:
     """l2-penalised logistic regression, for all penalties and folds at once."""
     rows, n, count = problem.rows, len(problem.labels), len(problem.penalties)
+    if min(rows.trained.shape) > LARGE:
+        return _logistic_by_gram(problem)
     if rows.wide:  # with an l2 penalty the solution lies in the span of the training rows: rotating into it is exact
         values, vectors = rows.axes
         x = vectors * np.sqrt(values)  # (subject, axis)
@@ -388,57 +373,15 @@ def logistic(problem: Problem) -> Solutions:
     return Solutions(problem.held_out(decisions), intercepts[-count:], primal)
 
 
-def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, penalties: Floats) -> tuple[Floats, Floats]:
-    """Logistic regressions that share their features: (feature, model) coefficients and (model,) intercepts.
-
-    `weights` are (subject, model). Newton's method, with preconditioned conjugate gradients.
-    """
-    y = labels.astype(np.float64)[:, None]
-    prevalence = np.clip((weights * y).sum(axis=0) / weights.sum(axis=0), 1e-6, 1 - 1e-6)
-    beta = np.zeros((x.shape[1] + 1, weights.shape[1]))  # (feature and intercept, model)
-    beta[-1] = np.log(prevalence / (1 - prevalence))
-    penalty = np.concatenate([np.tile(penalties, (x.shape[1], 1)), np.zeros((1, len(penalties)))])  # none of intercepts
-    square = np.append((x**2).sum(axis=0) / len(x), 1.0)[:, None]  # (feature and intercept, 1)
-    # A step need not be exact, hence in float32: the slope of the next one is computed in float64.
-    rows, columns = x.astype(np.float32), np.ascontiguousarray(x.T, dtype=np.float32)
-    decision = np.broadcast_to(beta[-1], weights.shape)
-    loss = _loss(decision, y, weights, beta, penalties)
-    first = None
-    for _ in range(MOST_NEWTON_STEPS):
-        p = 0.5 * (1 + np.tanh(0.5 * decision))
-        residual = weights * (p - y)
-        slope = np.concatenate([x.T @ residual, residual.sum(axis=0)[None]]) + penalty * beta
-        size = np.sqrt((slope**2).sum(axis=0))
-        first = size if first is None else first
-        if (size <= 1e-7 * first).all():
-            break
-        curvature = weights * p * (1 - p)
-
-        def product(direction: Floats, curvature: Floats = curvature) -> Floats:
-            bent = curvature * (rows @ direction[:-1].astype(np.float32) + direction[-1])  # (subject, model)
-            sums = np.concatenate([columns @ bent.astype(np.float32), bent.sum(axis=0)[None]])
-            return sums + penalty * direction
-
-        scale = square * curvature.sum(axis=0) + penalty
-        scale[-1] = np.maximum(scale[-1], 1e-12)
-        step = conjugate_gradients(product, -slope, 1e-4, scale)  # the slope falls by about a factor of 100
-        along = x @ step[:-1] + step[-1]  # (subject, model)
-        length = np.ones(len(penalties))
-        for _ in range(30):  # halve the steps of models whose loss would rise
-            trial = decision + length * along
-            trial_loss = _loss(trial, y, weights, beta + length * step, penalties)
-            worse = trial_loss > loss + 1e-12 * np.abs(loss)
-            if not worse.any():
-                break
-            length = np.where(worse, length / 2, length)
-        beta, decision, loss = beta + length * step, trial, trial_loss
-    return beta[:-1], beta[-1]
-
-
-def _loss(decision: Floats, y: Floats, weights: Floats, beta: Floats, penalties: Floats) -> Floats:
-    """(model,) weighted log loss plus penalty; the last row of `beta` are intercepts."""
-    log_loss = np.maximum(decision, 0) - y * decision + np.log1p(np.exp(-np.abs(decision)))
-    return (weights * log_loss).sum(axis=0) + 0.5 * penalties * (beta[:-1] ** 2).sum(axis=0)
+def _logistic_by_gram(problem: Problem) -> Solutions:
+    rows, count = problem.rows, len(problem.penalties)
+    each = problem.fit_weights()  # (subject, fit)
+    weights = np.repeat(each, count, axis=1)  # (subject, fit and penalty)
+    penalties = np.tile(problem.penalties, each.shape[1])
+    dual, intercepts = newton_logistic_by_gram(rows.gram, problem.labels, weights, penalties)
+    decisions = (rows.scored_gram @ dual + intercepts).T.reshape(each.shape[1], count, -1)  # (fit, penalty, subject)
+    own = dual[:, -count:].T  # of the fit on all subjects
+    return Solutions(problem.held_out(decisions), intercepts[-count:], lambda best: combine(own[best][None], rows.trained)[0])
 
 
 def svm(problem: Problem) -> Solutions:
