@@ -126,6 +126,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "scrubbed": "scrubbed volumes: {listed}",
         "session": "session: {text}",
         "run": "run: {text}",
+        "values": "values: {text}",
         "label": "{text}",
         "note": "{text}",
     },
@@ -255,6 +256,7 @@ def read_note(stored: Any) -> Note:
 
 UNUSABLE_FILE = "unusable file"
 NO_SERIES, NOT_LISTED = "listed but no series file", "series file but not listed"
+NO_CONNECTOME, CONNECTOME_NOT_LISTED = "listed but no connectome", "connectome but not listed"
 TOO_MUCH_MOTION, NO_MOTION = "head motion", "no motion value"
 BY_LIST = "left out by an inclusion list"
 COPY, UNLIKE_COPY = "duplicate", "duplicate with different labels"

@@ -24,10 +24,8 @@ OVER_ONE = 1e-4  # by which rounding may carry a correlation above 1
 CLIP = 0.999  # of correlations computed here, as Fisher's z of 1 is infinite
 LARGEST_Z = 20.0  # Fisher's z of the largest double below 1 is 18.7
 # What whoever gives a matrix for a series is told, in files as in memory
-NOT_SERIES = (
-    "a symmetric or triangular matrix is a connectome, not a series; a folder of them is read by m2lgdg check FOLDER --kind "
-    "connectomes, arrays by Cohort.from_connectomes"
-)
+IS_CONNECTOME = "a symmetric or triangular matrix is a connectome, not a series"
+NOT_SERIES = f"{IS_CONNECTOME}; a folder of them is read with --kind connectomes, arrays by Cohort.from_connectomes"
 Singles = npt.NDArray[np.float32]
 
 
@@ -336,6 +334,9 @@ def triangle_defect(values: npt.NDArray[Any], rois: Sequence[str], kind: str) ->
     n = len(rois)
     if values.shape != (n * (n + 1) // 2,):
         return f"{values.size} values are not the upper triangle of a matrix of {n} ROIs"
+    most = {COVARIANCE: -1.0, FISHER_Z: LARGEST_Z}.get(kind, 1 + OVER_ONE)
+    if values.max() <= most and -values.min() <= most and np.count_nonzero(values) > n:
+        return None  # nearly all, at a fifth of the time
     rows, columns, diagonal = triangle(n)
     if not np.isfinite(values).all():
         first = int(np.argmax(~np.isfinite(values)))
@@ -346,7 +347,7 @@ def triangle_defect(values: npt.NDArray[Any], rois: Sequence[str], kind: str) ->
         spread = np.sqrt(np.maximum(values[diagonal], 0))
         limit = (spread[rows] * spread[columns]) * (1 + OVER_ONE) + np.finfo(np.float32).tiny
     else:
-        limit = np.full(len(values), LARGEST_Z if kind == FISHER_Z else 1 + OVER_ONE)
+        limit = np.full(len(values), most)
     over = np.abs(values) > limit
     if over.any():
         first = int(np.argmax(over))

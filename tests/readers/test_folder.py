@@ -517,10 +517,17 @@ def test_what_the_first_row_and_a_counting_column_are_can_be_said(tmp_path, type
     assert read(codes).lengths.tolist() == [40] * 3
 
 
-def test_connectomes_of_a_folder_are_refused(tmp_path):
+def test_connectomes_for_series_are_refused_with_the_command_that_reads_them(tmp_path, typed):
     series = {name: np.corrcoef(one.T) for name, one in three().items()}
-    with pytest.raises(InputError, match=r"p1\.csv: subject p1: a symmetric or triangular matrix is a connectome"):
-        read(lab(tmp_path / "lab", series))
+    path = lab(tmp_path / "lab", series)
+    with pytest.raises(InputError, match=r"p1\.csv: subject p1: a symmetric or triangular matrix is a connectome") as error:
+        read(path, "folder")
+    command = str(error.value).split("read them with: m2lgdg ")[1].split()
+    assert typed(*command, "--out", tmp_path / "out")[0] in (0, 1)
+    assert read(path).values == "correlation"  # guessed
+    series["p1"] = three()["p1"]
+    mixed = read(lab(tmp_path / "mixed", series), "folder", on_bad="exclude")
+    assert mixed.subjects.tolist() == ["p1"] and len(mixed.excluded) == 2
 
 
 @pytest.mark.parametrize("place", ["column", "toml", "site"])

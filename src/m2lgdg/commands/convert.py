@@ -35,6 +35,12 @@ def convert(
     keep: Annotated[
         Path | None, typer.Option(help="inclusion.csv of `m2lgdg check`, edited or not: keep only the subjects it includes.")
     ] = None,
+    connectomes: Annotated[
+        bool,
+        typer.Option(
+            "--connectomes", help="Store the Fisher z of the correlations of each scan instead of its series; much smaller."
+        ),
+    ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Read a release or folder once and write it as one compact cohort file."""
@@ -56,6 +62,8 @@ def convert(
         cohort = reading.merge_sites(cohort)
     if drop_duplicates:
         cohort = reading.drop_duplicates(cohort)
+    if connectomes:
+        cohort = reading.to_connectomes(cohort)
     with terminal.progress("checking the cohort"):
         cohort = with_checks(cohort)
     with terminal.progress(f"writing {to.name}"):

@@ -28,7 +28,8 @@ def _options(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, bids, folder or cohort (default: guessed)."
+            help="Kind of data: abide-pcp, abide-ii, adhd-200, rest-meta-mdd, connectomes, bids, folder or cohort (default: "
+            "guessed)."
         ),
     ] = None,
     atlas: Annotated[
@@ -50,19 +51,46 @@ def _options(
         bool, typer.Option("--all-sites", help="rest-meta-mdd: keep sites 4, 5 and 19, which are excluded by default.")
     ] = False,
     tr: Annotated[float | None, typer.Option(help="rest-meta-mdd: repetition time (TR) in seconds.")] = None,
-    participants: Annotated[Path | None, typer.Option(help="bids, abide-ii, adhd-200: path of the table of subjects.")] = None,
+    participants: Annotated[
+        Path | None, typer.Option(help="bids, connectomes, abide-ii, adhd-200: path of the table of subjects.")
+    ] = None,
     atlas_image: Annotated[
         Path | None,
         typer.Option(help="bids: atlas image for NIfTI runs, or parcellation (.dlabel.nii) for dense CIFTI-2 series."),
     ] = None,
     atlas_labels: Annotated[
-        Path | None, typer.Option(help="bids: table with the index and name of each ROI of the atlas image.")
+        Path | None,
+        typer.Option(
+            help="bids: table with the index and name of each ROI of the atlas image. connectomes: table with the name of each "
+            "ROI, or a text file with one name a line."
+        ),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="bids: entities that a run must have, such as 'task-rest run-01'.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="bids: entities that a run must have, such as 'task-rest run-01'. connectomes: words that the name of a file "
+            "must have."
+        ),
+    ] = None,
+    values: Annotated[
+        str | None,
+        typer.Option(
+            help="connectomes: what the matrices hold: correlation, fisher-z, covariance or partial-correlation (default: told "
+            "from their range and diagonal)."
+        ),
+    ] = None,
+    triangle: Annotated[
+        str | None,
+        typer.Option(
+            help="connectomes: half of a matrix that each row of a file holds, by rows: upper or lower (default: told from "
+            "the values)."
+        ),
+    ] = None,
     session: Annotated[
         str | None,
         typer.Option(
-            help="bids, abide-ii, adhd-200: session to read, if there are several: first (the default) or its name, such as 02."
+            help="bids, connectomes, abide-ii, adhd-200: session to read, if there are several: first (the default) or its "
+            "name, such as 02."
         ),
     ] = None,
     confounds: Annotated[
@@ -71,12 +99,12 @@ def _options(
     ] = None,
     site: options.Site = None,
     site_name: Annotated[
-        str | None, typer.Option(help="bids: name of the site, if participants.tsv has no site column.")
+        str | None, typer.Option(help="bids, connectomes: name of the site, if the table has no site column.")
     ] = None,
     patient: Annotated[
-        str | None, typer.Option(help="bids: values of the label column for patients, such as 'asd,autism'.")
+        str | None, typer.Option(help="bids, connectomes: values of the label column for patients, such as 'asd,autism'.")
     ] = None,
-    control: Annotated[str | None, typer.Option(help="bids: values of the label column for controls.")] = None,
+    control: Annotated[str | None, typer.Option(help="bids, connectomes: values of the label column for controls.")] = None,
     header: Annotated[
         str | None,
         typer.Option(help="folder: whether the first row of each file names its columns: yes or no (default: guessed)."),
@@ -172,9 +200,9 @@ def list_motion_exclusions(cohort: Cohort) -> None:
 
 
 def print_choices(cohort: Cohort) -> None:
-    """Print which session was read and how many volumes each subject lost by scrubbing, where the reader noted it."""
+    """Print what the reader noted: the session that was read, volumes lost by scrubbing, what connectomes hold."""
     for note in cohort.notes:
-        if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed"):
+        if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed", "values"):
             terminal.say(f"{note.text[0].upper()}{note.text[1:]}.")
 
 
@@ -197,6 +225,16 @@ def drop_duplicates(cohort: Cohort) -> Cohort:
     dropped = [f"Dropped {one.subject} ({one.site}): {one.reason}." for one in changed.excluded[len(cohort.excluded) :]]
     terminal.say(*dropped or ["No two subjects have the same scan; nothing was dropped."])
     return changed
+
+
+def to_connectomes(cohort: Cohort) -> Cohort:
+    """Cohort of the connectomes of its series."""
+    from m2lgdg.scans import SERIES
+    from m2lgdg.storage import InputError
+
+    if cohort.values != SERIES:
+        raise InputError(f"cohort {cohort.name} holds connectomes ({cohort.values}) already; leave --connectomes out.")
+    return cohort.to_connectomes()
 
 
 def file_name(cohort: Cohort) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.data.readers.connectome_files import is_bids
 from m2lgdg.data.readers.selection import limit_motion
-from m2lgdg.data.readers.series import OnBad, Progress
-from m2lgdg.findings import NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
+from m2lgdg.data.readers.series import NotSeries, OnBad, Progress
+from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
+from m2lgdg.scans import IS_CONNECTOME
 from m2lgdg.storage import InputError
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
@@ -24,6 +27,7 @@ KINDS = {
     "abide-pcp": "m2lgdg.data.readers.abide",
     "adhd-200": "m2lgdg.data.readers.adhd200",
     "rest-meta-mdd": "m2lgdg.data.readers.rest_meta_mdd",
+    "connectomes": "m2lgdg.data.readers.connectomes",
     "bids": "m2lgdg.data.readers.bids",
     "folder": "m2lgdg.data.readers.folder",
 }
@@ -109,28 +113,34 @@ def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None
     kind = kind or guess(path)
     reader = _module(kind)
     _check_options(reader, kind, options)
-    cohort: Cohort = reader.read(path, on_bad=on_bad, progress=progress, **options)
+    try:
+        cohort: Cohort = reader.read(path, on_bad=on_bad, progress=progress, **options)
+    except NotSeries as error:
+        command = shlex.join(["m2lgdg", "check", str(path), "--kind", "connectomes"])
+        raise InputError(f"{error.where}: {IS_CONNECTOME}; if all files hold one, read them with: {command}") from None
     return cohort
 
 
 def stops_reading(path: Path, kind: str | None, excluded: Iterable[Exclusion]) -> bool:
     """Whether some of the subjects excluded from a folder would end its reading with `on_bad="stop"`."""
     # An own folder must be complete. A release or BIDS derivatives may have been downloaded in part.
-    defects = {UNUSABLE_FILE, NOT_LISTED} | ({NO_SERIES} if (kind or guess(path)) == "folder" else set())
+    kind = kind or guess(path)
+    own = kind == "folder" or (kind == "connectomes" and not is_bids(path))
+    defects = {UNUSABLE_FILE, NOT_LISTED, CONNECTOME_NOT_LISTED} | ({NO_SERIES, NO_CONNECTOME} if own else set())
     return any(each.kind in defects for each in excluded)
 
 
 def guess(path: Path) -> str:
     """Guess the kind of a folder."""
-    if (path / "dataset.toml").is_file():
-        return "folder"  # only this kind has the file
-    for kind in KINDS:
+    own = ("connectomes", "folder")  # only these kinds have a dataset.toml
+    for kind in own if (path / "dataset.toml").is_file() else KINDS:
         if _module(kind).matches(path):
             return kind
     raise InputError(
         f"{path} is not of a supported kind: a folder of your own needs a table participants.tsv (folder), and there are no "
         "*_rois_*.1D files (abide-pcp), no ABIDEII_Composite_Phenotypic.csv (abide-ii), no *_TCs.1D files (adhd-200), no "
-        "ROISignals_S*.mat files (rest-meta-mdd), and no dataset_description.json, sub-*/func or *.ptseries.nii (bids)."
+        "ROISignals_S*.mat files (rest-meta-mdd), no square matrices (connectomes), and no dataset_description.json, "
+        "sub-*/func or *.ptseries.nii (bids)."
     )
 
 

@@ -62,9 +62,18 @@ def read(
     `patient` and `control` are words of the label column, separated by commas; `subjects` are those to read (default: all). An
     ROI that is NaN at every volume becomes flat.
     """
+    people = people_of(path, participants, site, patient, control, subjects)
+    found = find_runs(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
+    return runs.read_runs(found, people, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")
+
+
+def people_of(
+    path: Path, participants: str | Path | None, site: str | None, patient: str, control: str, subjects: Sequence[str] = ()
+) -> tables.Participants:
+    """People of participants.tsv, by the options of `read`."""
     patients, controls = ([word.strip() for word in str(text).split(",") if word.strip()] for text in (patient, control))
     tables.need_distinct(patients, controls, "options patient and control")
-    people = tables.read_participants(
+    return tables.read_participants(
         Path(participants) if participants else _table_path(path),
         patient=patients,
         control=controls,
@@ -74,8 +83,6 @@ def read(
         same=runs.label,
         subjects=subjects,
     )
-    found = find_runs(path, atlas, atlas_image, atlas_labels, only, session, confounds, join_runs)
-    return runs.read_runs(found, people, name=path.resolve().name, on_bad=on_bad, progress=progress, prefix="sub-")
 
 
 def _table_path(path: Path) -> Path:

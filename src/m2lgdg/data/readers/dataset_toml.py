@@ -59,6 +59,10 @@ class Dataset(_Strict):
     variable: str | None = Field(default=None, description="variable of a .mat file")
     atlas: str = ""
     rois: str | None = Field(default=None, description="table with a name column, one row per ROI")
+    values: Literal["correlation", "fisher-z", "covariance", "partial-correlation"] | None = Field(
+        default=None, description="what connectomes hold; told from their range and diagonal by default"
+    )
+    triangle: Literal["upper", "lower"] | None = Field(default=None, description="half of a connectome that a row holds")
     tr: Seconds | dict[str, Seconds] | None = Field(default=None, description="seconds per volume, for all sites or by site")
     site: str | None = Field(default=None, description="the site, if there is no site column")
     inputs: list[str] | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from m2lgdg.cohort import Cohort, is_proxy, natural_key
 from m2lgdg.data.atlases import included, names_by_position, regions, roi_names
@@ -69,16 +70,19 @@ def read(
     options = {"join_runs": join_runs or None, "header": _choice("header", header, HEADER)}
     options["index_column"] = _choice("index_column", index_column, {"drop": "drop", "keep": "keep"})
     dataset = read_dataset(path / "dataset.toml", options, requested(atlas, ()))
-    people = _people(path, dataset)
-    every = {name: _AtlasFolder(path, each, people) for name, each in dataset.by_atlas().items()}
-    names = _chosen(path / "dataset.toml", atlas, tuple(every))
+    for key in ("values", "triangle"):
+        if getattr(dataset, key) is not None:
+            raise InputError(f"{path / 'dataset.toml'}, key {key}: it is about connectomes; read them with --kind connectomes.")
+    people = people_of(path / dataset.participants, dataset, path / "dataset.toml")
+    every = {name: AtlasFolder(path, each, people) for name, each in dataset.by_atlas().items()}
+    names = chosen_atlases(path / "dataset.toml", atlas, tuple(every))
     first = every[names[0]]
     absent = [each for each in zip(people.subjects, people.sites.tolist(), strict=True) if each[0] not in first.runs]
     if absent and not first.runs:
-        raise InputError(_none_present(people.table, first, *absent[0]))
+        raise InputError(none_present(people.table, first, *absent[0]))
     if absent and on_bad == "stop":
         raise InputError(f"{people.table}: subject {absent[0][0]} has no series file{first.expected(*absent[0])}.")
-    unlisted = _unlisted(every, names)
+    unlisted = unlisted_files(every, names)
     sources = [
         AtlasFiles(name, every[name].runs | (unlisted if name == names[0] else {}), every[name].load, every[name].rename)
         for name in names
@@ -103,22 +107,33 @@ def _choice(name: str, given: object, known: Mapping[Any, Any]) -> Any:
     return None if given is None else known[given]
 
 
-def _people(path: Path, dataset: Dataset) -> tables.Participants:
+def people_of(
+    table: Path,
+    dataset: Dataset,
+    toml: Path,
+    *,
+    rows: pd.DataFrame | None = None,
+    advice: str = ADVICE,
+    where: Mapping[str, str] = tables.NAMED,
+) -> tables.Participants:
+    """People of a table by the keys of dataset.toml; `rows` is its content, if it has been read."""
     people = tables.read_participants(
-        path / dataset.participants,
+        table,
         columns=dataset.columns,
         patient=[str(word) for word in dataset.labels.patient],
         control=[str(word) for word in dataset.labels.control],
         missing=[str(word) for word in dataset.missing],
         inputs=dataset.inputs,
         site=dataset.site,
-        advice=ADVICE,
+        advice=advice,
+        where=where,
+        rows=rows,
     )
     for name in people.inputs:
         column = dataset.columns.get(name, name)
         if is_proxy(column) and not dataset.allow_proxies:
             raise InputError(
-                f"{path / 'dataset.toml'}: input {column} reveals the diagnosis, so a model could read the label from it; "
+                f"{toml}: input {column} reveals the diagnosis, so a model could read the label from it; "
                 "leave it out, or keep it with allow_proxies = true."
             )
     by_site = dataset.tr if isinstance(dataset.tr, dict) else dict.fromkeys(people.sites.tolist(), dataset.tr)
@@ -126,7 +141,8 @@ def _people(path: Path, dataset: Dataset) -> tables.Participants:
     return people._replace(tr=np.where(np.isnan(people.tr), given, people.tr))
 
 
-def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]:
+def chosen_atlases(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]:
+    """The requested ones of the atlases of dataset.toml, or all of them."""
     names = requested(atlas, known) or tuple(known)
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -135,7 +151,7 @@ def _chosen(path: Path, atlas: Atlases, known: Sequence[str]) -> tuple[str, ...]
     return names
 
 
-def _unlisted(every: Mapping[str, _AtlasFolder], names: Sequence[str]) -> dict[str, list[Path]]:
+def unlisted_files(every: Mapping[str, AtlasFolder], names: Sequence[str]) -> dict[str, list[Path]]:
     """Series files of subjects that are not listed, in any of the atlases that are read."""
     taken = {file for each in every.values() for runs in each.runs.values() for file in runs}
     unlisted: dict[str, list[Path]] = {}
@@ -148,7 +164,7 @@ def _unlisted(every: Mapping[str, _AtlasFolder], names: Sequence[str]) -> dict[s
     return unlisted
 
 
-class _AtlasFolder:
+class AtlasFolder:
     """The series files of one atlas, and how they are read; `dataset` has the keys of that atlas."""
 
     def __init__(self, path: Path, dataset: Dataset, people: tables.Participants) -> None:
@@ -292,7 +308,7 @@ def _wild(pattern: str) -> str:
     return re.sub(r"\*{2,}", "*", stars)
 
 
-def _none_present(table: Path, source: _AtlasFolder, subject: str, site: str) -> str:
+def none_present(table: Path, source: AtlasFolder, subject: str, site: str) -> str:
     """The message where no listed subject has a series file: most likely the ids are written in another way."""
     message = f"{table}: no listed subject has a series file; the first is {subject}"
     if source.dataset.pattern:

@@ -137,12 +137,19 @@ def scan_of(file: Path) -> tuple[str | None, ...]:
 
 
 def by_subject(
-    files: Iterable[Path], path: Path, session: str | None, join_runs: bool, same: Callable[[str], str] = str
+    files: Iterable[Path],
+    path: Path,
+    session: str | None,
+    join_runs: bool,
+    same: Callable[[str], str] = str,
+    joinable: bool = True,
 ) -> Runs:
     """Runs of each subject in natural order: of the first session, the named one, or (`join_runs` alone) of all.
 
-    Without `join_runs`, a second run is an error. `same` gives the subject of a file name as the table has it.
+    Without `join_runs`, a second run is an error. `same` gives the subject of a file name as the table has it. Connectomes are
+    not `joinable`.
     """
+    joining = ", or join them with join_runs (--join-runs)" if joinable else ""
     chosen: Runs = {}
     for file in sorted(files, key=lambda one: natural_key(one.name)):
         chosen.setdefault(same(entities(file).get("sub", "")), []).append(file)
@@ -156,12 +163,12 @@ def by_subject(
             if not join_runs:
                 raise InputError(
                     f"{file}: subject sub-{subject} has a second run, {runs[0].name}; select one with only, "
-                    "for example 'run-01', or join them with join_runs (--join-runs)."
+                    f"for example 'run-01'{joining}."
                 )
     return chosen
 
 
-def session_note(files: Iterable[Path], session: str | None, join_runs: bool) -> tuple[Note, ...]:
+def session_note(files: Iterable[Path], session: str | None, join_runs: bool, joinable: bool = True) -> tuple[Note, ...]:
     """Notes on which session was read, if some subject has several, and on who has only a later one."""
     sessions: dict[str, set[str]] = {}
     for file in files:
@@ -178,7 +185,8 @@ def session_note(files: Iterable[Path], session: str | None, join_runs: bool) ->
     elif session is None and join_runs:
         text = f"all, joined {subjects}"
     else:
-        text = f"the first of each subject {subjects}; --session NAME selects another one, --join-runs joins them"
+        joining = ", --join-runs joins them" if joinable else ""
+        text = f"the first of each subject {subjects}; --session NAME selects another one{joining}"
     return (Finding("session", numbers={"text": text}), *note)
 
 

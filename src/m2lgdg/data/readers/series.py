@@ -19,6 +19,7 @@ from m2lgdg.cohort import Cohort, Parcellation, series_defect
 from m2lgdg.data.readers.arrays import Rois, Series, numbered_rois
 from m2lgdg.data.readers.tables import Participants
 from m2lgdg.findings import NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion, Finding
+from m2lgdg.scans import NOT_SERIES
 from m2lgdg.storage import InputError
 
 Atlases = str | Sequence[str] | None  # the option atlas of a reader
@@ -28,6 +29,14 @@ Rename = Callable[[Counter[Rois]], Mapping[Rois, Rois]]
 ALL = "all"
 JOINED = "runs joined: each run of every subject was z-scored per ROI, then put one after the other"
 TRANSPOSE = 'transpose the files, or write orientation = "roi,time" into dataset.toml if all are so'
+
+
+class NotSeries(InputError):
+    """A file that should hold a series holds a connectome; `where` is the file and its subject."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: {NOT_SERIES}.")
+        self.where = where
 
 
 class Scan(NamedTuple):
@@ -98,7 +107,8 @@ def read_series(
         Scan(one, site, first.files.get(one, [])) for one, site in zip(people.subjects, people.sites.tolist(), strict=True)
     ]
     about = f"atlas {first.atlas}" if others else ""
-    excluded = [*people.excluded, *_unlisted(people, atlases, on_bad)]
+    present = {one: runs[0] for each in reversed(atlases) for one, runs in each.files.items()}
+    excluded = [*people.excluded, *unlisted(people, present, on_bad)]
     excluded += [Exclusion(scan.subject, scan.site, NO_SERIES, about) for scan in listed if not scan.runs]
     rois, series, bad = _gather(first, listed, on_bad, progress)
     if not series:
@@ -157,26 +167,27 @@ def _without_other_lengths(
             if on_bad == "stop" or len(series) == 1:
                 raise error
             del series[scan.subject]
-            excluded.append(_excluded(scan, error))
+            excluded.append(excluded_file(scan, error))
     return excluded
 
 
-def _unlisted(people: Participants, atlases: Sequence[AtlasFiles], on_bad: OnBad) -> list[Exclusion]:
-    """Subjects with a series who are not listed; if nobody is, the table is most likely that of other data."""
-    present = {one: runs[0] for each in reversed(atlases) for one, runs in each.files.items()}
-    unlisted = sorted(set(present) - set(people.subjects))
+def unlisted(
+    people: Participants, present: Mapping[str, Path], on_bad: OnBad, what: str = "series", kind: str = NOT_LISTED
+) -> list[Exclusion]:
+    """Subjects with a file who are not listed; if nobody is, the table is most likely that of other data."""
+    others = sorted(set(present) - set(people.subjects))
     if not people.subjects:
         raise InputError(f"{people.table} lists no subject.")
-    if present and len(unlisted) == len(present):
+    if present and len(others) == len(present):
         example = f"such as {min(present)} ({present[min(present)].name})"
         raise InputError(
-            f"{people.table} lists none of the {len(present)} subjects who have a series, {example}; its first subject is "
+            f"{people.table} lists none of the {len(present)} subjects who have a {what}, {example}; its first subject is "
             f"{people.subjects[0]}."
         )
-    if unlisted and on_bad == "stop":
+    if others and on_bad == "stop":
         where = f"column {people.column} of {people.table}" if people.column else people.table
-        raise InputError(f"{present[unlisted[0]]}: subject {unlisted[0]} is not in {where}.")
-    return [Exclusion(one, people.site_of(one), NOT_LISTED) for one in unlisted]
+        raise InputError(f"{present[others[0]]}: subject {others[0]} is not in {where}.")
+    return [Exclusion(one, people.site_of(one), kind) for one in others]
 
 
 def _gather(
@@ -223,7 +234,7 @@ def _in_one_order(
         except InputError as error:
             if on_bad == "stop":
                 raise
-            excluded.append(_excluded(scan, error))
+            excluded.append(excluded_file(scan, error))
         else:
             ordered.flags.writeable = False  # so that the cohort takes it without a copy
             found[scan.subject] = ordered
@@ -236,10 +247,14 @@ def _loaded(source: AtlasFiles, scan: Scan) -> tuple[Rois, Series] | InputError 
     except InputError as error:
         return error
     defect = None if result is None else series_defect(result[1], result[0])
-    return InputError(f"{scan.runs[0]}: subject {scan.subject}: {defect}.") if defect else result
+    where = f"{scan.runs[0]}: subject {scan.subject}"
+    if defect == NOT_SERIES:
+        return NotSeries(where)
+    return InputError(f"{where}: {defect}.") if defect else result
 
 
-def _excluded(scan: Scan, error: InputError) -> Exclusion:
+def excluded_file(scan: Scan, error: InputError) -> Exclusion:
+    """Exclusion of a subject whose file is unusable."""
     reason = str(error).replace(f"{scan.runs[0].parent}{os.sep}", "")  # cohorts are shared, folder names must not be
     return Exclusion(scan.subject, scan.site, UNUSABLE_FILE, detail=reason)
 

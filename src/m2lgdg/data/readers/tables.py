@@ -93,13 +93,15 @@ def read_participants(
     where: Mapping[str, str] = NAMED,
     same: Callable[[str], str] = str,
     subjects: Sequence[str] = (),
+    rows: pd.DataFrame | None = None,
 ) -> Participants:
     """Read participants.tsv; `columns` gives the column of a role, `site` the site of all subjects if there is no site column.
 
     `advice` ends the message about an unknown label, `where` that about a role without a column: what to type for this reader.
-    Names with the same text by `same` are one subject. Only the rows of `subjects` are read, if some are given.
+    Names with the same text by `same` are one subject. Only the rows of `subjects` are read, if some are given. `rows` is the
+    content of the table, if it has been read.
     """
-    rows = read_text_table(path)
+    rows = read_text_table(path) if rows is None else rows
     found = {role: columns.get(role) or find_column(rows, role) for role in ALIASES}
     roles = {role: name for role, name in found.items() if name}
     need_columns(rows, roles.values(), path)
