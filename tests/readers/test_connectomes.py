@@ -154,7 +154,7 @@ def test_one_stack_a_site_whose_folder_names_it(tmp_path):
     np.testing.assert_array_equal(cohort.phenotypes["HAMD"], 9.5 + np.arange(8))
     assert [(one.subject, one.site, one.expected) for one in cohort.excluded] == [("P99", "west", True)]
     words = notes(cohort)
-    assert "site from the name of the folder" in words and "no matrices: west (1 subject)" in words
+    assert "site from the name of the folder of phenotypic.csv" in words and "site from column" not in words
     assert "Fisher z, since values are beyond 1 in 8 of 8 matrices" in words
 
 
@@ -239,9 +239,7 @@ def test_triangles_that_nothing_tells_apart_are_asked_for(tmp_path):
     (path / "participants.tsv").write_text(TABLE)
     weak = 0.02 * np.random.default_rng(0).uniform(-1, 1, (8, 15))  # positive definite in every order
     np.save(path / "edges.npy", weak)
-    with pytest.raises(
-        InputError, match=r"edges\.npy has rows of 15 values, .*of 5 or 6 ROIs; say it by --triangle upper or lower"
-    ):
+    with pytest.raises(InputError, match=r"edges\.npy has rows of 15 values, .*of 6 ROIs; say it by --triangle upper or lower"):
         read(path, "connectomes")
     (path / "names.txt").write_text("\n".join(NAMES))
     cohort = read(path, "connectomes", triangle="lower", atlas_labels=path / "names.txt")

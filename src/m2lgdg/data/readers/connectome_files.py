@@ -18,7 +18,7 @@ from m2lgdg import scans
 from m2lgdg.data.readers import arrays, bids, folder, images, matrices, runs, tables
 from m2lgdg.data.readers.dataset_toml import Dataset
 from m2lgdg.data.readers.series import Atlases, chosen, requested
-from m2lgdg.findings import Exclusion, Note, counted
+from m2lgdg.findings import Exclusion, Note
 from m2lgdg.storage import InputError
 
 RELMAT, PCONN = "**/sub-*_relmat.tsv", f"**/*{images.CONNECTOME}"
@@ -32,7 +32,6 @@ NOT_FOR_MATRICES = ("join_runs", "header", "index_column")  # keys of dataset.to
 ADVICE = f"{folder.ADVICE}, or by --patient and --control"
 NONE_IN_RELEASE = "no scan in the release"
 UNNAMED = "connectomes"  # atlas of BIDS derivatives whose names have none
-MOST = 20  # folders that a note names
 SITE = {"site": "name it by --site-name, or put the files and the table of each site into a folder of its own"}
 
 
@@ -282,10 +281,6 @@ def _by_folder(wanted: Wanted, dataset: Dataset, found: Sequence[Path], files: S
     if siteless:
         people = people._replace(notes=tuple(note for note in people.notes if note != "site from column site"))
         notes.append(f"site from the name of the folder of {siteless[0].name}")
-    empty = [table.parent.name for table in found if not beside[table]]
-    if empty:
-        listed = f"{', '.join(empty[:MOST])}{f' and {len(empty) - MOST} more' if len(empty) > MOST else ''}"
-        notes.append(f"left out, because there is a table but no matrices: {listed} ({counted(len(left_out), 'subject')})")
     return Layout(people._replace(excluded=left_out), [AtlasMatrices(dataset.atlas, owned, dataset)], notes)
 
 
