@@ -21,12 +21,17 @@ from m2lgdg.explain.patterns import Attributions, Floats, Of, over_others, squar
 from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
 from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError
 
 SUBJECTS_AT_ONCE = 4  # subjects explained at a time
 POINTS_AT_ONCE = 16  # path points per pass: a large network takes 0.2 GB for each
-BASELINE = "zero: the mean of a standardised series, no correlation, an average phenotype"
-BASELINE_OF_SOURCE = "mean of source for connectivity and amplitude, an average phenotype"
+BASELINES = {  # by whether the network has its own, and whether the scans are series
+    (False, True): "zero: the mean of a standardised series, no correlation, an average phenotype",
+    (False, False): "zero: no correlation, an average phenotype",
+    (True, True): "mean of source for connectivity and amplitude, an average phenotype",
+    (True, False): "mean of source for connectivity, an average phenotype",
+}
 
 
 def explain_network(
@@ -44,7 +49,7 @@ def explain_network(
     assert isinstance(fitted, DeepMethod)
     attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
     network = fitted.network()
-    about: dict[str, Any] = {"baseline": BASELINE_OF_SOURCE if _baselines(network) else BASELINE}
+    about: dict[str, Any] = {"baseline": BASELINES[bool(_baselines(network)), cohort.values == SERIES]}
     points = None
     if hasattr(network, "parts"):  # a user's own method may have none
         points, about["readability"] = read_representation(fitted, cohort, source)

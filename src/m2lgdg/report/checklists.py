@@ -21,10 +21,11 @@ from m2lgdg.data.readers.tables import MOTION
 from m2lgdg.findings import note_on_label
 from m2lgdg.metrics import METRICS, THRESHOLD
 from m2lgdg.registry import SIMPLE
-from m2lgdg.report.contents import Contents, changed_fields
+from m2lgdg.report.contents import MATRICES, Contents, changed_fields
 from m2lgdg.report.paper_tables import label, what_was_seen
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import Table, columns
+from m2lgdg.scans import SERIES
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.stats import half_interval, macro_scores, min_per_class
 
@@ -47,6 +48,12 @@ OURS = {
     "transformations": "Phenotypes are imputed and z-scored with source-training statistics; series or their connectivity are "
     "standardised within each subject or with source statistics, depending on the method",
 }
+OF_MATRICES = (
+    "Phenotypes are imputed and z-scored with source-training statistics; connectomes are taken as Fisher z or as "
+    "correlations, and standardised with source statistics or not at all, depending on the method"
+)
+UNUSABLE = "Series with NaN or infinite values, fewer than two volumes or no variation"
+UNUSABLE_MATRICES = "Matrices that are not symmetric or zero everywhere, or have NaN, infinite values or values out of range"
 YEARS = 5  # width of an age band in a shared report
 
 
@@ -95,6 +102,7 @@ def known_facts(contents: Contents) -> dict[str, str]:
     if contents.inclusion:
         facts["included"], facts["excluded"] = (str(len(contents.included(one))) for one in ("included", "excluded"))
         facts["exclusions"] = "; ".join(f"{reason} {count}" for reason, count in contents.exclusions()) or "none"
+        facts["unusable"] = UNUSABLE if contents.scans == SERIES else UNUSABLE_MATRICES
     if contents.cohort is not None:
         facts |= _cohort_facts(contents.cohort, contents.study.get("targets"), banded=contents.shared)
     return {name: without_paths(text) for name, text in facts.items()} if contents.shared else facts
@@ -118,7 +126,8 @@ def _study_facts(contents: Contents) -> dict[str, str]:
             f"sites; targets: {', '.join(targets)}; seeds {', '.join(map(str, seeds))} (only the first for methods without "
             "randomness)"
         )
-    return facts | ({} if study.get("plugins") else OURS)
+    ours = OURS if contents.scans == SERIES else OURS | {"transformations": OF_MATRICES}
+    return facts | ({} if study.get("plugins") else ours)
 
 
 def _check_facts(checks: list[dict[str, Any]]) -> dict[str, str]:
@@ -197,7 +206,11 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
     kinds = {"sex": ["sex"], "age": ["age"], "eye status": EYES, "motion": MOTION}
     groups = [name for name, names in kinds.items() if present & set(names)]
     tr = cohort.tr[~np.isnan(cohort.tr)]
-    atlas = f" of atlas {cohort.atlas}" if cohort.atlas else ""
+    imaging = f"{len(cohort.rois)} ROIs{f' of atlas {cohort.atlas}' if cohort.atlas else ''}"
+    if cohort.values == SERIES:
+        imaging = f"{imaging}, {_span(cohort.lengths)} volumes, TR {f'{_span(tr)} s' if len(tr) else 'unknown'}"
+    else:
+        imaging = f"Connectomes ({MATRICES[cohort.values]}) of {imaging}{f', TR {_span(tr)} s' if len(tr) else ''}"
     return {
         "cohort_name": cohort.name,
         "subjects": str(len(cohort)),
@@ -208,8 +221,9 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
         "balance": f"{100 * patients / (patients + controls):.0f} % of labelled subjects are patients, "
         f"{min(rates):.0f} to {max(rates):.0f} % by site",
         "fold_sizes": f"Labelled subjects (patients): source {source}, target {target}",
-        "imaging": f"{len(cohort.rois)} ROIs{atlas}, {_span(cohort.lengths)} volumes, TR "
-        + (f"{_span(tr)} s" if len(tr) else "unknown"),
+        "imaging": imaging,
+        "predictors": f"ROI series ({imaging})" if cohort.values == SERIES else imaging,
+        "parts": "volumes" if cohort.values == SERIES else "connectomes",
         "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
         "outcome": note_on_label(cohort.notes),
         "subgroups": ", ".join([*groups, "site size"]),
@@ -253,6 +267,7 @@ HOLM = "Holm 1979, Scandinavian Journal of Statistics 6: 65-70"
 JANES_PEPE = "Janes and Pepe 2009, Biometrika 96: 371-382"
 PACKAGE = "m2lgdg: leave-one-site-out classification of functional MRI (the package that wrote this report)"
 AUTHORS = "Authors to complete: acquisition, image preprocessing, parcellation and ethics approval."
+AUTHORS_OF_MATRICES = AUTHORS.replace("parcellation and", "parcellation, how the connectomes were computed, and")
 
 
 @dataclass(frozen=True)
@@ -274,7 +289,7 @@ def methods_text(contents: Contents, *, motion: bool) -> MethodsText:
 
     texts = [_data(contents), _design(contents), _methods(contents, cite), _statistics(contents, cite, motion)]
     texts.append(_software(contents.environment, cite))
-    return MethodsText([*filter(None, texts), AUTHORS], references)
+    return MethodsText([*filter(None, texts), AUTHORS if contents.scans == SERIES else AUTHORS_OF_MATRICES], references)
 
 
 def _data(contents: Contents) -> str:
@@ -290,7 +305,9 @@ def _data(contents: Contents) -> str:
         sentence += "; ".join(f"{reason} ({number})" for reason, number in reasons) + "."
     if contents.known_rois is not None:
         atlas, rois = contents.known_rois
-        sentence += f" Each scan was represented by the mean time series of {len(rois)} regions of interest"
+        matrices = f"its connectome, computed beforehand: the {MATRICES.get(contents.scans)} between"
+        what = "the mean time series of" if contents.scans == SERIES else matrices
+        sentence += f" Each scan was represented by {what} {len(rois)} regions of interest"
         sentence += f" (atlas: {without_paths(atlas)})." if atlas else "."  # an atlas may be called by the path of its image
     return sentence
 

@@ -25,6 +25,7 @@ from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.findings import Finding, with_kind
 from m2lgdg.metrics import METRICS
 from m2lgdg.registry import Declaration
+from m2lgdg.scans import CORRELATION, COVARIANCE, FISHER_Z, PARTIAL, SERIES
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
 from m2lgdg.study.plan import declarations
@@ -36,6 +37,12 @@ Key = tuple[str, str]  # method and variant
 Cells = list[tuple[dict[str, Any], Explanation]]  # explained cells, with their records
 CELL = ["method", "variant", "target", "seed"]
 RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
+MATRICES = {  # what connectomes hold, in words
+    CORRELATION: "correlations",
+    FISHER_Z: "Fisher z of correlations",
+    COVARIANCE: "covariances",
+    PARTIAL: "partial correlations",
+}
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,11 @@ class Contents:
         if self.about_cohort.rois is not None:
             return self.about_cohort.atlas or "", self.about_cohort.rois
         return None if self.cohort is None else (self.cohort.atlas, self.cohort.rois)
+
+    @property
+    def scans(self) -> str:
+        """What the scans of the cohort are: "series", or the kind of the connectomes."""
+        return self.about_cohort.scans or (SERIES if self.cohort is None else self.cohort.values)
 
     @cached_property
     def description(self) -> Mapping[str, Any]:

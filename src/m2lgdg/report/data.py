@@ -17,9 +17,10 @@ from matplotlib import colormaps
 
 from m2lgdg.explain.explanation import roi_label
 from m2lgdg.findings import anonymous_sentences, is_duplicate, problems, summary
-from m2lgdg.report.contents import Contents
+from m2lgdg.report.contents import MATRICES, Contents
 from m2lgdg.report.drawing import CARD, FAINT, INK, WIDTH, Figure, Sheet, draw, on_page, short
 from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
+from m2lgdg.scans import PARTIAL, SERIES
 from m2lgdg.study.description import LEAST, NOT_CHECKED, Floats, read_connectomes, read_site_connectomes, square
 
 MOST_EDGES, NAMED = 20, 3  # edges in the table, and in the caption
@@ -216,7 +217,7 @@ def _line(x: float, y: float, to_x: float, to_y: float) -> str:
 
 def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     """Mean connectomes of both classes with their difference, and the edges that differ most; None if not stored."""
-    means = read_connectomes(contents.folder)
+    means, (measure, brief) = read_connectomes(contents.folder), _measured(contents)
     known = contents.known_rois
     if not means or known is None or len(known[1]) != len(means["difference"]):
         return None, None
@@ -228,15 +229,20 @@ def connectomes(contents: Contents) -> tuple[Figure | None, Table | None]:
     rows: list[list[Value]] = [[names[i], names[j], *(float(means[kind][i, j]) for kind in kinds)] for i, j in pairs]
     header = [Column("ROI"), Column("other ROI"), *columns("number", "controls", "patients", form=".3f")]
     note = (
-        f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z FC, patients minus controls within sites; "
-        "all subjects of the cohort, so neither tested nor a result of a left-out site"
+        f"{len(rows)} largest of {len(above[0]):,} differences of the mean Fisher-z {brief}, patients minus controls within "
+        "sites; all subjects of the cohort, so neither tested nor a result of a left-out site"
     )
     header.append(Column("difference within sites", "number", "+z.3f"))
     named = "; ".join(f"{first} and {second} {value:+.3f}" for first, second, *_, value in rows[:NAMED])
-    return _matrices(means, named), Table("Edges that differ most between classes", header, rows, note)
+    return _matrices(means, measure, named), Table("Edges that differ most between classes", header, rows, note)
 
 
-def _matrices(means: dict[str, Floats], named: str) -> Figure:
+def _measured(contents: Contents) -> tuple[str, str]:
+    """What the mean connectomes are of, and its short name."""
+    return ("partial correlation",) * 2 if contents.scans == PARTIAL else ("functional connectivity", "FC")
+
+
+def _matrices(means: dict[str, Floats], measure: str, named: str) -> Figure:
     both = np.triu(means["patients"]) + np.tril(means["controls"])
     panels = {"patients above, controls below": both, "patients minus controls": means["difference"]}
 
@@ -250,7 +256,7 @@ def _matrices(means: dict[str, Floats], named: str) -> Figure:
             sheet.canvas.colorbar(shown, ax=axis, location="bottom", shrink=0.8, aspect=30, label="Fisher z")
 
     caption = (
-        "Mean functional connectivity (Fisher z). Left: patients above and controls below the diagonal. Right: patients minus "
+        f"Mean {measure} (Fisher z). Left: patients above and controls below the diagonal. Right: patients minus "
         "controls, weighted mean of the differences within sites, which leaves out what differs between sites only. "
         f"Colours end at the 99.5th percentile. Largest differences: {named}."
     )
@@ -285,7 +291,7 @@ def site_connectomes(contents: Contents) -> Figure | None:
 
     far, usual = max(distance, key=lambda name: distance[name]), float(np.median(list(distance.values())))
     caption = (
-        "Mean functional connectivity of each site minus the mean over sites, labelled subjects (their number in brackets), "
+        f"Mean {_measured(contents)[0]} of each site minus the mean over sites, labelled subjects (their number in brackets), "
         "ROIs as above. This is what a method has to see through at a site it does not know. Farthest from the mean: "
         f"{far} (root mean square {distance[far]:.3f} over edges; median of the sites {usual:.3f})."
     )
@@ -321,7 +327,14 @@ def findings_box(contents: Contents) -> Data | None:
 
 
 def who(contents: Contents) -> str:
-    """Included subjects, and the excluded ones with the reasons."""
+    """Included subjects, the excluded ones with the reasons, and what connectomes hold."""
+    if contents.scans == SERIES:
+        return _who(contents)
+    between = "" if contents.known_rois is None else f" between {len(contents.known_rois[1])} ROIs"
+    return f"{_who(contents)} The scans are connectomes ({MATRICES[contents.scans]}{between}), not time series."
+
+
+def _who(contents: Contents) -> str:
     included, reasons = contents.included(), contents.exclusions()
     if not included:
         return f"{contents.predictions['subject'].nunique()} subjects were tested."

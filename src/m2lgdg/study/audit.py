@@ -25,11 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from m2lgdg.cohort import UNKNOWN, Cohort
+from m2lgdg.cohort import UNKNOWN, Cohort, Parcellation
 from m2lgdg.fields import nearest
 from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
 from m2lgdg.registry import create, load_methods
+from m2lgdg.scans import CLIP, COVARIANCE, FISHER_Z, Connectomes, Scans, arrays_of, correlation, packed, standardised
 from m2lgdg.storage import InputError
 from m2lgdg.study.audit_watch import Used, Watch, digest, held_elsewhere
 from m2lgdg.study.baselines import no_brain_scores as no_brain_scores  # shown with the audit, and imported from here
@@ -192,7 +193,7 @@ def _forget_unstable(seen: dict[str, list[Seen]], repeat: Callable[[], list[Seen
 
 
 def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
-    """Cohort whose target is noise (series, phenotypes, TR; labels flipped), or whose target labels are withheld."""
+    """Cohort whose target is noise (scans, phenotypes, TR; labels flipped), or whose target labels are withheld."""
     here = np.flatnonzero(cohort.sites == site)
     labels = np.array(cohort.labels)
     if world == WITHHELD:
@@ -202,18 +203,38 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
         return cohort
     draw = np.random.default_rng(9)
     labels[here] = np.where(labels[here] == UNKNOWN, draw.integers(0, 2, len(here)), 1 - labels[here])
-
-    def noisy(series: Any) -> list[Any]:  # a subject that lacks an atlas still lacks it: which ones it has is not hidden
-        replaced = (one is not None and i in here for i, one in enumerate(series))
-        draws = zip(series, replaced, strict=True)
-        return [draw.normal(size=one.shape).astype(np.float32) if new else one for one, new in draws]
-
-    atlases = {name: dataclasses.replace(each, series=noisy(each.series)) for name, each in cohort.parcellations.items()}
+    atlases = {
+        name: Parcellation(each.rois, _noisy_scans(each.scans, here, draw)) for name, each in cohort.parcellations.items()
+    }
     phenotypes = cohort.phenotypes.apply(lambda column: _noisy(column, here, draw))
     tr = np.array(cohort.tr)
     tr[here] = draw.uniform(1, 3, len(here))
-    changed: dict[str, Any] = {"series": noisy(cohort.series), "parcellations": atlases, "phenotypes": phenotypes, "tr": tr}
+    series = _noisy_scans(cohort.scans, here, draw)
+    changed: dict[str, Any] = {"series": series, "parcellations": atlases, "phenotypes": phenotypes, "tr": tr}
     return dataclasses.replace(cohort, labels=labels, **changed)
+
+
+def _noisy_scans(scans: Scans, here: npt.NDArray[np.int64], draw: np.random.Generator) -> Any:
+    """Scans with noise of the same kind at some positions."""
+
+    def noise(one: Any) -> npt.NDArray[np.float32]:
+        if isinstance(scans, Connectomes):
+            return packed(_noisy_matrix(scans.n_rois, scans.kind, draw), scans.kind)
+        return draw.normal(size=one.shape).astype(np.float32)
+
+    chosen = set(here.tolist())  # a subject that lacks an atlas still lacks it: which ones it has is not hidden
+    given = enumerate(arrays_of(scans))
+    made = [noise(one) if one is not None and i in chosen else one for i, one in given]
+    return Connectomes(made, scans.kind, scans.n_rois) if isinstance(scans, Connectomes) else made
+
+
+def _noisy_matrix(rois: int, kind: str, draw: np.random.Generator) -> Proba:
+    """(roi, roi) connectome of independent noise; that of partial correlations is a correlation matrix like any other."""
+    matrix = correlation(standardised(draw.normal(size=(2 * rois, rois))))
+    if kind == COVARIANCE:
+        spread = draw.uniform(0.5, 2.0, rois)
+        return np.asarray(matrix * (spread[:, None] * spread))
+    return np.arctanh(np.clip(matrix, -CLIP, CLIP)) if kind == FISHER_Z else matrix
 
 
 def _noisy(column: pd.Series[Any], here: npt.NDArray[np.int64], draw: np.random.Generator) -> pd.Series[Any]:

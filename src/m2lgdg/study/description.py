@@ -22,6 +22,7 @@ from m2lgdg.connectivity import fc_features
 from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.data.readers.tables import MALE, MOTION
 from m2lgdg.findings import Finding, data_line, read_finding
+from m2lgdg.scans import KINDS, SERIES, some_of
 from m2lgdg.storage import InputError, read_tensors, write_tensors
 
 COHORT, CONNECTOMES = "cohort.json", "connectomes.safetensors"
@@ -33,12 +34,13 @@ Floats = npt.NDArray[np.float64]
 
 
 class CohortFacts(NamedTuple):
-    """Atlas, ROIs, findings and description (`describe`) of the cohort; None or empty where they are not known."""
+    """Atlas, ROIs, findings, description (`describe`) and kind of scans of the cohort; None or empty where not known."""
 
     atlas: str | None = None
     rois: tuple[str, ...] | None = None
     findings: tuple[Finding, ...] | None = None
     description: Mapping[str, Any] = MappingProxyType({})
+    scans: str | None = None
 
 
 NOT_KNOWN = CohortFacts()
@@ -73,7 +75,10 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         description = {name: dict(facts[name]) for name in ("groups", "sites", "planted") if name in facts}
         for group in (group for name in ("groups", "sites") for group in description.get(name, {}).values()):
             _check_group(group)
-        return CohortFacts(texts[0], tuple(texts[1:]), tuple(map(read_finding, facts["findings"])), description)
+        findings, scans = tuple(map(read_finding, facts["findings"])), facts.get("scans", SERIES)  # not in 0.1.0
+        if scans not in (SERIES, *KINDS):
+            raise ValueError("an unknown kind of scans")
+        return CohortFacts(texts[0], tuple(texts[1:]), findings, description, scans)
 
 
 def _check_group(group: dict[str, Any]) -> None:
@@ -114,13 +119,15 @@ def motion_column(cohort: Cohort) -> Floats | None:
 
 def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """Numbers of one group; what the cohort does not have is left out."""
-    labels, lengths, tr = cohort.labels[chosen], cohort.lengths[chosen], cohort.tr[chosen]
+    labels, tr = cohort.labels[chosen], cohort.tr[chosen]
     group: dict[str, Any] = {
         "subjects": int(chosen.sum()),
         "patients": int((labels == 1).sum()),
         "controls": int((labels == 0).sum()),
-        "volumes": [int(lengths.min()), int(lengths.max())],
     }
+    if cohort.values == SERIES:
+        lengths = cohort.lengths[chosen]
+        group["volumes"] = [int(lengths.min()), int(lengths.max())]
     if not np.isnan(tr).all():
         group["tr"] = [float(np.nanmin(tr)), float(np.nanmax(tr))]
     columns = {str(name).lower(): cohort.phenotypes[name].to_numpy() for name in cohort.phenotypes.columns}
@@ -136,6 +143,7 @@ def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
 def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
     """Mean Fisher-z FC of patients, of controls and of each site, and the difference within sites, as edges above the diagonal.
 
+    That of connectomes is the mean of the matrices that were given, in Fisher z (of partial correlations, if they hold these).
     The difference is the mean over sites of patients minus controls, weighted by the information of each site
     (patients x controls / subjects). What differs between sites alone, such as the scanner, is not in it. `sites` has a row
     for each site, in the order of `Cohort.site_names`: the mean of its labelled subjects, or NaN if they are fewer than 10.
@@ -150,7 +158,7 @@ def mean_connectomes(cohort: Cohort) -> dict[str, Floats]:
         means = {}
         for k, chosen in by_class.items():
             if len(chosen):
-                fc = fc_features([cohort.series[i] for i in chosen.tolist()])
+                fc = fc_features(some_of(cohort.scans, chosen.tolist()))
                 means[k] = fc.mean(axis=0, dtype=np.float64)
                 sums[k] += means[k] * len(chosen)
                 counts[k] += len(chosen)

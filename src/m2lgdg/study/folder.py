@@ -181,7 +181,7 @@ def _inclusion(cohort: Cohort) -> pd.DataFrame:
 
 def _facts(cohort: Cohort) -> dict[str, Any]:
     findings = [one._asdict() for one in with_checks(cohort).findings or ()]
-    return {"atlas": cohort.atlas, "rois": cohort.rois, "findings": findings, **describe(cohort)}
+    return {"atlas": cohort.atlas, "rois": cohort.rois, "scans": cohort.values, "findings": findings, **describe(cohort)}
 
 
 def _environment(study: Study) -> dict[str, str]:
