@@ -22,6 +22,7 @@ ASYMMETRY = 1e-4  # largest difference between the two halves of a symmetric mat
 DIAGONAL = 1e-3  # the same of a diagonal from 1
 OVER_ONE = 1e-4  # by which rounding may carry a correlation above 1
 CLIP = 0.999  # of correlations computed here, as Fisher's z of 1 is infinite
+LARGEST = float(np.finfo(np.float32).max)
 LARGEST_Z = 20.0  # Fisher's z of the largest double below 1 is 18.7
 # What whoever gives a matrix for a series is told, in files as in memory
 IS_CONNECTOME = "a symmetric or triangular matrix is a connectome, not a series"
@@ -155,7 +156,7 @@ def packed(matrix: npt.NDArray[Any], kind: str) -> Singles:
 def _upper(matrix: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
     rows, columns, diagonal = triangle(len(matrix))
     wide = np.asarray(matrix, dtype=np.float64)
-    values = np.asarray((wide[rows, columns] + wide[columns, rows]) / 2)
+    values = np.asarray(wide[rows, columns] / 2 + wide[columns, rows] / 2)
     if kind != COVARIANCE:
         values[diagonal] = 0.0 if kind == FISHER_Z else 1.0
     return values
@@ -163,10 +164,15 @@ def _upper(matrix: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
 
 def unpacked(values: npt.NDArray[Any], n_rois: int) -> npt.NDArray[Any]:
     """(roi, roi) read-only matrix of an upper triangle."""
+    matrix = _full(values, n_rois)
+    matrix.setflags(write=False)
+    return matrix
+
+
+def _full(values: npt.NDArray[Any], n_rois: int) -> npt.NDArray[Any]:
     rows, columns, _ = triangle(n_rois)
     matrix = np.empty((n_rois, n_rois), dtype=values.dtype)
     matrix[rows, columns] = matrix[columns, rows] = values
-    matrix.setflags(write=False)
     return matrix
 
 
@@ -197,10 +203,9 @@ def correlation(unit: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def own_correlation(one: Singles, kind: str, n: int) -> npt.NDArray[np.float64]:
     """(roi, roi) correlations of a triangle; 1 on the diagonal."""
-    matrix = unpacked(one.astype(np.float64), n).copy()
-    if kind == FISHER_Z:
-        np.tanh(matrix, out=matrix)
-    elif kind == COVARIANCE:
+    values = one.astype(np.float64)
+    matrix = _full(np.tanh(values) if kind == FISHER_Z else values, n)
+    if kind == COVARIANCE:
         spread = np.sqrt(np.diagonal(matrix))
         spread[spread == 0] = 1.0
         matrix = np.clip(matrix / (spread[:, None] * spread), -1.0, 1.0)
@@ -290,20 +295,24 @@ def connectome_defect(matrix: npt.NDArray[Any], rois: Sequence[str], kind: str) 
     n = len(rois)
     if matrix.shape != (n, n):
         return f"the matrix has shape {matrix.shape}, not ({n}, {n})"
+    if n < 2 or matrix.dtype.kind not in "fiu":
+        return "a connectome has two ROIs or more" if n < 2 else f"the matrix has values of type {matrix.dtype}, not numbers"
     defect = symmetry_defect(matrix, rois) or diagonal_defect(np.diagonal(matrix), rois, kind)
     return defect or triangle_defect(_upper(matrix, kind), rois, kind)
 
 
 def symmetry_defect(matrix: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
     """Why a (roi, roi) matrix is not finite and symmetric beside its diagonal, in words, or None."""
-    matrix = np.where(np.eye(len(rois), dtype=bool), 0, matrix)
+    matrix = np.where(np.eye(len(rois), dtype=bool), 0, matrix.astype(np.float64))  # unsigned numbers have no difference
     if not np.isfinite(matrix).all():
-        bad = np.argwhere(~np.isfinite(matrix))
-        row, column = bad[0]
+        bad = ~np.isfinite(matrix)
+        row = int(bad.sum(axis=1).argmax())  # a ROI that has no other values, if there is one
+        column, count = int(bad[row].argmax()), int(bad.sum())
         what = "NaN" if np.isnan(matrix[row, column]) else "an infinite value"
         hint = "; a ROI without a signal has zeros" if np.isnan(matrix[row]).sum() == len(rois) - 1 else ""
-        return f"{what} between ROI {rois[row]} and ROI {rois[column]} ({len(bad)} such values){hint}"
-    difference = np.abs(matrix - matrix.T)
+        return f"{what} between ROI {rois[row]} and ROI {rois[column]} ({count} such values){hint}"
+    with np.errstate(over="ignore"):
+        difference = np.abs(matrix - matrix.T)
     if difference.max() > ASYMMETRY * float(np.abs(matrix).max()):
         row, column = divmod(int(difference.argmax()), len(rois))
         pair = f"{matrix[row, column]:.4g} and {matrix[column, row]:.4g}"
@@ -348,9 +357,9 @@ def triangle_defect(values: npt.NDArray[Any], rois: Sequence[str], kind: str) ->
         limit = (spread[rows] * spread[columns]) * (1 + OVER_ONE) + np.finfo(np.float32).tiny
     else:
         limit = np.full(len(values), most)
-    over = np.abs(values) > limit
+    over = np.abs(values) > np.minimum(limit, LARGEST)
     if over.any():
         first = int(np.argmax(over))
         pair = f"between ROI {rois[rows[first]]} and ROI {rois[columns[first]]}"
-        return f"{values[first]:.4g} {pair} is out of range for {kind} (at most {limit[first]:.4g})"
+        return f"{values[first]:.4g} {pair} is out of range for {kind} (at most {min(limit[first], LARGEST):.4g})"
     return None

@@ -19,6 +19,7 @@ and, with 50 ROIs or more, those processed again whose FC without the global sig
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import UNKNOWN, Cohort
 from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
-from m2lgdg.scans import CLIP, PARTIAL, Connectomes, arrays_of, own_correlation
+from m2lgdg.scans import CLIP, COVARIANCE, FISHER_Z, PARTIAL, Connectomes, arrays_of, own_correlation
 
 FC_ALIKE = 0.8  # FC of two people correlates less than this, FC of one scan cropped or filtered again more
 SERIES_ALIKE = 0.9
@@ -93,8 +94,8 @@ def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:
     exact = {(pair.first, pair.second) for pair in pairs}
     for i, j, alike in _candidates(cohort):
         if (i, j) not in exact:
-            copied = isinstance(scans, Connectomes)
-            copy = _same_matrix(scans, i, j) if copied else _copy(scans[i], scans[j], alike)
+            of_series = not isinstance(scans, Connectomes)
+            copy = _copy(scans[i], scans[j], alike) if of_series else _same_matrix(scans, i, j, alike)
             if copy is not None:
                 pairs.append(Pair(i, j, False, *copy))
     return sorted(pairs)
@@ -177,21 +178,21 @@ def _above(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
 
 
-def _same_matrix(connectomes: Connectomes, first: int, second: int) -> tuple[float, How] | None:
+def _same_matrix(connectomes: Connectomes, first: int, second: int, alike: float) -> tuple[float, How] | None:
     """As `_copy`, of two connectomes."""
     both = [_matrix(connectomes, i) for i in (first, second)]  # (roi, roi) each
     a, b = map(_above, both)
-    if len(a) >= FEWEST_EDGES:
+    if len(a) >= FEWEST_EDGES and alike >= FC_COPY:
         # One of them may be of another kind than the cohort says.
         kinds = ((a, b), (a, _fisher(b)), (_fisher(a), b), (a, np.tanh(b)), (np.tanh(a), b))
-        correlation = max(float(_correlation(np.stack(pair, axis=1))[0, 1]) for pair in kinds)
+        correlation = max(_vector_correlation(*pair) for pair in kinds)
         if correlation >= FC_EQUAL:
             return correlation, "fc"
     if connectomes.n_rois < FEWEST_ROIS:
         return None
     if connectomes.kind != PARTIAL:
         a, b = (_above(_without_global_signal(one)) for one in both)
-    correlation = float(_correlation(np.stack([a, b], axis=1))[0, 1])
+    correlation = _vector_correlation(a, b)
     return (correlation, "fc") if correlation >= FC_COPY else None
 
 
@@ -201,6 +202,25 @@ def _matrix(connectomes: Connectomes, subject: int) -> npt.NDArray[np.float64]:
     triangle = connectomes.triangles[subject]
     assert triangle is not None  # a cohort of one atlas has the subjects that have it
     return own_correlation(triangle, connectomes.kind, connectomes.n_rois)[np.ix_(rois, rois)]
+
+
+def _matrix_edges(connectomes: Connectomes, rois: npt.NDArray[np.int_]) -> Iterator[npt.NDArray[Any]]:
+    """(edge,) correlations between the ROIs of the fingerprint, of each subject."""
+    n, kind = connectomes.n_rois, connectomes.kind
+    if kind == COVARIANCE:
+        yield from (_above(_matrix(connectomes, i)) for i in range(len(connectomes)))
+        return
+    here, there = (rois[i] for i in np.triu_indices(len(rois), 1))  # (edge,) each
+    positions = here * n - here * (here - 1) // 2 + there - here  # of these edges in a triangle
+    for one in connectomes.triangles:
+        assert one is not None
+        yield np.tanh(one[positions]) if kind == FISHER_Z else one[positions]
+
+
+def _vector_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms else 0.0
 
 
 def _fisher(correlations: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -231,7 +251,7 @@ def _candidates(cohort: Cohort) -> list[tuple[int, int, float]]:
         return []
     # In float64, because the square of a large float32 is out of range. (subject, edge)
     if isinstance(scans := cohort.scans, Connectomes):
-        edges = np.stack([_above(_matrix(scans, i)).astype(np.float32) for i in range(len(scans))])
+        edges = np.stack([one.astype(np.float32) for one in _matrix_edges(scans, rois)])
     else:
         edges = np.stack([_correlation(one[:, rois].astype(np.float64))[upper].astype(np.float32) for one in scans])
     alike = np.triu(_correlation(edges.T), 1)
