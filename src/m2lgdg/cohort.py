@@ -459,7 +459,7 @@ class Cohort:
         """Write the cohort atomically to one safetensors file with the scans and a JSON header.
 
         float16 halves the file size. Each ROI is stored as offset + scale * half, so the error is below 0.05 % of its largest
-        deviation from its mean, whatever its units; that of a connectome is below 0.05 % of its largest value.
+        deviation from its mean, whatever its units; that of an edge is below 0.05 % of the connectome's largest, or of its sds.
         """
         if dtype not in ("float32", "float16"):
             raise InputError(f"cohort files hold float32 or float16 series, not {dtype}.")

@@ -31,6 +31,7 @@ from m2lgdg.scans import (
     kind_of,
     map_of,
     series_defect,
+    triangle,
     triangle_defect,
 )
 from m2lgdg.storage import DAMAGED, InputError, one_line, read_tensors, write_tensors
@@ -226,10 +227,13 @@ def _rounded(scans: Scans, subjects: Sequence[str], where: str) -> Scans:
 
 
 def _packed(array: Series) -> tuple[npt.NDArray[np.float16], Series, Series]:
-    """A (time, roi) series as float16, with the offset and scale of each ROI; of a triangle, 0 and one scale."""
+    """A (time, roi) series as float16, with the offset and scale of each ROI; of a triangle, 0 and its sds or one scale."""
     if array.ndim == 1:
-        scale = np.abs(array).max(keepdims=True)
-        return (array / scale).astype(np.float16), np.zeros_like(scale), scale
+        rows, columns, diagonal = triangle(int(np.sqrt(2 * len(array))))
+        sd = np.sqrt(array[diagonal])  # (roi,), by which variances of any size are 1
+        scale = np.where(sd > 0, sd, 1) if sd.any() else np.abs(array).max(keepdims=True)
+        by = scale[rows] * scale[columns] if sd.any() else scale
+        return (array / by).astype(np.float16), np.zeros_like(scale), scale
     offset = array.mean(axis=0, dtype=np.float64).astype(np.float32)  # (roi,)
     flat = np.ptp(array, axis=0) == 0
     offset[flat] = array[0, flat]
@@ -241,6 +245,9 @@ def _packed(array: Series) -> tuple[npt.NDArray[np.float16], Series, Series]:
 
 def _unpacked(half: npt.NDArray[np.float16], offset: Series, scale: Series) -> Series:
     """The array that was packed, up to rounding, as a view of bytes, which nobody can make writeable."""
+    if half.ndim == 1 and len(scale) > 1:
+        rows, columns, _ = triangle(len(scale))
+        scale, offset = scale[rows] * scale[columns], np.zeros(1, dtype=np.float32)
     array = half.astype(np.float32) * scale + offset
     return np.frombuffer(array.tobytes(), np.float32).reshape(array.shape)
 

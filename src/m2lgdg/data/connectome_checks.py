@@ -92,9 +92,11 @@ def _is_rounded(values: Floats, decimals: int) -> bool:
 
 def without_structure(cohort: Cohort, edges: Edges) -> Bools:
     """(subject,) whether all edges are alike, as those of a constant matrix, or all ROIs have one signal."""
-    usual = np.array([np.median(edges.spread[cohort.sites == site]) for site in cohort.sites])
-    usual = np.minimum(usual, np.median(edges.spread))  # if all connectomes of a site are so, its scale differs instead
-    return (edges.spread < ALIKE * usual * (cohort.values != COVARIANCE)) | (edges.typical >= ONE_SIGNAL)
+    at_sites = {site: np.median(edges.spread[cohort.sites == site]) for site in cohort.site_names}
+    # If all connectomes of a site are so, its scale differs instead.
+    usual = np.minimum([at_sites[site] for site in cohort.sites.tolist()], np.median(edges.spread))
+    alike = edges.spread < ALIKE * usual * (cohort.values != COVARIANCE)
+    return np.asarray(alike | (edges.typical >= ONE_SIGNAL))
 
 
 def connectome_findings(cohort: Cohort, edges: Edges) -> Iterator[Finding]:
@@ -230,5 +232,5 @@ def _least(scans: Connectomes, here: Bools) -> float:
     """Smallest eigenvalue of some of the connectomes, as what they are said to be."""
     chosen = np.flatnonzero(here)
     chosen = chosen[np.linspace(0, len(chosen) - 1, min(len(chosen), MEASURED)).astype(int)]
-    matrices = [own_correlation(scans.triangles[i], scans.kind, scans.n_rois) for i in chosen]  # type: ignore[arg-type]
+    matrices = [own_correlation(scans.triangles[i], scans.kind, scans.n_rois) for i in chosen]
     return min(float(np.linalg.eigvalsh(_scaled_inverse(one) if scans.kind == PARTIAL else one)[0]) for one in matrices)

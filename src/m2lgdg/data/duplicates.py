@@ -94,8 +94,7 @@ def _compared(cohort: Cohort, digests: tuple[bytes, ...]) -> list[Pair]:
     exact = {(pair.first, pair.second) for pair in pairs}
     for i, j, alike in _candidates(cohort):
         if (i, j) not in exact:
-            of_series = not isinstance(scans, Connectomes)
-            copy = _copy(scans[i], scans[j], alike) if of_series else _same_matrix(scans, i, j, alike)
+            copy = _same_matrix(scans, i, j, alike) if isinstance(scans, Connectomes) else _copy(scans[i], scans[j], alike)
             if copy is not None:
                 pairs.append(Pair(i, j, False, *copy))
     return sorted(pairs)
@@ -224,7 +223,7 @@ def _vector_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 
 def _fisher(correlations: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.arctanh(np.clip(correlations, -CLIP, CLIP))
+    return np.asarray(np.arctanh(np.clip(correlations, -CLIP, CLIP)))
 
 
 def _without_global_signal(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
