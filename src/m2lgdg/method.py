@@ -250,12 +250,21 @@ def series_needed(name: str) -> str:
         return "" if CONNECTOMES in METHODS[name].takes else f"method {name}"
 
 
+def interchangeable(one: str, other: str) -> bool:
+    """Whether two kinds of scans are the same, or Fisher z and correlations."""
+    return one == other or {one, other} == {CORRELATION, FISHER_Z}
+
+
 def same_scans(trained: str, target: Cohort) -> None:
     """Refuse a target whose scans are not of the kind that a model was trained on; Fisher z and correlations are one kind."""
     given = target.values
-    if given == trained or {given, trained} == {CORRELATION, FISHER_Z}:
+    if interchangeable(given, trained):
         return
-    advice = "m2lgdg convert --connectomes makes connectomes of series" if given == SERIES else "give it the same kind"
+    advice = f"if they hold {trained}, say so with m2lgdg convert --values {trained}"
+    if trained == SERIES:
+        advice = "give it the time series of the ROIs"
+    elif given == SERIES:
+        advice = f"m2lgdg convert --connectomes makes connectomes ({FISHER_Z}) of series"
     kinds = [f"connectomes ({kind})" if kind != SERIES else "time series" for kind in (trained, given)]
     raise InputError(f"the model was trained on {kinds[0]}, and cohort {target.name} holds {kinds[1]}; {advice}.")
 

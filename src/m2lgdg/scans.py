@@ -290,6 +290,22 @@ def common_kind(possible: Iterable[tuple[str, ...]], names: Sequence[str], where
     return left[0]
 
 
+def in_kind(matrix: npt.NDArray[Any], rois: Sequence[str], kind: str) -> npt.NDArray[Any]:
+    """A (roi, roi) matrix as a connectome of the kind that a model was trained on, or an InputError that says why it is none.
+
+    Fisher z and correlations are turned into each other. A matrix that may hold either is taken as it is.
+    """
+    possible = possible_kinds(matrix)
+    own = kind if kind in possible or (kind == PARTIAL and CORRELATION in possible) else possible[0]
+    if defect := connectome_defect(matrix, rois, own):
+        raise InputError(defect)
+    if own != kind and {own, kind} != {CORRELATION, FISHER_Z}:
+        raise InputError(f"the matrix looks like {own}, and the model was trained on {kind}")
+    if own == kind:
+        return matrix
+    return np.asarray(np.tanh(matrix) if own == FISHER_Z else np.arctanh(np.clip(matrix, -CLIP, CLIP)))
+
+
 def connectome_defect(matrix: npt.NDArray[Any], rois: Sequence[str], kind: str) -> str | None:
     """Why a (roi, roi) matrix is not a connectome of this kind, in words, or None. Empty ROIs are reported by `check`."""
     n = len(rois)

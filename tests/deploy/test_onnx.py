@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.interpolate import CubicSpline
+from sklearn.covariance import ledoit_wolf
 from test_contract import NAMES, small
 
 from m2lgdg import InputError, leave_one_site_out, make, make_cohort
-from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+from m2lgdg.connectivity import correlations
+from m2lgdg.deploy.onnx import described, export_onnx, prepared, run_onnx
+from m2lgdg.scans import KINDS, Connectomes
 
 NO_GRAPH = {"prior": "uses no inputs", "average": "cannot be exported"}
 # Layers of the same kind become the same nodes again, and the time to export grows with the number of nodes.
@@ -190,3 +193,62 @@ def test_the_command(fold, tmp_path, monkeypatch, typed):
     code, out, _ = typed("export", "model", "--out", "fc.onnx")
     assert code == 0 and "Wrote fc.onnx, and fc.json on how to prepare its inputs." in out
     assert Path("fc.onnx").stat().st_size > 0
+
+
+def shrunk(rows):
+    """Ledoit-Wolf covariance, by scikit-learn."""
+    return ledoit_wolf(rows - rows.mean(axis=0), assume_centered=True)[0]
+
+
+def tangent(matrix, reference):
+    w, v = np.linalg.eigh(np.array(reference))
+    root = v @ np.diag(w**-0.5) @ v.T
+    w, v = np.linalg.eigh(root @ matrix @ root)
+    log = v @ np.diag(np.log(w)) @ v.T
+    rows, columns = np.triu_indices(len(log))
+    return log[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ["fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer"]
+)
+def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
+    """As somebody would make them who has the connectome and the words of the JSON."""
+    spread = np.linspace(0.5, 3.0, len(fold.source.rois))
+    change = {
+        "fisher-z": lambda r: np.arctanh(np.clip(r, -0.9999, 0.9999)),
+        "covariance": lambda r: r * np.outer(spread, spread),
+    }
+
+    def made(cohort):
+        matrices = [change.get(kind, np.array)(one) for one in correlations(cohort.series)]
+        return replace(cohort, series=Connectomes.of(matrices, kind, len(spread)))
+
+    quick = {"epochs": 1} if name.startswith("brain") else {}
+    fitted = make(name, **small(name) | quick if quick else {}).fit(made(fold.source), seed=0)
+    target = made(fold.target)
+    inputs = prepared(fitted, target)
+    words = {one["name"]: one for one in described(fitted, inputs)["inputs"]}
+    (block,) = set(words) - {"phenotypes"}
+    own = np.array(target.connectomes[0], dtype=np.float64)
+    r = {"fisher-z": np.tanh, "covariance": lambda c: c / np.outer(spread, spread)}.get(kind, np.array)(own)
+    np.fill_diagonal(r, 1.0)
+    z = np.arctanh(np.clip(r, -0.999, 0.999))
+    least = min(np.linalg.eigvalsh(r)[0], 0.0)
+    a = (0.1 - least) / (1 - least)
+    by_hand = {
+        ("fc", 2): lambda: z[np.triu_indices(len(z), 1)],
+        ("fc", 3): lambda: z * (1 - np.eye(len(z))),
+        ("correlation", 3): lambda: r,
+        ("tangent", 2): lambda: tangent((1 - a) * r + a * np.eye(len(r)), words[block]["reference"]),
+        ("tangent_pearson", 2): lambda: tangent(shrunk(r), words[block]["reference"]),
+    }[block, inputs[block].ndim]
+    np.testing.assert_allclose(inputs[block][0], by_hand(), atol=2e-5)
+    said = {
+        "fisher-z": "Fisher z of the connectome",
+        "covariance": "divided by the sds of both ROIs",
+        "correlation": "the correlat",
+    }
+    assert said.get(kind, "the partial correlations of the connectome") in words[block]["prepared"]
+    assert "series" not in words[block]["prepared"] and described(fitted, inputs)["scans"] == kind

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hospitals import assert_pooled, by_site, study_of
+from hospitals import assert_pooled, by_site, pooled, study_of
 
 import m2lgdg
 from m2lgdg.connectivity import standardised
@@ -16,6 +16,8 @@ from m2lgdg.federated.simulation import simulate
 from m2lgdg.federated.site import KINDS, prepared
 from m2lgdg.metrics import platt
 from m2lgdg.report.card import write_card
+from m2lgdg.scans import Connectomes
+from m2lgdg.storage import InputError
 
 
 def test_the_fit_from_sums_is_the_pooled_fit(fitted, cohort):
@@ -90,3 +92,31 @@ def test_order_statistics_are_exact():
             assert len(cuts) == 2 * CUTS
             (ask,) = search.send([np.append(np.searchsorted(keys, cuts), len(keys)).astype(float)])
     assert ended.value.value == (*np.sort(values)[[18, 19]], len(values)) and rounds == 13
+
+
+@pytest.mark.parametrize("inputs", [True, False])
+def test_connectomes_are_fitted_as_pooled_ones(cohort, inputs):
+    """Fisher z at all sites but two, which have correlations; no sum is about amplitudes."""
+    of_z = cohort.to_connectomes() if inputs else cohort.to_connectomes().with_inputs(())
+    sites = by_site(of_z)
+    for site in list(sites)[1:3]:
+        matrices = [np.tanh(one) for one in sites[site].connectomes]
+        sites[site] = replace(sites[site], series=Connectomes.of(matrices, "correlation", len(cohort.rois)))
+    fitted = simulate(study_of(of_z), sites)
+    assert_pooled(fitted, of_z)
+    expected = pooled(of_z)
+    assert fitted.facts_["scans"] == "fisher-z" and fitted.facts_["notes"] == expected.facts_["notes"]
+    assert not any("amplitude" in name or "steady" in name for name in fitted.state_)
+
+
+def test_sites_need_the_same_kind_of_scans(cohort):
+    sites = by_site(cohort)
+    last = max(sites)
+    of_z = sites[last].to_connectomes()
+    needed = "all sites need series, or connectomes of one kind"
+    with pytest.raises(InputError, match=f"the scans of site {last} are fisher-z and those of site coast series; {needed}"):
+        simulate(study_of(cohort), sites | {last: of_z})
+    matrices = [np.tanh(one) + np.eye(len(cohort.rois)) for one in of_z.connectomes]
+    of_covariance = replace(of_z, series=Connectomes.of(matrices, "covariance", len(cohort.rois)))
+    with pytest.raises(InputError, match=f"site {last} are covariance and those of site coast fisher-z; {needed}"):
+        simulate(study_of(cohort), by_site(cohort.to_connectomes()) | {last: of_covariance})

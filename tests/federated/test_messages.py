@@ -72,6 +72,17 @@ def test_the_join_message_names_no_cohort(cohort):
     assert "ward" not in messages.member_json(study, member)
 
 
+def test_a_join_message_holds_scans_of_a_known_kind(cohort):
+    study, own = study_of(cohort), by_site(cohort)["north"].to_connectomes()
+    member, arrays = prepared(study, own, "north")
+    assert member.scans == "fisher-z" and not member.amplitudes and set(arrays) == {"fc", "phenotypes", "labels"}
+    written = messages.member_json(study, member)
+    assert messages.read_member(written.encode(), "join") == member
+    assert "Scans: fisher-z; with amplitudes: no." in list(messages._member_in_words(member))
+    with pytest.raises(InputError, match=r"join is damaged \(its scans are neither series nor a kind of connectomes"):
+        messages.read_member(written.replace("fisher-z", "tensor").encode(), "join")
+
+
 def members_of(sizes, **changes):
     base = Member("", 0, 0, ("a", "b"), "aal", "h")
     return tuple(replace(base, site=site, patients=n // 2, controls=n - n // 2, **changes) for site, n in sizes.items())

@@ -1,9 +1,16 @@
 """`Model` and the `Method` inside it: one way to set a field, the same probabilities, one folder."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import m2lgdg
+from m2lgdg import InputError, Model, make
+from m2lgdg.cohort import Parcellation
+from m2lgdg.connectivity import correlations
+from m2lgdg.metrics import logit, sigmoid
+from m2lgdg.scans import KINDS, Connectomes
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +55,64 @@ def test_arrays_of_0_1_0_are_found_by_their_former_names(fold, tmp_path):
     model.method.state_ = {"share": model.state_["prevalence"]}
     loaded = m2lgdg.Model.load(model.save(tmp_path / "former"))
     assert list(loaded.state_) == ["prevalence"] and np.array_equal(loaded.predict_proba(fold.target), expected)
+
+
+def in_kind(cohort, kind):
+    """The connectomes of a cohort, as Fisher z, correlations, covariances (of unequal sds) or partial correlations."""
+    made, spread = [], np.linspace(0.5, 3.0, len(cohort.rois))
+    change = {"fisher-z": lambda r: np.arctanh(np.clip(r, -0.999, 0.999)), "covariance": lambda r: r * np.outer(spread, spread)}
+    for one in correlations(cohort.series):
+        if kind == "partial-correlation":
+            inverse = np.linalg.inv(one)
+            scale = np.sqrt(np.diagonal(inverse))
+            one = -inverse / (scale[:, None] * scale)
+            np.fill_diagonal(one, 1.0)
+        made.append(change.get(kind, np.array)(one))
+    return dataclasses.replace(cohort, series=Connectomes.of(made, kind, len(cohort.rois)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_connectomes(fold, kind, tmp_path):
+    """Fisher z and correlations are one kind; a covariance has the probabilities of its correlations; others are refused."""
+    source, target = in_kind(fold.source, kind), in_kind(fold.target, kind)
+    fitted = make("fc-logistic").fit(source, source_distribution=True)
+    loaded = Model.load(fitted.save(tmp_path / "model"))
+    assert loaded.facts_["scans"] == loaded.method.trained_on == kind
+    np.testing.assert_array_equal(loaded.predict_proba(target), fitted.predict_proba(target))
+    if kind != "partial-correlation":
+        expected = make("fc-logistic").fit(fold.source).predict_proba(fold.target)
+        np.testing.assert_allclose(fitted.predict_proba(target), expected, atol=1e-6)
+    for other in ("series", *KINDS):
+        given = fold.target if other == "series" else in_kind(fold.target, other)
+        if other == kind or {kind, other} == {"correlation", "fisher-z"}:
+            np.testing.assert_allclose(loaded.predict_proba(given), loaded.predict_proba(target), atol=1e-6)
+            scores = [loaded.ood_scores(one)["connectivity"] for one in (given, target)]
+            np.testing.assert_allclose(*scores, rtol=1e-4)
+            continue
+        for call in (loaded.predict_proba, loaded.flags, loaded.ood_scores, loaded.compare):
+            with pytest.raises(InputError, match=rf"trained on connectomes \({kind}\), and cohort tiny holds .*; "):
+                call(given)
+    with pytest.raises(
+        InputError, match=r"trained on time series, and cohort tiny holds connectomes .* give it the time series"
+    ):
+        make("fc-logistic").fit(fold.source).predict_proba(target)
+
+
+def test_an_atlas_of_series_and_one_of_connectomes(fold):
+    """Each member has the kind of its atlas, and the model the mean of their logits."""
+
+    def with_second(cohort):
+        second = Parcellation(cohort.rois, cohort.to_connectomes().connectomes)
+        return dataclasses.replace(cohort, atlas="first", parcellations={"second": second})
+
+    source, target = with_second(fold.source), with_second(fold.target)
+    fitted = make("fc-logistic", atlases=("second", "first")).fit(source, source_distribution=True)
+    assert [one.trained_on for one in fitted.members.values()] == ["fisher-z", "series"] and fitted.facts_[
+        "scans"
+    ] == "fisher-z"
+    logits = [logit(one.predict_proba(target)[:, 1]) for one in fitted.members.values()]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-6)
+    slope, offset = fitted.mean_recalibration
+    np.testing.assert_allclose(fitted.predict_proba(target)[:, 1], sigmoid(slope * logits[0] + offset), atol=1e-6)
+    assert all(raised[:1] == ["short scan: 89"] for raised in fitted.flags(target))
+    assert fitted.compare(target)[0].startswith("volumes: 89 here")

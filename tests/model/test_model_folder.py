@@ -214,6 +214,8 @@ def pickled():
 
 DAMAGED = (WEIGHTS, "damaged or not an m2lgdg-model-1 file")
 TENSORS = [
+    Case("scans of no kind", fact(scans="tensor"), ("method.json is damaged", "scans is not series or a kind of connectome")),
+    Case("scans in a list", fact(scans=["series"]), ("method.json is damaged", "scans is not series or a kind of connectome")),
     Case("weights cut, hashes true", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes()[:-9]), DAMAGED),
     Case("weights longer than declared", raw(WEIGHTS, lambda f: (f / WEIGHTS).read_bytes() + b"more"), DAMAGED),
     Case("no byte of weights", raw(WEIGHTS, b""), DAMAGED),

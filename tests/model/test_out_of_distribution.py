@@ -8,7 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, spectral_edge
+from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, flags, spectral_edge
+from m2lgdg.scans import Connectomes
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,22 @@ def test_statistics_that_do_not_fit_each_other_are_refused(distribution, tmp_pat
     save_file({name: value for name, value in stored.items() if name != "axes"}, file, meta)
     with pytest.raises(InputError, match="damaged"):
         SourceDistribution.load(file, 12)
+
+
+def test_connectomes_have_the_scores_of_their_series(source, target, distribution):
+    of_connectomes = SourceDistribution.fit(source.to_connectomes())
+    for kind, expected in distribution.scores(target).items():
+        np.testing.assert_array_equal(of_connectomes.scores(target.to_connectomes())[kind], expected)
+    lines = of_connectomes.compare(target.to_connectomes())
+    assert lines == distribution.compare(target)[-len(lines) :] and [line.split(":")[0] for line in lines] == ["age", "males"]
+
+
+def test_a_short_scan_is_none_of_connectomes_and_empty_rois_are_flagged(target):
+    matrices = [np.array(one) for one in target.to_connectomes().connectomes]
+    for roi in (2, 5):
+        matrices[3][roi] = matrices[3][:, roi] = 0.0
+    given = dataclasses.replace(target, series=Connectomes.of(matrices, "fisher-z", len(target.rois)))
+    assert [raised for raised in flags(given, [], None) if raised] == [["empty rois: 2"]]
+    short = dataclasses.replace(target, series=[one[:60] for one in target.series])
+    assert flags(short, [], None) == [["short scan: 60"]] * len(target)
+    assert flags(short.to_connectomes(), [], None) == [[]] * len(target)

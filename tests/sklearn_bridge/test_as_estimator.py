@@ -79,15 +79,31 @@ def test_series_matrices_and_vectors_give_the_same(cohort, name):
 
 
 def test_a_matrix_does_not_depend_on_the_others(cohort):
-    """Whether it holds correlations is a matter of its own diagonal."""
+    """Whether it holds correlations is a matter of its own range and diagonal; in doubt it is of the kind of the fit."""
     matrices = correlations(cohort.series).astype(float)
     estimator = m2lgdg.as_estimator("fc-svm").fit(matrices, cohort.labels, groups=cohort.sites)
     alone = estimator.predict_proba(matrices)
     odd = matrices.copy()
     np.fill_diagonal(odd[3], 0.0)
-    others = np.arange(len(odd)) != 3
-    np.testing.assert_array_equal(estimator.predict_proba(odd)[others], alone[others])
-    assert not np.array_equal(estimator.predict_proba(odd)[3], alone[3])
+    odd[5] = np.arctanh(np.clip(odd[5], -0.999, 0.999))
+    np.fill_diagonal(odd[6], np.inf)
+    odd[6] = np.arctanh(np.minimum(odd[6], 1.0), where=odd[6] < 1, out=odd[6])
+    np.testing.assert_allclose(estimator.predict_proba(odd), alone, atol=1e-6)
+    np.testing.assert_array_equal(estimator.predict_proba(odd[5:6])[0], estimator.predict_proba(odd)[5])
+
+
+@pytest.mark.parametrize("name", ["connectome-adaptive", "tangent-logistic", "fc-logistic"])
+def test_matrices_are_a_cohort_of_connectomes(cohort, name, tmp_path):
+    fold = next(iter(leave_one_site_out(cohort)))
+    source, target = (list(map(np.array, one.to_connectomes().connectomes)) for one in (fold.source, fold.target))
+    estimator = m2lgdg.as_estimator(name).fit(source, fold.source.labels, groups=fold.source.sites)
+    assert estimator.n_features_in_ == len(cohort.rois)
+    rois = [str(i + 1) for i in range(len(cohort.rois))]
+    given = m2lgdg.Cohort.from_connectomes(target, fold.target.labels, "new", rois=rois, values=estimator.method_.trained_on)
+    loaded = m2lgdg.Model.load(estimator.method_.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict_proba(given), estimator.predict_proba(target))
+    expected = m2lgdg.make(name).fit(m2lgdg.Cohort.from_connectomes(source, fold.source.labels, fold.source.sites, rois=rois))
+    np.testing.assert_array_equal(expected.predict_proba(given), estimator.predict_proba(target))
 
 
 def test_which_methods_take_fc():
@@ -209,8 +225,13 @@ def test_a_fitted_estimator_holds_a_model(cohort, tmp_path):
         ("fc-svm", {"X": "nan"}, "Input X contains NaN or infinity, first in the array of subject 3."),
         ("fc-svm", {"X": "flat"}, "cohort X: subject subject-3: every ROI is constant."),
         ("fc-svm", {"X": "shape"}, "has shape (60, 11), not (time, 12)."),
-        ("connectome-adaptive", {"X": "vectors"}, "needs series of shape (time, ROI) for each subject, but X holds a table."),
-        ("connectome-adaptive", {"X": "matrices"}, "method connectome-adaptive needs series of shape (time, ROI)"),
+        ("connectome-adaptive", {"X": "vectors"}, "(ROI, ROI) for each subject, but X holds a table; nilearn.connectome.vec"),
+        ("m2lgdg", {"X": "matrices"}, "method m2lgdg needs time series, and cohort X holds connectomes; methods that take"),
+        ("fc-svm", {"X": "mixed"}, "subject-3: a symmetric or triangular matrix is a connectome, not a series"),
+        ("fc-svm", {"X": "lopsided"}, "X, subject 3: the matrix is not symmetric: between ROI 7 and ROI 12 it has"),
+        ("fc-svm", {"X": "sizes"}, "X, subject 3: the matrix has shape (11, 11), not (12, 12)."),
+        ("fc-svm", {"X": "kinds"}, "X: the connectomes are of different kinds: that of subject 1 looks like correlation, that"),
+        ("fc-svm", {"X": "large"}, "X, subject 3: 1.5 between ROI 1 and ROI 2 is out of range for correlation"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(cohort, name, changes, message):
@@ -218,7 +239,13 @@ def test_bad_input_is_one_sentence(cohort, name, changes, message):
     with_nan, flat, other = list(x), list(x), list(x)
     with_nan[2] = np.where(np.arange(len(x[2]))[:, None] == 5, np.nan, x[2])
     flat[2], other[2] = np.ones_like(x[2]), x[2][:60, :11]
-    values = {
+    matrices = {name: list(correlations(x)) for name in ("lopsided", "sizes", "kinds", "large")}
+    half = np.triu(matrices["lopsided"][2])
+    matrices["lopsided"][2], matrices["sizes"][2] = half, matrices["sizes"][2][:11, :11]
+    matrices["kinds"][2] = matrices["kinds"][2] * np.outer(np.arange(1, 13), np.arange(1, 13))
+    matrices["large"][2][[0, 1], [1, 0]] = 1.5
+    values = matrices | {
+        "mixed": [*x[:2], correlations(x)[2], *x[3:]],
         "three": np.arange(n) % 3, "one": np.zeros(n, dtype=int), "own": np.arange(n), "missing": [None, *cohort.sites[1:]],
         "nan": with_nan, "flat": flat, "shape": other, "vectors": fc_features(x), "matrices": correlations(x), None: None,
     }  # fmt: skip
@@ -255,8 +282,20 @@ def test_prediction_needs_the_same_kind_of_input(cohort):
     on_series, on_fc = (m2lgdg.as_estimator("fc-svm").fit(x, cohort.labels) for x in (series, vectors))
     with pytest.raises(ValueError, match="was fitted on series, but X holds vectors"):
         on_series.predict(vectors)
-    with pytest.raises(ValueError, match="was fitted on FC, but X holds series"):
+    with pytest.raises(ValueError, match="was fitted on vectors, but X holds series"):
         on_fc.predict(series)
+    matrices = correlations(cohort.series)
+    on_matrices = m2lgdg.as_estimator("fc-svm").fit(matrices, cohort.labels)
+    for one, x, held in (
+        (on_series, matrices, "series"),
+        (on_matrices, series, "matrices"),
+        (on_matrices, vectors, "matrices"),
+    ):
+        with pytest.raises(ValueError, match=f"was fitted on {held}, but X holds"):
+            one.predict(x)
+    spread = np.arange(1, 13)
+    with pytest.raises(ValueError, match="X, subject 1: the matrix looks like covariance, and the model was trained on corr"):
+        on_matrices.predict(matrices * np.outer(spread, spread))
     with pytest.raises(ValueError, match="trained on 12 ROIs"):
         on_series.predict([one[:, :10] for one in series])
     table = pd.DataFrame(vectors, columns=[f"edge{i}" for i in range(vectors.shape[1])])

@@ -58,7 +58,7 @@ def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> No
 
 
 def print_notes(fitted: Model, cohort: Cohort) -> None:
-    """Warn if sites of the cohort have the names of training sites, or if its ROIs may be those of another atlas."""
+    """Warn if sites have the names of training sites, ROIs may be those of another atlas, or connectomes were converted."""
     from m2lgdg.data.site_names import spelled_alike
     from m2lgdg.model.model import UNNAMED
 
@@ -68,6 +68,12 @@ def print_notes(fitted: Model, cohort: Cohort) -> None:
             f"cohort: {cohort.atlas or 'not named'}). Predictions are wrong if it is another atlas; name it when files are "
             "converted (--atlas, or atlas in dataset.toml)."
         )
+    for _, member, _, seen in fitted._targets(cohort):
+        if seen.values != (trained_on := member.trained_on):  # others than correlation and Fisher z are refused
+            terminal.say(
+                f"Note: the connectomes were read as {seen.values} and converted to {trained_on}, that of the training data. "
+                f"If they hold {trained_on}, say so with m2lgdg convert --values {trained_on}."
+            )
     trained = set(map(spelled_alike, fitted.facts_["source"]["sites"]))
     seen = [site for site in cohort.site_names if site and spelled_alike(site) in trained]
     if seen:

@@ -27,6 +27,7 @@ from m2lgdg.model.site_level import (
     source_prevalence,
     written_counts,
 )
+from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES, arrays_of
 from m2lgdg.storage import InputError
 
 TR_ALIKE = 0.1  # relative difference of repetition times from which scans may be of two scanners
@@ -128,6 +129,13 @@ def _not_counted(batch: Cohort, stored: dict[str, Any] | None) -> tuple[Cohort, 
         return batch, []
     if "scans" not in stored:
         return batch, ["The model does not say which scans it was adapted with: make sure that these are others."]
+    counted, given = ({name.rpartition("-")[0] for name in names} for names in (stored["scans"], chain(*_digests(batch))))
+    for kind, other in ((CORRELATION, FISHER_Z), (FISHER_Z, CORRELATION)):
+        if kind in given - counted and other in counted:  # the same scan has other bits
+            raise InputError(
+                f"--update: the model was adapted with connectomes of {other}, and these are {kind}; give {other}, so that no "
+                "scan counts twice."
+            )
     fresh = batch.select([not set(own) & set(stored["scans"]) for own in _digests(batch)])
     left = len(batch) - len(fresh)
     if not len(fresh):
@@ -136,11 +144,13 @@ def _not_counted(batch: Cohort, stored: dict[str, Any] | None) -> tuple[Cohort, 
 
 
 def _digests(batch: Cohort) -> list[list[str]]:
-    """Hashes of each subject's series, one for each atlas that the subject has."""
+    """Hashes of each subject's scans, one for each atlas that the subject has; those of connectomes start with their kind."""
     made: dict[str, list[str]] = {subject: [] for subject in batch.subjects.tolist()}
     for one in batch.each_atlas():
-        for subject, series in zip(one.subjects.tolist(), one.series, strict=True):
-            made[subject].append(hashlib.sha256(np.ascontiguousarray(series, dtype=np.float32).tobytes()).hexdigest()[:16])
+        kind = "" if one.values == SERIES else f"{one.values}-"
+        for subject, scan in zip(one.subjects.tolist(), arrays_of(one.scans), strict=True):
+            digest = hashlib.sha256(np.ascontiguousarray(scan, dtype=np.float32).tobytes()).hexdigest()[:16]
+            made[subject].append(f"{kind}{digest}")
     return list(made.values())
 
 

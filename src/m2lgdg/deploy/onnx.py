@@ -23,8 +23,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from m2lgdg import scans
 from m2lgdg.cohort import Cohort, Parcellation
-from m2lgdg.connectivity import CLIP
+from m2lgdg.connectivity import CLIP, LARGEST_Z, LEAST_EIGENVALUE, correlations
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.devices import plain_form
 from m2lgdg.method import Method
@@ -87,6 +88,34 @@ PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, 
     ),
     ("phenotypes", 2): "missing values replaced by `fill`, minus `mean`, divided by `scale`; 0 where `scale` is null",
 }
+CORRELATIONS = {  # from a connectome, by its kind
+    scans.CORRELATION: "the correlations of the connectome",
+    scans.FISHER_Z: "tanh of the Fisher z of the connectome",
+    scans.COVARIANCE: "the covariances of the connectome divided by the sds of both ROIs (an sd of 0 counts as 1)",
+    scans.PARTIAL: "the partial correlations of the connectome",
+}
+
+
+def _prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
+    """How an input of the graph is prepared from a connectome; None if it is not made from one."""
+    z = f"{CORRELATIONS[kind]}, clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
+    if kind == scans.FISHER_Z:
+        z = f"the Fisher z of the connectome, clipped to -{LARGEST_Z:.7g} ... {LARGEST_Z:.7g}"
+    matrix = f"{CORRELATIONS[kind]}, with 1 on the diagonal"
+    least = f"{LEAST_EIGENVALUE:g}"
+    return {
+        ("fc", 2): f"{z}; {EDGES}",
+        ("fc", 3): f"{z}; the whole symmetric matrix, with 0 on the diagonal",
+        ("correlation", 3): f"{matrix}; the whole symmetric matrix",
+        ("tangent", 2): (
+            f"R, {matrix}; C = (1 - a) R + a I with the smallest a of at least {least} with which no eigenvalue of C is below "
+            f"{least}; {TANGENT}"
+        ),
+        ("tangent_pearson", 2): (
+            f"{matrix}; Ledoit-Wolf covariance C with the rows of this matrix, minus their mean, as observations; {TANGENT}"
+        ),
+        ("phenotypes", 2): PREPARED["phenotypes", 2],
+    }.get((name, dimensions))
 
 
 class _Graph(nn.Module):
@@ -241,6 +270,7 @@ def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
         "inputs": rows,
         "atlas": fitted.facts_["atlas"],
         "rois": fitted.facts_["rois"],
+        "scans": fitted.facts_.get("scans", scans.SERIES),
         **({"atlases": {name: one.facts_["rois"] for name, one in fitted.members.items()}} if several else {}),
         "versions": {"m2lgdg": __version__, "torch": torch.__version__, "opset": OPSET},
     }
@@ -248,7 +278,9 @@ def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
 
 def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict[str, Any]:
     """Description of an input of one member."""
-    how = PREPARED.get((name, value.ndim), f"as computed by `features` of the method: {name}")
+    kind = fitted.facts_.get("scans", scans.SERIES)
+    how = PREPARED.get((name, value.ndim)) if kind == scans.SERIES else _prepared_connectome(kind, name, value.ndim)
+    how = how or f"as computed by `features` of the method: {name}"
     row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
     if name in ("series", "scaled_series"):
         row["length"] = value.shape[2]
@@ -329,7 +361,7 @@ def _synthetic(fitted: Model) -> Cohort:
     (name, first), *others = [(name, _synthetic_in_atlas(member)) for name, member in fitted.members.items()]
     if not others:
         return first
-    further = {other: Parcellation(made.rois, made.series) for other, made in others}
+    further = {other: Parcellation(made.rois, made.scans) for other, made in others}
     return dataclasses.replace(first, atlas=name, parcellations=further)
 
 
@@ -342,9 +374,13 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
         scaler = _scaler(fitted)
         spread = np.where(np.isfinite(scaler.scale), scaler.scale, 0.0)
         table = pd.DataFrame(scaler.mean + spread * draw.normal(size=(TRIED, len(inputs))), index=names, columns=inputs)
-    series = [draw.normal(size=(150, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
+    made: Any = [draw.normal(size=(150, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
+    kind = fitted.facts_.get("scans", scans.SERIES)
+    if kind != scans.SERIES:  # correlations are also covariances and, in form, partial correlations
+        kind = scans.CORRELATION if kind == scans.FISHER_Z else kind
+        made = scans.Connectomes.of(correlations(made), kind, len(rois))
     return Cohort(
-        series, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True
+        made, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True
     )
 
 

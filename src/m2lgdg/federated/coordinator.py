@@ -20,7 +20,7 @@ from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
 from m2lgdg.federated.plan import CUTS, MEASURES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
-from m2lgdg.methods.linear import SMALLEST_SPREAD
+from m2lgdg.methods.linear import SMALLEST_SPREAD, note_on_connectomes
 from m2lgdg.methods.solvers import adaptive_scales
 from m2lgdg.metrics import FLAT, FLAT_NOTE, LEAST_SLOPE
 from m2lgdg.model.model import Model
@@ -56,8 +56,8 @@ class Work:
 
     @property
     def usable_scans(self) -> int:
-        """Number of scans that were not standardised."""
-        return round(float(self.known["usable.amplitude"][-1]))
+        """Number of scans that were not standardised; none of connectomes, which have no amplitudes."""
+        return round(float(self.known["usable.amplitude"][-1])) if "amplitude" in self.plan.blocks else 0
 
     @property
     def uses_amplitude(self) -> bool:
@@ -71,7 +71,7 @@ def coordinate(plan: Plan) -> Generator[Request, Totals, Model]:
     tasks: list[Task] = [_fill(work, column) for column in plan.study.inputs]
     tasks += [_moments(work, column) for column in plan.study.inputs]
     tasks += [_block(work, block) for block in plan.blocks]
-    tasks += [_amplitude_limit(work, measure) for measure in MEASURES]
+    tasks += [_amplitude_limit(work, measure) for measure in MEASURES if "amplitude" in plan.blocks]
     rounds = yield from _run(work, tasks, 0)
     rounds = yield from _run(work, [_calibrate(work)], rounds)
     return _fitted(work, rounds)
@@ -430,6 +430,7 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rois": list(first.rois),
         "atlas": first.atlas,
+        "scans": first.scans,
         "inputs": list(plan.study.inputs),
         "seed": 0,
         "source": {
@@ -449,8 +450,10 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     }
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
-    if work.calibration[0] * work.spread < FLAT:
-        facts["notes"] = [FLAT_NOTE]
-    if work.usable_scans < plan.subjects:
+    notes = [note_on_connectomes(plan.method.blocks, first.scans)]
+    notes += [FLAT_NOTE] if work.calibration[0] * work.spread < FLAT else []
+    if any(notes):
+        facts["notes"] = list(filter(None, notes))
+    if "amplitude" in plan.blocks and work.usable_scans < plan.subjects:
         facts["standardised_scans"] = plan.subjects - work.usable_scans
     return facts

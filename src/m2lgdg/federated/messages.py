@@ -33,9 +33,10 @@ from m2lgdg.federated.plan import (
     Settings,
 )
 from m2lgdg.federated.site import Site
+from m2lgdg.scans import KINDS, SERIES
 from m2lgdg.storage import InputError, one_line, read_bytes
 
-STUDY, JOIN = "m2lgdg-federated-study-2", "m2lgdg-federated-join-2"
+STUDY, JOIN = "m2lgdg-federated-study-2", "m2lgdg-federated-join-3"
 REQUEST, ANSWER = "m2lgdg-federated-request-2", "m2lgdg-federated-answer-2"
 LARGEST, LARGEST_ANSWER, LARGEST_HEADER = 2**30, 2**27, 2**24  # bytes of a message, of one site, of JSON
 JSON_TYPES: dict[str, type[Any]] = {  # by annotation
@@ -93,6 +94,8 @@ def read_member(content: bytes, where: str, study: Settings | None = None) -> Me
     counts = (member.patients, member.controls)
     if min(counts) < 0 or max(counts) > MOST_SUBJECTS or len(member.rois) > MOST_ROIS or not NAME.fullmatch(member.site):
         raise InputError(f"{where} is damaged (its counts, ROIs or site are not those of a study).")
+    if member.scans not in (SERIES, *KINDS):
+        raise InputError(f"{where} is damaged (its scans are neither series nor a kind of connectomes).")
     return member
 
 
@@ -330,5 +333,6 @@ def _member_in_words(member: Member) -> Iterator[str]:
     yield f"Site {member.site}: {member.patients} patients, {member.controls} controls."
     yield f"ROIs: {len(member.rois)} ({member.atlas or 'atlas not named'})."
     yield f"Phenotypes with missing values: {incomplete}; without any value: {empty}."
-    yield f"Scans with amplitudes: {'yes' if member.amplitudes else 'no'}; SHA-256 of the site's cohort {member.hash}."
+    yield f"Scans: {member.scans}; with amplitudes: {'yes' if member.amplitudes else 'no'}."
+    yield f"SHA-256 of the site's cohort: {member.hash}."
     yield f"Public keys: {member.key or 'none'} (masks), {member.signing or 'none'} (signature)."

@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.data.atlases import same_rois
+from m2lgdg.method import interchangeable
 from m2lgdg.methods.linear import ConnectomeAdaptive
 from m2lgdg.registry import create
+from m2lgdg.scans import SERIES
 from m2lgdg.splits import site_folds
 from m2lgdg.storage import InputError
 
@@ -130,6 +132,7 @@ class Member:
     amplitudes: bool = True  # whether it has scans that were not standardised
     key: str = ""  # X25519 public key for the masks, hexadecimal
     signing: str = ""  # Ed25519 public key for the signature of its answers, hexadecimal
+    scans: str = SERIES  # or a kind of connectomes
 
     @property
     def subjects(self) -> int:
@@ -217,6 +220,11 @@ class Plan:
                 f"site {member.site} has {len(member.rois)} ROIs and site {first.site} {len(first.rois)}, or others{detail}: "
                 "all sites need the same atlas."
             )
+        if not interchangeable(member.scans, first.scans):
+            raise InputError(
+                f"the scans of site {member.site} are {member.scans} and those of site {first.site} {first.scans}; all sites "
+                "need series, or connectomes of one kind (m2lgdg convert --connectomes makes them of series)."
+            )
 
     def _need_several(self, what: str, having: list[Member]) -> None:
         if 0 < len(having) < LEAST_TOGETHER:
@@ -264,8 +272,8 @@ class Plan:
 
     @cached_property
     def blocks(self) -> dict[str, float]:
-        """Weight of each block in the sum of decisions."""
-        return self.method._weights()
+        """Weight of each block in the sum of decisions; blocks that need series are left out of a fit on connectomes."""
+        return self.method.weights_of(self.members[0].scans)
 
     def features(self, block: str) -> int:
         """Number of features of a block."""

@@ -51,11 +51,14 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing:
             raise InputError(f"cohort {cohort.name} has no phenotype {column}, which the study uses; add it, empty if unknown.")
     cohort = cohort.with_inputs(study.inputs)
     study.need_subjects(site, len(cohort))
-    arrays: Arrays = {name: fc_features(cohort.series, VIEWS[name]) for name in study.method.blocks if name in VIEWS}
-    arrays |= {"amplitude": amplitude_features(cohort.series), "phenotypes": _values(cohort, study.inputs)}
-    arrays["labels"] = cohort.labels
+    blocks = study.method.weights_of(cohort.values)
+    arrays: Arrays = {name: fc_features(cohort.scans, VIEWS[name]) for name in blocks if name in VIEWS}
+    arrays |= {"phenotypes": _values(cohort, study.inputs), "labels": cohort.labels}
     _check_phenotypes(arrays["phenotypes"], study, cohort)
-    missing, usable = np.isnan(arrays["phenotypes"]), ~standardised_scans(arrays["amplitude"])
+    missing, usable = np.isnan(arrays["phenotypes"]), np.zeros(len(cohort), dtype=bool)
+    if "amplitude" in blocks:
+        arrays["amplitude"] = amplitude_features(cohort.scans)
+        usable = ~standardised_scans(arrays["amplitude"])
     for what, count in [
         ("scans that were not standardised", usable.sum()),
         *((f"values of {column}", count) for column, count in zip(study.inputs, (~missing).sum(axis=0), strict=True)),
@@ -67,8 +70,9 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing:
             )
     columns = np.array(study.inputs, dtype=np.str_)
     incomplete, empty = (tuple(columns[lacking].tolist()) for lacking in (missing.any(axis=0), missing.all(axis=0)))
-    counts, scans = (int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())), bool(usable.any())
-    return Member(site, *counts, cohort.rois, cohort.atlas, cohort.hash, incomplete, empty, scans, key, signing), arrays
+    counts, amplitudes = (int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())), bool(usable.any())
+    about = (cohort.rois, cohort.atlas, cohort.hash, incomplete, empty, amplitudes, key, signing, cohort.values)
+    return Member(site, *counts, *about), arrays
 
 
 def _check_phenotypes(values: Floats, study: Settings, cohort: Cohort) -> None:

@@ -77,7 +77,7 @@ def targets_of(members: Mapping[str, Method], target: Cohort) -> list[MemberTarg
     without = np.setdiff1d(np.arange(len(target)), np.concatenate([one.rows for one in chosen]))
     if len(without):
         names = ", ".join(one.atlas for one in chosen)
-        raise InputError(f"subject {target.subjects[without[0]]} has no series in any atlas of the model ({names}).")
+        raise InputError(f"subject {target.subjects[without[0]]} has no scan in any atlas of the model ({names}).")
     return chosen
 
 

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.model.site_level import check_stored
+from m2lgdg.scans import KINDS as CONNECTOMES
+from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError, file_hash, one_line, read_bytes, read_tensors, write_tensors, write_text
 
 FORMAT = "m2lgdg-model-1"
@@ -29,17 +31,18 @@ SOURCE_DISTRIBUTION, NEW_SITE_CALIBRATION = "source_distribution.safetensors", "
 
 # What each fact must be that predictions, cards and exports rely on; a name with ? may be absent, * is any name.
 TEXT, TEXTS, COUNT, NUMBER, TRUTH = "a string", "a list of strings", "a count", "a finite number", "true or false"
-FINDINGS = "a list of findings"
+FINDINGS, SCANS = "a list of findings", f"series or a kind of connectome ({', '.join(CONNECTOMES)})"
 KINDS: dict[str, Callable[[Any], bool]] = {
     TEXT: lambda value: isinstance(value, str),
     TEXTS: lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     COUNT: lambda value: type(value) is int and 0 <= value < 2**63,
     NUMBER: lambda value: type(value) in (int, float) and math.isfinite(value),
     TRUTH: lambda value: isinstance(value, bool),
+    SCANS: lambda value: value in (SERIES, *CONNECTOMES),
     FINDINGS: lambda value: all(isinstance(one[key], str) for one in list(value) for key in ("level", "kind", "text")),
 }
 FACTS = {
-    **{"rois": TEXTS, "inputs": TEXTS, "atlas": TEXT, "seed": COUNT, "notes?": TEXTS, "validation?": TEXT},
+    **{"rois": TEXTS, "inputs": TEXTS, "atlas": TEXT, "scans?": SCANS, "seed": COUNT, "notes?": TEXTS, "validation?": TEXT},
     **dict.fromkeys(("parameters?", "training_subjects?", "validation_subjects?"), COUNT),
     "source": {"cohort": TEXT, "hash": TEXT, "sites": {"*": {"patients": COUNT, "controls": COUNT}}, "findings?": FINDINGS},
     "local?": {"slope": NUMBER, "offset": NUMBER, "threshold": NUMBER, "findings?": FINDINGS},

@@ -26,6 +26,7 @@ from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalen
 from m2lgdg.notebook import shown_table
 from m2lgdg.own_code import predicting_code
 from m2lgdg.registry import METHODS, create
+from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError
 
 UNNAMED = "rois by number: atlas not named"
@@ -55,7 +56,7 @@ class Model:
         self.members, self.facts_ = members, facts
         if len(members) > 1:
             first = next(iter(members.values())).facts_
-            self.facts_ |= {name: first[name] for name in ("rois", "atlas", "inputs")}
+            self.facts_ |= {name: first[name] for name in ("rois", "atlas", "inputs", "scans") if name in first}
             self.facts_["parts"] = {name: member.facts_ for name, member in members.items()}
 
     def __getattr__(self, name: str) -> Any:
@@ -131,10 +132,10 @@ class Model:
         names = chosen_atlases(self.method.atlases, source)
         need_scans(self.method, source)
         settings: dict[str, Any] = {"seed": seed, "device": device, "progress": progress}
-        all_series = [one.scans for one in source.each_atlas()]
+        all_scans = [one.scans for one in source.each_atlas()]
         self.new_site_, self.source_distributions = None, {}
         self.code_ = code_of_model(self.name)
-        with sharing_features(*all_series) if new_site_calibration else contextlib.nullcontext():
+        with sharing_features(*all_scans) if new_site_calibration else contextlib.nullcontext():
             if len(names) == 1:
                 self.method.fit(source, **settings)
                 self._hold({names[0]: self.method}, self.method.facts_)
@@ -250,7 +251,8 @@ class Model:
 
     def compare(self, target: Cohort) -> list[str]:
         """`SourceDistribution.compare` of a whole target, if there is one."""
-        first = self._targets(target)[0]  # the measures are of subjects and scans, and the same in all atlases
+        targets = self._targets(target)  # the measures are of subjects and scans, and the same in all atlases of series
+        first = next((one for one in targets if one.target.values == SERIES), targets[0])
         return self.source_distributions[first.atlas].compare(first.target) if self.source_distributions else []
 
     @property

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.data.check import SHORT
+from m2lgdg.scans import Connectomes, arrays_of, empty_rois
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
 FORMAT = "m2lgdg-limits-1"
@@ -26,7 +27,8 @@ QUANTILES = (0.5, 0.95)
 RANGE = (0.025, 0.5, 0.975)  # quantiles of source subjects: no single subject's age or scan length is stored
 FOLDS = 5  # if source is one site
 LEAST_WITH_SEX = 10  # subjects, to report a proportion of males
-MEASURES = ("volumes", "TR", "spectral edge", "age", "males")
+OF_SERIES = ("volumes", "TR", "spectral edge")  # not known of a connectome, which others computed
+MEASURES = (*OF_SERIES, "age", "males")
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -53,7 +55,7 @@ class SourceDistribution:
     @classmethod
     def fit(cls, source: Cohort) -> SourceDistribution:
         """Fit to source subjects; labels are not used."""
-        features, values = fc_features(source.series).astype(np.float64), _phenotypes(source, source.inputs)
+        features, values = fc_features(source.scans).astype(np.float64), _phenotypes(source, source.inputs)
         groups = (
             np.unique(source.sites, return_inverse=True)[1] if len(source.site_names) > 1 else np.arange(len(source)) % FOLDS
         )
@@ -80,7 +82,7 @@ class SourceDistribution:
 
     def scores(self, cohort: Cohort) -> dict[str, Floats]:
         """Out-of-distribution scores of connectivity and phenotypes; above 1 is outside, NaN means unknown."""
-        centred = fc_features(cohort.series).astype(np.float64) - self.mean if len(cohort) else np.empty((0, len(self.mean)))
+        centred = fc_features(cohort.scans).astype(np.float64) - self.mean if len(cohort) else np.empty((0, len(self.mean)))
         along = centred @ self.axes.T.astype(np.float64)  # (subject, axis)
         square = (centred**2).sum(axis=1) - (along**2).sum(axis=1)
         distances = {
@@ -197,6 +199,8 @@ def _quantiles(distances: list[Floats], which: tuple[float, ...]) -> Floats:
 
 def _range(cohort: Cohort, measure: str) -> Floats:
     """Low, middle and high of a measure over subjects; for males, over sites."""
+    if measure in OF_SERIES and isinstance(cohort.scans, Connectomes):
+        return np.full(len(RANGE), np.nan)
     if measure == "volumes":
         values = cohort.lengths.astype(np.float64)
     elif measure == "TR":
@@ -232,12 +236,16 @@ def flags(cohort: Cohort, wanted: Sequence[str], distribution: SourceDistributio
     """Quality flags by subject: reasons why a prediction may be unreliable. `wanted` are the model's phenotypes."""
     scores = distribution.scores(cohort) if distribution else {}
     by_subject: list[list[str]] = []
-    for i, (series, missing) in enumerate(zip(cohort.series, missing_phenotypes(cohort, wanted), strict=True)):
-        flat = int((series == series[0]).all(axis=0).sum())
+    for i, (scan, missing) in enumerate(zip(arrays_of(cohort.scans), missing_phenotypes(cohort, wanted), strict=True)):
         outside = [name for name, score in scores.items() if score[i] > 1]
         raised = [f"phenotypes missing: {' '.join(missing)}"] if missing else []
-        raised += [f"short scan: {len(series)}"] if len(series) < SHORT else []
-        raised += [f"flat rois: {flat}"] if flat else []
+        if isinstance(cohort.scans, Connectomes):
+            empty = int(empty_rois(scan, len(cohort.rois)).sum())
+            raised += [f"empty rois: {empty}"] if empty else []
+        else:
+            flat = int((scan == scan[0]).all(axis=0).sum())
+            raised += [f"short scan: {len(scan)}"] if len(scan) < SHORT else []
+            raised += [f"flat rois: {flat}"] if flat else []
         raised += [f"outside: {' '.join(outside)}"] if outside else []
         by_subject.append(raised)
     return by_subject

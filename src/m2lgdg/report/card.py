@@ -29,6 +29,7 @@ from m2lgdg.report.page import rendered
 from m2lgdg.report.paper_tables import SHOWN, flat_clauses, label
 from m2lgdg.report.sharing import LICENCES
 from m2lgdg.report.tables import NAN, Column, Estimate, Table, Value, columns, markdown, markdown_grid
+from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
 from m2lgdg.storage import InputError, write_texts
 from m2lgdg.study.stats import macro_scores, min_per_class
 
@@ -160,6 +161,8 @@ def _training(fitted: Model) -> CardSection:
     header = [Column("Site"), *columns("count", "patients", "controls", "subjects")]
     table = Table("Training sites", header, [*rows, ["all", *totals]], "labelled subjects of the fit")
     facts = [("cohort", source["cohort"])]
+    kinds = dict.fromkeys(member.trained_on for member in fitted.members.values())
+    facts += [("scans", f"connectomes ({kind})" if kind != SERIES else "series") for kind in kinds if set(kinds) != {SERIES}]
     units = {"volumes": "", "TR": " s", "spectral edge": " Hz", "age": " years"}
     distribution = fitted.source_distribution_  # these measures are the same in all atlases
     for name, ends in () if distribution is None else zip(MEASURES, distribution.ranges.tolist(), strict=True):
@@ -204,14 +207,27 @@ def _inputs(fitted: Model) -> list[tuple[str, str]]:
     resampled = getattr(fitted.method, "length", None) if "length" not in fitted.method.unused else None
     atlases = [_atlas(member.facts_["atlas"]) for member in fitted.members.values()]
     amplitudes = any(member.uses_amplitude for member in fitted.members.values())
-    counts = " and ".join(f"{len(member.facts_['rois'])} ROIs" for member in fitted.members.values())
-    return [
-        ("series", f"(time, roi) with {counts}, in the order of method.json"),
-        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if atlases[1:] else ("atlas", atlases[0]),
+    counts: dict[str, list[str]] = {}
+    for member in fitted.members.values():
+        counts.setdefault(member.trained_on, []).append(f"{len(member.facts_['rois'])} ROIs")
+    scans = [_scans(kind, " and ".join(some)) for kind, some in counts.items()]
+    of_series = [
         ("scan length", f"any; resampled to {resampled} points" if resampled else "any"),
         ("units", AMPLITUDES if amplitudes else "any; each ROI is standardised within its scan"),
+    ]
+    return [
+        *scans,
+        ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if atlases[1:] else ("atlas", atlases[0]),
+        *(of_series if SERIES in counts else []),
         ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
     ]
+
+
+def _scans(kind: str, count: str) -> tuple[str, str]:
+    if kind == SERIES:
+        return "series", f"(time, roi) with {count}, in the order of method.json"
+    either = " or ".join((CORRELATION, FISHER_Z)) if kind in (CORRELATION, FISHER_Z) else kind
+    return "connectomes", f"symmetric (roi, roi) matrices of {either} with {count}, in the order of method.json"
 
 
 def _atlas(atlas: str) -> str:

@@ -19,9 +19,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.fields import checked_fields
-from m2lgdg.method import Method
+from m2lgdg.method import CONNECTOMES, Method
 from m2lgdg.methods.linear import Linear
 from m2lgdg.registry import METHODS, find
+from m2lgdg.scans import SERIES
 from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
 from m2lgdg.storage import InputError
 
@@ -44,21 +45,21 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method_ : Method
         The fitted method. `method_.save(folder)` writes it as a model folder.
     n_features_in_ : int
-        Number of ROIs, or of FC values if X holds FC vectors or matrices.
+        Number of ROIs, or of FC values if X holds FC vectors.
     """
 
     method_name: ClassVar[str] = ""
     parameters: ClassVar[Mapping[str, Any]] = {}
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit on series or FC.
+        """Fit on series, connectomes or FC vectors.
 
         Parameters
         ----------
         X : list of arrays of shape (time, ROI), or array of shape (subject, time, ROI)
-            Series. Methods on FC (`fc-logistic`, `fc-svm`, `fc-adaptive`, `combat-logistic`) also take FC matrices of shape
-            (subject, ROI, ROI) or vectors of shape (subject, edge). Matrices with a diagonal of 1 are correlations and become
-            Fisher z; other matrices and vectors are used as they are.
+            Series; or connectomes, matrices of shape (ROI, ROI), for methods that take them (`Cohort.from_connectomes` says
+            how their kind is recognised). Methods on FC (`fc-logistic`, `fc-svm`, `fc-adaptive`, `combat-logistic`) also take
+            vectors of shape (subject, edge), which are used as they are.
         y : array of shape (subject,)
             Labels of two classes.
         groups : array of shape (subject,), optional
@@ -70,14 +71,14 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self
         """
         subjects = self._subjects(X, y, fitting=True)
-        classes, labels = _classes(y, len(subjects.series) or len(subjects.vectors))
+        classes, labels = _classes(y, len(subjects.scans) or len(subjects.vectors))
         cohort = as_cohort(subjects, labels, read_groups(groups, len(labels)))
         self.classes_ = classes
         self.n_features_in_ = len(cohort.rois)
         cls = find(self.method_name)
         fields = {name: getattr(self, name) for name in self.parameters if name not in EXTRA}
         try:
-            method = (_on_vectors(cls.name) if subjects.kind != "series" else cls)(**checked_fields(cls, fields))
+            method = (_on_vectors(cls.name) if subjects.kind == "vectors" else cls)(**checked_fields(cls, fields))
             method.check()
             if isinstance(method, Linear) and method.phenotypes:
                 raise InputError(
@@ -104,7 +105,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "method_")
         subjects = self._subjects(X, None, fitting=False)
         try:
-            return self.method_.predict_proba(as_cohort(subjects))
+            return self.method_.predict_proba(as_cohort(subjects, fitted_on=self.method_.facts_["scans"]))
         except InputError as error:
             raise InvalidInput(str(error)) from None
 
@@ -119,16 +120,18 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[(decision > 0).astype(np.intp)])
 
     def _subjects(self, X: Any, y: Any, *, fitting: bool) -> Subjects:
-        """X, checked; vectors and matrices are refused for methods that need series."""
+        """X, checked; vectors are refused for methods that need series or matrices (`Method.fit` refuses matrices)."""
         subjects = read_x(X)
-        if subjects.kind != "series" and not takes_fc(self.method_name):
-            held = "FC matrices" if subjects.kind == "matrices" else "a table"
-            raise InvalidInput(
-                f"method {self.method_name} needs series of shape (time, ROI) for each subject, but X holds {held}."
-            )
-        if not fitting and isinstance(self.method_, OnVectors) == (subjects.kind == "series"):
-            fitted_on = "FC" if subjects.kind == "series" else "series"
-            raise InvalidInput(f"the estimator was fitted on {fitted_on}, but X holds {subjects.kind}.")
+        if subjects.kind == "vectors" and not takes_fc(self.method_name):
+            connectomes = CONNECTOMES in find(self.method_name).takes
+            needs = f"series of shape (time, ROI){' or connectomes of shape (ROI, ROI)' * connectomes} for each subject"
+            advice = "; nilearn.connectome.vec_to_sym_matrix makes matrices of vectors" * connectomes
+            raise InvalidInput(f"method {self.method_name} needs {needs}, but X holds a table{advice}.")
+        if not fitting:
+            kind = "matrices" if self.method_.facts_["scans"] != SERIES else "series"
+            fitted_on = "vectors" if isinstance(self.method_, OnVectors) else kind
+            if fitted_on != subjects.kind:
+                raise InvalidInput(f"the estimator was fitted on {fitted_on}, but X holds {subjects.kind}.")
         if subjects.kind != "vectors":
             if fitting and y is None:
                 raise InvalidInput(f"{type(self).__name__} requires y to be passed, but the target y is None.")
@@ -160,12 +163,14 @@ class OnVectors:
         return target
 
     def save(self, folder: str | Path) -> Path:
-        """Refused: the folder would be read as a model of series."""
-        raise InputError("the estimator was fitted on FC instead of series, so it cannot be saved as a model folder.")
+        """Refused: the folder would be read as a model of scans."""
+        raise InputError(
+            "the estimator was fitted on vectors instead of series or matrices, so it cannot be saved as a model folder."
+        )
 
 
 def takes_fc(name: str) -> bool:
-    """Whether a method can be fitted on FC matrices or vectors: its features are Fisher z alone."""
+    """Whether a method can be fitted on FC vectors: its features are Fisher z alone."""
     cls = find(name)
     return issubclass(cls, Linear) and dict(cls.blocks) == {"fc": 1.0} and cls.learn is Linear.learn
 
@@ -253,7 +258,8 @@ def as_estimator(name: str = "connectome-adaptive", **fields: Any) -> MethodEsti
     -------
     MethodEstimator
         An estimator with `fit(X, y, groups=None)`, `predict`, `predict_proba` and `decision_function`. X holds series, one
-        (time, ROI) array for each subject; methods on FC also take FC matrices or vectors. Groups are sites.
+        (time, ROI) array for each subject, or connectomes, one (ROI, ROI) matrix for each; methods on FC also take vectors.
+        Groups are sites.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """What scikit-learn passes to an estimator (X, y, groups) as a `Cohort`, with one sentence for input that is not usable.
 
-`estimator` calls it in `fit` and `predict_proba`. Groups are sites. X holds series, FC matrices or FC vectors.
+`estimator` calls it in `fit` and `predict_proba`. Groups are sites. X holds series, connectomes or FC vectors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.connectivity import CLIP, upper_triangle
+from m2lgdg.scans import Connectomes, common_kind, in_kind, is_connectome, possible_kinds
 from m2lgdg.storage import InputError
 
 ONE_SITE = "all"  # name of the site of all subjects if no groups are given
@@ -25,28 +25,27 @@ class InvalidInput(InputError, ValueError):
 
 
 class Subjects(NamedTuple):
-    """X of an estimator: (time, roi) series, or (subject, edge) FC in `vectors`."""
+    """X of an estimator: (time, roi) series or (roi, roi) matrices in `scans`, or (subject, edge) FC in `vectors`."""
 
     kind: Kind
-    series: Sequence[npt.NDArray[Any]] = ()
+    scans: Sequence[npt.NDArray[Any]] = ()
     vectors: Floats = np.empty((0, 0))
 
 
 def read_x(x: Any) -> Subjects:
-    """Series or FC matrices in X; anything with fewer than three dimensions is returned as vectors, not yet checked."""
+    """Series or matrices in X; anything with fewer than three dimensions is returned as vectors, not yet checked."""
     if hasattr(x, "iloc") or not hasattr(x, "__len__") or not _is_3d(x):
         return Subjects("vectors")
     matrices = [np.asarray(one) for one in x]
     for i, one in enumerate(matrices):
         if one.ndim != 2 or one.dtype.kind not in "fiu":
             raise InvalidInput(f"X holds arrays of shape (time, ROI), but that of subject {i + 1} has shape {one.shape}.")
+    if all(map(is_connectome, matrices)):
+        return Subjects("matrices", scans=matrices)
+    for i, one in enumerate(matrices):
         if not np.isfinite(one).all():
             raise InvalidInput(f"Input X contains NaN or infinity, first in the array of subject {i + 1}.")
-    if all(_is_symmetric(one) for one in matrices):
-        if len({one.shape for one in matrices}) > 1:
-            raise InvalidInput("X holds FC matrices with different numbers of ROIs.")
-        return Subjects("matrices", vectors=fc_vectors(np.stack(matrices).astype(np.float64)))
-    return Subjects("series", series=matrices)
+    return Subjects("series", scans=matrices)
 
 
 def _is_3d(x: Any) -> bool:
@@ -55,15 +54,21 @@ def _is_3d(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) > 0 and np.ndim(x[0]) == 2
 
 
-def _is_symmetric(matrix: npt.NDArray[Any]) -> bool:
-    return matrix.shape[0] == matrix.shape[1] > 1 and np.allclose(matrix, matrix.T, atol=1e-6)
+def _connectomes(matrices: Sequence[npt.NDArray[Any]], fitted_on: str | None) -> Connectomes:
+    """Matrices as connectomes of the kind of a fit, each for itself; at a fit, of the kind that all of them can have."""
+    rois = _numbers(len(matrices[0]))
+    kind = fitted_on or common_kind(map(possible_kinds, matrices), [f"subject {i + 1}" for i in range(len(matrices))], "X")
+    held = []
+    for i, one in enumerate(matrices):
+        try:
+            held.append(in_kind(one, rois, kind))
+        except InputError as error:
+            raise InputError(f"X, subject {i + 1}: {error}.") from None
+    return Connectomes.of(held, kind, len(rois))
 
 
-def fc_vectors(matrices: Floats) -> Floats:
-    """(subject, edge) values above the diagonal; those of correlations (a diagonal of 1) become Fisher z."""
-    edges = upper_triangle(matrices)
-    correlations = np.isclose(np.diagonal(matrices, axis1=1, axis2=2), 1.0, atol=1e-4).all(axis=1, keepdims=True)
-    return np.where(correlations, np.arctanh(np.clip(edges, -CLIP, CLIP)), edges)
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(str(i + 1) for i in range(count))
 
 
 def read_groups(groups: Any, count: int) -> npt.NDArray[np.str_]:
@@ -84,21 +89,24 @@ def read_groups(groups: Any, count: int) -> npt.NDArray[np.str_]:
 
 
 def as_cohort(
-    subjects: Subjects, labels: npt.NDArray[np.int8] | None = None, sites: npt.NDArray[np.str_] | None = None
+    subjects: Subjects,
+    labels: npt.NDArray[np.int8] | None = None,
+    sites: npt.NDArray[np.str_] | None = None,
+    fitted_on: str | None = None,
 ) -> Cohort:
-    """A cohort of the subjects in X; without labels and sites if they are only to be predicted.
+    """A cohort of the subjects in X; without labels and sites if they are only to be predicted, then of the kind of the fit.
 
-    FC vectors become series of two volumes whose first is the vector (`OnVectors`), because a cohort holds series.
+    FC vectors become series of two volumes whose first is the vector (`OnVectors`), because a cohort holds scans.
     """
-    series = [np.stack([one, one + 1]) for one in subjects.vectors] if subjects.kind != "series" else subjects.series
-    count, rois = len(series), series[0].shape[1]
+    held = [np.stack([one, one + 1]) for one in subjects.vectors] if subjects.kind == "vectors" else subjects.scans
+    count, rois = len(held), held[0].shape[1]
     try:
         return Cohort(
-            series=series,
+            series=_connectomes(held, fitted_on) if subjects.kind == "matrices" else held,
             subjects=np.array([f"subject-{i + 1}" for i in range(count)]),
             sites=np.full(count, "") if sites is None else sites,
             labels=np.full(count, UNKNOWN, dtype=np.int8) if labels is None else labels,
-            rois=tuple(str(i + 1) for i in range(rois)),
+            rois=_numbers(rois),
             name="X",
         )
     except InputError as error:
