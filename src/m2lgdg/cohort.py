@@ -271,8 +271,8 @@ class Cohort:
         if atlas == self.atlas:
             return self._changed(parcellations={}) if self.parcellations else self
         other = self.parcellations[atlas]
-        rows = np.flatnonzero(other.present).tolist()
-        scans = some_of(other.scans, rows)
+        rows = np.flatnonzero(other.present)  # of int, also if there are none
+        scans = some_of(other.scans, rows.tolist())
         return self.select(rows)._changed(series=scans, rois=other.rois, atlas=atlas, parcellations={}, truth=None)
 
     def each_atlas(self) -> list[Cohort]:

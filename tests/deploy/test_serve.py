@@ -491,3 +491,114 @@ def test_a_model_of_two_atlases_takes_a_file_for_each():
     assert f"<strong>{alone:.2f}</strong>" in second.text and "atlas missing: first-one" in second.text
     assert ask_for(series=scans["series-1"]).status_code == 422
     assert ask_for(**scans | {"series-2": scans["series"]}).status_code == 400
+
+
+@pytest.fixture(scope="module")
+def of_connectomes(cohort):
+    return make("fc-logistic").fit(cohort.to_connectomes(), source_distribution=True, new_site_calibration=True)
+
+
+def pconn(matrix, rois):
+    import nibabel
+
+    models = [(name, nibabel.cifti2.BrainModelAxis.from_mask(np.ones(1), "CortexLeft")) for name in rois]
+    axis = nibabel.cifti2.ParcelsAxis.from_brain_models(models)
+    return nibabel.Cifti2Image(matrix.astype(np.float32), nibabel.Cifti2Header.from_axes((axis, axis))).to_bytes()
+
+
+def named(matrix, rois, separator):
+    return pd.DataFrame(matrix, index=list(rois), columns=list(rois)).to_csv(sep=separator).encode()
+
+
+def test_a_connectome_is_answered_in_every_format(of_connectomes, cohort):
+    """The same probability as for the series; correlations and Fisher z are the same, a file that names its ROIs is matched."""
+    expected = make("fc-logistic").fit(cohort, source_distribution=True, new_site_calibration=True)
+    one = cohort.select([5])
+    z = np.array(one.to_connectomes().connectomes[0], dtype=np.float64)
+    r = np.tanh(z) + np.eye(len(z))
+    half, infinite = np.triu(r), z + np.diag(np.full(len(z), np.inf))
+    given = {
+        "z.npy": npy(z),
+        "r.npy": npy(r),
+        "R.NPY": npy(r.astype(np.float32)),
+        "half.npy": npy(half),
+        "infinite.npy": npy(infinite),
+        "r.csv": text(r),
+        "r.txt": text(r, " "),
+        "r.1D": text(r, " "),
+        "named.csv": named(r, cohort.rois, ","),
+        "named.tsv": named(r, cohort.rois, "\t"),
+        "r.pconn.nii": pconn(r, cohort.rois),
+    }
+    proba = expected.predict_proba(one)[0, 1]
+    for name, content in given.items():
+        files = {of_connectomes.facts_["atlas"]: (name, content)}
+        subject = one_subject(of_connectomes, files, {}, "")
+        np.testing.assert_allclose(of_connectomes.predict_proba(subject)[0, 1], proba, atol=1e-5, err_msg=name)
+    shown = send(of_connectomes, files={"connectome": ("r.npy", npy(r))}, data={"explain": "1"})
+    assert shown.status_code == 200 and f"<strong>{proba:.2f}</strong>" in shown.text
+    assert "File: r.npy, connectome (fisher-z)." in shown.text and "volumes" not in shown.text.split("<main")[1]
+    score = expected.ood_scores(one)["connectivity"][0]
+    assert f"{score:.2f}" in shown.text and "short scan" not in shown.text
+
+
+def test_the_form_asks_for_a_connectome(of_connectomes, fitted):
+    page = send(of_connectomes, "GET").text
+    assert 'name="connectome"' in page and ".pconn.nii" in page and ".ptseries.nii" not in page
+    assert "connectomes (fisher-z) of 116 ROIs" in page and "Drop a file with a connectome here" in page
+    assert 'name="tr"' not in page and "one row and one column per ROI" in page
+    page = send(fitted, "GET").text
+    assert 'name="series"' in page and 'name="tr"' in page and "connectome" not in page.split("</style>")[1]
+
+
+def test_empty_rois_of_a_connectome_are_flagged(of_connectomes, cohort):
+    z = np.array(cohort.to_connectomes().connectomes[5])
+    z[7] = z[:, 7] = 0.0
+    shown = send(of_connectomes, files={"connectome": ("z.npy", npy(z))})
+    assert "empty rois: 1" in shown.text and "without any connection" in shown.text
+    z[7] = z[:, 7] = np.nan  # as pipelines leave them
+    assert "empty rois: 1" in send(of_connectomes, files={"connectome": ("z.npy", npy(z))}).text
+
+
+TAKES = "the model was trained on connectomes (fisher-z) of 116 ROIs"
+MATRICES = {  # name -> file name, change of the Fisher z, sentence
+    "a series": ("s.npy", lambda z: good(), f"s.npy has shape (60, 116), and {TAKES}; give the matrix of the subject, not a"),
+    "a series of as many volumes": ("s.npy", lambda z: good()[:1] + np.arange(116)[:, None] * z, "s.npy: the matrix is not"),
+    "a stack": ("s.npy", lambda z: z[None], f"s.npy has shape (1, 116, 116), and {TAKES}"),
+    "a triangle": ("s.npy", lambda z: z[np.triu_indices(116, 1)], f"s.npy has shape (6670,), and {TAKES}"),
+    "other rois": ("s.npy", lambda z: z[:90, :90], f"s.npy has 90 ROIs, and {TAKES}."),
+    "not symmetric": ("s.npy", lambda z: z + np.eye(116)[::-1] * np.arange(116), "s.npy: the matrix is not symmetric: between"),
+    "NaN": ("s.npy", lambda z: np.where(np.add.outer(np.arange(116), np.arange(116)) == 1, np.nan, z), "s.npy: NaN between"),
+    "covariances": ("s.npy", lambda z: z + np.diag(np.arange(1, 117)), "s.npy: the matrix looks like covariance, and the"),
+    "zero": ("s.npy", lambda z: 0 * z, "s.npy: the connectome is zero everywhere."),
+    "words": ("s.npy", lambda z: z.astype("U8"), "s.npy contains <U8 values, not real numbers."),
+    "infinite": ("s.npy", lambda z: np.where(z == z.max(), np.inf, z), "s.npy: an infinite value between ROI"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_hostile_matrices(case, of_connectomes, cohort):
+    name, change, sentence = MATRICES[case]
+    z = np.array(cohort.to_connectomes().connectomes[5], dtype=np.float64)
+    response = send(of_connectomes, files={"connectome": (name, npy(change(z)))})
+    assert response.status_code == 422 and alert(response).startswith(sentence) and alert(response).endswith(".")
+
+
+def test_a_scan_of_the_other_kind_is_one_sentence(of_connectomes, fitted, cohort):
+    z = np.array(cohort.to_connectomes().connectomes[5])
+    refused = alert(ask(fitted, npy(z)))
+    assert refused == "scan.npy is a connectome, and the model was trained on time series; give the series of the ROIs."
+    refused = alert(ask(fitted, b"x", name="scan.pconn.nii"))
+    assert refused == "scan.pconn.nii cannot be read: it holds a connectome, and the model takes a series."
+    refused = alert(send(of_connectomes, files={"connectome": ("scan.ptseries.nii", b"x")}))
+    assert refused == "scan.ptseries.nii cannot be read: it holds a series, and the model takes a connectome."
+    refused = alert(send(of_connectomes, files={"series": ("scan.npy", npy(z))}))
+    assert refused == "The form has a part 'series'; this model takes 'connectome'."
+    refused = alert(send(fitted, files={"connectome": ("scan.npy", npy(z))}))
+    assert refused == "The form has a part 'connectome'; this model takes 'series'."
+    swapped = named(np.tanh(z), [*cohort.rois[1::-1], *cohort.rois[2:]], ",")
+    refused = alert(send(of_connectomes, files={"connectome": ("scan.csv", swapped)}))
+    assert refused == f"ROI 1 is {cohort.rois[0]} in the model but {cohort.rois[1]} in the cohort: another atlas or order."
+    refused = alert(send(of_connectomes, files={"connectome": ("a", b"")}))
+    assert refused == "a cannot be read: a connectome file ends in .1D, .txt, .csv, .tsv, .npy or .pconn.nii."
+    assert "save the connectome as .npy" in alert(send(of_connectomes, files={"connectome": ("a.mat", b"x")}))

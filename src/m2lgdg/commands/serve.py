@@ -18,7 +18,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.")] = 8765,
     plugin: options.Plugin = None,
 ) -> None:
-    """Serve a local page that predicts one subject: upload a series, see probability, quality flags and important ROIs."""
+    """Serve a local page that predicts one subject: upload a scan, see probability, quality flags and important ROIs."""
     import contextlib
     import os
     import sys

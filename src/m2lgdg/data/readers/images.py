@@ -104,9 +104,9 @@ def load_parcellated(path: Path, content: bytes | None = None) -> tuple[Rois, Se
     return tuple(str(name).strip() for name in parcels.name), np.ascontiguousarray(_numbers(path, image))
 
 
-def load_connectome(path: Path) -> tuple[Rois, Series]:
-    """Names of the parcels and (roi, roi) matrix of a .pconn.nii file."""
-    image, axes = _open(path)
+def load_connectome(path: Path, content: bytes | None = None) -> tuple[Rois, Series]:
+    """Names of the parcels and (roi, roi) matrix of a .pconn.nii file, or of its content."""
+    image, axes = _open(path, content)
     rows, columns = (tuple(str(name).strip() for name in axis.name) for axis in axes)
     if rows != columns:
         raise InputError(f"{path}: the parcels of its rows are not those of its columns.")

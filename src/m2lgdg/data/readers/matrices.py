@@ -101,6 +101,22 @@ def load_content(path: Path, variable: str | None = None) -> Content:
     return parse_text(path, read_bytes(path, arrays.LARGEST))
 
 
+def parse_matrix(path: Path, content: bytes) -> tuple[Rois | None, npt.NDArray[Any]]:
+    """Names of the ROIs (None without any) and numbers in the content of a file; `path` serves for its suffix and messages.
+
+    Numbers that are no square matrix are returned as they are.
+    """
+    if path.name.endswith(images.CONNECTOME):
+        names, matrix = images.load_connectome(path, content)
+        return names, _mended(matrix)[0]
+    given = Content(arrays.parse_npy(path, content)) if path.suffix == ".npy" else parse_text(path, content)
+    if given.numbers.dtype.kind not in "fiu":
+        raise InputError(f"{path} contains {given.numbers.dtype} values, not real numbers.")
+    if given.numbers.ndim != 2 or given.numbers.shape[0] != given.numbers.shape[1]:
+        return None, given.numbers
+    return _rois(path, given), _mended(given.numbers)[0]
+
+
 def _load_npy(path: Path) -> npt.NDArray[Any]:
     """Array of a file, which is mapped if it is larger than that of one subject."""
     try:

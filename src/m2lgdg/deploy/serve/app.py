@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from m2lgdg.deploy.serve.result import Result, result_of
-from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject, taken
 from m2lgdg.method import is_network
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, one_line
@@ -38,6 +38,7 @@ RETRY = 10  # seconds after which a client that was sent away may try again
 BUSY = f"The server is busy with other uploads; try again in {RETRY} seconds."
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MEGABYTES = LARGEST // 2**20
+FILE = {"series": "a file with ROI series", "connectome": "a file with a connectome"}
 TOO_LARGE = f"The file is larger than the limit of {MEGABYTES} MB."
 
 
@@ -64,7 +65,9 @@ class Desk:
     def __init__(self, fitted: Model, patience: float = PATIENCE) -> None:
         self.fitted, self.patience = fitted, patience
         self.names = {f"p{i}": name for i, name in enumerate(fitted.facts_["inputs"])}  # field -> phenotype
-        self.files = {f"series-{i}" if i else "series": atlas for i, atlas in enumerate(fitted.members)}  # field -> atlas
+        self.takes = {atlas: taken(member) for atlas, member in fitted.members.items()}  # a series or a connectome
+        named = enumerate(self.takes.items())
+        self.files = {f"{what}-{i}" if i else what: atlas for i, (atlas, what) in named}  # field -> atlas
         self.most = len(self.files) * LARGEST + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
         self.reading: dict[anyio.CancelScope, float] = {}  # forms that are arriving, and when their last bytes came
@@ -159,11 +162,13 @@ class Desk:
                 given[key] = value
             elif key in ("tr", "explain", *self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
+            elif key in SUFFIXES and key not in self.files:
+                raise Refused(f"The form has a part {key!r}; this model takes {' and '.join(map(repr, self.files))}.")
             else:
                 raise Refused(f"The form has an unexpected part {key[:40]!r}.")
         filled = {key: file for key, file in given.items() if file.filename or file.size}  # a browser sends empty fields, too
         if not filled:
-            raise Refused("Choose a file with ROI series first.", 422)
+            raise Refused(f"Choose {FILE[self.takes[next(iter(self.takes))]]} first.", 422)
         if any((file.size or 0) > LARGEST for file in filled.values()):
             raise Refused(TOO_LARGE, 413)
         return {atlas: filled[key] for key, atlas in self.files.items() if key in filled}, words
@@ -176,9 +181,10 @@ class Desk:
             method=self.fitted.name,
             subjects=sum(sum(site.values()) for site in sites.values()),
             sites=len(sites),
-            files=[(field, len(self.fitted.members[atlas].facts_["rois"]), atlas) for field, atlas in self.files.items()],
-            fields=[*phenotypes, ("tr", TR, words.get("tr", ""))],
+            files=[(field, atlas, self.takes[atlas], self.fitted.members[atlas]) for field, atlas in self.files.items()],
+            fields=[*phenotypes, *([("tr", TR, words.get("tr", ""))] if "series" in self.takes.values() else [])],
             suffixes=SUFFIXES,
+            first=FILE[self.takes[next(iter(self.takes))]],
             explain=not words or "explain" in words,
             network=is_network(self.fitted),
             largest=LARGEST,

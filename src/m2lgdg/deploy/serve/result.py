@@ -16,6 +16,7 @@ from m2lgdg.model.model import Model
 from m2lgdg.model.new_site import percent
 from m2lgdg.model.out_of_distribution import missing_phenotypes
 from m2lgdg.report.brains import HALF, TOP, glass_brain
+from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError, one_line
 
 STEPS = 16  # of integrated gradients: few, because a user is waiting; a large error is reported
@@ -23,6 +24,7 @@ MEANINGS = {
     "phenotypes missing": "replaced by the source median (sex: by the more frequent value)",
     "short scan": "fewer than 100 volumes, so correlations are noisy",
     "flat rois": "number of constant ROIs; their correlations count as 0",
+    "empty rois": "number of ROIs without any connection, which had no signal",
     "amplitude not used": "ROIs were standardised or rescaled one by one; give the series in the units of the training data",
     "atlas missing": "the prediction is the mean over the other atlases of the model",
     "rois by number": "the atlas of the model or of the file is not named, so columns were matched by their position",
@@ -62,7 +64,7 @@ class Result:
     """All that the page shows for a subject."""
 
     name: str
-    volumes: int
+    scan: str  # what the file holds
     proba: float
     threshold: float
     new_site: NewSiteInterval | None
@@ -84,7 +86,7 @@ def result_of(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Resul
     scores = {name: float(score[0]) for name, score in fitted.ood_scores(cohort).items()}
     return Result(
         name=str(cohort.subjects[0]),
-        volumes=int(cohort.lengths[0]),
+        scan=f"{len(cohort.scans[0])} volumes" if cohort.values == SERIES else f"connectome ({cohort.values})",
         proba=proba,
         threshold=fitted.threshold,
         new_site=_new_site(fitted, proba),

@@ -1,4 +1,4 @@
-"""Parsing of an upload: the bytes of a series file and the form's fields become a `Cohort` of one subject.
+"""Parsing of an upload: the bytes of a file with a series or a connectome, and the form's fields, become a `Cohort` of one.
 
 Called by the web application before the model. The readers' parsers work on bytes in memory, and no file is opened.
 """
@@ -13,20 +13,23 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from m2lgdg import scans
 from m2lgdg.cohort import UNKNOWN, Cohort, Parcellation, series_defect
 from m2lgdg.data.atlases import roi_names
 from m2lgdg.data.readers.arrays import numbered_rois, parse_array
-from m2lgdg.data.readers.images import PARCELLATED, load_parcellated
+from m2lgdg.data.readers.images import CONNECTOME, PARCELLATED, load_parcellated
+from m2lgdg.data.readers.matrices import parse_matrix
 from m2lgdg.data.readers.tables import FEMALE, MALE
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
 
-SUFFIXES = (".1D", ".txt", ".csv", ".tsv", ".npy", PARCELLATED)
+ARRAYS = (".1D", ".txt", ".csv", ".tsv", ".npy")
+SUFFIXES = {"series": (*ARRAYS, PARCELLATED), "connectome": (*ARRAYS, CONNECTOME)}  # by what a model takes
 LARGEST = 20 * 2**20  # bytes of a file: 20 minutes of 1000 ROIs as text
 MOST_VOLUMES, MOST_NUMBERS = 20_000, 5_000_000
-REFUSED = {
-    ".mat": "damaged MATLAB files can crash their reader; save the series as .npy or .csv",
+REFUSED = {  # with the name of what a model takes
+    ".mat": "damaged MATLAB files can crash their reader; save the {what} as .npy or .csv",
     ".npz": "archives are not supported; save the array as .npy",
 }
 
@@ -91,10 +94,10 @@ def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotype
     name = plain_name(next(iter(files.values()))[0])
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
-    scans = {atlas: _scan(fitted.members[atlas], plain_name(given), content) for atlas, (given, content) in files.items()}
-    (atlas, (rois, series)), *others = scans.items()
+    given = {atlas: _scan(fitted.members[atlas], plain_name(file), content) for atlas, (file, content) in files.items()}
+    (atlas, (rois, scan)), *others = given.items()
     return Cohort(
-        series=[series],
+        series=scan,  # type: ignore[arg-type]
         subjects=np.array([name]),
         sites=np.array([""]),
         labels=np.array([UNKNOWN]),
@@ -104,25 +107,53 @@ def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotype
         tr=np.array(seconds),
         atlas=atlas,
         name="of one",
-        parcellations={other: Parcellation(names, [one]) for other, (names, one) in others},
+        parcellations={other: Parcellation(names, one) for other, (names, one) in others},
         allow_proxies=True,  # the model's owner chose its inputs
     )
 
 
-def _scan(
-    fitted: Method, name: str, content: bytes
-) -> tuple[tuple[str, ...], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-    """ROIs and (time, roi) series of a file."""
-    path = _known_kind(name)
+def taken(fitted: Method) -> str:
+    """What a model of one atlas takes: a series, or a connectome."""
+    return "series" if fitted.trained_on == scans.SERIES else "connectome"
+
+
+def _scan(fitted: Method, name: str, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+    """ROIs of a file, and its series or connectome."""
+    path = _known_kind(fitted, name)
     if not content:
         raise InputError(f"{name} is empty.")
-    header: Sequence[str] | None
+    if path.suffix not in (".npy", ".nii"):
+        _bounded(name, content)
+    return (_series if taken(fitted) == "series" else _connectome)(fitted, path, content)
+
+
+def _connectome(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+    name, count = path.name, len(fitted.facts_["rois"])
+    trained = f"the model was trained on connectomes ({fitted.trained_on}) of {count} ROIs"
+    header, matrix = parse_matrix(path, content)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"{name} has shape {matrix.shape}, and {trained}; give the matrix of the subject, not a series.")
+    if len(matrix) != count:
+        raise InputError(f"{name} has {len(matrix)} ROIs, and {trained}.")
+    rois = _named(fitted, header, count)
+    try:
+        return rois, scans.Connectomes.of([scans.in_kind(matrix, rois, fitted.trained_on)], fitted.trained_on, count)
+    except InputError as error:
+        raise InputError(f"{name}: {error}.") from None
+
+
+def _named(fitted: Method, header: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """Names of the ROIs of a file; without any in the file or in the model, they are matched by position."""
+    wanted = tuple(fitted.facts_["rois"])
+    return wanted if header is None or wanted == numbered_rois(count) else roi_names(tuple(header), fitted.facts_["atlas"])
+
+
+def _series(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
+    name, header = path.name, None
     if path.name.endswith(PARCELLATED):
         header, series = load_parcellated(path, content)
         series = np.where(np.isnan(series).all(axis=0), np.float32(0), series)  # parcels without coverage
     else:
-        if path.suffix != ".npy":
-            _bounded(name, content)
         header, series = parse_array(path, content)
     wanted, columns = tuple(fitted.facts_["rois"]), series.shape[1]
     if len(series) > MOST_VOLUMES:
@@ -133,12 +164,12 @@ def _scan(
         turned = "; it seems to have one row per ROI, so transpose it" if len(series) == len(wanted) else ""
         trained = f"the model was trained on {len(wanted)} ROIs ({fitted.facts_['atlas'] or 'atlas not named'})"
         raise InputError(f"{name} has {columns} columns, {trained}{turned}.")
-    # Without ROI names in the file or in the model, columns are matched by position.
-    rois = wanted if header is None or wanted == numbered_rois(columns) else roi_names(tuple(header), fitted.facts_["atlas"])
-    defect = series_defect(series, rois)
-    if defect:
+    rois = _named(fitted, header, columns)
+    if scans.is_connectome(series):
+        raise InputError(f"{name} is a connectome, and the model was trained on time series; give the series of the ROIs.")
+    if defect := series_defect(series, rois):
         raise InputError(f"{name}: {defect}.")
-    return rois, series
+    return rois, (series,)
 
 
 def _bounded(name: str, text: bytes) -> None:
@@ -151,10 +182,16 @@ def _bounded(name: str, text: bytes) -> None:
         raise InputError(f"{name} has more than {MOST_NUMBERS} cells.")
 
 
-def _known_kind(name: str) -> Path:
+def _known_kind(fitted: Method, name: str) -> Path:
     """Name as a path, with its suffix as the readers spell it; never opened."""
-    suffix = next((known for known in SUFFIXES if name.lower().endswith(known.lower()) and len(name) > len(known)), None)
+    what = taken(fitted)
+    suffixes = SUFFIXES[what]
+    suffix = next((known for known in suffixes if name.lower().endswith(known.lower()) and len(name) > len(known)), None)
     if suffix is None:
-        reason = f"a series file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise InputError(f"{name or 'the file'} cannot be read: {REFUSED.get(Path(name or '-').suffix.lower(), reason)}.")
+        reason = f"a {what} file ends in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        reason = REFUSED.get(Path(name or "-").suffix.lower(), reason).format(what=what)
+        for other in SUFFIXES:
+            if other != what and name.lower().endswith(SUFFIXES[other][-1]):
+                reason = f"it holds a {other}, and the model takes a {what}"
+        raise InputError(f"{name or 'the file'} cannot be read: {reason}.")
     return Path(name[: -len(suffix)] + suffix)
