@@ -108,6 +108,7 @@ def methods() -> Iterator[str]:
             yield from [f"#### {name}", "", _text(declared.summary), ""]
             facts = [f"Reference: {_text(declared.reference).rstrip('.')}."] if declared.reference else []
             facts += [f"Variants: {', '.join(f'`{variant}`' for variant in declared.variants)}."] if declared.variants else []
+            facts += [] if "connectomes" in declared.takes else ["Needs time series."]
             yield from [" ".join(facts), ""]
             for paragraph in (inspect.getdoc(known[name]) or "").partition("\n")[2].split("\n\n"):
                 yield from [ITEM.sub("\n- ", _text(paragraph)).strip(), ""]

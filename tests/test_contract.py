@@ -9,8 +9,9 @@ import pytest
 
 from m2lgdg import METHODS, InputError, Model, leave_one_site_out, make, make_cohort
 from m2lgdg.deep import DeepMethod
-from m2lgdg.method import Method, is_network
+from m2lgdg.method import CONNECTOMES, Method, is_network
 from m2lgdg.metrics import auc
+from m2lgdg.scans import Connectomes
 
 NAMES = sorted(METHODS)
 BLIND = {"prior"}  # cannot learn anything
@@ -145,6 +146,98 @@ class TestContract:
         assert len(cls.__doc__.splitlines()[0]) < 140
         for changes in [*cls.variants.values(), *({field: values[0]} for field, values in cls.space.items())]:
             assert make(name, **changes).fields() is not None
+
+
+# What these take from connectomes is not what they take from series: no Ledoit-Wolf covariance, frame weights, amplitude, time.
+OTHERWISE = {"tangent-logistic", "tangent-ridge", "connectome-ensemble", "connectome-adaptive", "m2lgdg-connectome"}
+OTHERWISE |= {"braingnn", "metaexplainer"}
+ROUNDED = {"brainnet-transformer": 1e-4, "tangent-pearson-ridge": 1e-6}  # take correlations, which are stored as Fisher z
+ON_CONNECTOMES = [name for name in NAMES if CONNECTOMES in METHODS[name].takes]
+
+
+@pytest.fixture(scope="module")
+def of_connectomes(fold):
+    """The same fold of connectomes. Its source is from a cohort whose target is noise."""
+    rng = np.random.default_rng(9)
+    noise = [rng.normal(size=one.shape) for one in fold.target.series]
+    other = dataclasses.replace(fold.target, series=noise, labels=1 - fold.target.labels)
+    (made,) = leave_one_site_out(make_whole(fold.source, other).to_connectomes(), ["west"])
+    return made._replace(target=fold.target.to_connectomes())
+
+
+@pytest.fixture(scope="module")
+def fitted_there(of_connectomes):
+    """Each method, fitted on the connectomes of source when it is first asked for."""
+
+    class Fits(dict):
+        def __missing__(self, name):
+            self[name] = make(name, **small(name)).fit(of_connectomes.source, seed=0)
+            return self[name]
+
+    return Fits()
+
+
+def test_series_are_needed_only_by_methods_of_series(of_connectomes):
+    """These read what no connectome has; they say so, and which methods can."""
+    assert set(NAMES) - set(ON_CONNECTOMES) == {"m2dc", "m2lgdg", "msstan", "ufa-net"}
+    for name in sorted(set(NAMES) - set(ON_CONNECTOMES)):
+        with pytest.raises(InputError, match=f"^method {name} needs time series, and cohort tiny holds .* average, braingnn, "):
+            make(name).fit(of_connectomes.source)
+
+
+@pytest.mark.parametrize("name", ON_CONNECTOMES)
+class TestContractOnConnectomes:
+    def test_as_from_series_whatever_the_target(self, name, fold, fitted, of_connectomes, fitted_there):
+        found = fitted_there[name]
+        if name in OTHERWISE:
+            same_bits(found, make(name, **small(name)).fit(fold.source.to_connectomes(), seed=0))
+            assert not np.allclose(found.predict_proba(of_connectomes.target), fitted[name].predict_proba(fold.target))
+        elif name not in ROUNDED:
+            same_bits(found, fitted[name])
+        if name not in OTHERWISE:
+            expected = fitted[name].predict_proba(fold.target)
+            np.testing.assert_allclose(found.predict_proba(of_connectomes.target), expected, rtol=0, atol=ROUNDED.get(name, 0))
+
+    def test_one_subject_at_a_time_without_label_and_with_an_empty_roi(self, name, of_connectomes, fitted_there):
+        target, found = of_connectomes.target, fitted_there[name]
+        together = found.predict_proba(target)
+        assert np.isfinite(together).all()
+        disguised = target.select(np.arange(len(target))[::-1])._changed(labels=1 - target.labels, sites=target.sites[::-1])
+        alone = np.concatenate([found.predict_proba(disguised.select([i])) for i in range(len(target))])[::-1]
+        np.testing.assert_allclose(alone, together, rtol=0, atol=1e-4 if is_network(found) else 1e-9)
+        matrices = np.stack(target.connectomes)
+        matrices[:, 3] = matrices[:, :, 3] = 0.0
+        empty = dataclasses.replace(target, series=Connectomes.of(matrices, target.values, len(target.rois)))
+        assert np.isfinite(found.predict_proba(empty)).all()
+
+    def test_save_and_load_bit_exact(self, name, of_connectomes, fitted_there, tmp_path):
+        loaded = Model.load(fitted_there[name].save(tmp_path / "model"))
+        assert loaded.facts_ == fitted_there[name].facts_ and loaded.facts_["scans"] == "fisher-z"
+        same_bits(loaded, fitted_there[name])
+        expected = fitted_there[name].predict_proba(of_connectomes.target)
+        np.testing.assert_array_equal(loaded.predict_proba(of_connectomes.target), expected)
+
+    def test_another_kind_of_scans_is_refused(self, name, fold, fitted, of_connectomes, fitted_there):
+        with pytest.raises(InputError, match=r"trained on connectomes \(fisher-z\), and cohort tiny holds time series"):
+            fitted_there[name].predict_proba(fold.target)
+        with pytest.raises(InputError, match=r"trained on time series, and cohort tiny holds connectomes \(fisher-z\)"):
+            fitted[name].predict_proba(of_connectomes.target)
+
+
+@pytest.mark.parametrize("kind", ["correlation", "covariance", "partial-correlation"])
+@pytest.mark.parametrize("name", ["fc-logistic", "tangent-ridge", "tangent-pearson-ridge", "braingnn", "metaexplainer"])
+def test_every_kind_of_connectome_is_learned_from(name, kind, of_connectomes):
+    def as_kind(cohort):
+        scale = 3.0 if kind == "covariance" else 1.0
+        matrices = [scale * (np.tanh(one) + np.eye(len(one))) for one in cohort.connectomes]
+        return dataclasses.replace(cohort, series=Connectomes.of(matrices, kind, len(cohort.rois)))
+
+    model = make(name, **small(name)).fit(as_kind(of_connectomes.source), seed=0)
+    proba = model.predict_proba(as_kind(of_connectomes.target))
+    assert np.isfinite(proba).all() and np.ptp(proba[:, 1]) > 0
+    if name == "fc-logistic":  # correlations by any scale are the same features
+        same = make(name).fit(of_connectomes.source).predict_proba(of_connectomes.target)
+        np.testing.assert_allclose(proba, same, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

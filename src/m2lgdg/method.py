@@ -232,12 +232,16 @@ def need_labels(name: str, source: Cohort) -> None:
 
 def need_scans(one: Method, cohort: Cohort) -> None:
     """Refuse connectomes, in any atlas that the method is fitted in, that it does not take."""
-    what = one.needs_series()
-    if what and any(cohort.parcellation(name).values != SERIES for name in chosen_atlases(one.atlases, cohort)):
+    if (what := one.needs_series()) and holds_connectomes(cohort, one.atlases):
         able = ", ".join(sorted(name for name in METHODS if not series_needed(name)))
         raise InputError(
             f"{what} needs time series, and cohort {cohort.name} holds connectomes; methods that take connectomes: {able}."
         )
+
+
+def holds_connectomes(cohort: Cohort, atlases: str | tuple[str, ...]) -> bool:
+    """Whether a cohort holds connectomes in one of the atlases that a method selects."""
+    return any(cohort.parcellation(name).values != SERIES for name in chosen_atlases(atlases, cohort))
 
 
 def series_needed(name: str) -> str:

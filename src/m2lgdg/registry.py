@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ from typing import Any
 
 from m2lgdg.fields import checked_fields, nearest, variant_fields
 from m2lgdg.own_code import FINDER, PLUGIN, Source, imported_sources, refuse_not_covered, staying, use
+from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError, needing, one_line
 
 NAMED = re.compile(r"""^@method\(["'](.+?)["'](?:, role=["'](\w+)["'])?\)""", re.MULTILINE)
@@ -47,6 +48,7 @@ class Declaration:
     summary: str = ""  # first line of the description
     reference: str = ""
     role: str = ""
+    takes: Sequence[str] = (SERIES,)  # kinds of scans
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Registry(MutableMapping[str, type[Any]]):
             for one in dataclasses.fields(cls)
             if (one.default, one.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         }
-        return Declaration(defaults, cls.variants, cls.stochastic, summary, cls.reference, cls.role)
+        return Declaration(defaults, cls.variants, cls.stochastic, summary, cls.reference, cls.role, cls.takes)
 
     def __setitem__(self, name: str, cls: type[Any]) -> None:
         owner = self._loaded[name].__module__ if name in self._loaded else self.modules.get(name, cls.__module__)

@@ -1,5 +1,6 @@
 """The commands from end to end, as a user types them, and how fast `--help` answers."""
 
+import json
 import re
 import subprocess
 import sys
@@ -216,3 +217,32 @@ def test_card_tells_of_a_study_of_another_cohort(command, tmp_path):
     assert "differ" not in command("card", tmp_path / "same", "--study", tmp_path / "out")[1]
     text = command("card", tmp_path / "model", "--study", tmp_path / "out")[1]
     assert "Note: The cohort of the study, or its inputs, differ" in text
+
+
+def test_methods_that_run_on_a_cohort_and_those_that_cannot(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_cohort("tiny").save("series.cohort")
+    make_cohort("tiny").to_connectomes().save("matrices.cohort")
+    code, text, _ = command("methods", "--cohort", "matrices.cohort")
+    able, unable = text.split("Not on cohort tiny (connectomes: fisher-z)\n")
+    assert code == 0 and "  fc-logistic  " in able and "  m2lgdg-connectome  " in able and "  m2lgdg  " not in able
+    assert unable.splitlines()[:4] == [f"  {name}: needs time series" for name in ("m2dc", "m2lgdg", "msstan", "ufa-net")]
+    assert "Not on cohort" not in command("methods", "--cohort", "series.cohort")[1]
+    refused = {
+        one["name"]: one["refused"] for one in json.loads(command("methods", "--cohort", "matrices.cohort", "--json")[1])
+    }
+    assert (refused["msstan"], refused["erm"]) == ("needs time series", None)
+    takes = {one["name"]: one["takes"] for one in json.loads(command("methods", "--json")[1])}
+    assert (takes["msstan"], takes["erm"]) == (["series"], ["series", "connectomes"])
+    assert command("methods", "erm", "--cohort", "matrices.cohort")[1].endswith(
+        "\nOn cohort tiny (connectomes: fisher-z): runs.\nNext: m2lgdg fit matrices.cohort --method erm --out erm-model\n"
+    )
+    text = command("methods", "msstan", "--cohort", "matrices.cohort")[1]
+    assert text.endswith("\nOn cohort tiny (connectomes: fisher-z): needs time series.\n") and "\nscans: series\n" in text
+    for words in (("fit", "matrices.cohort", "--method", "msstan"), ("run", "study.toml")):
+        Path("study.toml").write_text('cohort = "matrices.cohort"\nmethods = ["prior", "msstan"]\nseeds = [0]\n')
+        code, _, errors = command(*words, "--out", "out")
+        assert code == 2 and errors.startswith("m2lgdg: method msstan needs time series, and cohort tiny holds connectomes; ")
+        assert not Path("out").exists()
+    code, _, errors = command("audit", "study.toml", "--method", "msstan")
+    assert code == 2 and errors.startswith("m2lgdg: method msstan needs time series")

@@ -149,3 +149,14 @@ methods = ["mine", "fc-logistic"]
             run_study(tmp_path / "study.toml", tmp_path / "out")
     finally:
         METHODS.pop("mine", None)
+
+
+def test_an_average_takes_what_all_its_methods_take(fold):
+    source, target = fold.source.to_connectomes(), fold.target.to_connectomes()
+    names = ("connectome-adaptive", "fc-svm")
+    found = make("average", methods=names).fit(source)
+    each = [logit(make(name, atlases="first").fit(source).predict_proba(target)[:, 1]) for name in names]
+    np.testing.assert_allclose(logit(found.predict_proba(target)[:, 1]), np.mean(each, axis=0), atol=1e-9)
+    assert found.facts_["notes"][0].startswith("connectome-adaptive: Trained on connectomes: ")
+    with pytest.raises(InputError, match=r"^method average of m2lgdg:M1 needs time series, and cohort tiny holds connectomes"):
+        make("average", methods=("fc-svm", "m2lgdg:M1")).fit(source)

@@ -14,6 +14,7 @@ from m2lgdg.connectivity import covariances
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods import braingnn
 from m2lgdg.methods.braingnn import BrainGNN, RoiPooling
+from m2lgdg.scans import PARTIAL, Connectomes
 
 torch.set_num_threads(1)
 ROIS, SUBJECTS = 7, 6
@@ -261,3 +262,16 @@ def test_features_are_fisher_z_and_absolute_partial_correlations(monkeypatch):
         agrees(given["fc"][s], correlations)
         assert (given["partial"][s].numpy()[expected == 0] == 0).all()
     assert float(given["partial"][0].max()) > 0.1
+
+
+def test_partial_correlations_are_taken_as_they_are_and_computed_from_others():
+    cohort = make_cohort("tiny").select(range(4)).to_connectomes()
+    computed = braingnn.partial_correlations(cohort.scans, torch.device("cpu"))
+    for i, one in enumerate(computed.numpy()):
+        precision = np.linalg.inv(covariances(cohort.scans)[i])
+        spread = np.sqrt(np.diagonal(precision))
+        expected = np.abs(precision / spread[:, None] / spread) * (1 - np.eye(len(one)))
+        np.testing.assert_allclose(one, expected, atol=1e-6)
+    signs = np.where(np.arange(len(one)) % 2, -1, 1)
+    given = Connectomes.of([each * signs[:, None] * signs + np.eye(len(one)) for each in computed.numpy()], PARTIAL, len(one))
+    np.testing.assert_allclose(braingnn.partial_correlations(given, torch.device("cpu")), computed, atol=1e-7)

@@ -176,3 +176,23 @@ def test_confounds_enter_the_decision_as_they_were_taken_out(cohort):
     assert np.sign(alone[np.abs(plain).argmax()]) == np.sign(plain[np.abs(plain).argmax()])
     bare = make("connectome-adaptive", phenotypes=True).fit(cohort.with_inputs(["education"]))  # nothing to take out
     assert bare.state_["phenotypes.weights"].shape == (1,)
+
+
+def test_on_connectomes_the_default_is_adaptive_ridge_on_plain_fc(cohort):
+    """The blocks that need series are left out, and the model says so."""
+    matrices = cohort.to_connectomes()
+    found = make("connectome-adaptive", phenotypes=True).fit(matrices)
+    assert found.method._weights() == {"fc": 1.0, "phenotypes": 0.3}
+    assert {name.partition(".")[0] for name in found.state_} == {"fc", "phenotypes", "calibration"}
+    assert not found.uses_amplitude and found.method.method_flags(matrices) == [[]] * len(matrices)
+    (note,) = found.facts_["notes"]
+    assert note.startswith("Trained on connectomes: plain FC takes the place of frame-weighted FC; deviation FC and amplitude")
+    found, peer = (make(name, penalties=(3.0,)).fit(matrices) for name in ("connectome-adaptive", "fc-adaptive"))
+    np.testing.assert_array_equal(found.predict_proba(matrices), peer.predict_proba(matrices))
+    assert "notes" not in peer.facts_
+
+
+def test_the_ensemble_on_connectomes_has_no_amplitude(cohort):
+    found = make("connectome-ensemble").fit(cohort.to_connectomes())
+    assert found.method._weights() == {"fc": 0.5, "tangent": 0.5}
+    assert found.facts_["notes"] == ["Trained on connectomes: amplitude, computed from time series, is left out."]

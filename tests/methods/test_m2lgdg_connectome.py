@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from m2lgdg import METHODS, leave_one_site_out, make_cohort
+from m2lgdg import METHODS, InputError, leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features, frame_weighted, upper_triangle
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.devices import fast_form, plain_form
@@ -331,3 +331,34 @@ def chebyshev_matrix(operator, k):
     """T_k of a matrix by its eigenvalues: cos(k arccos x), for complex x."""
     values, vectors = np.linalg.eig(operator.astype(complex))
     return (vectors @ np.diag(np.cos(k * np.arccos(values))) @ np.linalg.inv(vectors)).real
+
+
+# Cohorts of connectomes.
+
+
+@pytest.mark.parametrize("variant", ["plus", "M1"])
+def test_connectomes_are_learned_from_as_plain_fc_of_series(fold, variant):
+    """The network and, in variant `plus`, its linear head; without imaging, nothing of the scan is used."""
+    fields = SMALL | dict(METHODS[NAME].variants[variant])
+    matrices, target = fold.source.to_connectomes(), fold.target.to_connectomes()
+    found = make(NAME, **fields | {"connectivity": "auto"}).fit(matrices, seed=0)
+    alone = make(NAME, **fields | {"plus": False}).fit(fold.source, seed=0)
+    for name, value in alone.state_.items():
+        if name not in ("calibration", "network.network_slope"):
+            np.testing.assert_array_equal(found.state_[name], value, err_msg=name)
+    if variant == "M1":
+        np.testing.assert_array_equal(found.predict_proba(target), alone.predict_proba(fold.target))
+        assert not any("connectomes" in note for note in found.facts_["notes"])
+        return
+    head = make("connectome-adaptive", phenotypes=True).fit(matrices)
+    mean = (logit(alone.predict_proba(fold.target)[:, 1]) + logit(head.predict_proba(target)[:, 1])) / 2
+    np.testing.assert_allclose(logit(found.predict_proba(target)[:, 1]), mean, atol=1e-3)
+    assert set(scaled(found, target).features) == {"fc"} and not found.uses_amplitude
+    assert head.facts_["notes"][0] in found.facts_["notes"]
+
+
+def test_frame_weights_that_were_asked_for_need_series(fold):
+    with pytest.raises(InputError, match=r'^method m2lgdg-connectome with connectivity "steady" needs time series, and cohort'):
+        make(NAME, **SMALL | {"connectivity": "steady"}).fit(fold.source.to_connectomes())
+    notes = make(NAME, **SMALL).fit(fold.source.to_connectomes(), seed=0).facts_["notes"]  # plain FC, as asked for
+    assert not any("connectomes" in note for note in notes)

@@ -14,6 +14,7 @@ from m2lgdg import make_cohort
 from m2lgdg.connectivity import fisher_matrices
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.methods.metaexplainer import (
+    OF_ROWS,
     Encoder,
     LearnedConnectivity,
     MetaExplainer,
@@ -427,3 +428,23 @@ def test_the_number_of_parameters_and_what_is_saved():
     graph = 3 * 9 * 8 + 3 * 117 * 116 + 117 * 64 + 65 * 8 + 3 * 2 * 116
     classifier = (8 * 116 + 1) * 256 + 257 * 32 + (32 + 3 + 1) * 2
     assert sum(value.numel() for value in network.parameters()) == encoder + graph + classifier == 311_268
+
+
+def test_on_connectomes_the_graph_is_learned_from_rows_of_fc():
+    """Equations of the encoder without convolutions; no series is read, and the model says so."""
+    cohort = make_cohort("tiny", seed=1).to_connectomes()
+    fields = dict(MetaExplainer.variants["small"]) | {"epochs": 1, "warmup": 0, "steps_per_epoch": 1}
+    method = make("metaexplainer", **fields).fit(cohort, seed=0)
+    assert method.facts_["notes"][-1] == OF_ROWS
+    network = method.network()
+    batch = Batch(method.features(cohort, torch.device("cpu")), torch.zeros(len(cohort), 0), torch.zeros(len(cohort)), None)
+    assert set(batch.features) == {"fc"}
+    edges = network.parts(batch)["connectivity"].detach().numpy()
+    weights = numbers(network.encoder.output)
+    rows = (fisher_matrices(cohort.scans) - method.state_["fitted.mean"]) / method.state_["fitted.scale"]
+    hidden = rows @ weights["0.weight"].T + weights["0.bias"]
+    scores = np.where(hidden > 0, hidden, 0.2 * hidden) @ weights["2.weight"].T + weights["2.bias"]
+    features = np.exp(scores - scores.max(axis=2, keepdims=True))
+    features /= features.sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(edges, features @ features.transpose(0, 2, 1), atol=1e-5)
+    assert np.ptp(edges[0]) > 0

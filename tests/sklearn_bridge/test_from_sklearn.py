@@ -541,3 +541,19 @@ def test_bad_input_is_one_sentence(fold, tmp_path):
     ):
         with pytest.raises(m2lgdg.InputError, match=message):
             m2lgdg.run_study(base | {"method": {"x": section}}, tmp_path / "out")
+
+
+def test_connectomes_have_fc_and_tangent_features_and_neither_series_nor_amplitude():
+    cohort = m2lgdg.make_cohort("tiny", seed=1)
+    matrices = cohort.to_connectomes()
+    (fold,) = m2lgdg.leave_one_site_out(cohort, ["west"])
+    (other,) = m2lgdg.leave_one_site_out(matrices, ["west"])
+    method = m2lgdg.from_sklearn(LogisticRegression(C=1e-3), "fc", name="on-connectomes")
+    expected = method.fit(fold.source).predict_proba(fold.target)
+    np.testing.assert_array_equal(method.fit(other.source).predict_proba(other.target), expected)
+    tangent = m2lgdg.from_sklearn(LogisticRegression(C=1e-3), "tangent", name="on-connectomes").fit(other.source)
+    assert np.ptp(tangent.predict_proba(other.target)[:, 1]) > 0
+    for features in ("series", "amplitude"):
+        method = m2lgdg.from_sklearn(LogisticRegression(), features, name="on-connectomes")
+        with pytest.raises(m2lgdg.InputError, match=f"^method on-connectomes with features {features} needs time series, and "):
+            method.fit(other.source)

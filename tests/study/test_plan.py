@@ -1,5 +1,7 @@
 """The plan of a study: what is part of a cell's key, and what tables know of methods without their classes."""
 
+import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import m2lgdg
+from m2lgdg.cohort import Parcellation
+from m2lgdg.method import need_scans
 from m2lgdg.registry import METHODS
 from m2lgdg.storage import InputError
 from m2lgdg.study import plan
@@ -136,3 +140,26 @@ def forget():
 
 def test_the_package_is_found_where_it_lies():
     assert (PACKAGE / "methods" / "m2lgdg.py").is_file() and Path("methods/m2lgdg.py") in MODULES
+
+
+def test_methods_and_variants_that_need_series_are_refused_before_the_first_cell(tmp_path):
+    """Nothing is written, whatever else the study holds; a sweep is refused for one of its values."""
+    matrices = m2lgdg.make_cohort("tiny").to_connectomes()
+    study = {"cohort": matrices, "methods": ["fc-logistic", "m2lgdg-connectome"], "targets": ["east"], "seeds": [0]}
+    steady = {"method": {"m2lgdg-connectome": {"connectivity": "steady"}}}
+    for changes, words in (
+        (
+            {"methods": ["fc-logistic", "ufa-net"]},
+            "method ufa-net needs time series, and cohort tiny holds connectomes; methods",
+        ),
+        (steady, 'method m2lgdg-connectome with connectivity "steady" needs time series'),
+        ({"sweep": {"m2lgdg-connectome": {"connectivity": ["fc", "steady"]}}}, 'with connectivity "steady" needs time series'),
+    ):
+        with pytest.raises(InputError, match=words):
+            m2lgdg.run_study(study | changes, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    both = m2lgdg.make_cohort("tiny")
+    both = dataclasses.replace(both, atlas="own", parcellations={"other": Parcellation(both.rois, both.to_connectomes().scans)})
+    for atlases, refused in (("first", False), ("other", True), ("all", True)):
+        with pytest.raises(InputError, match="needs time series") if refused else contextlib.nullcontext():
+            need_scans(m2lgdg.make("ufa-net", atlases=atlases).method, both)

@@ -60,6 +60,7 @@ def fit(
 ) -> None:
     """Train one method on all labelled subjects of a cohort and write it as a model folder."""
     from m2lgdg.data.check import with_checks
+    from m2lgdg.method import need_scans
     from m2lgdg.metrics import THRESHOLD
     from m2lgdg.model.model import make
     from m2lgdg.storage import InputError, need_unused
@@ -79,6 +80,7 @@ def fit(
     source = cohort.select((cohort.labels >= 0) & ~left_out & (options.of_sites(cohort, site) if site else True))
     if not len(source):
         raise InputError(f"cohort {cohort.name} has no labelled subjects to train on.")
+    need_scans(method.method, source)
     if not method_name and not variant and cohort.inputs:
         method = make(name, **{"phenotypes": True} | fields)
     with terminal.progress("checking the cohort"):

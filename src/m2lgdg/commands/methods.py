@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 def methods(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Show the fields, variants and sweeps of this method.")] = None,
+    cohort: Annotated[
+        Path | None, typer.Option(help="List the methods that run on this cohort, and why others do not.", show_default=False)
+    ] = None,
     plugin: options.Plugin = None,
     as_json: options.Json = False,
 ) -> None:
@@ -26,13 +31,18 @@ def methods(
 
     known = load_methods(tuple(map(str, plugin or [])))
     cls = None if name is None else find(name)  # refuses a name that is not known
+    reasons = None if cohort is None else _reasons(known, cohort)
     if as_json:
-        terminal.print_json([_values(known, one) for one in ([name] if name is not None else known)])
+        shown = [_values(known, one) for one in ([name] if name is not None else known)]
+        terminal.print_json([one | ({"refused": reasons[1][one["name"]] or None} if reasons else {}) for one in shown])
         return
     if name is not None and cls is not None:
         _describe(name, cls)
-        cohort, model = suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
-        suggestions.print_next(context, "fit", cohort, "--method", name, "--out", model)
+        if reasons:
+            terminal.say(f"\nOn cohort {reasons[0]}: {reasons[1][name] or 'runs'}.")
+        given, model = cohort or suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
+        if not reasons or not reasons[1][name]:
+            suggestions.print_next(context, "fit", given, "--method", name, "--out", model)
         return
     peers = known.with_role(*SIMPLE)
     groups = {
@@ -42,13 +52,38 @@ def methods(
     }
     for title, names in groups.items():
         terminal.say(title, style="bold")
-        for method in (method for method in names if method in known):
+        for method in (method for method in names if method in known and not (reasons and reasons[1][method])):
             values = _values(known, method)
             mark = "[default of `m2lgdg fit`] " if values["default"] else ""
             terminal.say(f"  {method}  {mark}{values['summary']}")
-            terminal.say(*([f"    {values['reference']}"] if values["reference"] else []), style="dim")
+            terminal.say(f"    takes {taken(values['takes'])}; {values['reference']}".rstrip("; "), style="dim")
+    if reasons and any(reasons[1].values()):
+        terminal.say(f"Not on cohort {reasons[0]}", style="bold")
+        terminal.say(*(f"  {method}: {reason}" for method, reason in reasons[1].items() if reason))
     terminal.say("With the name of a method, the command prints its fields and variants.")
     suggestions.print_next(context, "methods", known.default)
+
+
+def _reasons(known: Registry, path: Path) -> tuple[str, dict[str, str]]:
+    """A cohort in words, and by method why it does not run there; empty if it does."""
+    from m2lgdg.data.readers import read
+    from m2lgdg.method import holds_connectomes, series_needed
+    from m2lgdg.storage import InputError
+
+    cohort, reasons = read(path), {}
+    for name in known:
+        try:
+            needed = series_needed(name) and holds_connectomes(cohort, known.declaration(name).fields["atlases"])
+            reasons[name] = "needs time series" if needed else ""
+        except InputError as error:  # a network without PyTorch
+            reasons[name] = str(error).rstrip(".")
+    scans = "time series" if cohort.values == "series" else f"connectomes: {cohort.values}"
+    return f"{cohort.name} ({scans})", reasons
+
+
+def taken(kinds: Sequence[str]) -> str:
+    """What a method takes, in words."""
+    return "series or connectomes" if "connectomes" in kinds else "series"
 
 
 def _values(known: Registry, name: str) -> dict[str, Any]:
@@ -59,7 +94,7 @@ def _values(known: Registry, name: str) -> dict[str, Any]:
     try:
         declaration = known.declaration(name)
     except InputError as error:
-        declaration = Declaration({}, {}, True, str(error))
+        declaration = Declaration({}, {}, True, str(error))  # what it takes is not known either
     values = dataclasses.asdict(declaration) | {"paper": name in PAPER, "default": name == known.default}
     return {"name": name} | {key: values[key] for key in sorted(values)}
 
@@ -71,6 +106,7 @@ def _describe(name: str, cls: type[Method]) -> None:
     terminal.say(f"{name}  {getdoc(cls) or ''}")
     if cls.reference:
         terminal.say(f"\n{cls.reference}", style="dim")
+    terminal.say(f"\nscans: {taken(cls.takes)}")
     fields = {field.name: repr(field.default) for field in dataclasses.fields(cls) if field.name not in cls.unused}
     variants = {
         variant: ", ".join(f"{field} = {value!r}" for field, value in changed.items()) or "none"

@@ -7,7 +7,7 @@ step at some sites, then the gradient at other sites after that step, applied to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -28,6 +28,7 @@ from m2lgdg.sampler import balanced_sites, site_batches
 from m2lgdg.scans import SERIES
 
 SLOPE = 0.2  # of the leaky ReLU
+OF_ROWS = "Trained on connectomes: the graph is learned from rows of FC instead of time series."
 
 
 class Encoder(nn.Module):
@@ -276,6 +277,11 @@ class MetaExplainer(DeepMethod):
         "normalisation": ("size", "row", "symmetric", "none", "release"),
         "mixup": (0.0, 0.2, 1.0),
     }
+
+    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        super().learn(source, seed=seed, device=device, progress=progress)
+        if self.trained_on != SERIES:
+            self.facts_["notes"].append(OF_ROWS)
 
     def features(self, cohort: Cohort, device: torch.device) -> dict[str, Tensor]:
         series = super().features(cohort, device) if cohort.values == SERIES else {}

@@ -208,7 +208,7 @@ def _checked(declared: Declaration) -> Declaration:
     """The declaration; TypeError if a damaged file has anything else in it."""
     tables = [declared.fields, declared.variants, *dict(declared.variants).values()]
     texts = [declared.summary, declared.reference, declared.role]
-    if not all(isinstance(one, dict) for one in tables) or not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(one, dict) for one in tables) or not all(isinstance(text, str) for text in (*texts, *declared.takes)):
         raise TypeError("a declaration has other types")
     return declared
 
