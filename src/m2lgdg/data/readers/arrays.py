@@ -42,6 +42,7 @@ SAID = "or say what it is for a folder of your own"
 ONE_AT_A_TIME = threading.Lock()  # numpy parses headers as Python code, which fails now and then in threads of Python 3.11
 
 
+@lru_cache(maxsize=64)
 def numbered_rois(count: int) -> Rois:
     """Names for ROIs without names: 1, 2, 3 ..."""
     return tuple(str(i + 1) for i in range(count))

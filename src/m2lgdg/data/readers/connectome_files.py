@@ -49,6 +49,8 @@ class Wanted(NamedTuple):
 
     def has(self, file: Path) -> bool:
         """Whether the name of a file, or of its folders, has the words of `only`."""
+        if not self.only:
+            return True
         name = file.relative_to(self.path).as_posix() if file.is_relative_to(self.path) else file.name
         return all(word in name for word in self.only.split())
 
@@ -139,8 +141,8 @@ def find(wanted: Wanted, dataset: Dataset) -> Layout:
         update={"labels": dataset.labels.model_copy(update=words), "site": wanted.site or dataset.site}
     )
     found = _tables(wanted, dataset)
-    files = [file for file in array_files(wanted.path) if file not in found and file != wanted.path / (dataset.rois or ".")]
-    files = [file for file in files if wanted.has(file) and not _is_table(file)]
+    other = {*found, wanted.path / (dataset.rois or "")}
+    files = [one for one in array_files(wanted.path) if one not in other and wanted.has(one) and not _is_table(one)]
     if len(found) > 1 or (found[0].parent != wanted.path and wanted.participants is None):
         return _by_folder(wanted, dataset, found, files)
     people = folder.people_of(found[0], dataset, wanted.path / "dataset.toml", advice=ADVICE, where=tables.NAMED | SITE)

@@ -158,10 +158,10 @@ def _gathered(path: Path, source: AtlasMatrices, sites: Mapping[str, str], on_ba
     dataset = source.dataset
     given = _given_names(path, dataset)
     bad = _Bad(sites, on_bad)
-    every = _assigned(source, _loaded(source, _counts(given, dataset), progress), sites, bad)
-    present = {one.subject: one.file for one in every} | {one: file for file, some in source.files.items() for one in some}
-    every = [one for one in every if one.subject in sites]
-    sound = _without(every, bad, lambda one: one.matrices.defects.get(one.row))
+    sound = _assigned(source, _loaded(source, _counts(given, dataset), progress), sites, bad)
+    present = {one.subject: one.file for one in sound} | {one: file for file, some in source.files.items() for one in some}
+    sound = [one for one in sound if one.subject in sites]
+    sound = _without(sound, bad, lambda one: one.matrices.defects.get(one.row))
     size = Counter(one.matrices.n_rois for one in sound).most_common(1)[0][0] if sound else 0
     sound = _without(sound, bad, lambda one: _other_size(one.matrices.n_rois, size))
     if not sound:
@@ -173,8 +173,12 @@ def _gathered(path: Path, source: AtlasMatrices, sites: Mapping[str, str], on_ba
     sound = _without(sound, bad, lambda one: _unlike(one, kind, usual) or _kind_defect(one, naming.rois_of(one), kind))
     if not sound:
         raise bad.first or InputError(f"{path}: no listed subject has a connectome.")
-    triangles = {one.subject: naming.ordered(one, _finished(one, kind)) for one in sound}
     notes: list[Note] = [Finding("values", numbers={"text": note}, atlas=source.atlas), *naming.notes, *_changes(sound)]
+    usual = None
+    triangles = {}
+    while sound:  # one after the other, so that the memory of one is used again for the next
+        one = sound.pop()
+        triangles[one.subject] = scans.frozen(naming.ordered(one, _finished(one, kind)))
     return _Found(naming.rois, kind, triangles, present, bad.excluded, notes)
 
 

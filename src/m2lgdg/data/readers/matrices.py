@@ -78,7 +78,7 @@ def load_matrices(path: Path, variable: str | None = None, order: str | None = N
         return of_stack(path, numbers[None], _rois(path, content))
     if numbers.ndim == 3:
         return of_stack(path, subjects_first(path, numbers))
-    if numbers.ndim <= 2 and (widths := _roi_counts(numbers.shape[-1])):
+    if numbers.ndim in (1, 2) and (widths := _roi_counts(numbers.shape[-1])):
         return _of_rows(path, np.atleast_2d(numbers), widths, content.rows, order, counts)
     hint = "; it may be a series, which kind folder reads" if numbers.ndim == 2 else ""
     raise InputError(
@@ -120,12 +120,12 @@ def parse_matrix(path: Path, content: bytes) -> tuple[Rois | None, npt.NDArray[A
 def _load_npy(path: Path) -> npt.NDArray[Any]:
     """Array of a file, which is mapped if it is larger than that of one subject."""
     try:
-        size = path.stat().st_size
-    except OSError:
-        size = 0  # the next line says why
-    if size <= arrays.LARGEST:
         return arrays.parse_npy(path, read_bytes(path, arrays.LARGEST))
-    if size > LARGEST_STACK or not path.is_file():
+    except InputError:
+        size = path.stat().st_size if path.is_file() else 0
+        if size <= arrays.LARGEST:
+            raise
+    if size > LARGEST_STACK:
         raise InputError(f"{path} has {size} bytes, more than the limit of {LARGEST_STACK}.")
     with path.open("rb") as file:
         shape, by_columns, dtype, start = arrays.npy_header(path, file.read(HEAD), size)
@@ -210,10 +210,9 @@ def joined_parts(parts: Sequence[Matrices]) -> Matrices:
 
 def _counting(stack: npt.NDArray[Any]) -> str | None:
     """The first row or column of a square table where it only counts, as one does that was saved with an index."""
-    first = np.asarray(stack[0], dtype=np.float64)
-    steps = np.arange(len(first) - 1)
+    first = stack[0]  # (row, column)
     for what, line in (("row 1", first[0, 1:]), ("column 1", first[1:, 0])):
-        if np.array_equal(line - line[0], steps) and line[0] in (0, 1):
+        if line[0] in (0, 1) and np.array_equal(line - line[0], np.arange(len(line))):
             return what
     return None
 
@@ -264,8 +263,16 @@ def _kinds(diagonals: npt.NDArray[np.float32], largest: npt.NDArray[np.float32])
     """What each matrix may hold. Most diagonals are all 1 or all 0, which is told at once."""
     low, high = diagonals.min(axis=1), diagonals.max(axis=1)  # (matrix,)
     plain = ((low == high) & ((low == 0) | (low == 1))).tolist()
-    # A plain diagonal needs one of its values only.
-    return [scans.kinds_by(diagonals[i, :1] if plain[i] else diagonals[i], value) for i, value in enumerate(largest.tolist())]
+    beyond = (largest > 1 + scans.OVER_ONE).tolist()
+    return [
+        _plain_kinds(float(low[i]), beyond[i]) if plain[i] else scans.kinds_by(diagonals[i], float(largest[i]))
+        for i in range(len(plain))
+    ]
+
+
+@cache
+def _plain_kinds(diagonal: float, beyond: bool) -> tuple[str, ...]:
+    return scans.kinds_by(np.array([diagonal]), np.inf if beyond else 0.0)
 
 
 # Upper triangles as rows
