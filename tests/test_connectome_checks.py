@@ -1,10 +1,13 @@
 """Check of connectomes: what was done to them is found where it is planted, on real scans too, and nothing in sound ones."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from m2lgdg import Cohort, check_cohort, make_cohort, read
 from m2lgdg.cohort import Parcellation
@@ -13,6 +16,7 @@ from m2lgdg.data.check import atlas_line, empty_scans, without_empty_scans
 from m2lgdg.data.duplicates import find_duplicates, without_duplicates
 from m2lgdg.data.leakage import leakage_checks
 from m2lgdg.findings import BY_KIND, read_finding
+from m2lgdg.scans import Connectomes
 
 ALWAYS = {"connectomes", "inputs", "note", "ROI names", "small site", "small sites"}
 
@@ -352,3 +356,55 @@ def test_clinical_scales_that_were_imputed_are_proxies_by_name_and_by_value(plai
     texts = [finding.text for finding in check_cohort(cohort).findings]
     assert "Not inputs, because they reveal the diagnosis: HAMD, HAMA." in texts
     assert "Column scale_7 separates patients from controls as only a label proxy should. Is it one?" in texts
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_cohort_of_connectomes_can_be_checked_in_any_order(data):
+    """Few ROIs, single subjects, empty ROIs, atlases that nobody has: no error, and the same findings in another order."""
+    kind = data.draw(st.sampled_from(["correlation", "fisher-z", "covariance", "partial-correlation"]))
+    rois, subjects = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 8))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    given = np.array([np.corrcoef(rng.normal(size=(rois, 12))) for _ in range(subjects)])
+    given = fisher(given) if kind == "fisher-z" else given * (9 if kind == "covariance" else 1)
+    for i in range(subjects):
+        empty = rng.permutation(rois)[: data.draw(st.integers(0, rois - 2))]
+        given[i, empty], given[i, :, empty] = 0.0, 0.0
+    sites, labels = rng.choice(["x", "y", "z"], subjects), rng.choice([-1, 0, 1], subjects)
+    cohort = Cohort.from_connectomes(given, labels, sites, values=kind, atlas="a")
+    lacking = Connectomes([None] * subjects, "correlation", 4)
+    cohort = replace(cohort, parcellations={"b": Parcellation(tuple("wxyz"), lacking)} if data.draw(st.booleans()) else {})
+    result = check_cohort(cohort)
+    order = rng.permutation(subjects)
+    again = check_cohort(cohort[order])
+    assert sorted((f.kind, f.site, f.atlas, *sorted(f.subjects)) for f in result.findings) == sorted(
+        (f.kind, f.site, f.atlas, *sorted(f.subjects)) for f in again.findings
+    )
+    for finding in result.findings:
+        assert finding.text
+        assert finding.anonymous
+        assert read_finding(json.loads(json.dumps(finding._asdict()))).text == finding.text
+    assert len(result.inclusion) == subjects
+
+
+def test_the_command_lists_and_corrects_what_was_found(copied, tmp_path, typed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    z = np.array(list(copied.connectomes))
+    z[30] = 1.2 * (1 - np.eye(60))
+    cohort = cohort_of(z, "fisher-z")(copied)
+    cohort.save("c.cohort")
+    code, out, _ = typed("check", "c.cohort", "--out", "lists", "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"], found["scans"], found["hash"]) == (1, 1, ["fisher-z"], cohort.hash)
+    assert sum("same scan" in one["text"] or "identical" in one["text"] for one in found["findings"]) == 4
+    assert "volumes" not in found["sites"][0]
+    code, out, _ = typed("check", "c.cohort", "--out", "lists")
+    assert out.startswith("Cohort demo: 43 subjects") and "connectomes (fisher-z)" in out.splitlines()[0]
+    assert "--drop-bad --drop-duplicates" in out
+    listed = pd.read_csv("lists/inclusion.csv").set_index("subject")["reason"]
+    assert "all edges of its connectome are alike" in listed[cohort.subjects[30]]
+    assert typed("convert", "c.cohort", "d.cohort", "--drop-bad", "--drop-duplicates")[0] == 0
+    left = Cohort.load("d.cohort")
+    assert set(cohort.subjects) - set(left.subjects) == set(cohort.subjects[[12, 24, 36, 14, 30]])
+    assert left.findings is not None and left.values == "fisher-z"
+    assert not {"duplicate", "no structure"} & {finding.kind for finding in left.findings}
