@@ -194,6 +194,15 @@ def test_rounded_correlations_are_seen_in_fisher_z_and_in_half_precision_they_ar
     assert kinds(cohort_of(matrices.astype(np.float16).astype(np.float64))(plain)) == set()
 
 
+def test_the_cut_of_fisher_z_itself_is_no_finding(plain):
+    series = [np.array(one) for one in plain.series]
+    for one in series:
+        one[:, 1:4] = one[:, :1] * [1, 2, 3]
+    z = replace(plain, series=series).to_connectomes()
+    assert (np.array(list(z.connectomes)) == np.float32(np.arctanh(0.999))).sum(axis=(1, 2)).tolist() == [12] * len(plain)
+    assert "clipped edges" not in kinds(z)
+
+
 def test_a_site_whose_fisher_z_never_exceed_one(plain):
     rng = np.random.default_rng(0)
     signals = rng.normal(size=(len(plain), 400, 12))  # so many volumes that eigenvalues do not tell the kind

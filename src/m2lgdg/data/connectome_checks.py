@@ -15,7 +15,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.findings import Finding
 from m2lgdg.preprocess import on_threads
-from m2lgdg.scans import CORRELATION, COVARIANCE, FISHER_Z, PARTIAL, Connectomes, empty_rois, own_correlation, triangle
+from m2lgdg.scans import CLIP, CORRELATION, COVARIANCE, FISHER_Z, PARTIAL, Connectomes, empty_rois, own_correlation, triangle
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -108,7 +108,8 @@ def connectome_findings(cohort: Cohort, edges: Edges) -> Iterator[Finding]:
         yield Finding("no structure", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
     rounded = edges.decimals > 0
     cut = _at_sites(cohort, (edges.zeros > ZEROS) & ~rounded & ~degenerate)
-    clipped = _at_sites(cohort, (edges.ties >= TIES) & ~rounded & ~degenerate & ~cut)
+    below = edges.largest < (np.arctanh(CLIP) if cohort.values == FISHER_Z else CLIP) - 1e-4  # where every method cuts
+    clipped = _at_sites(cohort, (edges.ties >= TIES) & below & ~rounded & ~degenerate & ~cut)
     yield from _where(cohort, "zero edges", cut, lambda here: {"percent": 100 * float(np.median(edges.zeros[here]))})
     yield from _where(cohort, "rounded edges", rounded, lambda here: {"decimals": int(edges.decimals[here].max())})
     yield from _where(cohort, "clipped edges", clipped, lambda here: {"largest": float(np.median(edges.largest[here]))})
