@@ -3,8 +3,8 @@
 `same` fits linear methods at every site left out, on series and on `to_connectomes()`, and prints the largest difference of a
 probability. `floor` prints the mean AUC over left-out sites of `tangent-ridge` for values of `LEAST_EIGENVALUE`.
 
-python benchmarks/connectomes.py same COHORT [METHOD ...]
-python benchmarks/connectomes.py floor COHORT [SITE ...]    # without these sites
+python benchmarks/connectome_methods.py same COHORT [METHOD ...]
+python benchmarks/connectome_methods.py floor COHORT [SITE ...]    # without these sites
 """
 
 from __future__ import annotations
