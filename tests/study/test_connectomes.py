@@ -82,9 +82,13 @@ def test_so_are_those_of_a_network(tiny, tmp_path):
     tables = []
     for name, cohort in {"series": tiny, "connectomes": tiny.to_connectomes()}.items():
         study = {"cohort": cohort, "methods": ["erm"], "method": small, "targets": ["north"], "seeds": [0]}
-        assert not run_study(study, tmp_path / name).failed
-        tables.append(read_predictions(tmp_path / name))
-    pd.testing.assert_frame_equal(*tables, check_exact=True)
+        assert not run_study(study | {"explain": True, "explain_steps": 4}, tmp_path / name).failed
+        explained = read_contents(tmp_path / name).mean_explanations["erm"]
+        tables.append([read_predictions(tmp_path / name), explained.edges, explained.rois])
+        assert ("series" in explained.about["baseline"]) == (name == "series")
+    for one, other in zip(*tables, strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert explained.edges["score"].any()
 
 
 def test_what_a_folder_says_of_its_cohort(study, linear_study):
@@ -243,8 +247,8 @@ def test_explanations_are_those_of_the_series(tiny):
 
 def test_the_report_says_what_the_scans_are(matrices, tmp_path, figures_painted_only, typed):
     matrices.save(tmp_path / "a.cohort")
-    study = {"cohort": str(tmp_path / "a.cohort"), "methods": ["prior", "fc-logistic"], "explain": ["fc-logistic"]}
-    assert not run_study(study | {"seeds": [0]}, tmp_path / "out").failed
+    study = {"cohort": str(tmp_path / "a.cohort"), "methods": ["prior", "fc-logistic", "connectome-adaptive"], "seeds": [0]}
+    assert not run_study(study | {"variants": ["phenotypes"], "explain": ["fc-logistic"]}, tmp_path / "out").failed
     contents = read_contents(tmp_path / "out")
     assert who(contents).endswith("The scans are connectomes (correlations between 12 ROIs), not time series.")
     assert not {"TR, s", "volumes"} & {column.name for column in site_table(contents).columns}
@@ -256,6 +260,8 @@ def test_the_report_says_what_the_scans_are(matrices, tmp_path, figures_painted_
     assert f"Each scan was represented by {what}" in text and "how the connectomes were computed" in text
     assert connectomes(contents)[0].caption.startswith("Mean functional connectivity (Fisher z).")
     page = write_report(tmp_path / "out").read_text()
+    note = "connectome-adaptive: Trained on connectomes: plain FC takes the place of frame-weighted FC; deviation FC and"
+    assert page.count(note) == 1 and "fc-logistic: Trained" not in page
     assert "time series of" not in page and "volumes" not in page and "ROI series" not in page
     code, *_ = typed("table", tmp_path / "out")
     assert code == 0
@@ -274,11 +280,18 @@ def test_partial_correlations_are_called_so(study, tmp_path):
 
 
 def test_a_copy_says_the_same_without_ids_in_its_report(study, tmp_path, figures_painted_only):
+    subjects = Cohort.load(shutil.copy(study.parent / "tiny.cohort", tmp_path)).subjects
+    study = shutil.copytree(study, tmp_path / "out")
+    for path in (study / "cells").iterdir():  # a note of a training that names a subject, as that of a plugin may
+        record = json.loads(path.read_text())
+        record["learned"]["notes"] = ["All is well.", f"{subjects[0]} was odd."]
+        path.write_text(json.dumps(record))
+    assert f"{subjects[0]} was odd." in write_report(study).read_text()
     share_study(study, tmp_path / "copy")
     assert not list((tmp_path / "copy").rglob("*.cohort"))
     assert "The scans are connectomes (Fisher z of correlations" in who(read_contents(tmp_path / "copy"))
     page = write_report(study, share=tmp_path / "given")
     text = page.read_text()
-    subjects = Cohort.load(study.parent / "tiny.cohort").subjects
+    assert "fc-svm: All is well." in text
     assert "connectomes (Fisher z of correlations between 12 ROIs)" in text
     assert not [subject for subject in subjects if subject in text]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from m2lgdg.data.readers.tables import MOTION
-from m2lgdg.metrics import delong_interval
+from m2lgdg.metrics import FLAT_NOTE, delong_interval
 from m2lgdg.registry import PAPER, SIMPLE
 from m2lgdg.report import brains, figures
 from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
@@ -48,6 +48,7 @@ from m2lgdg.report.sharing import few_of_a_class, few_of_a_site
 from m2lgdg.report.subgroups import subgroup_table
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.report.training import loss_terms, training_curves
+from m2lgdg.scans import SERIES
 from m2lgdg.study.predictions import ADAPTED, STRICT
 from m2lgdg.study.stats import half_interval, min_per_class
 
@@ -206,15 +207,28 @@ def _connectomes(shown: Shown) -> Section | None:
     return Section("connectomes", title, figures=drawn, folded=[edges] if edges else [], link="Connectomes") if drawn else None
 
 
+def _on_connectomes(contents: Contents) -> str:
+    """Notes that all trainings of a method have, such as the parts that need series; of a flat decision the tables tell."""
+    notes: dict[str, list[str]] = {}
+    for record in contents.records if contents.scans != SERIES else []:
+        own = [note for note in (record.get("learned") or {}).get("notes", []) if note != FLAT_NOTE]
+        notes[record["method"]] = [note for note in notes.get(record["method"], own) if note in own]
+    by_note: dict[str, list[str]] = {}
+    for method, each in notes.items():
+        for note in each:
+            by_note.setdefault(note, []).append(method)
+    return " ".join(f"{', '.join(methods)}: {note}" for note, methods in by_note.items())
+
+
 def _results(shown: Shown) -> list[Section]:
     """Ablations and values of sweeps are only in a folded macro table, because they would fill the first page."""
     contents = shown.contents
     whole = shown.compared(contents)
     *sites, overall = shown.titled(contents, whole.tables())
-    text, first, folded = "", overall, one_panel(whole.panels())
+    text, first, folded = _on_connectomes(contents), overall, one_panel(whole.panels())
     if len(shown.keys) < len(contents.keys):
         more = len(contents.keys) - len(shown.keys)
-        text = f"The folded table below also has the {more} ablations and sweep values of this study."
+        text = f"{text} The folded table below also has the {more} ablations and sweep values of this study.".lstrip()
         methods = contents.of_methods(shown.keys)
         compared = shown.compared(methods)
         *_, first = shown.titled(methods, compared.tables())

@@ -173,10 +173,18 @@ def shared_contents(contents: Contents) -> Contents:
         inclusion=inclusion,
         checks=[row | {"detail": without_paths(str(row.get("detail", "")))} for row in contents.checks],
         failures=[row | {"reason": _failure(row["reason"])} for row in contents.failures],
+        records=[_shared_record(record, filtered) for record in contents.records],
         cohort=cohort,
         about_cohort=contents.about_cohort._replace(findings=findings, description=shared_description(contents.description)),
         shared=True,
     )
+
+
+def _shared_record(record: dict[str, Any], filtered: Filter) -> dict[str, Any]:
+    """A record without the notes of its training that may identify somebody, as those of a plugin may."""
+    learned = record.get("learned") or {}
+    kept = [note for note in learned.get("notes", []) if filtered(str(note)) != WITHHELD]
+    return record | {"learned": learned | {"notes": kept}} if "notes" in learned else record
 
 
 def _failure(reason: str) -> str:
