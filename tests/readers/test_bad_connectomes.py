@@ -380,5 +380,5 @@ def test_an_archive_that_grows_is_refused(tmp_path, monkeypatch, typed):
     path.mkdir()
     (path / "participants.tsv").write_text(TABLE)
     np.savez_compressed(path / "all.npz", a=np.zeros((8, 100, 100)))
-    monkeypatch.setattr(matrices, "LARGEST_STACK", 100_000)
+    monkeypatch.setattr(matrices, "LARGEST_ARCHIVE", 100_000)
     ends_in_one_sentence(typed, path, "all.npz: a has 640128 bytes, more than the limit of 100000")

@@ -560,3 +560,36 @@ def test_convert_writes_connectomes_of_series(tmp_path, typed, monkeypatch):
     assert code == 0 and "Values: partial correlations, as given." in out
     code, _, error = typed("convert", path, "d.cohort", "--values", "correlation")
     assert code == 2 and "kind folder has no option --values" in error
+
+
+def test_a_toml_with_values_is_enough_to_be_guessed(tmp_path):
+    path = tmp_path / "lab"
+    path.mkdir()
+    (path / "participants.tsv").write_text(TABLE)
+    np.save(path / "edges.npy", rows_of(R, "upper", False))
+    (path / "dataset.toml").write_text('values = "correlation"\ntriangle = "upper"')
+    assert guess(path) == "connectomes"
+    assert_connectomes(read(path), R, "correlation")
+    with pytest.raises(InputError, match=r"dataset\.toml, key values: it is about connectomes"):
+        read(path, "folder")
+
+
+def test_ids_inside_of_longer_words(tmp_path):
+    """Ids 1 to 8, and names in which such digits occur elsewhere."""
+    path = own(tmp_path / "lab", name="fc116_{}_run1.npy", table=TABLE.replace("P0", ""))
+    for i in range(8):
+        (path / f"fc116_P0{i + 1}_run1.npy").rename(path / f"fc116_{i + 1}_run1.npy")
+    cohort = read(path)
+    assert cohort.subjects.tolist() == list("12345678")
+    np.testing.assert_allclose(np.stack(list(cohort.connectomes)), R, atol=1e-6)
+
+
+def test_a_table_of_one_row_more_than_columns_is_no_header(tmp_path):
+    path = tmp_path / "lab"
+    path.mkdir()
+    stack = correlations(count=37, rois=9, volumes=10)
+    lines = ["participant_id\tsite\tlabel", *(f"S{i}\ta\t{i % 2}" for i in range(37))]
+    (path / "participants.tsv").write_text("\n".join(lines))
+    np.savetxt(path / "edges.csv", rows_of(stack, "lower", False), delimiter=",")
+    cohort = read(path, "connectomes")
+    np.testing.assert_allclose(np.stack(list(cohort.connectomes)), stack, atol=1e-6)

@@ -7,6 +7,7 @@ order of a table: one for all, or one a folder, whose name is then the site; or 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import pandas as pd
 
 from m2lgdg import scans
 from m2lgdg.data.readers import arrays, bids, folder, images, matrices, runs, tables
-from m2lgdg.data.readers.dataset_toml import Dataset
+from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.series import Atlases, chosen, requested
 from m2lgdg.findings import Exclusion, Note
 from m2lgdg.storage import InputError
@@ -27,6 +28,7 @@ TABLE = (".csv", ".tsv")
 OWN = ("dataset.toml", "participants.tsv", "participants.csv", "participants.json", "README.txt")  # no connectomes
 HEADER = 1 << 16  # bytes in which the header of a table lies
 PROBED = 3  # files by which a folder is guessed
+SOME = 50  # files by whose names the words around the id are told
 DEPTH = 3  # folders, the given one among them, in which files are looked for
 NOT_FOR_MATRICES = ("join_runs", "header", "index_column")  # keys of dataset.toml
 ADVICE = f"{folder.ADVICE}, or by --patient and --control"
@@ -77,9 +79,20 @@ def matches(path: Path) -> bool:
     if is_bids(path):
         series = any(runs.entities(file).keys() & {"atlas", "seg"} for file in path.glob(bids.TABLES))
         return not series and not any(any(path.glob(pattern)) for pattern in SERIES_OF_BIDS)
+    if _says_so(path / "dataset.toml"):
+        return True
     files = [file for file in array_files(path) if not _is_table(file)]
     probed = files[:: max(1, len(files) // PROBED)]
     return bool(probed) and all(map(_is_of_connectomes, probed))
+
+
+def _says_so(toml: Path) -> bool:
+    """Whether dataset.toml has a key that only connectomes have."""
+    try:
+        dataset = read_dataset(toml, {"join_runs": True}, ())
+    except InputError:
+        return False  # the reader that is chosen says what is wrong with it
+    return dataset.values is not None or dataset.triangle is not None
 
 
 def is_bids(path: Path) -> bool:
@@ -132,14 +145,11 @@ def find(wanted: Wanted, dataset: Dataset) -> Layout:
             raise InputError(f"{wanted.path / 'dataset.toml'}, key {key}: it is about series, and these are connectomes.")
     if is_bids(wanted.path) and not dataset.pattern:
         return _bids(wanted, dataset)
-    words = {
-        kind: [word.strip() for word in text.split(",") if word.strip()] or getattr(dataset.labels, kind)
-        for kind, text in (("patient", wanted.patient), ("control", wanted.control))
-    }
-    tables.need_distinct(*([str(word) for word in some] for some in words.values()), "options patient and control")
-    dataset = dataset.model_copy(
-        update={"labels": dataset.labels.model_copy(update=words), "site": wanted.site or dataset.site}
-    )
+    patient, control = ([word.strip() for word in text.split(",") if word.strip()] for text in (wanted.patient, wanted.control))
+    tables.need_distinct(patient, control, "options patient and control")
+    words = {"patient": patient or dataset.labels.patient, "control": control or dataset.labels.control}
+    labels = dataset.labels.model_copy(update=words)
+    dataset = dataset.model_copy(update={"labels": labels, "site": wanted.site or dataset.site})
     found = _tables(wanted, dataset)
     other = {*found, wanted.path / (dataset.rois or "")}
     files = [one for one in array_files(wanted.path) if one not in other and wanted.has(one) and not _is_table(one)]
@@ -212,15 +222,15 @@ def _by_name(files: Sequence[Path], subjects: Sequence[str]) -> dict[Path, list[
 
 
 def _words_around(files: Sequence[Path], listed: set[str]) -> tuple[str, str] | None:
-    """What stands before and after the id in the names of files, such as ROICorrelation_ and _aal."""
-    for file in files[:PROBED]:
-        ends = range(len(file.stem), 0, -1)
-        inside = (file.stem[start:end] for end in ends for start in range(end) if file.stem[start:end] in listed)
-        one = max(inside, key=len, default=None)
-        if one is not None:
-            before, _, after = file.stem.partition(one)
-            return before, after
-    return None
+    """What stands before and after the id in the names of most files, such as ROICorrelation_ and _aal."""
+    some = [file.stem for file in files[:: max(1, len(files) // SOME)]]
+    fitting: Counter[tuple[str, str]] = Counter()
+    for stem in some:
+        inside = ((start, end) for end in range(1, len(stem) + 1) for start in range(end) if stem[start:end] in listed)
+        fitting.update((stem[:start], stem[end:]) for start, end in inside)
+    # Of words around a part of the id, 1 in 10 or 01 in 001, there are as many: those around the longest id count.
+    best = max(fitting.items(), key=lambda one: (one[1], -len(one[0][0]) - len(one[0][1])), default=None)
+    return None if best is None else best[0]
 
 
 def _stacks(wanted: Wanted, people: tables.Participants, files: Sequence[Path]) -> dict[Path, list[str]]:
@@ -328,7 +338,8 @@ def _bids(wanted: Wanted, dataset: Dataset) -> Layout:
     if list(groups) == [UNNAMED] and len(given) == 1:
         groups = {given[0]: groups[UNNAMED]}
     ids = {runs.label(one): one for one in people.subjects}
-    atlases, main = [], {}
+    atlases: list[AtlasMatrices] = []
+    main: runs.Runs = {}
     for name in chosen(path, wanted.atlas, groups):
         files = [file for same in groups[name].values() for file in same]
         by_subject = runs.by_subject(files, path, wanted.session, join_runs=False, joinable=False)

@@ -27,7 +27,7 @@ from m2lgdg.data.readers.folder import POSITIONAL
 from m2lgdg.data.readers.matrices import Matrices
 from m2lgdg.data.readers.series import Atlases, OnBad, Progress, Scan, excluded_file, requested, unlisted
 from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, Exclusion, Finding, Note, counted
-from m2lgdg.storage import InputError
+from m2lgdg.storage import InputError, read_bytes
 
 AT_ONCE = 64  # files that a thread reads before it reports
 LINES = (".txt", ".1D")  # a file of names, one a line
@@ -85,7 +85,7 @@ def read(
     ]
     notes: list[Note] = [*layout.notes, *(note for each in found for note in each.notes)]
     return Cohort(
-        series=main.connectomes(chosen.subjects),  # type: ignore[arg-type]
+        series=main.connectomes(chosen.subjects),
         subjects=np.array(chosen.subjects),
         sites=chosen.sites,
         labels=chosen.labels,
@@ -98,10 +98,7 @@ def read(
         excluded=tuple(sorted([*excluded, *absent, *main.excluded])),
         notes=(*notes, *chosen.notes, *unusable),
         allow_proxies=dataset.allow_proxies,
-        parcellations={
-            name: Parcellation(each.rois, each.connectomes(chosen.subjects))  # type: ignore[arg-type]
-            for name, each in others.items()
-        },
+        parcellations={name: Parcellation(each.rois, each.connectomes(chosen.subjects)) for name, each in others.items()},
     )
 
 
@@ -203,7 +200,8 @@ def _other_size(count: int, usual: int) -> str | None:
 def _loaded(source: AtlasMatrices, counts: Sequence[int], progress: Progress | None) -> dict[Path, Matrices | InputError]:
     """Connectomes of each file, or why it cannot be read."""
     files = list(source.files)
-    order, variable = source.dataset.triangle, source.dataset.variable
+    order: str | None = source.dataset.triangle
+    variable = source.dataset.variable
 
     def load(some: Sequence[Path]) -> list[Matrices | InputError]:
         return [_load(file, variable, order, counts) for file in some]
@@ -286,7 +284,7 @@ def _given_names(path: Path, dataset: Dataset) -> Rois | None:
         return None if known is None else tuple(known["name"])
     file = path / dataset.rois
     if file.suffix in LINES:
-        text = matrices.read_bytes(file, tables.LARGEST_TABLE).decode("utf-8-sig", errors="replace")
+        text = read_bytes(file, tables.LARGEST_TABLE).decode("utf-8-sig", errors="replace")
         names = [line.strip() for line in text.splitlines() if line.strip()]
     else:
         table = tables.read_text_table(file)
@@ -415,7 +413,7 @@ def _advice(one: _One, kind: str) -> str:
 
 def _finished(one: _One, kind: str) -> npt.NDArray[np.float32]:
     """(roi (roi + 1) / 2,) triangle with the diagonal of its kind."""
-    values = one.matrices.triangles[one.row]
+    values: npt.NDArray[np.float32] = one.matrices.triangles[one.row]
     if kind == scans.FISHER_Z:
         return values
     diagonal = scans.triangle(one.matrices.n_rois)[2]

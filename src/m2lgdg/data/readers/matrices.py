@@ -28,6 +28,7 @@ TEXT = (".csv", ".tsv", ".txt", ".1D")
 SUFFIXES = (".npy", ".npz", ".mat", *TEXT)
 HEAD = 1 << 16  # bytes in which the header of a .npy file lies
 LARGEST_STACK = 64 << 30  # bytes; a stack is mapped, not read
+LARGEST_ARCHIVE = 4 << 30  # bytes of an array in a .npz file
 CHUNK = 1 << 24  # numbers of a stack that are in memory at once
 SOME = 30  # rows of triangles by which their order is judged
 NEGATIVE = -1e-3  # eigenvalue of a correlation matrix, relative to the largest, that is more than rounding
@@ -63,7 +64,7 @@ class Matrices(NamedTuple):
     @property
     def n_rois(self) -> int:
         """Number of ROIs."""
-        return self.diagonals.shape[1]
+        return int(self.diagonals.shape[1])
 
 
 def load_matrices(path: Path, variable: str | None = None, order: str | None = None, counts: Collection[int] = ()) -> Matrices:
@@ -134,7 +135,7 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
 
 def _load_npz(path: Path, variable: str | None) -> npt.NDArray[Any]:
     try:
-        with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST_STACK))) as archive:
+        with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST_ARCHIVE))) as archive:
             sizes = {each.filename.removesuffix(".npy"): each.file_size for each in archive.infolist()}
             if variable is not None and variable not in sizes:
                 raise InputError(f"{path} has no variable {variable}.")
@@ -142,8 +143,8 @@ def _load_npz(path: Path, variable: str | None) -> npt.NDArray[Any]:
                 listed = ", ".join(sizes)
                 raise InputError(f"{path} has {len(sizes)} arrays ({listed}); name one in dataset.toml: variable = ...")
             name = variable or next(iter(sizes))
-            if sizes[name] > LARGEST_STACK:
-                raise InputError(f"{path}: {name} has {sizes[name]} bytes, more than the limit of {LARGEST_STACK}.")
+            if sizes[name] > LARGEST_ARCHIVE:
+                raise InputError(f"{path}: {name} has {sizes[name]} bytes, more than the limit of {LARGEST_ARCHIVE}.")
             with archive.open(f"{name}.npy") as member:
                 content = member.read(sizes[name])  # never more than was declared
         return arrays.parse_npy(path, content)
@@ -388,10 +389,10 @@ def parse_text(path: Path, text: bytes) -> Content:
     numbers = arrays.numbers_of(path, body, separator, 1 + text.count(b"\n", 0, start))
     if columns is not None and len(columns) == numbers.shape[1] + 1 and rows is not None:
         columns = columns[1:]
-    if columns is None and rows is None and len(numbers) == numbers.shape[1] + 1:  # column numbers, as pandas writes them
-        columns, numbers = [f"{value:g}" for value in numbers[0].tolist()], numbers[1:]
-        if not all(re.fullmatch(r"\d+", name) for name in columns) or len(set(columns)) < len(columns):
-            raise InputError(f"{path}: {len(numbers) + 1} rows and {len(columns)} columns are not a square matrix.")
+    if columns is None and rows is None and len(numbers) == numbers.shape[1] + 1:
+        first_row = [f"{value:g}" for value in numbers[0].tolist()]
+        if all(re.fullmatch(r"\d+", name) for name in first_row) and len(set(first_row)) == len(first_row):
+            columns, numbers = first_row, numbers[1:]  # column numbers, as pandas writes them
     if columns is not None and len(columns) != numbers.shape[1]:
         raise InputError(f"{path}: the header names {len(columns)} columns but the lines have {numbers.shape[1]}.")
     return Content(numbers, columns, rows)
