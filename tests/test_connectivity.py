@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.linalg import expm
 from sklearn.covariance import ledoit_wolf
 
+from m2lgdg import connectivity
 from m2lgdg.connectivity import (
     amplitude_features,
     correlations,
@@ -20,6 +21,7 @@ from m2lgdg.connectivity import (
     standardised,
     upper_triangle,
 )
+from m2lgdg.scans import Connectomes
 from m2lgdg.tangent import geometric_mean, tangent_features
 
 FLAT = np.float32(1000.1)  # a constant whose mean is not itself in floating point
@@ -263,3 +265,19 @@ def test_series_are_not_changed():
         features(series)
     for one, before in zip(series, kept, strict=True):
         np.testing.assert_array_equal(one, before)
+
+
+@pytest.mark.parametrize("kind", ["correlation", "partial-correlation", "covariance", "fisher-z"])
+def test_edges_of_connectomes_are_those_of_the_full_matrices(kind):
+    """And are not held a second time beside the cohort, which already holds them."""
+    series = np.random.default_rng(0).normal(size=(6, 40, 9)) * np.arange(1, 10)
+    matrices = [np.cov(one.T) if kind == "covariance" else np.corrcoef(one.T) for one in series]
+    if kind == "fisher-z":
+        matrices = [np.arctanh(one - np.eye(9)) for one in matrices]
+    scans = Connectomes.of(matrices, kind, 9)
+    above = np.triu_indices(9, 1)
+    expected = [np.corrcoef(one.T)[above] for one in series]
+    with connectivity.sharing_features(scans):
+        np.testing.assert_allclose(np.tanh(fc_features(scans)), expected, atol=1e-6)
+        assert connectivity.covariances(scans).shape == (6, 9, 9)
+        assert list(connectivity._IN_USE[-1].arrays) == [id(connectivity.COVARIANCES)]

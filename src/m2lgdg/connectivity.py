@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from m2lgdg.preprocess import on_threads
 from m2lgdg.scans import CLIP as CLIP
-from m2lgdg.scans import FISHER_Z, Connectomes, arrays_of, correlation, own_correlation, triangle
+from m2lgdg.scans import COVARIANCE, FISHER_Z, Connectomes, arrays_of, correlation, own_correlation, triangle
 from m2lgdg.scans import standardised as standardised
 from m2lgdg.storage import InputError
 
@@ -80,7 +80,9 @@ def _own_edges(one: Singles, kind: str, n: int) -> npt.NDArray[Any]:
     """(edge,) Fisher z above the diagonal of a triangle."""
     if kind == FISHER_Z:
         return np.clip(one[~triangle(n)[2]], -LARGEST_Z, LARGEST_Z)
-    return np.arctanh(np.clip(upper_triangle(own_correlation(one, kind, n)), -CLIP, CLIP))
+    plain = kind != COVARIANCE
+    values = one[~triangle(n)[2]].astype(np.float64) if plain else upper_triangle(own_correlation(one, kind, n))
+    return np.arctanh(np.clip(values, -CLIP, CLIP))
 
 
 def fc_features(scans: Scans, view: View = standardised) -> Singles:
@@ -271,8 +273,12 @@ def use_features(*features: CohortFeatures) -> None:
 
 
 def _of_subjects(scans: Scans, feature: Feature) -> npt.NDArray[Any]:
-    """(subject, ...) features, from those of a cohort where they are shared."""
-    for shared in _IN_USE if id(feature) in SHARED else ():
+    """(subject, ...) features, from those of a cohort where they are shared.
+
+    Edges of connectomes are not: they are nearly a copy, and a second one of all subjects would double the memory of a cohort.
+    """
+    copies = isinstance(scans, Connectomes) and feature in EDGES
+    for shared in _IN_USE if id(feature) in SHARED and not copies else ():
         rows = shared.find(scans)
         if rows is not None:
             return np.asarray(shared.array(feature)[rows])

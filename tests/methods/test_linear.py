@@ -5,7 +5,7 @@ import pytest
 
 from m2lgdg import make, make_cohort
 from m2lgdg.connectivity import fc_features
-from m2lgdg.methods.linear import balance, site_averages, standardised_block
+from m2lgdg.methods.linear import _Recent, balance, site_averages, standardised_block
 from m2lgdg.methods.solvers import LEAST_SCALE, Problem, Rows, association
 from m2lgdg.metrics import platt
 from m2lgdg.registry import METHODS
@@ -196,3 +196,26 @@ def test_the_ensemble_on_connectomes_has_no_amplitude(cohort):
     found = make("connectome-ensemble").fit(cohort.to_connectomes())
     assert found.method._weights() == {"fc": 0.5, "tangent": 0.5}
     assert found.facts_["notes"] == ["Trained on connectomes: amplitude, computed from time series, is left out."]
+
+
+@pytest.mark.parametrize("within_sites", [True, False])
+def test_standardising_in_place_gives_the_same_rows(cohort, within_sites):
+    features, weights = fc_features(cohort.series), balance(cohort)
+    ages = np.linspace(-1, 1, len(cohort))[:, None]
+    kept = features.copy()
+    expected = standardised_block(features, cohort, weights, within_sites, ages)
+    np.testing.assert_array_equal(features, kept)
+    found = standardised_block(features, cohort, weights, within_sites, ages, overwrite=True)
+    assert found.rows.trained is features
+    for ours, theirs in zip(
+        (*vars(found.rows).values(), *found[1:]), (*vars(expected.rows).values(), *expected[1:]), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_last_result_is_freed_before_the_next_is_computed():
+    recent = _Recent(1)
+    recent.get("first", lambda: 1)
+    assert recent.get("second", lambda: dict(recent.results)) == {}
+    assert list(recent.results) == ["second"]
+    assert recent.get("second", lambda: pytest.fail("computed again")) == {}

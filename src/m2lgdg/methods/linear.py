@@ -185,15 +185,19 @@ class Linear(UsesAmplitude, Method):
         """The block, in the units of its features, and the (confound, feature) slopes regressed out of them beforehand."""
         regressed = None if confounds is None else confounds.tobytes()
         chosen = {key: value for key, value in self.fields().items() if key not in OUTSIDE_BLOCKS}
+        cls = type(self)
 
         def standardise() -> Standardised:
-            return standardised_block(features, source, self._subject_weights(source), self.within_sites, confounds)
+            # Edges are a copy, and the largest array of a fit.
+            made_here = name in VIEWS and (cls._features, cls._source_features) == (Linear._features, Linear._source_features)
+            weights = self._subject_weights(source)
+            return standardised_block(features, source, weights, self.within_sites, confounds, overwrite=made_here)
 
         def solve() -> tuple[Block, Floats | None]:
             standardised = _ROWS.get(self._key(source, name, regressed), standardise)
             return self._solve(name, standardised, source, folds), standardised.slopes
 
-        solved = (type(self), type(self)._solve, self.learner, name in self.adaptive, *chosen.items())
+        solved = (cls, cls._solve, self.learner, name in self.adaptive, *chosen.items())
         return _BLOCKS.get(self._key(source, name, regressed, *solved), solve)
 
     def _subject_weights(self, source: Cohort) -> Floats:
@@ -240,9 +244,15 @@ class Standardised(NamedTuple):
 
 
 def standardised_block(
-    features: Features, source: Cohort, weights: Floats, within_sites: bool, confounds: Features | None = None
+    features: Features,
+    source: Cohort,
+    weights: Floats,
+    within_sites: bool,
+    confounds: Features | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Standardised:
-    """Features without confounds, centred (by site, if asked) and divided by their sd in source."""
+    """Features without confounds, centred (by site, if asked) and divided by their sd in source; in place to `overwrite`."""
     names, site = np.unique(source.sites, return_inverse=True)
     averages = np.concatenate([weights[None] / weights.sum(), site_averages(site, weights)])  # (all and site, subject)
     if confounds is None:
@@ -255,7 +265,7 @@ def standardised_block(
     slopes = np.linalg.pinv(weighted @ centred, hermitian=True) @ sums[len(averages) :]  # (confound, feature)
     means = sums[: len(averages)] - confound_means @ slopes
     centre, means = means[0], means[1:] if within_sites else np.tile(means[0], (len(names), 1))
-    trained = np.empty_like(features)
+    trained = features if overwrite else np.empty_like(features)
     scale = np.empty(features.shape[1])
     for start in range(0, features.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
@@ -317,10 +327,9 @@ class _Recent(Generic[Value]):
         if key is None:
             return compute()
         if key not in self.results:
-            result = compute()
-            while len(self.results) >= self.most:
+            while len(self.results) >= self.most:  # first, as there may be no memory for both
                 del self.results[next(iter(self.results))]
-            self.results[key] = result
+            self.results[key] = compute()
         return self.results[key]
 
 
