@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import UNKNOWN, Cohort
+from m2lgdg.connectivity import upper_triangle
 from m2lgdg.findings import COPY, UNLIKE_COPY, Exclusion
 from m2lgdg.scans import CLIP, COVARIANCE, FISHER_Z, PARTIAL, Connectomes, arrays_of, own_correlation
 
@@ -171,17 +172,13 @@ def _clean_edges(series: npt.NDArray[Any]) -> npt.NDArray[Any]:
     mean = unit.mean(axis=1, keepdims=True)
     energy = float((mean**2).sum())
     edges = _correlation(unit - mean @ (mean.T @ unit) / energy if energy > 0 else unit)
-    return _above(edges)
-
-
-def _above(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
+    return upper_triangle(edges)
 
 
 def _same_matrix(connectomes: Connectomes, first: int, second: int, alike: float) -> tuple[float, How] | None:
     """As `_copy`, of two connectomes."""
     both = [_matrix(connectomes, i) for i in (first, second)]  # (roi, roi) each
-    a, b = map(_above, both)
+    a, b = map(upper_triangle, both)
     if len(a) >= FEWEST_EDGES and alike >= FC_COPY:
         # One of them may be of another kind than the cohort says.
         kinds = ((a, b), (a, _fisher(b)), (_fisher(a), b), (a, np.tanh(b)), (np.tanh(a), b))
@@ -191,7 +188,7 @@ def _same_matrix(connectomes: Connectomes, first: int, second: int, alike: float
     if connectomes.n_rois < FEWEST_ROIS:
         return None
     if connectomes.kind != PARTIAL:
-        a, b = (_above(_without_global_signal(one)) for one in both)
+        a, b = (upper_triangle(_without_global_signal(one)) for one in both)
     correlation = _vector_correlation(a, b)
     return (correlation, "fc") if correlation >= FC_COPY else None
 
@@ -208,7 +205,7 @@ def _matrix_edges(connectomes: Connectomes, rois: npt.NDArray[np.int_]) -> Itera
     """(edge,) correlations between the ROIs of the fingerprint, of each subject."""
     n, kind = connectomes.n_rois, connectomes.kind
     if kind == COVARIANCE:
-        yield from (_above(_matrix(connectomes, i)) for i in range(len(connectomes)))
+        yield from (upper_triangle(_matrix(connectomes, i)) for i in range(len(connectomes)))
         return
     here, there = (rois[i] for i in np.triu_indices(len(rois), 1))  # (edge,) each
     positions = here * n - here * (here - 1) // 2 + there - here  # of these edges in a triangle
