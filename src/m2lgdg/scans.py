@@ -23,6 +23,7 @@ DIAGONAL = 1e-3  # the same of a diagonal from 1
 OVER_ONE = 1e-4  # by which rounding may carry a correlation above 1
 CLIP = 0.999  # of correlations computed here, as Fisher's z of 1 is infinite
 LARGEST = float(np.finfo(np.float32).max)
+LEAST_Z = 2.0  # of a diagonal: Fisher's z of 0.96, as what replaces 1; covariances of z-scored series have about 1
 LARGEST_Z = 20.0  # Fisher's z of the largest double below 1 is 18.7
 # What whoever gives a matrix for a series is told, in files as in memory
 IS_CONNECTOME = "a symmetric or triangular matrix is a connectome, not a series"
@@ -270,8 +271,11 @@ def kinds_by(diagonal: npt.NDArray[Any], largest: float) -> tuple[str, ...]:
     ones = np.abs(diagonal - 1) <= DIAGONAL
     left_out = (diagonal == 0) | np.isnan(diagonal)
     if 2 * np.count_nonzero(ones | left_out) < len(diagonal):  # single ROIs may be empty, or wrong
-        constant = not np.isfinite(diagonal).all() or np.ptp(diagonal) <= DIAGONAL * np.abs(diagonal).max()
-        return (FISHER_Z,) if constant else (COVARIANCE,)
+        if not np.isfinite(diagonal).all():
+            return (FISHER_Z,)
+        middle = float(np.median(diagonal))
+        constant = np.ptp(diagonal) <= DIAGONAL * np.abs(diagonal).max()
+        return (FISHER_Z,) if constant and (middle >= LEAST_Z or largest > middle) else (COVARIANCE,)
     if ones.any():
         return (CORRELATION,)
     return (FISHER_Z,) if largest > 1 + OVER_ONE else (CORRELATION, FISHER_Z)

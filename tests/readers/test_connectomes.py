@@ -423,7 +423,8 @@ def test_sessions_and_runs(tmp_path):
         (Z, "fisher-z", "beyond 1 in 8 of 8 matrices", Z),
         (Z + 18.7 * np.eye(ROIS), "fisher-z", "beyond 1", Z),
         (np.where(np.eye(ROIS, dtype=bool), np.inf, 0.4 * Z), "fisher-z", "with a large diagonal", 0.4 * Z),
-        (COV, "covariance", "the diagonal is positive and varies", COV),
+        (COV, "covariance", "the diagonal is positive", COV),
+        (R * 60 / 59, "covariance", "the diagonal is positive", R * 60 / 59),  # of z-scored series, divided by n - 1
     ],
 )
 def test_what_matrices_hold_is_told_from_range_and_diagonal(tmp_path, stack, kind, words, expected):

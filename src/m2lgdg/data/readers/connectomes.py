@@ -373,7 +373,7 @@ def _kind(path: Path, sound: Sequence[_One], given: str | None) -> tuple[str, st
         where = f"beyond 1 in {beyond} of {len(sound)} matrices" if beyond else "with a large diagonal"
         return kind, f"{WORDS[kind]}, since values are {where}; --values says otherwise"
     if kind == scans.COVARIANCE:
-        return kind, f"{WORDS[kind]}, since the diagonal is positive and varies; --values says otherwise"
+        return kind, f"{WORDS[kind]}, since the diagonal is positive and not 1; --values says otherwise"
     if any(kinds == (kind,) for kinds in possible):
         return kind, f"{WORDS[kind]}, since the diagonal is 1; --values says otherwise (partial correlations look alike)"
     reason = f"since no value of {len(sound)} matrices is beyond 1; their diagonal is 0, which Fisher z may have too"
