@@ -167,3 +167,54 @@ def test_a_shared_model_predicts_the_same(cli, model, series):
     target = series.to_connectomes().select(sites=["new"])
     np.testing.assert_array_equal(Model.load("shared").predict_proba(target), Model.load("model").predict_proba(target))
     assert Model.load("shared").facts_["scans"] == "fisher-z"
+
+
+def release(place, cohort, matrices, *, labels=True, suffix=".npy"):
+    """A folder with a file for each subject and a table."""
+    place.mkdir()
+    table = cohort.to_frame().rename_axis("participant_id")[["site", "age"]]
+    if labels:
+        table["diagnosis"] = np.where(cohort.labels == 1, "patient", "control")
+    table.to_csv(place / "participants.tsv", sep="\t")
+    for subject, matrix in zip(cohort.subjects, matrices, strict=True):
+        if suffix == ".npy":
+            np.save(place / f"{subject}.npy", matrix)
+        else:
+            pd.DataFrame(matrix, index=list(cohort.rois), columns=list(cohort.rois)).to_csv(place / f"{subject}{suffix}")
+
+
+def test_folders_of_matrices(cli, series, tmp_path):
+    """Fitted on a folder of correlations, applied to one of Fisher z without labels: as the cohort files do."""
+    source, target = series.select(series.sites != "new"), series.select(sites=["new"])
+    matrices = [np.tanh(one) + np.eye(len(one)) for one in source.to_connectomes().connectomes]
+    release(tmp_path / "hospitals", source, matrices, suffix=".csv")
+    of_z = [np.where(np.eye(len(one)) == 1, 18.0, one) for one in target.to_connectomes().connectomes]
+    release(tmp_path / "new", target, of_z, labels=False)
+    words = ("--method", "fc-logistic", "--no-new-site-calibration")
+    cli("fit", tmp_path / "hospitals", *words, "--out", tmp_path / "model")
+    fitted = Model.load(tmp_path / "model")
+    assert fitted.facts_["scans"] == "correlation" and tuple(fitted.facts_["rois"]) == series.rois
+    problem = cli("predict", tmp_path / "model", tmp_path / "new", "--out", tmp_path / "p.csv", fails=True)
+    assert f"ROI 1 is {series.rois[0]} in the model but 1 in the cohort" in problem  # .npy files name no ROI
+    (tmp_path / "new" / "dataset.toml").write_text('rois = "rois.txt"\n')
+    (tmp_path / "new" / "rois.txt").write_text("\n".join(series.rois) + "\n")
+    said = cli("predict", tmp_path / "model", tmp_path / "new", "--out", tmp_path / "p.csv")
+    assert "read as fisher-z and converted to correlation" in said
+    expected = make("fc-logistic").fit(source).predict_proba(target)[:, 1]
+    table = pd.read_csv(tmp_path / "p.csv").set_index("subject")
+    np.testing.assert_allclose(table.loc[target.subjects.tolist(), "proba"], expected, atol=1e-6)
+
+
+def test_matrices_are_never_taken_for_series(cli, series, tmp_path):
+    """A folder of series with one matrix, or of matrices that are said to be series: nothing is fitted or predicted."""
+    place = tmp_path / "mixed"
+    few = series.select(range(6))
+    release(place, few, [np.array(one) for one in few.series])
+    matrix = np.corrcoef(few.series[2].T)
+    np.save(place / f"{few.subjects[2]}.npy", matrix)
+    of_series = tmp_path / "of-series"
+    make("fc-logistic").fit(series).save(of_series)
+    for words in (("fit", place), ("predict", of_series, place)):
+        problem = cli(*words, "--kind", "folder", "--out", tmp_path / "wrong", fails=True)
+        assert problem.count("\n") == 1 and f"{few.subjects[2]}.npy" in problem and "is a connectome, not a series" in problem
+        assert "--kind connectomes" in problem and not (tmp_path / "wrong").exists()

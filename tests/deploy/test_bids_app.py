@@ -5,10 +5,12 @@ import sys
 
 import miniature
 import numpy as np
+import pandas as pd
 import pytest
 
-from m2lgdg import Cohort, read
+from m2lgdg import Cohort, make, read
 from m2lgdg.cli import bids
+from m2lgdg.connectivity import correlations
 from m2lgdg.deploy.bids_app import METHODS
 from m2lgdg.study.predictions import read_predictions
 
@@ -153,3 +155,29 @@ def test_a_message_names_the_table_of_the_user(app, release, tmp_path):
     table.write_text(table.read_text().replace("\tpatient\t", "\tsibling\t"))
     code, _, err = app(release.folder, tmp_path / "out", "participant", "--atlas", ATLAS)
     assert code == 2 and str(table) in err and "sibling" in err
+
+
+def test_connectomes_are_read_by_the_group_level(app, few, tmp_path):
+    """XCP-D's tables of correlations: the cohort and its study, with the predictions of a fit on the same connectomes."""
+    out, folder = tmp_path / "out", derivatives(tmp_path / "xcp_d", few)
+    for i, matrix in enumerate(correlations(few.series)):
+        place = folder / f"sub-{i:02}" / "func"
+        for file in place.iterdir():
+            file.unlink()
+        table = pd.DataFrame(matrix, index=list(few.rois), columns=list(few.rois))
+        name = f"sub-{i:02}_task-rest_space-MNI_seg-own_stat-pearsoncorrelation_relmat.tsv"
+        table.to_csv(place / name, sep="\t", index_label="Node")
+    code, _, problem = app(folder, out, "participant")
+    assert code == 2 and "xcp_d has connectomes and no series, of which the participant level" in problem and not out.exists()
+    code, _, problem = app(folder, out, "group", "--confounds", "simple")
+    assert code == 2 and problem.count("\n") == 1 and "confounds" in problem and not out.exists()
+    code, printed, problem = app(folder, out, "group")
+    assert code == 0, printed + problem
+    cohort = Cohort.load(out / "group.cohort")
+    assert cohort.values == "correlation" and cohort.rois == few.rois
+    table = read_predictions(out / "results")
+    assert set(table["method"]) == set(METHODS)
+    source, target = cohort.select(sites=["north"]), cohort.select(sites=["south"])
+    expected = make("fc-logistic").fit(source).predict_proba(target)[:, 1]
+    own = table[(table["method"] == "fc-logistic") & (table["target"] == "south")].set_index("subject")
+    np.testing.assert_allclose(own.loc[target.subjects.tolist(), "proba"], expected, atol=1e-6)

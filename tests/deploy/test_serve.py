@@ -537,7 +537,7 @@ def test_a_connectome_is_answered_in_every_format(of_connectomes, cohort):
         np.testing.assert_allclose(of_connectomes.predict_proba(subject)[0, 1], proba, atol=1e-5, err_msg=name)
     shown = send(of_connectomes, files={"connectome": ("r.npy", npy(r))}, data={"explain": "1"})
     assert shown.status_code == 200 and f"<strong>{proba:.2f}</strong>" in shown.text
-    assert "File: r.npy, connectome (fisher-z)." in shown.text and "volumes" not in shown.text.split("<main")[1]
+    assert "File: r.npy, connectome, used as fisher-z." in shown.text and "volumes" not in shown.text.split("<main")[1]
     score = expected.ood_scores(one)["connectivity"][0]
     assert f"{score:.2f}" in shown.text and "short scan" not in shown.text
 
@@ -546,7 +546,7 @@ def test_the_form_asks_for_a_connectome(of_connectomes, fitted):
     page = send(of_connectomes, "GET").text
     assert 'name="connectome"' in page and ".pconn.nii" in page and ".ptseries.nii" not in page
     assert "connectomes (fisher-z) of 116 ROIs" in page and "Drop a file with a connectome here" in page
-    assert 'name="tr"' not in page and "one row and one column per ROI" in page
+    assert 'name="tr"' not in page and "one row and one column per ROI" in page and "it is taken as fisher-z." in page
     page = send(fitted, "GET").text
     assert 'name="series"' in page and 'name="tr"' in page and "connectome" not in page.split("</style>")[1]
 

@@ -1,7 +1,7 @@
 """The two levels of the BIDS-App `m2lgdg-bids`: a series and a quality file of each participant, then the cohort and its study.
 
 Both read derivatives (XCP-D, fMRIPrep) with the reader of kind `bids`. The group level reads what the participant level wrote,
-or the derivatives themselves if it was not run.
+or the derivatives themselves if it was not run. Derivatives with connectomes alone are read by the group level only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.check import Check, check_cohort
-from m2lgdg.data.readers import read
+from m2lgdg.data.readers import connectomes, read
 from m2lgdg.data.readers.runs import MEAN_FD, REMOVED, label
 from m2lgdg.data.readers.tables import find_column, read_text_table
 from m2lgdg.fields import nearest
@@ -41,6 +41,11 @@ def participant_level(
 ) -> tuple[list[str], dict[str, str]]:
     """Write series and quality of some participants (default: all); returns those written, and the others with reasons."""
     options = dict(options or {})
+    if connectomes.matches(derivatives):
+        raise InputError(
+            f"{derivatives} has connectomes and no series, of which the participant level has nothing to write; run the group "
+            "level."
+        )
     table = Path(options.pop("participants", None) or derivatives / "participants.tsv")
     options.setdefault("site", "unknown")  # used if the table has no column of sites, which this level does not need
     wanted = _chosen(table, labels)
@@ -62,7 +67,8 @@ def group_cohort(
         options = {name: options[name] for name in ("site", "patient", "control") if name in options}
         options |= {"participants": table, "atlas": "all"}
         derivatives = out
-    cohort = read(derivatives, "bids", on_bad="exclude", progress=progress, **options)._changed(name="group")
+    kind = "connectomes" if connectomes.matches(derivatives) else "bids"
+    cohort = read(derivatives, kind, on_bad="exclude", progress=progress, **options)._changed(name="group")
     cohort = _with_motion(cohort, out)
     check = check_cohort(cohort)
     describe(out)

@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from m2lgdg.deploy.serve.result import Result, result_of
 from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject, taken
-from m2lgdg.method import is_network
+from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
+from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
 from m2lgdg.storage import InputError, one_line
 
 ENVELOPE = 2**16  # bytes of a form without its file
@@ -185,6 +186,7 @@ class Desk:
             fields=[*phenotypes, *([("tr", TR, words.get("tr", ""))] if "series" in self.takes.values() else [])],
             suffixes=SUFFIXES,
             first=FILE[self.takes[next(iter(self.takes))]],
+            shapes=list(dict.fromkeys(map(_shape, self.fitted.members.values()))),
             explain=not words or "explain" in words,
             network=is_network(self.fitted),
             largest=LARGEST,
@@ -195,6 +197,15 @@ class Desk:
         )
         retry = {"Retry-After": str(RETRY)} if status == 503 else {}
         return HTMLResponse(text, status, {"Content-Security-Policy": self.policy} | retry)
+
+
+def _shape(member: Method) -> str:
+    """What the rows and columns of a file are, for the form."""
+    named = "in the order of the model unless a header names the ROIs."
+    if (kind := member.trained_on) == SERIES:
+        return f"Series: one row per volume and one column per ROI, {named}"
+    doubt = f" With a diagonal of 0 and no value above 1 it is taken as {kind}." if kind in (CORRELATION, FISHER_Z) else ""
+    return f"Connectome: a symmetric matrix with one row and one column per ROI, {named}{doubt}"
 
 
 class Guard:

@@ -86,7 +86,7 @@ def result_of(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Resul
     scores = {name: float(score[0]) for name, score in fitted.ood_scores(cohort).items()}
     return Result(
         name=str(cohort.subjects[0]),
-        scan=f"{len(cohort.scans[0])} volumes" if cohort.values == SERIES else f"connectome ({cohort.values})",
+        scan=f"{len(cohort.scans[0])} volumes" if cohort.values == SERIES else f"connectome, used as {cohort.values}",
         proba=proba,
         threshold=fitted.threshold,
         new_site=_new_site(fitted, proba),
