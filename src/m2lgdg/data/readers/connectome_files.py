@@ -79,20 +79,20 @@ def matches(path: Path) -> bool:
     if is_bids(path):
         series = any(runs.entities(file).keys() & {"atlas", "seg"} for file in path.glob(bids.TABLES))
         return not series and not any(any(path.glob(pattern)) for pattern in SERIES_OF_BIDS)
-    if _says_so(path / "dataset.toml"):
+    dataset = _dataset(path / "dataset.toml")
+    if dataset.values is not None or dataset.triangle is not None:  # keys that only connectomes have
         return True
-    files = [file for file in array_files(path) if not _is_table(file)]
+    files = [file for file in array_files(path) if not _is_table(file) and file != path / (dataset.rois or ".")]
     probed = files[:: max(1, len(files) // PROBED)]
     return bool(probed) and all(map(_is_of_connectomes, probed))
 
 
-def _says_so(toml: Path) -> bool:
-    """Whether dataset.toml has a key that only connectomes have."""
+def _dataset(toml: Path) -> Dataset:
+    """What dataset.toml says; nothing, if there is none or if it is wrong, which the reader that is chosen tells."""
     try:
-        dataset = read_dataset(toml, {"join_runs": True}, ())
+        return read_dataset(toml, {"join_runs": True}, ())
     except InputError:
-        return False  # the reader that is chosen says what is wrong with it
-    return dataset.values is not None or dataset.triangle is not None
+        return Dataset()
 
 
 def is_bids(path: Path) -> bool:
