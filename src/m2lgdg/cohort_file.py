@@ -278,7 +278,8 @@ def _stored_scans(prefix: str, entry: Mapping[str, Any], tensors: Mapping[str, A
             raise ValueError(f"there is not one connectome{atlas} for each subject")
     else:
         lengths = tensors[f"{prefix}lengths"] if f"{prefix}lengths" in tensors else tensors["lengths"][list(present)]
-        if int(lengths.sum()) != len(tensors[f"{prefix}series"]) or len(lengths) != len(present):
+        # Of the first atlas, the check of each series names the subject.
+        if prefix and (int(lengths.sum()) != len(tensors[f"{prefix}series"]) or len(lengths) != len(present)):
             raise ValueError(f"the series{atlas} do not have the volumes of its subjects")
         arrays = np.split(tensors[f"{prefix}series"], np.cumsum(lengths)[:-1]) if len(lengths) else []
     if f"{prefix}scale" in tensors:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from m2lgdg import METHODS, InputError, leave_one_site_out, make_cohort
+from m2lgdg import METHODS, leave_one_site_out, make_cohort
 from m2lgdg.connectivity import fc_features, frame_weighted, upper_triangle
 from m2lgdg.deep import Batch, Shape
 from m2lgdg.devices import fast_form, plain_form
@@ -341,7 +341,7 @@ def test_connectomes_are_learned_from_as_plain_fc_of_series(fold, variant):
     """The network and, in variant `plus`, its linear head; without imaging, nothing of the scan is used."""
     fields = SMALL | dict(METHODS[NAME].variants[variant])
     matrices, target = fold.source.to_connectomes(), fold.target.to_connectomes()
-    found = make(NAME, **fields | {"connectivity": "auto"}).fit(matrices, seed=0)
+    found = make(NAME, **fields | {"connectivity": "steady"}).fit(matrices, seed=0)
     alone = make(NAME, **fields | {"plus": False}).fit(fold.source, seed=0)
     for name, value in alone.state_.items():
         if name not in ("calibration", "network.network_slope"):
@@ -357,8 +357,10 @@ def test_connectomes_are_learned_from_as_plain_fc_of_series(fold, variant):
     assert head.facts_["notes"][0] in found.facts_["notes"]
 
 
-def test_frame_weights_that_were_asked_for_need_series(fold):
-    with pytest.raises(InputError, match=r'^method m2lgdg-connectome with connectivity "steady" needs time series, and cohort'):
-        make(NAME, **SMALL | {"connectivity": "steady"}).fit(fold.source.to_connectomes())
-    notes = make(NAME, **SMALL).fit(fold.source.to_connectomes(), seed=0).facts_["notes"]  # plain FC, as asked for
-    assert not any("connectomes" in note for note in notes)
+def test_plain_fc_that_was_asked_for_needs_no_note(fold):
+    steady, plain = (
+        make(NAME, **SMALL | {"connectivity": view}).fit(fold.source.to_connectomes(), seed=0).facts_["notes"]
+        for view in ("steady", "fc")
+    )
+    assert [note for note in steady if note not in plain] == [note for note in steady if "plain FC" in note]
+    assert len(steady) == len(plain) + 1

@@ -184,7 +184,7 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     local_channels: tuple[int, ...] = (64,)
     readout: int = 8  # numbers that each readout keeps for a ROI
     readout_dropout: float = 0.8
-    connectivity: Literal["auto", "fc", "steady"] = "auto"  # of all time points alike, or frame-weighted; see `view`
+    connectivity: Literal["fc", "steady"] = "steady"  # of all time points alike, or frame-weighted; see `view`
     centring: Literal["site", "source"] = "site"  # in training
     scaling: Literal["association", "sd"] = "association"
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
@@ -235,18 +235,14 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
             self._source = self._offsets = None
-        own = {"steady": 1.0} if self.imaging and self.connectivity == "auto" else {}
+        own = {"steady": 1.0} if self.imaging and self.connectivity == "steady" else {}
         if note := note_on_connectomes(own | (ConnectomeAdaptive.blocks if self.plus else {}), self.trained_on):
             self.facts_["notes"].append(note)
 
-    def needs_series(self) -> str:
-        """Frame-weighted FC, if it is chosen."""
-        return f'method {self.name} with connectivity "steady"' if self.connectivity == "steady" else ""
-
     @property
     def view(self) -> str:
-        """ "fc", or "steady": FC weighted as in `connectome-adaptive`, which "auto" means where source has series."""
-        return self.connectivity if self.connectivity != "auto" else "steady" if self.trained_on == SERIES else "fc"
+        """The field `connectivity`; "fc" on connectomes, of which no other FC can be had."""
+        return self.connectivity if self.trained_on == SERIES else "fc"
 
     # ------------------------------------------------------------ inputs
 
