@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from m2lgdg import InputError, Model, make, make_cohort
 from m2lgdg.connectivity import fc_features
+from m2lgdg.model import out_of_distribution
 from m2lgdg.model.out_of_distribution import FORMAT, SourceDistribution, flags, spectral_edge
 from m2lgdg.scans import Connectomes
 
@@ -173,3 +174,16 @@ def test_a_short_scan_is_none_of_connectomes_and_empty_rois_are_flagged(target):
     short = dataclasses.replace(target, series=[one[:60] for one in target.series])
     assert flags(short, [], None) == [["short scan: 60"]] * len(target)
     assert flags(short.to_connectomes(), [], None) == [[]] * len(target)
+
+
+def test_the_distribution_of_many_subjects_is_that_of_few(monkeypatch, source, target, distribution):
+    """Of many, products are summed over a few edges at a time, and only the leading axes are computed."""
+    monkeypatch.setattr(out_of_distribution, "LARGE", 0)
+    monkeypatch.setattr(out_of_distribution, "CHUNK", 7)
+    many = SourceDistribution.fit(source)
+    for name in ("mean", "spread", "beside", "reached", "centre", "scale", "ranges"):
+        np.testing.assert_allclose(getattr(many, name), getattr(distribution, name), rtol=1e-5, atol=1e-6)
+    along = (many.axes.astype(np.float64) * distribution.axes).sum(axis=1)  # an axis has no direction
+    np.testing.assert_allclose(np.abs(along), 1.0, atol=1e-5)
+    for name, scores in distribution.scores(target).items():
+        np.testing.assert_allclose(many.scores(target)[name], scores, rtol=1e-4)

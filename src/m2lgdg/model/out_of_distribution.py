@@ -6,7 +6,7 @@ A fitted model stores a `SourceDistribution` with its weights; `m2lgdg predict` 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.data.check import SHORT
+from m2lgdg.methods.solvers import CHUNK, LARGE
 from m2lgdg.scans import Connectomes, arrays_of, empty_rois
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
@@ -55,13 +56,15 @@ class SourceDistribution:
     @classmethod
     def fit(cls, source: Cohort) -> SourceDistribution:
         """Fit to source subjects; labels are not used."""
-        features, values = fc_features(source.scans).astype(np.float64), _phenotypes(source, source.inputs)
+        features, values = fc_features(source.scans), _phenotypes(source, source.inputs)
         groups = (
             np.unique(source.sites, return_inverse=True)[1] if len(source.site_names) > 1 else np.arange(len(source)) % FOLDS
         )
         count = int(np.clip((len(source) - np.bincount(groups).max()) // PER_AXIS, 1, AXES))
-        centred = features - features.mean(axis=0)
-        gram = centred @ centred.T  # all distances follow from it, so that leaving a site out is cheap
+        mean = features.mean(axis=0, dtype=np.float64)
+        gram = np.zeros((len(source), len(source)))  # all distances follow from it, so that leaving a site out is cheap
+        for part in _centred(features, mean):
+            gram += part @ part.T
         everyone = np.ones(len(source), dtype=bool)
         reached = np.full((2, len(QUANTILES)), np.nan)
         if len(source) >= LEAST_SUBJECTS:
@@ -70,8 +73,8 @@ class SourceDistribution:
             reached[1] = _quantiles([_relative(values[~some], *_moments(values[some])) for some in others], QUANTILES)
         leading = _Leading(gram, everyone, count)
         statistics = {
-            "mean": features.mean(axis=0),
-            "axes": leading.weights.T @ centred,
+            "mean": mean,
+            "axes": np.concatenate([leading.weights.T @ part for part in _centred(features, mean)], axis=1),
             "spread": leading.spread,
             "beside": leading.beside,
             "reached": reached,
@@ -132,17 +135,32 @@ class SourceDistribution:
         return cls(columns=tuple(columns), **arrays)
 
 
+def _centred(features: Singles, mean: Floats) -> Iterator[Floats]:
+    """(subject, edge) features less their means in float64: all edges, or some at a time where there are many subjects."""
+    edges = len(mean) if len(features) <= LARGE else CHUNK
+    for start in range(0, len(mean), edges):
+        part = slice(start, start + edges)
+        yield features[:, part].astype(np.float64) - mean[part]
+
+
 class _Leading:
     """Leading axes of some rows, as weights of these rows, from the Gram matrix of all rows."""
 
     def __init__(self, gram: Floats, rows: npt.NDArray[np.bool_], count: int) -> None:
-        from scipy.linalg import eigh
-
         self.rows, n = rows, int(rows.sum())
-        inner = gram[np.ix_(rows, rows)]
-        self.middle = inner.mean(axis=0)  # (row,) product with the mean of the rows
-        centred = inner - self.middle - self.middle[:, None] + self.middle.mean()
-        size, vectors = eigh(centred, subset_by_index=[max(n - count, 0), n - 1])
+        centred = gram[np.ix_(rows, rows)]
+        self.middle = centred.mean(axis=0)  # (row,) product with the mean of the rows
+        centred -= self.middle
+        centred -= self.middle[:, None]
+        centred += self.middle.mean()
+        if n > LARGE:
+            from scipy.sparse.linalg import eigsh
+
+            size, vectors = eigsh(centred, k=count, which="LA", v0=np.random.default_rng(0).normal(size=n))
+        else:
+            from scipy.linalg import eigh
+
+            size, vectors = eigh(centred, subset_by_index=[max(n - count, 0), n - 1])
         nonzero = size > 1e-9 * max(float(np.trace(centred)), 1e-300)
         size, vectors = size[nonzero][::-1], vectors[:, nonzero][:, ::-1]
         weights = vectors / np.sqrt(size)  # (row, axis)
