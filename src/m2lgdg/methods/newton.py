@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,7 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
 
         scale = square * curvature.sum(axis=0) + penalty
         scale[-1] = np.maximum(scale[-1], 1e-12)
-        step = conjugate_gradients(product, -slope, STEP_CONVERGED, lambda residual, scale=scale: residual / scale)
+        step = conjugate_gradients(product, -slope, STEP_CONVERGED, partial(_divided, scale=scale))
         along = x @ step[:-1] + step[-1]  # (subject, model)
         length = np.ones(len(penalties))
         for _ in range(30):  # halve the steps of models whose loss would rise
@@ -94,6 +95,10 @@ def newton_logistic(x: Floats, labels: npt.NDArray[np.int8], weights: Floats, pe
             length = np.where(worse, length / 2, length)
         beta, decision, loss = beta + length * step, trial, trial_loss
     return beta[:-1], beta[-1]
+
+
+def _divided(residual: Floats, scale: Floats) -> Floats:
+    return residual / scale
 
 
 def _loss(decision: Floats, y: Floats, weights: Floats, square: Floats, penalties: Floats) -> Floats:
@@ -174,11 +179,13 @@ def _step(gram: Singles, leading: Floats, rest: float, curvature: Floats, slope:
         scaled -= unit[:, i, None] * (unit[:, i] @ scaled)
         inner[i] = np.linalg.inv(scaled.T @ scaled + penalty * np.eye(leading.shape[1]))
 
-    def project(values: Floats, which: npt.NDArray[np.bool_] | slice = slice(None)) -> Floats:
+    def project(values: Floats, which: npt.NDArray[np.intp] | slice = slice(None)) -> Floats:
         return values - unit[:, which] * (unit[:, which] * values).sum(axis=0)
 
     def product(direction: Floats) -> Floats:
-        live = direction.any(axis=0)  # models that are not solved yet: the largest penalties take the fewest steps
+        live = np.flatnonzero(
+            direction.any(axis=0)
+        )  # models that are not solved yet: the largest penalties take the fewest steps
         result = np.zeros_like(direction)
         bent = gram @ (root[:, live] * project(direction[:, live], live)).astype(np.float32)
         result[:, live] = project(root[:, live] * bent, live) + penalties[live] * direction[:, live]
