@@ -37,6 +37,10 @@ class Rows:
 
     @cached_property
     def gram(self) -> Floats:
+        """`products`, kept for the next fit on these rows."""
+        return self.products()
+
+    def products(self) -> Floats:
         """(subject, subject) products of training features; those of `CHUNK` features in their precision, sums in float64."""
         n = len(self.trained)
         total = np.zeros((n, n))
@@ -378,8 +382,12 @@ def _logistic_by_gram(problem: Problem) -> Solutions:
     each = problem.fit_weights()  # (subject, fit)
     weights = np.repeat(each, count, axis=1)  # (subject, fit and penalty)
     penalties = np.tile(problem.penalties, each.shape[1])
-    dual, intercepts = newton_logistic_by_gram(rows.gram, problem.labels, weights, penalties)
-    decisions = (rows.scored_gram @ dual + intercepts).T.reshape(each.shape[1], count, -1)  # (fit, penalty, subject)
+    gram = rows.products()  # freed at the end, as it is as large as the cohort
+    dual, intercepts = newton_logistic_by_gram(gram, problem.labels, weights, penalties)
+    decisions = (gram @ dual + intercepts).T  # (fit and penalty, subject)
+    if rows.shift.any():
+        decisions += (combine(dual.T, rows.trained) @ rows.shift.T)[:, rows.site]
+    decisions = decisions.reshape(each.shape[1], count, -1)
     own = dual[:, -count:].T  # of the fit on all subjects
     return Solutions(problem.held_out(decisions), intercepts[-count:], lambda best: combine(own[best][None], rows.trained)[0])
 
