@@ -307,7 +307,7 @@ def in_one_atlas(target: Cohort, atlas: str) -> Cohort:
     name = atlas if atlas in target.atlases else target.atlas
     absent = np.flatnonzero(~has_atlas(target, name))
     if len(absent):
-        raise InputError(f"subject {target.subjects[absent[0]]} has no series in atlas {name}, which the model needs.")
+        raise InputError(f"subject {target.subjects[absent[0]]} has no scan in atlas {name}, which the model needs.")
     return target.parcellation(name)
 
 

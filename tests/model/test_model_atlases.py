@@ -111,7 +111,7 @@ def test_a_target_may_lack_an_atlas(fold, fitted):
 def test_a_model_of_one_atlas_refuses_subjects_without_it(gappy):
     second = make("fc-adaptive", atlases="mixed").fit(gappy.source)
     absent = gappy.target.subjects[~gappy.target.parcellations["mixed"].present][0]
-    with pytest.raises(InputError, match=f"subject {absent} has no series in atlas mixed"):
+    with pytest.raises(InputError, match=f"subject {absent} has no scan in atlas mixed"):
         second.predict_proba(gappy.target)
 
 

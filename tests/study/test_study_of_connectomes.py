@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -129,6 +130,30 @@ def test_means_are_those_of_the_given_matrices(tiny, kind):
         weight = len(sick) * len(well) / (len(sick) + len(well))
         difference, weights = difference + weight * (sick.mean(axis=0) - well.mean(axis=0)), weights + weight
     np.testing.assert_allclose(means["difference"], difference / weights, atol=1e-6)
+
+
+def test_a_study_in_two_atlases(tiny, tmp_path):
+    """One person has no matrix in the second atlas, where the model is fitted without it and predicts by the first alone."""
+    z = tiny.to_connectomes()
+    second = type(z.scans)([None if i == 3 else one for i, one in enumerate(z.scans.triangles)], "fisher-z", 12)
+    cohort = replace(z, atlas="first", parcellations={"second": Parcellation(z.rois, second)})
+    study = {"cohort": cohort, "methods": ["fc-logistic"], "targets": ["east"], "seeds": [0], "explain": True}
+    assert not run_study(study | {"method": {"fc-logistic": {"atlases": "all"}}}, tmp_path / "both").failed
+    assert not run_study(study, tmp_path / "one").failed
+    both, one = read_predictions(tmp_path / "both"), read_predictions(tmp_path / "one")
+    np.testing.assert_allclose(np.log(both["proba"] / (1 - both["proba"])).rank(), np.log(one["proba"]).rank())
+    assert list(read_contents(tmp_path / "both").mean_explanations["fc-logistic"].by_atlas()) == ["first", "second"]
+
+
+@pytest.mark.parametrize("command", ["run", "curve", "audit"])
+def test_a_method_of_series_is_refused_before_anything_is_written(command, matrices, tmp_path, typed):
+    matrices.save(tmp_path / "a.cohort")
+    (tmp_path / "study.toml").write_text('cohort = "a.cohort"\nmethods = ["fc-logistic", "ufa-net"]\nseeds = [0]\n')
+    words = ["--method", "ufa-net"] + (["--out", tmp_path / "out"] if command != "audit" else [])
+    code, _, said = typed(command, tmp_path / "study.toml", *words)
+    assert code == 2 and said.count("\n") == 1
+    assert "method ufa-net needs time series, and cohort cohort holds connectomes" in said and "fc-logistic" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cohort", "study.toml"]
 
 
 def test_workers_cannot_write_to_a_connectome(study):

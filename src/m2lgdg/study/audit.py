@@ -217,7 +217,7 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
 def _noisy_scans(scans: Scans, here: npt.NDArray[np.int64], draw: np.random.Generator) -> Any:
     """Scans with noise of the same kind at some positions."""
 
-    def noise(one: Any) -> npt.NDArray[np.float32]:
+    def noise(one: Any) -> Any:
         if isinstance(scans, Connectomes):
             return packed(_noisy_matrix(scans.n_rois, scans.kind, draw), scans.kind)
         return draw.normal(size=one.shape).astype(np.float32)
