@@ -363,16 +363,16 @@ def test_what_needs_series_says_so():
 
 
 def test_covariances_of_a_matrix_that_is_not_definite():
-    """By the documented rule: (1 - a) R + a I, with the smallest a of at least 0.1 with which no eigenvalue is below 0.1."""
+    """By the documented rule: (1 - a) R + a I, with the smallest a of at least 0.2 with which no eigenvalue is below 0.2."""
     given = matrices_of("correlation", signals())
     given[0] = np.where(np.eye(6), 1, 0.9 * np.sign(np.outer(*np.random.default_rng(3).normal(size=(2, 6)))))
     given[0] = (given[0] + given[0].T) / 2
     least = np.linalg.eigvalsh(given)[:, 0]
     assert least[0] < -0.5
     shrunk = covariances(made(matrices=given).scans)
-    a = (0.1 - np.minimum(least, 0)) / (1 - np.minimum(least, 0))
+    a = (0.2 - np.minimum(least, 0)) / (1 - np.minimum(least, 0))
     np.testing.assert_allclose(shrunk, (1 - a)[:, None, None] * given + a[:, None, None] * np.eye(6), atol=1e-6)
-    assert np.linalg.eigvalsh(shrunk)[0, 0] == pytest.approx(0.1, abs=1e-5)
+    assert np.linalg.eigvalsh(shrunk)[0, 0] == pytest.approx(0.2, abs=1e-5)
 
 
 def test_connectomes_are_much_smaller_than_long_series(tmp_path):

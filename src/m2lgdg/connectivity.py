@@ -28,7 +28,7 @@ Series = Sequence[Singles]
 Scans = Series | Connectomes
 View = Callable[[npt.NDArray[np.float32]], Floats]  # transforms one (time, roi) series before it is correlated
 LARGEST_Z = np.float32(np.arctanh(CLIP))
-LEAST_EIGENVALUE = 0.1  # of a correlation matrix that is made positive definite
+LEAST_EIGENVALUE = 0.2  # of a correlation matrix that is made positive definite; chosen in docs/methods.md
 
 
 def frame_weighted(series: npt.NDArray[np.float32]) -> Floats:
@@ -152,7 +152,7 @@ def covariances(scans: Scans) -> Floats:
     """(subject, roi, roi) Ledoit-Wolf covariances of the standardised series, always positive definite.
 
     Of a connectome, whose number of volumes is not known, (1 - a) R + a I of the correlations R, with the smallest a of at
-    least 0.1 with which no eigenvalue is below 0.1.
+    least 0.2 with which no eigenvalue is below 0.2.
     """
     return _of_subjects(scans, COVARIANCES).astype(np.float64)
 

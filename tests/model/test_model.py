@@ -10,6 +10,7 @@ from m2lgdg import InputError, Model, make
 from m2lgdg.cohort import Parcellation
 from m2lgdg.connectivity import correlations
 from m2lgdg.metrics import logit, sigmoid
+from m2lgdg.report.card import write_card
 from m2lgdg.scans import KINDS, Connectomes
 
 
@@ -116,3 +117,14 @@ def test_an_atlas_of_series_and_one_of_connectomes(fold):
     np.testing.assert_allclose(fitted.predict_proba(target)[:, 1], sigmoid(slope * logits[0] + offset), atol=1e-6)
     assert all(raised[:1] == ["short scan: 89"] for raised in fitted.flags(target))
     assert fitted.compare(target)[0].startswith("volumes: 89 here")
+
+
+def test_a_model_of_several_atlases_notes_what_each_left_out(fold, tmp_path):
+    source = dataclasses.replace(fold.source, atlas="first", parcellations={})
+    matrices = Parcellation(source.rois, source.to_connectomes().scans)
+    fitted = make("connectome-adaptive").fit(dataclasses.replace(source, parcellations={"second": matrices}))
+    assert [note.partition(": plain FC")[0] for note in fitted.facts_["notes"]] == ["second: Trained on connectomes"]
+    assert (
+        "deviation FC and amplitude, computed from time series, are left out"
+        in (write_card(fitted.save(tmp_path)) / "card.md").read_text()
+    )

@@ -140,8 +140,12 @@ class Model:
                 self.method.fit(source, **settings)
                 self._hold({names[0]: self.method}, self.method.facts_)
             else:
-                facts = source_facts(source, source.findings, seed)
-                self._hold(fit_members(self.method, source, names, **settings), facts)
+                facts, members = (
+                    source_facts(source, source.findings, seed),
+                    fit_members(self.method, source, names, **settings),
+                )
+                notes = [f"{name}: {note}" for name, one in members.items() for note in one.facts_.get("notes", ())]
+                self._hold(members, facts | ({"notes": notes} if notes else {}))
                 self.mean_recalibration = np.array(mean_calibration(self.members, source))
             if source_distribution:
                 self.source_distributions = {name: SourceDistribution.fit(source.parcellation(name)) for name in names}
