@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import io
 import json
 import os
 import random
@@ -16,14 +17,16 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.io import savemat
 
 from m2lgdg import Cohort, InputError, make, make_cohort
 from m2lgdg.cohort import Parcellation
 from m2lgdg.data.readers import arrays as text
-from m2lgdg.data.readers import read
+from m2lgdg.data.readers import matrices, read
 from m2lgdg.data.readers.arrays import load_array
 from m2lgdg.method import Method
 from m2lgdg.model.folder import LARGEST, digest
@@ -114,6 +117,13 @@ def npy(data):
     refused(lambda: load_array(PLACE / "a.npy"))
 
 
+def connectome(data):
+    """A file of connectomes; its first byte is its format."""
+    file = PLACE / f"c{matrices.SUFFIXES[data[0] % len(matrices.SUFFIXES)] if data else '.csv'}"
+    file.write_bytes(data[1:])
+    refused(lambda: matrices.load_matrices(file))
+
+
 def table(data):
     """participants.tsv of a folder."""
     (people() / "participants.tsv").write_bytes(data)
@@ -190,6 +200,21 @@ learning_rate = [1e-3, 1e-4]
 """
 
 
+def _connectome(suffix):
+    """The number of a format, and a file of it."""
+    names, content = ["a", "b", "c", "d"], io.BytesIO()
+    matrix = pd.DataFrame(np.eye(4) + 0.25, index=names, columns=names)
+    if suffix == ".npy":
+        np.save(content, matrix)
+    elif suffix == ".npz":
+        np.savez(content, np.stack([matrix, matrix]))
+    elif suffix == ".mat":
+        savemat(content, {"fc": matrix.to_numpy()})
+    else:
+        content.write(matrix.to_csv(sep={".csv": ",", ".tsv": "\t"}.get(suffix, " "), header=suffix != ".txt").encode())
+    return bytes([matrices.SUFFIXES.index(suffix)]) + content.getvalue()
+
+
 def _array():
     np.save(PLACE / "seed.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
     return (PLACE / "seed.npy").read_bytes()
@@ -206,6 +231,7 @@ def _cohort_bytes(*parcellations):
 TARGETS = {
     "series_text": series_text,
     "npy": npy,
+    "connectome": connectome,
     "table": table,
     "dataset": dataset,
     "cohort_file": cohort_file,
@@ -220,6 +246,7 @@ SEEDS = {
         b"\x021e22 1e-300\n",
     ],
     "npy": lambda: [_array()],
+    "connectome": lambda: [_connectome(suffix) for suffix in matrices.SUFFIXES],
     "table": lambda: [PEOPLE, PEOPLE.replace(b"\t", b","), b"\xef\xbb\xbf" + PEOPLE],
     "dataset": lambda: [
         b'name = "x"\ntr = 2.0\ninputs = ["age"]\npattern = "{subject}.npy"\n[columns]\nage = "age"\n',

@@ -201,8 +201,10 @@ def rows_of(stack, way, diagonal):
 
 
 @pytest.mark.parametrize("way", ["upper", "lower"])
-@pytest.mark.parametrize("diagonal", [True, False])
-@pytest.mark.parametrize("kind", ["correlation", "fisher-z", "covariance"])
+@pytest.mark.parametrize(
+    ("kind", "diagonal"),
+    [*((kind, True) for kind in ("correlation", "fisher-z", "covariance")), ("correlation", False), ("fisher-z", False)],
+)
 def test_triangles_are_told_apart_by_their_eigenvalues(tmp_path, way, diagonal, kind):
     r = correlations(rois=12, volumes=15)
     scale = np.random.default_rng(3).uniform(1, 5, (8, 12))
@@ -211,8 +213,6 @@ def test_triangles_are_told_apart_by_their_eigenvalues(tmp_path, way, diagonal, 
         "fisher-z": np.arctanh(np.where(np.eye(12, dtype=bool), 0, r)),
         "covariance": r * scale[:, :, None] * scale[:, None, :],
     }[kind]
-    if kind == "covariance" and not diagonal:
-        pytest.skip("covariances without variances are nothing")
     path = tmp_path / "lab"
     path.mkdir()
     (path / "participants.tsv").write_text(TABLE)

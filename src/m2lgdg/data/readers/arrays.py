@@ -93,7 +93,7 @@ def parse_npy(path: Path, content: bytes) -> npt.NDArray[Any]:
     try:
         array = np.frombuffer(content, dtype, math.prod(shape), start)
         return array.reshape(shape, order="F" if by_columns else "C")
-    except ValueError:  # numbers without bytes
+    except Exception:  # numbers without bytes, an order that is no truth and the like
         raise InputError(f"{path} is not a readable .npy file.") from None
 
 
@@ -103,11 +103,12 @@ def npy_header(path: Path, content: bytes, size: int) -> tuple[tuple[int, ...], 
         width = 2 if content[6:8] == b"\1\0" else 4  # of the length of the header
         start = 8 + width + int.from_bytes(content[8 : 8 + width], "little")
         shape, by_columns, dtype = _npy_header(content[:start])
+        needed = math.prod(shape) * dtype.itemsize
     except Exception:  # a damaged header also raises tokenizer, syntax and memory errors in numpy
         raise InputError(f"{path} is not a readable .npy file.") from None
     if dtype.hasobject:
         raise InputError(f"{path} holds Python objects that only pickle could read, which may run code; save numbers.")
-    if math.prod(shape) * dtype.itemsize > size - start:  # before any memory is allocated for it
+    if needed > size - start:  # before any memory is allocated for it
         raise InputError(f"{path} is not a readable .npy file: it is too short for its shape {shape}.")
     return shape, by_columns, dtype, start
 

@@ -370,32 +370,42 @@ def parse_text(path: Path, text: bytes) -> Content:
     if not first.strip():
         raise InputError(f"{path} is empty.")
     separator = arrays.separator_of(path, first)
-    cells = arrays.cells_of(first, separator)
-    columns: list[str] | None = None
-    if first.startswith(b"#") or (len(cells) > 1 and (not cells[0] or not all(map(arrays.is_number, cells)))):
-        if all(map(arrays.is_number, cells[1:])) and cells[0] and not first.startswith(b"#"):
-            columns = None  # a row of numbers after its name: there is no header
-        else:
-            columns = [cell.lstrip("#").strip() for cell in (cells[1:] if cells[0] == "#" else cells)]
-    start = end if columns is not None else begin
-    following = text[slice(*arrays.line_at(text, start))]
-    begins = arrays.cells_of(following, separator)
-    named = bool(begins) and not arrays.is_number(begins[0])
-    counted = columns is not None and (columns[0] == "" or columns[0].lower() in (*ALIASES["subject"], arrays.UNNAMED))
-    rows: list[str] | None = None
-    body = text[start:]
-    if named or counted:
+    columns = _header(first, separator)
+    start = begin if columns is None else end
+    body, rows = text[start:], None
+    cells = arrays.cells_of(text[slice(*arrays.line_at(text, start))], separator)
+    over_names = columns is not None and columns[0].lower() in ("", arrays.UNNAMED, *ALIASES["subject"])
+    if over_names or (cells and not arrays.is_number(cells[0])):
         rows, body = _without_names(body, separator)
     numbers = arrays.numbers_of(path, body, separator, 1 + text.count(b"\n", 0, start))
-    if columns is not None and len(columns) == numbers.shape[1] + 1 and rows is not None:
+    if rows is not None and len(rows) != len(numbers):
+        raise InputError(f"{path}: {len(rows)} lines have a name, but only {len(numbers)} of them have numbers.")
+    if columns is None and rows is None:
+        return _without_column_numbers(numbers)
+    if columns is not None and rows is not None and len(columns) == numbers.shape[1] + 1:
         columns = columns[1:]
-    if columns is None and rows is None and len(numbers) == numbers.shape[1] + 1:
-        first_row = [f"{value:g}" for value in numbers[0].tolist()]
-        if all(re.fullmatch(r"\d+", name) for name in first_row) and len(set(first_row)) == len(first_row):
-            columns, numbers = first_row, numbers[1:]  # column numbers, as pandas writes them
     if columns is not None and len(columns) != numbers.shape[1]:
         raise InputError(f"{path}: the header names {len(columns)} columns but the lines have {numbers.shape[1]}.")
     return Content(numbers, columns, rows)
+
+
+def _header(line: bytes, separator: bytes) -> list[str] | None:
+    """Cells of the first line if it is a header; one that is a name before numbers is a row of the matrix."""
+    cells = arrays.cells_of(line, separator)
+    words = [not arrays.is_number(cell) for cell in cells]
+    marked = line.startswith(b"#")
+    if not marked and not any(words[1:]) and not (len(cells) > 1 and not cells[0]):
+        return None
+    return [cell.lstrip("#").strip() for cell in (cells[1:] if cells[0] == "#" and len(cells) > 1 else cells)]
+
+
+def _without_column_numbers(numbers: npt.NDArray[np.float64]) -> Content:
+    """A square table below a row of column numbers, as pandas writes them."""
+    if len(numbers) == numbers.shape[1] + 1:
+        first = [f"{value:g}" for value in numbers[0].tolist()]
+        if all(re.fullmatch(r"\d+", name) for name in first) and len(set(first)) == len(first):
+            return Content(numbers[1:], first)
+    return Content(numbers)
 
 
 def _without_names(body: bytes, separator: bytes) -> tuple[list[str], bytes]:
