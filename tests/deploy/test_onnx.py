@@ -211,7 +211,7 @@ def tangent(matrix, reference):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer"]
+    "name", ["fc-logistic", "tangent-logistic", "tangent-pearson-ridge", "brainnetcnn", "brainnet-transformer", "braingnn"]
 )
 def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
     """As somebody would make them who has the connectome and the words of the JSON."""
@@ -230,25 +230,27 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
     target = made(fold.target)
     inputs = prepared(fitted, target)
     words = {one["name"]: one for one in described(fitted, inputs)["inputs"]}
-    (block,) = set(words) - {"phenotypes"}
     own = np.array(target.connectomes[0], dtype=np.float64)
     r = {"fisher-z": np.tanh, "covariance": lambda c: c / np.outer(spread, spread)}.get(kind, np.array)(own)
     np.fill_diagonal(r, 1.0)
     z = np.arctanh(np.clip(r, -0.999, 0.999))
     least = min(np.linalg.eigvalsh(r)[0], 0.0)
     a = (0.1 - least) / (1 - least)
+    definite = (1 - a) * r + a * np.eye(len(r))
+    inverse = np.linalg.inv(definite)
+    partial = r if kind == "partial-correlation" else inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
     by_hand = {
-        ("fc", 2): lambda: z[np.triu_indices(len(z), 1)],
-        ("fc", 3): lambda: z * (1 - np.eye(len(z))),
-        ("correlation", 3): lambda: r,
-        ("tangent", 2): lambda: tangent((1 - a) * r + a * np.eye(len(r)), words[block]["reference"]),
-        ("tangent_pearson", 2): lambda: tangent(shrunk(r), words[block]["reference"]),
-    }[block, inputs[block].ndim]
-    np.testing.assert_allclose(inputs[block][0], by_hand(), atol=2e-5)
-    said = {
-        "fisher-z": "Fisher z of the connectome",
-        "covariance": "divided by the sds of both ROIs",
-        "correlation": "the correlat",
+        ("fc", 2): lambda _: z[np.triu_indices(len(z), 1)],
+        ("fc", 3): lambda _: z * (1 - np.eye(len(z))),
+        ("correlation", 3): lambda _: r,
+        ("partial", 3): lambda _: np.abs(partial) * (1 - np.eye(len(z))),
+        ("tangent", 2): lambda one: tangent(definite, one["reference"]),
+        ("tangent_pearson", 2): lambda one: tangent(shrunk(r), one["reference"]),
     }
-    assert said.get(kind, "the partial correlations of the connectome") in words[block]["prepared"]
-    assert "series" not in words[block]["prepared"] and described(fitted, inputs)["scans"] == kind
+    said = {"fisher-z": "Fisher z of the conn", "covariance": "divided by the sds of both ROIs", "correlation": "the correlat"}
+    for block, one in words.items():
+        if block != "phenotypes":
+            np.testing.assert_allclose(inputs[block][0], by_hand[block, inputs[block].ndim](one), atol=2e-5)
+            assert said.get(kind, "the partial correlations of the connectome") in one["prepared"]
+            assert "series" not in one["prepared"]
+    assert described(fitted, inputs)["scans"] == kind

@@ -68,10 +68,10 @@ def print_notes(fitted: Model, cohort: Cohort) -> None:
             f"cohort: {cohort.atlas or 'not named'}). Predictions are wrong if it is another atlas; name it when files are "
             "converted (--atlas, or atlas in dataset.toml)."
         )
-    for _, member, _, seen in fitted._targets(cohort):
-        if seen.values != (trained_on := member.trained_on):  # others than correlation and Fisher z are refused
+    for _, member, _, target in fitted._targets(cohort):
+        if target.values != (trained_on := member.trained_on):  # others than correlation and Fisher z are refused
             terminal.say(
-                f"Note: the connectomes were read as {seen.values} and converted to {trained_on}, that of the training data. "
+                f"Note: the connectomes were read as {target.values} and converted to {trained_on}, that of the training data. "
                 f"If they hold {trained_on}, say so with m2lgdg convert --values {trained_on}."
             )
     trained = set(map(spelled_alike, fitted.facts_["source"]["sites"]))

@@ -40,7 +40,7 @@ from m2lgdg.storage import InputError, needing, one_line, write_texts
 Arrays = dict[str, npt.NDArray[Any]]
 FORMAT = "m2lgdg-onnx-1"
 OPSET = 18
-TOLERANCE = 1e-5  # largest difference allowed between probabilities of the graph and of the method
+TOLERANCE = 5e-5  # largest difference allowed between probabilities of the graph and of the method, in single precision
 MOST = float(logit(np.array(1.0)))  # logits beyond it are clipped before another calibration, as in Python
 TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
 
@@ -101,16 +101,17 @@ def _prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
     z = f"{CORRELATIONS[kind]}, clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
     if kind == scans.FISHER_Z:
         z = f"the Fisher z of the connectome, clipped to -{LARGEST_Z:.7g} ... {LARGEST_Z:.7g}"
-    matrix = f"{CORRELATIONS[kind]}, with 1 on the diagonal"
-    least = f"{LEAST_EIGENVALUE:g}"
+    matrix, least = f"{CORRELATIONS[kind]}, with 1 on the diagonal", f"{LEAST_EIGENVALUE:g}"
+    definite = f"R, {matrix}; C = (1 - a) R + a I, a at least {least} and so large that no eigenvalue of C is below {least}"
+    partial = f"absolute partial correlations from the inverse of C: {definite}; 0 on the diagonal"
+    if kind == scans.PARTIAL:
+        partial = f"absolute values of {CORRELATIONS[kind]}; 0 on the diagonal"
     return {
         ("fc", 2): f"{z}; {EDGES}",
         ("fc", 3): f"{z}; the whole symmetric matrix, with 0 on the diagonal",
         ("correlation", 3): f"{matrix}; the whole symmetric matrix",
-        ("tangent", 2): (
-            f"R, {matrix}; C = (1 - a) R + a I with the smallest a of at least {least} with which no eigenvalue of C is below "
-            f"{least}; {TANGENT}"
-        ),
+        ("partial", 3): partial,
+        ("tangent", 2): f"{definite}; {TANGENT}",
         ("tangent_pearson", 2): (
             f"{matrix}; Ledoit-Wolf covariance C with the rows of this matrix, minus their mean, as observations; {TANGENT}"
         ),

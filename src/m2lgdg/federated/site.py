@@ -7,6 +7,7 @@ sums, with the same functions that the pooled fit of `methods/linear.py` uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -71,8 +72,8 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing:
     columns = np.array(study.inputs, dtype=np.str_)
     incomplete, empty = (tuple(columns[lacking].tolist()) for lacking in (missing.any(axis=0), missing.all(axis=0)))
     counts, amplitudes = (int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum())), bool(usable.any())
-    about = (cohort.rois, cohort.atlas, cohort.hash, incomplete, empty, amplitudes, key, signing, cohort.values)
-    return Member(site, *counts, *about), arrays
+    member = Member(site, *counts, cohort.rois, cohort.atlas, cohort.hash, incomplete, empty, amplitudes, key, signing)
+    return replace(member, scans=cohort.values), arrays
 
 
 def _check_phenotypes(values: Floats, study: Settings, cohort: Cohort) -> None:

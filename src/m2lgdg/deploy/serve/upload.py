@@ -97,7 +97,7 @@ def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotype
     given = {atlas: _scan(fitted.members[atlas], plain_name(file), content) for atlas, (file, content) in files.items()}
     (atlas, (rois, scan)), *others = given.items()
     return Cohort(
-        series=scan,  # type: ignore[arg-type]
+        series=scan,
         subjects=np.array([name]),
         sites=np.array([""]),
         labels=np.array([UNKNOWN]),
@@ -149,7 +149,8 @@ def _named(fitted: Method, header: Sequence[str] | None, count: int) -> tuple[st
 
 
 def _series(fitted: Method, path: Path, content: bytes) -> tuple[tuple[str, ...], scans.Scans]:
-    name, header = path.name, None
+    name = path.name
+    header: Sequence[str] | None
     if path.name.endswith(PARCELLATED):
         header, series = load_parcellated(path, content)
         series = np.where(np.isnan(series).all(axis=0), np.float32(0), series)  # parcels without coverage
