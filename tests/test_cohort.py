@@ -486,7 +486,9 @@ def test_a_tr_in_another_unit_and_sites_with_odd_digits():
     assert Cohort.from_arrays(series, y, ["\u00b2", "10", "9", "\u2460"]).site_names == ["9", "10", "\u00b2", "\u2460"]
 
 
-@pytest.mark.parametrize("form", ["correlation", "covariance", "zero diagonal", "infinite diagonal", "upper half", "rounded"])
+@pytest.mark.parametrize(
+    "form", ["correlation", "covariance", "zero diagonal", "infinite diagonal", "upper half", "rounded", "directed"]
+)
 def test_a_connectome_is_no_series(form):
     fc = np.corrcoef(np.random.default_rng(0).normal(size=(8, 50)))
     forms = {
@@ -495,9 +497,12 @@ def test_a_connectome_is_no_series(form):
         "zero diagonal": fc - np.eye(8),
         "infinite diagonal": np.where(np.eye(8) > 0, np.inf, np.arctanh(np.where(np.eye(8) > 0, 0, fc))),
         "upper half": np.triu(fc, 1),
+        "directed": fc + 0.01 * np.triu(np.random.default_rng(2).normal(size=(8, 8)), 1),
         "rounded": np.round(fc, 5) + np.triu(np.full((8, 8), 1e-6), 1),
     }
     other = np.random.default_rng(1).normal(size=(8, 8))  # as many volumes as ROIs
     assert len(Cohort.from_arrays([other, other + 1], [0, 1], "Oslo")) == 2
-    with pytest.raises(InputError, match=r"subject sub-0002: a symmetric or triangular matrix is a connectome, not a series"):
+    with pytest.raises(
+        InputError, match=r"subject sub-0002: a symmetric or triangular matrix, .* is a connectome, not a series"
+    ):
         Cohort.from_arrays([other, forms[form]], [0, 1], "Oslo")

@@ -281,3 +281,13 @@ def test_edges_of_connectomes_are_those_of_the_full_matrices(kind):
         np.testing.assert_allclose(np.tanh(fc_features(scans)), expected, atol=1e-6)
         assert connectivity.covariances(scans).shape == (6, 9, 9)
         assert list(connectivity._IN_USE[-1].arrays) == [id(connectivity.COVARIANCES)]
+
+
+def test_features_are_not_shared_between_kinds_of_the_same_triangles():
+    triangles = [np.array([0, 0.8, -0.3, 0, 0.5, 0], dtype=np.float32)]
+    z = Connectomes(triangles, "fisher-z", 3)
+    other = Connectomes(z.triangles, "partial-correlation", 3)
+    alone = covariances(other)
+    with connectivity.sharing_features(z):
+        assert not np.array_equal(covariances(z), alone)
+        np.testing.assert_array_equal(covariances(other), alone)

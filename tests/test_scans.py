@@ -215,6 +215,8 @@ def test_connectomes_are_a_sequence_that_nobody_can_edit(plain):
             assert not each.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.triangles[0].setflags(write=True)
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            one.triangles[0].setflags(write=True)
     with pytest.raises(InputError, match="not pearson"):
         Connectomes.of([plain], "pearson", 6)
     assert KINDS == ("correlation", "fisher-z", "covariance", "partial-correlation")

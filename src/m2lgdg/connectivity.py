@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from m2lgdg.preprocess import on_threads
 from m2lgdg.scans import CLIP as CLIP
-from m2lgdg.scans import COVARIANCE, FISHER_Z, Connectomes, arrays_of, correlation, own_correlation, triangle
+from m2lgdg.scans import COVARIANCE, FISHER_Z, Connectomes, arrays_of, correlation, kind_of, own_correlation, triangle
 from m2lgdg.scans import standardised as standardised
 from m2lgdg.storage import InputError
 
@@ -237,7 +237,9 @@ class CohortFeatures:
         self.arrays: dict[int, npt.NDArray[Any]] = {}
 
     def find(self, scans: Scans) -> list[int] | None:
-        """Rows of some subjects; None if one of them is not of this cohort."""
+        """Rows of some subjects; None if one of them is not of this cohort, or of another kind."""
+        if kind_of(scans) != kind_of(self.scans):  # one triangle may be taken for two kinds
+            return None
         rows = [self.rows.get(id(one), -1) for one in arrays_of(scans)]
         return None if -1 in rows else rows
 

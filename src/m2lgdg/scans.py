@@ -20,13 +20,14 @@ HIDDEN = 1e-5  # sd of a column relative to its level, below which float32 would
 ROUNDING = 1e-11  # the same of a flat column, in float64
 ASYMMETRY = 1e-4  # largest difference between the two halves of a symmetric matrix, relative to its largest value
 DIAGONAL = 1e-3  # the same of a diagonal from 1
+ROUNDED = 1e-6  # the same of the values of a constant diagonal from each other
 OVER_ONE = 1e-4  # by which rounding may carry a correlation above 1
 CLIP = 0.999  # of correlations computed here, as Fisher's z of 1 is infinite
 LARGEST = float(np.finfo(np.float32).max)
 LEAST_Z = 2.0  # of a diagonal: Fisher's z of 0.96, as what replaces 1; covariances of z-scored series have about 1
 LARGEST_Z = 20.0  # Fisher's z of the largest double below 1 is 18.7
 # What whoever gives a matrix for a series is told, in files as in memory
-IS_CONNECTOME = "a symmetric or triangular matrix is a connectome, not a series"
+IS_CONNECTOME = "a symmetric or triangular matrix, or one with a constant diagonal, is a connectome, not a series"
 NOT_SERIES = f"{IS_CONNECTOME}; a folder of them is read with --kind connectomes, arrays by Cohort.from_connectomes"
 Singles = npt.NDArray[np.float32]
 
@@ -48,6 +49,9 @@ class Connectomes(Sequence[Any]):
     def of(cls, matrices: Iterable[npt.ArrayLike | None], kind: str, n_rois: int) -> Connectomes:
         """From (roi, roi) matrices without a defect (`connectome_defect`)."""
         return cls((None if one is None else packed(np.asarray(one), kind) for one in matrices), kind, n_rois)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.triangles, self.kind, self.n_rois)  # as an unpickled array can be written to
 
     def __len__(self) -> int:
         return len(self.triangles)
@@ -249,7 +253,7 @@ def series_defect(series: npt.NDArray[Any], rois: Sequence[str]) -> str | None:
 
 
 def is_connectome(matrix: npt.NDArray[Any]) -> bool:
-    """Whether a matrix is symmetric, or one half of such a matrix, whatever stands on its diagonal."""
+    """Whether a matrix is symmetric or one half of such a matrix, whatever stands on its diagonal, or has a constant one."""
     if len(matrix) != matrix.shape[1] or len(matrix) < 3:
         return False
     finite = np.where(np.isfinite(matrix), matrix, 0)  # (roi, roi)
@@ -257,7 +261,8 @@ def is_connectome(matrix: npt.NDArray[Any]) -> bool:
     empty, full = sorted(np.count_nonzero(half) / len(half) for half in halves)
     with np.errstate(over="ignore"):
         largest, difference = np.abs(halves).max(), np.abs(halves[0] - halves[1]).max()
-    return bool(full > 0 and (difference <= ASYMMETRY * largest or (empty == 0 and full > 0.5)))
+    constant = len(matrix) > 3 and full > 0.5 and np.ptp(np.diagonal(finite)) <= ROUNDED * largest  # that of a series varies
+    return bool(full > 0 and (difference <= ASYMMETRY * largest or (empty == 0 and full > 0.5) or constant))
 
 
 def possible_kinds(matrix: npt.NDArray[Any]) -> tuple[str, ...]:

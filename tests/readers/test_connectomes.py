@@ -594,3 +594,71 @@ def test_a_table_of_one_row_more_than_columns_is_no_header(tmp_path):
     np.savetxt(path / "edges.csv", rows_of(stack, "lower", False), delimiter=",")
     cohort = read(path, "connectomes")
     np.testing.assert_allclose(np.stack(list(cohort.connectomes)), stack, atol=1e-6)
+
+
+def test_two_files_a_subject_are_not_chosen_by_chance(tmp_path):
+    path = own(tmp_path / "runs", name="{}_run-1.npy")
+    for subject, matrix in zip(SUBJECTS, Z, strict=True):
+        np.save(path / f"{subject}_run-2.npy", matrix)
+    with pytest.raises(InputError, match=r"P01_run-2\.npy: subject P01 has a second file, .*P01_run-1\.npy; select one with"):
+        read(path)
+    assert_connectomes(read(path, only="run-1"), R, "correlation")
+    assert_connectomes(read(path, only="run-2"), Z, "fisher-z")
+    stray = own(tmp_path / "stray", name="{}_fc.npy")
+    np.save(stray / "mean_of_P01.npy", R[0])
+    assert_connectomes(read(stray), R, "correlation")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)])
+def test_as_many_subjects_as_rois_and_a_matrix_that_was_rounded(tmp_path, order):
+    path = tmp_path / "a"
+    path.mkdir()
+    (path / "participants.tsv").write_text(TABLE)
+    stack = correlations(rois=8)
+    np.save(path / "all.npy", (stack + np.triu(np.full((8, 8), 1e-7), 1)).transpose(order))
+    assert_connectomes(read(path), stack, "correlation")
+
+
+@pytest.mark.parametrize("ids", ["subjects", "ID"])
+@pytest.mark.parametrize("dtype", ["U", "S"])
+def test_ids_in_an_archive_count_more_than_the_order_of_the_table(tmp_path, ids, dtype):
+    path = tmp_path / "a"
+    path.mkdir()
+    (path / "participants.tsv").write_text(TABLE)
+    order = np.random.default_rng(0).permutation(8)
+    np.savez(path / "all.npz", fc=R[order], **{ids: np.array(SUBJECTS, dtype=dtype)[order]})
+    assert_connectomes(read(path), R, "correlation")
+    (path / "dataset.toml").write_text('variable = "fc"\n')
+    assert_connectomes(read(path), R, "correlation")
+    np.savez(path / "all.npz", fc=R, subjects=SUBJECTS[1:])
+    with pytest.raises(InputError, match=r"8 matrices, but .* 7 subjects \(P02 to P08\)"):
+        read(path, "connectomes")
+    np.savez(path / "all.npz", fc=R, subjects=[one.lower() for one in SUBJECTS])
+    with pytest.raises(InputError, match=r"first row is named 'p01', and no row is named by a listed subject"):
+        read(path, "connectomes")
+
+
+@pytest.mark.parametrize(("mask", "way"), [("triu", "lower"), ("tril", "upper")])
+def test_halves_in_the_order_of_matlab(tmp_path, mask, way):
+    path = tmp_path / "a"
+    path.mkdir()
+    (path / "participants.tsv").write_text(TABLE)
+    chosen = {"triu": np.triu, "tril": np.tril}[mask](np.ones((ROIS, ROIS), dtype=bool), 1 if mask == "triu" else -1)
+    by_columns = [one.ravel(order="F")[chosen.ravel(order="F")] for one in R]  # A(mask) of MATLAB
+    savemat(path / "all.mat", {"rows": np.array(by_columns)})
+    cohort = read(path, "connectomes", triangle=way)
+    assert_connectomes(cohort, R, "correlation")
+    assert f"MATLAB's {mask}" in notes(cohort) or f"and {mask}" in notes(cohort)
+
+
+def test_three_rois_with_their_diagonal_have_two_orders(tmp_path):
+    path = tmp_path / "a"
+    path.mkdir()
+    (path / "participants.tsv").write_text(TABLE)
+    (path / "names.txt").write_text("a\nb\nc\n")
+    rows = np.array([4, 0.5, 1, 1.5, 0.5, 4]) + np.arange(8)[:, None] / 100  # positive definite in both
+    np.save(path / "all.npy", rows)
+    with pytest.raises(InputError, match=r"nothing tells whether they are the upper or the lower half of a matrix, of 3 ROIs"):
+        read(path, "connectomes", atlas_labels=path / "names.txt")
+    cohort = read(path, "connectomes", atlas_labels=path / "names.txt", triangle="lower")
+    np.testing.assert_allclose(cohort.connectomes[0], [[4, 0.5, 1.5], [0.5, 1, 0.5], [1.5, 0.5, 4]])

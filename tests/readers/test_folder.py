@@ -520,7 +520,7 @@ def test_what_the_first_row_and_a_counting_column_are_can_be_said(tmp_path, type
 def test_connectomes_for_series_are_refused_with_the_command_that_reads_them(tmp_path, typed):
     series = {name: np.corrcoef(one.T) for name, one in three().items()}
     path = lab(tmp_path / "lab", series)
-    with pytest.raises(InputError, match=r"p1\.csv: subject p1: a symmetric or triangular matrix is a connectome") as error:
+    with pytest.raises(InputError, match=r"p1\.csv: subject p1: a symmetric or triangular matrix") as error:
         read(path, "folder")
     command = str(error.value).split("read them with: m2lgdg ")[1].split()
     assert typed(*command, "--out", tmp_path / "out")[0] in (0, 1)

@@ -227,7 +227,7 @@ def test_a_fitted_estimator_holds_a_model(cohort, tmp_path):
         ("fc-svm", {"X": "shape"}, "has shape (60, 11), not (time, 12)."),
         ("connectome-adaptive", {"X": "vectors"}, "(ROI, ROI) for each subject, but X holds a table; nilearn.connectome.vec"),
         ("m2lgdg", {"X": "matrices"}, "method m2lgdg needs time series, and cohort X holds connectomes; methods that take"),
-        ("fc-svm", {"X": "mixed"}, "subject-3: a symmetric or triangular matrix is a connectome, not a series"),
+        ("fc-svm", {"X": "mixed"}, "subject-3: a symmetric or triangular matrix"),
         ("fc-svm", {"X": "lopsided"}, "X, subject 3: the matrix is not symmetric: between ROI 7 and ROI 12 it has"),
         ("fc-svm", {"X": "sizes"}, "X, subject 3: the matrix has shape (11, 11), not (12, 12)."),
         ("fc-svm", {"X": "kinds"}, "X: the connectomes are of different kinds: that of subject 1 looks like correlation, that"),

@@ -218,6 +218,13 @@ def _by_name(files: Sequence[Path], subjects: Sequence[str]) -> dict[Path, list[
             if subject in found:
                 raise InputError(f"{file}: subject {subject} has a second file, {found[subject]}; select one with --only WORD.")
             found[subject] = file
+    named = set(found.values())
+    rest = {file.stem: file for file in files if file not in named}
+    before, after = _words_around(list(rest.values()), listed) or ("", "")
+    again = [subject for subject in found if subject in listed and before + subject + after in rest]
+    if len(again) > 1:  # a single file may contain a short id by chance
+        file = rest[before + again[0] + after]
+        raise InputError(f"{file}: subject {again[0]} has a second file, {found[again[0]]}; select one with --only WORD.")
     return {file: [subject] for subject, file in found.items()}
 
 

@@ -26,13 +26,17 @@ from m2lgdg.storage import InputError, read_bytes
 
 TEXT = (".csv", ".tsv", ".txt", ".1D")
 SUFFIXES = (".npy", ".npz", ".mat", *TEXT)
+IDS = (*ALIASES["subject"], "subjects", "ids", "subject_ids")  # arrays of an archive that name its rows
 HEAD = 1 << 16  # bytes in which the header of a .npy file lies
 LARGEST_STACK = 64 << 30  # bytes; a stack is mapped, not read
 LARGEST_ARCHIVE = 4 << 30  # bytes of an array in a .npz file
 CHUNK = 1 << 24  # numbers of a stack that are in memory at once
 SOME = 30  # rows of triangles by which their order is judged
 NEGATIVE = -1e-3  # eigenvalue of a correlation matrix, relative to the largest, that is more than rounding
-ORDERS = {"upper": "the upper half by rows", "lower": "the lower half by rows (the order of MATLAB and nilearn)"}
+ORDERS = {  # MATLAB takes what is below a diagonal by columns
+    "upper": "the upper half by rows (numpy's triu_indices, MATLAB's squareform and tril)",
+    "lower": "the lower half by rows (nilearn, MATLAB's triu)",
+}
 
 
 class Content(NamedTuple):
@@ -78,7 +82,7 @@ def load_matrices(path: Path, variable: str | None = None, order: str | None = N
     if numbers.ndim == 2 and numbers.shape[0] == numbers.shape[1]:
         return of_stack(path, numbers[None], _rois(path, content))
     if numbers.ndim == 3:
-        return of_stack(path, subjects_first(path, numbers))
+        return of_stack(path, subjects_first(path, numbers))._replace(rows=content.rows)
     if numbers.ndim in (1, 2) and (widths := _roi_counts(numbers.shape[-1])):
         return _of_rows(path, np.atleast_2d(numbers), widths, content.rows, order, counts)
     hint = "; it may be a series, which kind folder reads" if numbers.ndim == 2 else ""
@@ -96,7 +100,7 @@ def load_content(path: Path, variable: str | None = None) -> Content:
     if path.suffix == ".npy":
         return Content(_load_npy(path))
     if path.suffix == ".npz":
-        return Content(_load_npz(path, variable))
+        return _load_npz(path, variable)
     if path.suffix == ".mat":
         return Content(load_variable(path, variable, _is_square))
     return parse_text(path, read_bytes(path, arrays.LARGEST))
@@ -133,25 +137,35 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
     return np.memmap(path, dtype, "r", start, shape, order="F" if by_columns else "C")
 
 
-def _load_npz(path: Path, variable: str | None) -> npt.NDArray[Any]:
+def _load_npz(path: Path, variable: str | None) -> Content:
+    """Array of an archive, with the ids of its rows if another one has them."""
     try:
         with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST_ARCHIVE))) as archive:
             sizes = {each.filename.removesuffix(".npy"): each.file_size for each in archive.infolist()}
             if variable is not None and variable not in sizes:
                 raise InputError(f"{path} has no variable {variable}.")
-            if variable is None and len(sizes) != 1:
-                listed = ", ".join(sizes)
-                raise InputError(f"{path} has {len(sizes)} arrays ({listed}); name one in dataset.toml: variable = ...")
-            name = variable or next(iter(sizes))
-            if sizes[name] > LARGEST_ARCHIVE:
-                raise InputError(f"{path}: {name} has {sizes[name]} bytes, more than the limit of {LARGEST_ARCHIVE}.")
+            ids = [name for name in sizes if name != variable and name.lower() in IDS]
+            others = [name for name in sizes if name not in ids] or list(sizes)
+            if variable is None and len(others) != 1:
+                listed = ", ".join(others)
+                raise InputError(f"{path} has {len(others)} arrays ({listed}); name one in dataset.toml: variable = ...")
+            name = variable or others[0]
+            for one in (name, *ids):
+                if sizes[one] > LARGEST_ARCHIVE:
+                    raise InputError(f"{path}: {one} has {sizes[one]} bytes, more than the limit of {LARGEST_ARCHIVE}.")
+            named = [archive.read(f"{one}.npy") for one in ids[:1]]  # zipfile reads no more than was declared
             with archive.open(f"{name}.npy") as member:
-                content = member.read(sizes[name])  # never more than was declared
-        return arrays.parse_npy(path, content)
+                content = member.read(sizes[name])
+        rows = [arrays.parse_npy(path, one).ravel() for one in named]
+        return Content(arrays.parse_npy(path, content), rows=[_text_of(one) for one in rows[0].tolist()] if rows else None)
     except InputError:
         raise
     except Exception as error:  # damaged archives raise errors of any type
         raise InputError(f"{path} is not a readable .npz file ({type(error).__name__}).") from None
+
+
+def _text_of(one: object) -> str:
+    return one.decode(errors="replace") if isinstance(one, bytes) else str(one)
 
 
 def _is_square(variable: Variable) -> bool:
@@ -162,9 +176,7 @@ def _is_square(variable: Variable) -> bool:
 def subjects_first(path: Path, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """(subject, roi, roi) of a stack in this order, or with the subjects last, as MATLAB has them."""
     first, middle, last = numbers.shape
-    if middle == last and (first != middle or np.array_equal(numbers[0], numbers[0].T, equal_nan=True)):
-        return numbers
-    if first == middle:
+    if first == middle and (middle != last or scans.is_connectome(numbers[..., 0]) > scans.is_connectome(numbers[0])):
         return np.moveaxis(numbers, -1, 0)
     if middle == last:
         return numbers
@@ -308,8 +320,8 @@ def _of_rows(
     if len(possible) > 1:
         some = np.asarray(rows[:: max(1, len(rows) // SOME)], dtype=np.float64)
         possible = [one for one in possible if _fits(some, *one, widths[one[0]])] or possible
-    if len(possible) > 1 and possible[0][0] == possible[1][0] < 4:  # of three ROIs, both halves have one order
-        possible = possible[1:] if len(possible) == 2 else possible
+    if len(possible) == 2 and rows.shape[1] == 3 and possible[0][0] == possible[1][0]:  # both halves have one order
+        possible = possible[1:]
     if len(possible) > 1:
         raise InputError(
             f"{path} has rows of {rows.shape[1]} values, and nothing tells whether they are the upper or the lower half of a "
