@@ -369,7 +369,8 @@ def triangle_defect(values: npt.NDArray[Any], rois: Sequence[str], kind: str) ->
     if values.shape != (n * (n + 1) // 2,):
         return f"{values.size} values are not the upper triangle of a matrix of {n} ROIs"
     most = {COVARIANCE: -1.0, FISHER_Z: LARGEST_Z}.get(kind, 1 + OVER_ONE)
-    if values.max() <= most and -values.min() <= most and np.count_nonzero(values) > n:
+    connected = n > 1 and (values[1] != 0 or np.count_nonzero(values) > n)  # value 1 is an edge
+    if connected and values.max() <= most and -values.min() <= most:
         return None  # nearly all, at a fifth of the time
     rows, columns, diagonal = triangle(n)
     if not np.isfinite(values).all():

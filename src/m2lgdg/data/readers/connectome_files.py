@@ -82,9 +82,10 @@ def matches(path: Path) -> bool:
     dataset = _dataset(path / "dataset.toml")
     if dataset.values is not None or dataset.triangle is not None:  # keys that only connectomes have
         return True
-    files = [file for file in array_files(path) if not _is_table(file) and file != path / (dataset.rois or ".")]
+    names = str(path / (dataset.rois or "."))
+    files = [one for one in _array_names(path) if one != names and not (one.endswith(TABLE) and _is_table(Path(one)))]
     probed = files[:: max(1, len(files) // PROBED)]
-    return bool(probed) and all(map(_is_of_connectomes, probed))
+    return bool(probed) and all(_is_of_connectomes(Path(one)) for one in probed)
 
 
 def _dataset(toml: Path) -> Dataset:
@@ -97,7 +98,11 @@ def _dataset(toml: Path) -> Dataset:
 
 def is_bids(path: Path) -> bool:
     """Whether a folder has connectomes with BIDS names."""
-    return any(any(path.glob(pattern)) for pattern in (RELMAT, PCONN))
+    return any(
+        name.endswith(images.CONNECTOME) or (name.endswith("_relmat.tsv") and name.startswith("sub-"))
+        for _, _, names in os.walk(path)
+        for name in names
+    )
 
 
 def _is_of_connectomes(file: Path) -> bool:
@@ -114,6 +119,10 @@ def _is_of_connectomes(file: Path) -> bool:
 
 def array_files(path: Path) -> list[Path]:
     """Files that may hold connectomes, in the folder and up to two levels below, in the order of their names."""
+    return [Path(one) for one in _array_names(path)]
+
+
+def _array_names(path: Path) -> list[str]:
     found = []
     for place, folders, names in os.walk(path):
         level = len(Path(place).relative_to(path).parts)
@@ -121,7 +130,7 @@ def array_files(path: Path) -> list[Path]:
         for name in names:
             if name.endswith(matrices.SUFFIXES) and name not in OWN and not name.startswith("."):
                 found.append(os.path.join(place, name))
-    return [Path(one) for one in sorted(found)]
+    return sorted(found)
 
 
 def _is_table(file: Path) -> bool:

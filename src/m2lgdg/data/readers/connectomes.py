@@ -416,6 +416,6 @@ def _finished(one: _One, kind: str) -> npt.NDArray[np.float32]:
     values: npt.NDArray[np.float32] = one.matrices.triangles[one.row]
     if kind == scans.FISHER_Z:
         return values
-    diagonal = scans.triangle(one.matrices.n_rois)[2]
+    diagonal = matrices.diagonal_places(one.matrices.n_rois)
     values[diagonal] = one.matrices.diagonals[one.row] if kind == scans.COVARIANCE else 1
     return values if kind == scans.COVARIANCE or one.matrices.largest[one.row] <= 1 else np.clip(values, -1, 1)

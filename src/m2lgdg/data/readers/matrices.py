@@ -193,6 +193,11 @@ def _places(n_rois: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     return rows * n_rois + columns, np.flatnonzero(diagonal)
 
 
+def diagonal_places(n_rois: int) -> npt.NDArray[np.intp]:
+    """Places of the diagonal in an upper triangle."""
+    return _places(n_rois)[1]
+
+
 def of_stack(path: Path, stack: npt.NDArray[Any], rois: Rois | None = None) -> Matrices:
     """Connectomes of (matrix, roi, roi) numbers."""
     count, n_rois = stack.shape[:2]
@@ -274,8 +279,8 @@ def _mended(matrix: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], b
 
 def _kinds(diagonals: npt.NDArray[np.float32], largest: npt.NDArray[np.float32]) -> list[tuple[str, ...]]:
     """What each matrix may hold. Most diagonals are all 1 or all 0, which is told at once."""
-    low, high = diagonals.min(axis=1), diagonals.max(axis=1)  # (matrix,)
-    plain = ((low == high) & ((low == 0) | (low == 1))).tolist()
+    low = diagonals[:, 0]  # (matrix,)
+    plain = ((diagonals == low[:, None]).all(axis=1) & ((low == 0) | (low == 1))).tolist()
     beyond = (largest > 1 + scans.OVER_ONE).tolist()
     return [
         _plain_kinds(float(low[i]), beyond[i]) if plain[i] else scans.kinds_by(diagonals[i], float(largest[i]))
