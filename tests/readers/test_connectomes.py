@@ -489,6 +489,14 @@ def test_the_quick_way_says_what_the_plain_way_says(values, diagonal):
         assert found.kinds[0] == scans.possible_kinds(matrix) == found.kinds[2]
         assert (found.defects.get(2) is None) == (scans.symmetry_defect(matrix, rois) is None)
         np.testing.assert_array_equal(found.triangles[2], scans.packed(matrix, scans.FISHER_Z))
+    alone = matrices.of_stack(matrices.Path("a.npy"), stack[:1])
+    for one, other in zip(alone[:4], found[:4], strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+    assert (0 in alone.defects, list(alone.halves), list(alone.absent)) == (
+        0 in found.defects,
+        [i for i in found.halves if i == 0],
+        [i for i in found.absent if i == 0],
+    )
 
 
 # Mended, and noted
