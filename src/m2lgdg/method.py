@@ -73,6 +73,7 @@ class Method:
             raise InputError(f"method {self.name} is fitted in one atlas; m2lgdg.Model fits it in {', '.join(names)}.")
         need_scans(self, source)
         findings, source = source.findings, source.parcellation(names[0])
+        need_labels(self.name, source, f" in atlas {names[0]}")  # of those who have it
         self._folder = None
         self.state_: dict[str, npt.NDArray[Any]] = {}
         self.facts_ = source_facts(source, findings, seed)
@@ -222,12 +223,12 @@ def both_classes(positive: Floats) -> Floats:
     return np.stack([1 - positive, positive], axis=1)
 
 
-def need_labels(name: str, source: Cohort) -> None:
+def need_labels(name: str, source: Cohort, where: str = "") -> None:
     """Refuse a source with one class, or with subjects without a label."""
     labels = set(source.labels.tolist())
     if labels != {0, 1}:
-        problem = "subjects without a label" if -1 in labels else "only one class"
-        raise InputError(f"method {name} cannot be fitted: source has {problem}.")
+        problem = "subjects without a label" if -1 in labels else "only one class" if labels else "no subject"
+        raise InputError(f"method {name} cannot be fitted: source has {problem}{where}.")
 
 
 def need_scans(one: Method, cohort: Cohort) -> None:

@@ -11,7 +11,7 @@ from m2lgdg.cohort import Parcellation
 from m2lgdg.connectivity import correlations
 from m2lgdg.metrics import logit, sigmoid
 from m2lgdg.report.card import write_card
-from m2lgdg.scans import KINDS, Connectomes
+from m2lgdg.scans import KINDS, Connectomes, arrays_of
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +128,16 @@ def test_a_model_of_several_atlases_notes_what_each_left_out(fold, tmp_path):
         "deviation FC and amplitude, computed from time series, are left out"
         in (write_card(fitted.save(tmp_path)) / "card.md").read_text()
     )
+
+
+@pytest.mark.parametrize("scans", ["series", "connectomes"])
+@pytest.mark.parametrize(("kept", "problem"), [((), "no subject"), ((1,), "only one class")])
+def test_an_atlas_that_too_few_have_is_one_sentence(tiny, scans, kept, problem):
+    cohort = tiny if scans == "series" else tiny.to_connectomes()
+    held = [one if label in kept else None for one, label in zip(arrays_of(cohort.scans), cohort.labels, strict=True)]
+    further = held if scans == "series" else Connectomes(held, "fisher-z", len(tiny.rois))
+    both = dataclasses.replace(cohort, atlas="a", parcellations={"b": Parcellation(tiny.rois, further)})
+    with pytest.raises(InputError, match=f"fc-logistic cannot be fitted: source has {problem} in atlas b"):
+        make("fc-logistic", atlases="b").fit(both)
+    with pytest.raises(InputError, match=f"atlas b: method fc-logistic cannot be fitted: source has {problem}"):
+        make("fc-logistic", atlases="all").fit(both)

@@ -92,6 +92,21 @@ def test_a_matrix_does_not_depend_on_the_others(cohort):
     np.testing.assert_array_equal(estimator.predict_proba(odd[5:6])[0], estimator.predict_proba(odd)[5])
 
 
+def test_matrices_that_leave_their_kind_open_are_not_taken_for_two_kinds(cohort):
+    matrices = correlations(cohort.series)
+    z = np.arctanh(np.where(np.eye(len(cohort.rois), dtype=bool), 0, matrices))
+    z[1] *= 0.9 / np.abs(z[1]).max()  # may be correlations
+    z[2] *= 1.5 / np.abs(z[2]).max()  # cannot
+    fitted = m2lgdg.as_estimator("fc-logistic").fit(matrices, cohort.labels, groups=cohort.sites)
+    with pytest.raises(
+        ValueError, match=r"that of subject 2 is fisher-z and that of subject 1 may be either; .*on correlation"
+    ):
+        fitted.predict_proba(z[1:3])
+    infinite = z[1:3] + np.where(np.eye(len(cohort.rois), dtype=bool), np.inf, 0)
+    unit = np.where(np.eye(len(cohort.rois), dtype=bool), 1, np.tanh(z[1:3]))
+    np.testing.assert_allclose(fitted.predict_proba(infinite), fitted.predict_proba(unit), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["connectome-adaptive", "tangent-logistic", "fc-logistic"])
 def test_matrices_are_a_cohort_of_connectomes(cohort, name, tmp_path):
     fold = next(iter(leave_one_site_out(cohort)))

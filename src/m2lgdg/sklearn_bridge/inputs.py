@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m2lgdg.cohort import UNKNOWN, Cohort
-from m2lgdg.scans import Connectomes, common_kind, in_kind, is_connectome, possible_kinds
+from m2lgdg.scans import CORRELATION, FISHER_Z, Connectomes, common_kind, in_kind, is_connectome, possible_kinds
 from m2lgdg.storage import InputError
 
 ONE_SITE = "all"  # name of the site of all subjects if no groups are given
@@ -57,7 +57,16 @@ def _is_3d(x: Any) -> bool:
 def _connectomes(matrices: Sequence[npt.NDArray[Any]], fitted_on: str | None) -> Connectomes:
     """Matrices as connectomes of the kind of a fit, each for itself; at a fit, of the kind that all of them can have."""
     rois = _numbers(len(matrices[0]))
-    kind = fitted_on or common_kind(map(possible_kinds, matrices), [f"subject {i + 1}" for i in range(len(matrices))], "X")
+    possible, names = list(map(possible_kinds, matrices)), [f"subject {i + 1}" for i in range(len(matrices))]
+    kind = fitted_on or common_kind(possible, names, "X")
+    bare = [i for i, one in enumerate(matrices) if not np.diagonal(one).any()]  # of one source, as far as one can see
+    beyond = next((i for i in bare if kind == CORRELATION and possible[i] == (FISHER_Z,)), None)
+    doubtful = next((i for i in bare if len(possible[i]) > 1), None)
+    if beyond is not None and doubtful is not None:  # one would be converted, and the other not
+        raise InputError(
+            f"X holds matrices with a diagonal of 0, of which that of {names[beyond]} is {FISHER_Z} and that of "
+            f"{names[doubtful]} may be either; the estimator was fitted on {kind}: give that."
+        )
     held = []
     for i, one in enumerate(matrices):
         try:
