@@ -6,10 +6,8 @@ decided here, on all of them, and noted.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +27,7 @@ from m2lgdg.data.readers.series import Atlases, OnBad, Progress, Scan, excluded_
 from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, Exclusion, Finding, Note, counted
 from m2lgdg.storage import InputError, read_bytes
 
-AT_ONCE = 64  # files that a thread reads before it reports
+AT_ONCE = 64  # files between two reports of the progress
 LINES = (".txt", ".1D")  # a file of names, one a line
 WORDS = dict(zip(scans.KINDS, ("correlations", "Fisher z", "covariances", "partial correlations"), strict=True))
 
@@ -203,19 +201,14 @@ def _loaded(source: AtlasMatrices, counts: Sequence[int], progress: Progress | N
     order: str | None = source.dataset.triangle
     variable = source.dataset.variable
 
-    def load(some: Sequence[Path]) -> list[Matrices | InputError]:
-        return [_load(file, variable, order, counts) for file in some]
-
-    found = load(files[:1])
-    if isinstance(found[0], Matrices) and found[0].order:  # all files of triangles are read as the first one
-        order, counts = found[0].order, [found[0].n_rois]
-    size = max(1, min(AT_ONCE, len(files) // (4 * (os.cpu_count() or 1))))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for part in pool.map(load, [files[i : i + size] for i in range(1, len(files), size)]):
-            found += part
-            if progress:
-                progress(len(found), len(files))
-    return dict(zip(files, found, strict=True))
+    found: dict[Path, Matrices | InputError] = {}
+    for file in files:  # not in threads: a file takes so little time that they would wait for each other
+        result = found[file] = _load(file, variable, order, counts)
+        if isinstance(result, Matrices) and result.order and order is None:
+            order, counts = result.order, [result.n_rois]  # all files of triangles are read as the first one
+        if progress and (len(found) % AT_ONCE == 0 or len(found) == len(files)):
+            progress(len(found), len(files))
+    return found
 
 
 def _load(file: Path, variable: str | None, order: str | None, counts: Sequence[int]) -> Matrices | InputError:
