@@ -181,6 +181,9 @@ def test_kinds_are_told_by_range_and_diagonal(plain):
     assert possible_kinds(fisher(plain, np.inf)) == ("fisher-z",)
     assert possible_kinds(fisher(plain, 18.7)) == ("fisher-z",)
     assert possible_kinds(tiny) == ("covariance",)
+    turned = np.where(np.eye(6, dtype=bool), -1, plain)  # partial correlations with the diagonal of the scaled inverse
+    assert possible_kinds(turned) == ("correlation",)
+    assert "the diagonal is -1 at ROI a, where a correlation has 1" in connectome_defect(turned, tuple("abcdef"), "correlation")
     both = [("correlation", "fisher-z"), ("fisher-z",), ("correlation", "fisher-z")]
     assert common_kind(both, ["a", "b", "c"], "here") == "fisher-z"
     assert common_kind(both[:1], ["a"], "here") == "correlation"

@@ -280,6 +280,8 @@ def kinds_by(diagonal: npt.NDArray[Any], largest: float) -> tuple[str, ...]:
             return (FISHER_Z,)
         middle = float(np.median(diagonal))
         constant = np.ptp(diagonal) <= DIAGONAL * np.abs(diagonal).max()
+        if constant and middle < 0:  # of an inverse covariance that was scaled and turned into partial correlations
+            return (CORRELATION,)
         return (FISHER_Z,) if constant and (middle >= LEAST_Z or largest > middle) else (COVARIANCE,)
     if ones.any():
         return (CORRELATION,)
