@@ -235,7 +235,7 @@ def test_the_inputs_of_a_model_of_connectomes(name, kind, fold):
     np.fill_diagonal(r, 1.0)
     z = np.arctanh(np.clip(r, -0.999, 0.999))
     least = min(np.linalg.eigvalsh(r)[0], 0.0)
-    a = (0.1 - least) / (1 - least)
+    a = (0.2 - least) / (1 - least)
     definite = (1 - a) * r + a * np.eye(len(r))
     inverse = np.linalg.inv(definite)
     partial = r if kind == "partial-correlation" else inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
