@@ -670,3 +670,17 @@ def test_three_rois_with_their_diagonal_have_two_orders(tmp_path):
         read(path, "connectomes", atlas_labels=path / "names.txt")
     cohort = read(path, "connectomes", atlas_labels=path / "names.txt", triangle="lower")
     np.testing.assert_allclose(cohort.connectomes[0], [[4, 0.5, 1.5], [0.5, 1, 0.5], [1.5, 0.5, 4]])
+
+
+def test_names_of_files_say_what_their_values_leave_open(tmp_path):
+    partial = own(tmp_path / "partial", name="{}_stat-partialcorrelation.npy")
+    assert_connectomes(read(partial), R, "partial-correlation")
+    assert "partial correlations, by the names of the files" in notes(read(partial))
+    assert_connectomes(read(partial, values="correlation"), R, "correlation")
+    weak = own(tmp_path / "z", Z * 0.3, "ROICorrelation_FisherZ_{}.npy")  # no value beyond 1
+    assert_connectomes(read(weak), Z * 0.3, "fisher-z")
+    liar = own(tmp_path / "liar", R, "ROICorrelation_FisherZ_{}.npy")  # a diagonal of 1
+    assert_connectomes(read(liar), R, "correlation")
+    np.save(partial / "P01_stat-partialcorrelation.npy", COV[0])
+    with pytest.raises(InputError, match="of different kinds"):
+        read(partial)

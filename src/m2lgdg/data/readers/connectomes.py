@@ -6,6 +6,7 @@ decided here, on all of them, and noted.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,10 @@ from m2lgdg.storage import InputError, read_bytes
 
 AT_ONCE = 64  # files between two reports of the progress
 LINES = (".txt", ".1D")  # a file of names, one a line
+NAMED = {  # what names say that range and diagonal may leave open
+    scans.PARTIAL: re.compile("partial[-_ ]?corr", re.IGNORECASE),
+    scans.FISHER_Z: re.compile("fisher[-_ ]?z", re.IGNORECASE),
+}
 WORDS = dict(zip(scans.KINDS, ("correlations", "Fisher z", "covariances", "partial correlations"), strict=True))
 
 matches = connectome_files.matches
@@ -361,6 +366,11 @@ def _kind(path: Path, sound: Sequence[_One], given: str | None) -> tuple[str, st
     possible = [one.matrices.kinds[one.row] for one in sound]
     names = [f"{one.file} (subject {one.subject})" for one in sound]
     kind = scans.common_kind(possible, names, str(path))
+    named = {kind: all(words.search(one.file.name) for one in sound) for kind, words in NAMED.items()}
+    if kind == scans.CORRELATION and named[scans.PARTIAL]:
+        return scans.PARTIAL, f"{WORDS[scans.PARTIAL]}, by the names of the files; --values says otherwise"
+    if named[scans.FISHER_Z] and all(scans.FISHER_Z in kinds for kinds in possible):
+        return scans.FISHER_Z, f"{WORDS[scans.FISHER_Z]}, by the names of the files; --values says otherwise"
     beyond = sum(float(one.matrices.largest[one.row]) > 1 + scans.OVER_ONE for one in sound)
     if kind == scans.FISHER_Z:
         where = f"beyond 1 in {beyond} of {len(sound)} matrices" if beyond else "with a large diagonal"
