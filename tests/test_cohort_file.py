@@ -91,8 +91,9 @@ def test_any_cohort_survives_its_file(tmp_path_factory, data):
     n, rois = len(subjects), data.draw(st.integers(2, 4))
     series = []
     for _ in range(n):
-        one = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(2, 5)), rois), elements=finite))
-        one[0, :2], one[1, :2] = (0, 3), (1, 0)  # not constant, and no symmetric matrix
+        volumes = data.draw(st.integers(2, 6).filter(lambda volumes: volumes != rois))  # a square may be a connectome
+        one = data.draw(hnp.arrays(np.float32, (volumes, rois), elements=finite))
+        one[0, :2], one[1, :2] = (0, 3), (1, 0)  # not constant
         series.append(one)
     cohort = Cohort(
         series=series,
