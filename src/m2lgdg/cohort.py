@@ -21,7 +21,7 @@ import pandas as pd
 from m2lgdg import cohort_file
 from m2lgdg.cohort_arrays import INPUTS as INPUTS
 from m2lgdg.cohort_arrays import UNKNOWN as UNKNOWN
-from m2lgdg.cohort_arrays import connectome_fields, given_fields
+from m2lgdg.cohort_arrays import connectome_fields, given_fields, matched_tables
 from m2lgdg.cohort_file import Parcellation as Parcellation
 from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.findings import is_proxy as is_proxy
@@ -87,6 +87,7 @@ class Cohort:
     truth: dict[str, Any] | None = None
     allow_proxies: bool = False
     parcellations: Mapping[str, Parcellation] = field(default_factory=dict)
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = field(default=None, init=False)  # so that dataclasses.replace drops them
 
     def __post_init__(self) -> None:
@@ -102,7 +103,9 @@ class Cohort:
         )
         table = self.phenotypes if len(self.phenotypes.columns) else pd.DataFrame(index=self.subjects)
         cohort_file.check_counts(self._fields() | {"labels": labels, "phenotypes": table})
-        self._put(labels=labels.astype(np.int8), phenotypes=cohort_file.canonical_table(table, self.subjects))
+        tables = matched_tables(self.tables, self.subjects.tolist(), self.name)
+        phenotypes = cohort_file.canonical_table(table, self.subjects)
+        self._put(labels=labels.astype(np.int8), phenotypes=phenotypes, tables=tables)
         cohort_file.check_scans(f"cohort {self.name}", self.subjects, self.scans, self.rois)
         cohort_file.check_parcellations(self._fields())
         cohort_file.check_inputs(self)
@@ -132,6 +135,7 @@ class Cohort:
         patient: Any = None,
         inputs: Iterable[str] | None = None,
         tr: Any = np.nan,
+        tables: Mapping[str, Any] | None = None,
         atlas: str = "",
         name: str = "cohort",
     ) -> Cohort:
@@ -156,6 +160,8 @@ class Cohort:
             Phenotypes that methods may use; by default sex, age and education, if they are numeric columns.
         tr : float or array of shape (subject,)
             Repetition time in seconds.
+        tables : mapping of names to DataFrames, optional
+            Further features of subjects, such as cortical thickness; see `with_tables`.
         atlas, name : str
 
         Returns
@@ -176,7 +182,8 @@ class Cohort:
         if given[0].ndim != 2:
             raise InputError(f"cohort {name}: series holds arrays of shape (time, ROI), but the first has {given[0].shape}.")
         named = dict(y=y, sites=sites, phenotypes=phenotypes, rois=rois, subjects=subjects, patient=patient, name=name)
-        return cls(series=given, atlas=atlas, **given_fields(given[0].shape[1], len(given), **named, inputs=inputs, tr=tr))
+        fields = given_fields(given[0].shape[1], len(given), **named, inputs=inputs, tr=tr)
+        return cls(series=given, atlas=atlas, tables=tables or {}, **fields)
 
     @classmethod
     def from_connectomes(cls, matrices: Any, y: Any, sites: Any, *, values: str | None = None, **given: Any) -> Cohort:
@@ -288,6 +295,8 @@ class Cohort:
         kinds = [self.values, *(kind_of(each.scans) for each in self.parcellations.values())]
         if set(kinds) != {SERIES}:
             head.append(kinds)
+        if tables := self.tables:
+            head.append([(name, list(tables[name].columns)) for name in sorted(tables)])
         return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(self._digests))).hexdigest()
 
     @property
@@ -350,6 +359,7 @@ class Cohort:
             series=some_of(self.scans, rows),
             phenotypes=self.phenotypes.iloc[keep],
             parcellations=others,
+            tables={name: table.iloc[keep] for name, table in self.tables.items()},
             findings=self.findings if sorted(rows) == list(range(len(self))) else None,
         )
         return chosen._with_digests_of(self, rows)
@@ -427,6 +437,7 @@ class Cohort:
             sites=np.full(len(self), MASKED_SITE, dtype=np.str_),
             labels=np.full(len(self), UNKNOWN, dtype=np.int8),
             phenotypes=self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0),
+            tables={name: table.set_axis(subjects, axis=0) for name, table in self.tables.items()},
             excluded=(),
             notes=(),
             truth=None,
@@ -439,6 +450,14 @@ class Cohort:
         changed = self._changed(inputs=inputs, allow_proxies=allow_proxies, findings=findings)
         cohort_file.check_inputs(changed)
         return changed._with_digests_of(self, range(len(self)))  # inputs are not part of a subject's data
+
+    def with_tables(self, tables: Mapping[str, Any]) -> Cohort:
+        """A copy of the cohort with named tables of features, such as cortical thickness, beside those it has.
+
+        A DataFrame is matched by its index, which holds subjects; those that it lacks have missing values. An array has one
+        row for each subject, in their order.
+        """
+        return self._changed(tables=self.tables | matched_tables(tables, self.subjects.tolist(), self.name))
 
     def with_findings(self, findings: Iterable[Finding]) -> Cohort:
         """A copy of the cohort that carries the findings of its check."""
@@ -485,6 +504,7 @@ class Cohort:
 Cohort.series = cohort_file.scan_field(lambda cohort: f"cohort {cohort.name}")
 Cohort.phenotypes = cohort_file.copied_field("phenotypes", lambda table: table.copy())
 Cohort.parcellations = cohort_file.copied_field("parcellations", dict)
+Cohort.tables = cohort_file.copied_field("tables", lambda tables: {name: table.copy() for name, table in tables.items()})
 Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
 
 

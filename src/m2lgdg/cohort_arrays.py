@@ -91,6 +91,44 @@ def subject_names(subjects: Iterable[Any] | None, count: int, table: pd.DataFram
     return [f"sub-{i + 1:04d}" for i in range(count)] if subjects is None else [str(one) for one in subjects]
 
 
+def matched_tables(tables: Mapping[str, Any], subjects: Sequence[str], cohort: str) -> dict[str, pd.DataFrame]:
+    """Tables of numbers with one row for each subject, matched by the index of a DataFrame; missing where it has none."""
+    matched = {}
+    for name, given in tables.items():
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"cohort {cohort}: one of its tables has no name.")
+        where = f"cohort {cohort}, table {name}"
+        table = _by_subject(given, subjects, where)
+        values = table.reindex(list(subjects)).to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(values).any():
+            row, column = np.argwhere(np.isinf(values))[0]
+            raise InputError(f"{where}: subject {subjects[row]} has an infinite value in column {table.columns[column]}.")
+        index = pd.Index(list(subjects), dtype=object)
+        matched[name] = pd.DataFrame(values, index=index, columns=table.columns.astype(object))
+    return matched
+
+
+def _by_subject(given: Any, subjects: Sequence[str], where: str) -> pd.DataFrame:
+    """A table of numbers with subjects as its index; refused if it is none, or of other subjects."""
+    table = pd.DataFrame(given)
+    table = table.set_axis(table.columns.astype(str), axis=1)
+    if not len(table.columns) or not table.columns.is_unique:
+        raise InputError(f"{where} has {'a column name twice' if len(table.columns) else 'no columns'}.")
+    if isinstance(table.index, pd.RangeIndex):
+        if len(table) != len(subjects):
+            raise InputError(f"{where} has {len(table)} rows for {len(subjects)} subjects, and no subjects in its index.")
+        table.index = pd.Index(list(subjects), dtype=object)
+    table = table.set_axis(table.index.astype(str), axis=0)
+    if table.index.has_duplicates:
+        raise InputError(f"{where}: subject {table.index[table.index.duplicated()][0]} has two rows.")
+    if len(subjects) and not table.index.isin(list(subjects)).any():
+        raise InputError(f"{where}: none of its rows is of a subject of the cohort, such as {subjects[0]}.")
+    for column in table.columns:
+        if not pd.api.types.is_numeric_dtype(table[column].dtype):
+            raise InputError(f"{where}: column {column} holds text; a table holds numbers.")
+    return table
+
+
 def rows_of(names: Sequence[str], table: pd.DataFrame, where: str, what: str = "phenotypes") -> pd.DataFrame:
     """Rows of the subjects, by the index if it holds their names, else as they are; 0, 1, 2 ... are no names."""
     index = table.index.astype(str)

@@ -139,6 +139,8 @@ def write_cohort(path: str | Path, fields: Mapping[str, Any], digest: str, dtype
     }
     if (kind := kind_of(fields["series"])) != SERIES:
         header["values"] = kind
+    if fields["tables"]:
+        header["tables"] = [{"name": name, "columns": list(table.columns)} for name, table in fields["tables"].items()]
     if others:
         header["parcellations"] = [
             {"name": name, "rois": each.rois, "lacking": np.flatnonzero(~each.present).tolist()}
@@ -150,6 +152,8 @@ def write_cohort(path: str | Path, fields: Mapping[str, Any], digest: str, dtype
         tensors |= _scan_tensors(FURTHER.format(i), each.scans, each.rois, dtype)
         if kind == SERIES:  # the same scan has the same number of volumes in every atlas
             tensors.pop(f"{FURTHER.format(i)}lengths", None)
+    for i, table in enumerate(fields["tables"].values()):
+        tensors[f"table-{i}"] = table.to_numpy(dtype=np.float64)
     return write_tensors(path, tensors, {"format": FORMAT, "hash": digest, "cohort": json.dumps(header)})
 
 
@@ -169,6 +173,7 @@ def read_cohort(path: str | Path, *, in_memory: bool = False) -> tuple[dict[str,
             "phenotypes": pd.DataFrame(columns, index=head["subjects"]),
             "excluded": tuple((Exclusion if len(each) > 3 else Exclusion.from_reason)(*each) for each in head["excluded"]),
             "notes": tuple(map(read_note, head["notes"])),
+            "tables": _stored_tables(head, tensors),
             "parcellations": _stored_atlases(head.get("parcellations", []), tensors, len(head["subjects"])),
         }
         findings = None if head.get("findings") is None else tuple(map(read_finding, head["findings"]))
@@ -185,6 +190,7 @@ def damaged(path: str | Path, error: Exception) -> InputError:
 def subject_digests(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
     """SHA-256 of the data of each subject, from the fields of a cohort."""
     columns = _json_columns(fields["phenotypes"])
+    rows = [table.to_numpy(dtype="<f8") + 0.0 for _, table in sorted(fields["tables"].items())]  # + 0.0: one zero, not two
     digests = []
     for i, one in enumerate(arrays_of(fields["series"])):
         text = [str(fields["subjects"][i]), str(fields["sites"][i]), int(fields["labels"][i]), _json_value(fields["tr"][i])]
@@ -195,6 +201,8 @@ def subject_digests(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
         digest = hashlib.sha256(json.dumps(text).encode())
         for each in (one, *(other for other in others.values() if other is not None)):
             digest.update(np.ascontiguousarray(each, dtype="<f4").data)
+        for table in rows:
+            digest.update(np.where(np.isnan(table[i]), np.nan, table[i]).tobytes())  # one NaN, not many
         digests.append(digest.digest())
     return tuple(digests)
 
@@ -285,6 +293,13 @@ def _stored_scans(prefix: str, entry: Mapping[str, Any], tensors: Mapping[str, A
     if f"{prefix}scale" in tensors:
         arrays = [_unpacked(*each) for each in zip(arrays, tensors[f"{prefix}offset"], tensors[f"{prefix}scale"], strict=True)]
     return Connectomes(arrays, entry["values"], len(entry["rois"])) if "values" in entry else arrays
+
+
+def _stored_tables(head: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    return {
+        each["name"]: pd.DataFrame(np.asarray(tensors[f"table-{i}"]), index=head["subjects"], columns=each["columns"])
+        for i, each in enumerate(head.get("tables", []))
+    }
 
 
 def _stored_atlases(
