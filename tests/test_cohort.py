@@ -50,6 +50,14 @@ def ho(lacking=(1,), step=5, **changes):
     return replace(Parcellation(HO, series), **changes)
 
 
+THICKNESS = pd.DataFrame({"lh_insula": [2.5, 3.25, 2.75], "rh_insula": [2.0, np.nan, -0.0]}, index=["s3", "s1", "s4"])
+VOLUME = pd.DataFrame({"Brain-Stem": [20000, 21000, 19500, 20500]}, index=["s1", "s2", "s3", "s4"])
+
+
+def with_tables(**changes):
+    return small(**({"tables": {"thickness": THICKNESS, "volume": VOLUME}} | changes))
+
+
 def several(**changes):
     cc = Parcellation([str(i) for i in range(1, 6)], [numbers(length, 5, 3) for length in LENGTHS])
     return small(**({"parcellations": {"ho": ho(), "cc": cc}} | changes))
@@ -62,6 +70,9 @@ def assert_same(first, second):
     for name in ("subjects", "sites", "labels", "tr"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     pd.testing.assert_frame_equal(first.phenotypes, second.phenotypes)
+    assert set(first.tables) == set(second.tables)
+    for name, table in first.tables.items():
+        pd.testing.assert_frame_equal(table, second.tables[name], check_exact=True)
     for one, other in [(first, second), *zip(first.parcellations.values(), second.parcellations.values(), strict=True)]:
         assert one.rois == other.rois
         for mine, theirs in zip(one.series, other.series, strict=True):
@@ -285,6 +296,159 @@ subdivision,aquisition,aqueduct,plaque,Iraq,cardiac"""
 def test_label_proxies_are_known_by_name():
     assert [name for name in re.split("[,\n]", PROXIES) if not is_proxy(name)] == []
     assert [name for name in re.split("[,\n]", ORDINARY) if is_proxy(name)] == []
+
+
+def test_tables_are_matched_by_subject_and_missing_where_they_lack_one():
+    table = with_tables().tables["thickness"]
+    assert table.index.tolist() == ["s1", "s2", "s3", "s4"] and table.columns.tolist() == ["lh_insula", "rh_insula"]
+    nan = np.nan
+    np.testing.assert_array_equal(table, [[3.25, nan], [nan, nan], [2.5, 2], [2.75, 0]])
+    assert with_tables().tables["volume"].dtypes.tolist() == [np.float64]
+    assert repr(with_tables()).endswith("3 ROIs (aal), table thickness (2 columns), table volume (1 column)")
+    more = THICKNESS.rename(index={"s3": "another"})  # a row of somebody else is left out
+    assert small(tables={"t": more}).tables["t"]["lh_insula"].tolist()[:1] == [3.25]
+    assert small(tables={"t": more}).tables["t"].loc["s3"].isna().all()
+    by_position = small(tables={"t": np.arange(8).reshape(4, 2)})
+    assert by_position.tables["t"].loc["s2"].tolist() == [2, 3] and by_position.tables["t"].columns.tolist() == ["0", "1"]
+    assert small(tables={"t": {"a": pd.array([1, None, 3, 4], dtype="Int64")}}).tables["t"]["a"].isna().tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["constructor", "from_arrays", "from_connectomes", "with_tables"])
+def test_every_way_to_make_a_cohort_takes_tables(how):
+    given, rng = {"thickness": THICKNESS}, np.random.default_rng(0)
+    named = {"subjects": ["s1", "s2", "s3", "s4"], "tables": given}
+    made = {
+        "constructor": lambda: small(tables=given),
+        "from_arrays": lambda: Cohort.from_arrays(rng.normal(size=(4, 9, 3)), [1, 0, 1, 0], "x", **named),
+        "from_connectomes": lambda: Cohort.from_connectomes([np.eye(3) + 1] * 4, [1, 0, 1, 0], "x", values="covariance", **named),
+        "with_tables": lambda: small().with_tables(given),
+    }[how]()  # fmt: skip
+    pd.testing.assert_frame_equal(made.tables["thickness"], with_tables().tables["thickness"])
+
+
+def test_with_tables_adds_and_replaces():
+    cohort = small().with_tables({"thickness": THICKNESS}).with_tables({"volume": VOLUME})
+    assert_same(cohort, with_tables())
+    other = cohort.with_tables({"thickness": THICKNESS + 1})
+    assert (
+        other.tables["thickness"].loc["s1", "lh_insula"] == 4.25 and cohort.tables["thickness"].loc["s1", "lh_insula"] == 3.25
+    )
+    assert cohort.with_findings([Finding("no labels")]).with_tables({"thickness": THICKNESS}).findings is None
+    assert (
+        replace(cohort, tables={}).hash == small().hash
+        and replace(cohort, sites=["z"] * 4).tables.keys() == cohort.tables.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({" ": THICKNESS}, "cohort cohort: one of its tables has no name."),
+        ({7: THICKNESS}, "cohort cohort: one of its tables has no name."),
+        ({"t": 3}, "cohort cohort, table t is not a table (DataFrame constructor not properly called!)."),
+        ({"t": pd.DataFrame(index=["s1"])}, "cohort cohort, table t has no columns."),
+        ({"t": THICKNESS.set_axis(["a", "a"], axis=1)}, "cohort cohort, table t has a column name twice."),
+        ({"t": THICKNESS.set_axis(["1", 1], axis=1)}, "cohort cohort, table t has a column name twice."),
+        ({"t": np.ones((3, 2))}, "cohort cohort, table t has 3 rows for 4 subjects, and no subjects in its index."),
+        ({"t": THICKNESS.set_axis(["s1", "s1", "s2"])}, "cohort cohort, table t: subject s1 has two rows."),
+        (
+            {"t": THICKNESS.set_axis(list("abc"))},
+            "cohort cohort, table t: none of its rows is of a subject of the cohort, such as s1.",
+        ),
+        ({"t": THICKNESS.assign(side="L")}, "cohort cohort, table t: column side holds text; a table holds numbers."),
+        ({"t": THICKNESS + np.inf}, "cohort cohort, table t: subject s1 has an infinite value in column lh_insula."),
+    ],
+)
+def test_bad_tables_are_one_sentence(tables, words):
+    for make in (lambda: small(tables=tables), lambda: small().with_tables(tables)):
+        with pytest.raises(InputError) as caught:
+            make()
+        assert str(caught.value) == words
+
+
+def test_a_table_whose_rows_are_only_numbered_is_not_mixed_up():
+    frame = pd.DataFrame({"a": [0.0, 1, 2, 3]})
+    assert small(subjects=list("0123"), tables={"t": frame}).tables["t"]["a"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(InputError, match=r"its rows are numbered 0 to 3, as the subjects are in another order; set its index"):
+        small(subjects=list("3120"), tables={"t": frame})
+    named = frame.set_axis(list("0123"))
+    assert small(subjects=list("3120"), tables={"t": named}).tables["t"]["a"].tolist() == [3, 1, 2, 0]
+    assert small(subjects=list("3120"), tables={"t": frame.to_numpy()}).tables["t"]["0"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", [lambda c: c, copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)),
+                                 lambda c: c.select([2, 1, 0]), lambda c: c.unlabelled(),
+                                 lambda c: c.with_inputs([])])  # fmt: skip
+def test_no_table_of_any_cohort_can_be_edited(how):
+    given = {"thickness": THICKNESS.copy()}
+    cohort = small(tables=given)
+    given["thickness"][:] = 0.0
+    other = how(cohort)
+    before = cohort.hash, other.hash
+    assert cohort.hash == small(tables={"thickness": THICKNESS}).hash
+    tables = other.tables
+    tables["thickness"].iloc[:, :] = 9.0
+    tables["more"] = THICKNESS
+    assert not (other.tables["thickness"] == 9).any(axis=None) and list(other.tables) == ["thickness"]
+    assert (cohort.hash, replace(other, notes=()).hash) == before
+
+
+def test_selection_and_masking_carry_tables():
+    cohort = with_tables(parcellations={"ho": ho()})
+    chosen = cohort.select([3, 1, 0])
+    assert chosen.tables["volume"].index.tolist() == ["s4", "s2", "s1"]
+    assert chosen.tables["volume"]["Brain-Stem"].tolist() == [20500, 21000, 20000]
+    assert cohort[1:3].tables["thickness"].loc["s3", "rh_insula"] == 2
+    assert cohort.parcellation("ho").tables["volume"].index.tolist() == ["s1", "s3", "s4"]
+    bare = cohort.unlabelled()
+    assert bare.tables["volume"].index.tolist() == bare.subjects.tolist() == [f"subject-{i}" for i in range(1, 5)]
+    np.testing.assert_array_equal(bare.tables["thickness"], cohort.tables["thickness"])
+    # A subject without a row is kept, also alone and among others who have none.
+    assert cohort.select(subjects=["s2"]).tables["thickness"].isna().all(axis=None)
+    assert replace(cohort.select(subjects=["s2"]), notes=()).tables["thickness"].shape == (1, 2)
+    assert cohort[[]].tables["thickness"].shape == (0, 2)
+    assert cohort.to_connectomes().tables.keys() == cohort.tables.keys()
+
+
+def test_hash_covers_tables_but_not_their_order():
+    cohort = with_tables()
+    thickness, volume = cohort.tables["thickness"], cohort.tables["volume"]
+    one_bit, gap = thickness.copy(), thickness.copy()
+    one_bit.iloc[0, 0], gap.iloc[0, 0] = np.nextafter(3.25, 9), np.nan
+    others = [
+        small(),
+        *(
+            small(tables={"thickness": each, "volume": volume})
+            for each in (one_bit, gap, thickness[["rh_insula", "lh_insula"]])
+        ),
+        small(tables={"thickness": thickness.rename(columns={"lh_insula": "lh_cuneus"}), "volume": volume}),
+        *(
+            small(tables=each)
+            for each in ({"thickness": thickness}, {"volume": volume}, {"thick": thickness, "volume": volume})
+        ),
+        small(tables={"thickness": volume, "volume": thickness}),
+        small(tables={"thickness": thickness.iloc[::-1].set_axis(thickness.index), "volume": volume}),
+    ]
+    assert len({cohort.hash, *(one.hash for one in others)}) == len(others) + 1
+    assert (
+        cohort.select([3, 1, 0, 2]).hash
+        == small(tables={"volume": VOLUME.iloc[::-1], "thickness": thickness}).hash
+        == cohort.hash
+    )
+    assert small(tables={"thickness": thickness.abs(), "volume": volume}).hash == cohort.hash  # one zero
+    odd = thickness.copy()
+    odd.iloc[1, 0] = np.array([0x7FF8000000000001], dtype=np.uint64).view(np.float64)[0]
+    assert small(tables={"thickness": odd, "volume": volume}).hash == cohort.hash  # one NaN
+    assert small(tables={}).hash == small().hash
+    assert cohort.select([1, 2])._digests == with_tables()._digests[1:3] == with_tables().select([1, 2])._digests
+    assert cohort.with_tables({"thickness": one_bit}).hash == others[1].hash  # not the digests from before
+    ordered = small(tables={"volume": VOLUME, "thickness": thickness}).select([2, 0, 3, 1]).in_order()
+    assert list(ordered.tables) == ["thickness", "volume"] and ordered.tables["volume"].index.tolist() == [
+        "s1",
+        "s2",
+        "s3",
+        "s4",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from breakage import header, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from test_cohort import HO, LENGTHS, assert_same, ho, several, small
+from test_cohort import HO, LENGTHS, assert_same, ho, several, small, with_tables
 
 from m2lgdg import Cohort, InputError
 from m2lgdg.cohort import Parcellation
@@ -80,6 +80,28 @@ def test_round_trip_is_bit_exact_and_mapped(tmp_path, tiny, lacking):
                 base = base.base
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tables_come_back_bit_for_bit(tmp_path, dtype):
+    odd = pd.DataFrame({"é/ 1": [1 / 3, np.nan, -0.0, 5e-324]}, index=["s1", "s2", "s3", "s4"])
+    for cohort in (with_tables(), several(tables={"a b": odd, "c": odd[::-1]}), with_tables().to_connectomes()):
+        path = cohort.save(tmp_path / "c.cohort", dtype)
+        loaded, held = Cohort.load(path), Cohort.load(path, in_memory=True)
+        assert list(loaded.tables) == list(cohort.tables) and loaded.hash == held.hash
+        for name, table in cohort.tables.items():
+            assert loaded.tables[name].columns.tolist() == table.columns.tolist()
+            for one in (loaded, held):
+                bits = one.tables[name].to_numpy().view(np.uint64)
+                np.testing.assert_array_equal(bits, table.to_numpy().view(np.uint64))
+    assert_same(with_tables(), Cohort.load(with_tables().save(tmp_path / "again.cohort")))
+    nobody = Cohort.load(with_tables().select(subjects=["s2"]).save(tmp_path / "one.cohort"))
+    assert nobody.tables["thickness"].isna().all(axis=None)
+
+
+def test_a_file_without_tables_is_as_before(tmp_path):
+    path = small().save(tmp_path / "c.cohort")
+    assert "tables" not in stored_header(path) and Cohort.load(path).tables == {}
+
+
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
@@ -108,6 +130,12 @@ def test_any_cohort_survives_its_file(tmp_path_factory, data):
             }
         ),
         inputs=("age",),
+        tables={
+            name: pd.DataFrame(
+                data.draw(hnp.arrays(np.float64, (n, 2), elements=st.floats(allow_infinity=False))), index=subjects
+            )
+            for name in data.draw(st.lists(text.filter(str.strip), max_size=2, unique=True))
+        },
     )
     path = tmp_path_factory.mktemp("any") / "c.cohort"
     assert_same(cohort, Cohort.load(cohort.save(path)))
@@ -206,6 +234,51 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, spoil, words, dtype):
         Cohort.load(path)
     assert str(caught.value).startswith(f"{path} {words}")
     assert "\n" not in str(caught.value)
+
+
+def edited_table(**changes):
+    """Changes the entry of the first table in the header of a cohort file."""
+
+    def spoil(path):
+        head = stored_header(path)
+        head["tables"][0] |= changes
+        header(path, cohort=json.dumps(head))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: tensors(path, **{"table-0": lambda table: table + 1}), "was altered after it was written"),
+        (lambda path: tensors(path, **{"table-0": lambda table: table[:-1]}), "is damaged and cannot be read as a cohort ("),
+        (lambda path: tensors(path, **{"table-0": lambda table: table[:, :1]}), "is damaged and cannot be read as a cohort ("),
+        (
+            lambda path: tensors(path, **{"table-0": lambda table: table + np.inf}),
+            "is damaged and cannot be read as a cohort (",
+        ),
+        (edited_table(name="other"), "was altered after it was written"),
+        (edited_table(name="volume"), "was altered after it was written"),
+        (edited_table(name=None), "is damaged and cannot be read as a cohort (cohort cohort: one of its tables has no name"),
+        (edited_table(columns=["rh_insula", "lh_insula"]), "was altered after it was written"),
+        (
+            edited_table(columns=["a", "a"]),
+            "is damaged and cannot be read as a cohort (cohort cohort, table thickness has a col",
+        ),
+        (edited_table(columns=None), "was altered after it was written"),
+        (lambda path: header(path, cohort=json.dumps(stored_header(path) | {"tables": 3})), "is damaged and cannot be read"),
+        (
+            lambda path: header(path, cohort=json.dumps(stored_header(path) | {"tables": []})),
+            "was altered after it was written",
+        ),
+    ],
+)
+def test_a_damaged_table_is_refused_in_a_sentence(tmp_path, spoil, words):
+    path = with_tables().save(tmp_path / "c.cohort")
+    spoil(path)
+    with pytest.raises(InputError) as caught:
+        Cohort.load(path)
+    assert str(caught.value).startswith(f"{path} {words}") and "\n" not in str(caught.value)
 
 
 def test_every_cut_and_flipped_byte_is_an_input_error(tmp_path):

@@ -6,9 +6,7 @@ Readers create a cohort, `splits` selects subjects from it, and methods are fitt
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,10 +20,11 @@ from m2lgdg import cohort_file
 from m2lgdg.cohort_arrays import INPUTS as INPUTS
 from m2lgdg.cohort_arrays import UNKNOWN as UNKNOWN
 from m2lgdg.cohort_arrays import connectome_fields, given_fields, matched_tables
+from m2lgdg.cohort_arrays import natural_key as natural_key
 from m2lgdg.cohort_file import Parcellation as Parcellation
 from m2lgdg.findings import Exclusion, Finding, Note
 from m2lgdg.findings import is_proxy as is_proxy
-from m2lgdg.notebook import cohort_html
+from m2lgdg.notebook import cohort_html, cohort_line
 from m2lgdg.scans import SERIES, Absent, Connectomes, Scans, fisher_connectomes, frozen, kind_of, some_of
 from m2lgdg.scans import series_defect as series_defect
 from m2lgdg.storage import DAMAGED, InputError, one_line
@@ -67,8 +66,9 @@ class Cohort:
     -----
     A cohort does not change: its arrays are read-only copies, and `phenotypes` is read as a copy. `dataclasses.replace` makes a
     cohort with other content. `scans` are its series or its connectomes, `values` says which. `series`, `rois` and `atlas` are
-    those of the first of several atlases; `parcellations` holds the others by name. `excluded` and `notes` record how the
-    cohort was made, `truth` the planted effects of a synthetic one. `findings` are those of `m2lgdg check`, None if this very
+    those of the first of several atlases; `parcellations` holds the others by name. `tables` holds further features by name,
+    such as cortical thickness, with NaN where one is missing. `excluded` and `notes` record how the cohort was made, `truth`
+    the planted effects of a synthetic one. `findings` are those of `m2lgdg check`, None if this very
     content was not checked; they are not part of the hash.
     """
 
@@ -198,7 +198,7 @@ class Cohort:
         values : {"correlation", "fisher-z", "covariance", "partial-correlation"}, optional
             What the matrices hold; by default, correlation, Fisher z or covariance is recognised by range and diagonal.
         **given
-            phenotypes, rois, subjects, patient, inputs, tr, atlas and name, as in `from_arrays`.
+            phenotypes, rois, subjects, patient, inputs, tr, tables, atlas and name, as in `from_arrays`.
 
         Returns
         -------
@@ -228,14 +228,7 @@ class Cohort:
         return len(self.subjects)
 
     def __repr__(self) -> str:
-        patients, controls = int((self.labels == 1).sum()), int((self.labels == 0).sum())
-        atlas = f" ({self.atlas})" if self.atlas else ""
-        others = "".join(f", {len(each.rois)} ROIs ({name})" for name, each in self.parcellations.items())
-        return (
-            f"Cohort {self.name}: {len(self)} subjects ({patients} patients, {controls} controls) "
-            f"of {(n := len(self.site_names))} site{'s' * (n != 1)}, {len(self.rois)} ROIs{atlas}"
-            f"{'' if self.values == SERIES else f', connectomes ({self.values})'}{others}"
-        )
+        return cohort_line(self)
 
     @property
     def site_names(self) -> list[str]:
@@ -289,15 +282,7 @@ class Cohort:
     @property
     def hash(self) -> str:
         """SHA-256 of the content; it does not depend on subject order, folder or file format."""
-        head: list[object] = [self.rois, self.inputs, sorted(map(str, self.phenotypes.columns))]
-        if self.parcellations:
-            head += [self.atlas, [(name, each.rois) for name, each in self.parcellations.items()]]
-        kinds = [self.values, *(kind_of(each.scans) for each in self.parcellations.values())]
-        if set(kinds) != {SERIES}:
-            head.append(kinds)
-        if tables := self.tables:
-            head.append([(name, list(tables[name].columns)) for name in sorted(tables)])
-        return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(self._digests))).hexdigest()
+        return cohort_file.content_hash(self._fields(), self._digests)
 
     @property
     def _digests(self) -> tuple[bytes, ...]:
@@ -470,9 +455,10 @@ class Cohort:
         return other
 
     def in_order(self) -> Cohort:
-        """The cohort with subjects sorted by id and phenotypes by name: the hash does not depend on their order."""
+        """The cohort with subjects sorted by id, phenotypes and tables by name: the hash does not depend on their order."""
         ordered = self.select(np.argsort(self.subjects, kind="stable"))
-        return ordered._changed(phenotypes=ordered.phenotypes[sorted(ordered.phenotypes.columns)])
+        tables = {name: ordered.tables[name] for name in sorted(self.tables)}
+        return ordered._changed(phenotypes=ordered.phenotypes[sorted(ordered.phenotypes.columns)], tables=tables)
 
     def save(self, path: str | Path, dtype: Literal["float32", "float16"] = "float32") -> Path:
         """Write the cohort atomically to one safetensors file with the scans and a JSON header.
@@ -504,10 +490,5 @@ class Cohort:
 Cohort.series = cohort_file.scan_field(lambda cohort: f"cohort {cohort.name}")
 Cohort.phenotypes = cohort_file.copied_field("phenotypes", lambda table: table.copy())
 Cohort.parcellations = cohort_file.copied_field("parcellations", dict)
-Cohort.tables = cohort_file.copied_field("tables", lambda tables: {name: table.copy() for name, table in tables.items()})
+Cohort.tables = cohort_file.copied_field("tables", lambda tables: {name: copy.copy(table) for name, table in tables.items()})
 Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)
-
-
-def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sort key that puts S2 before S10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,11 +64,12 @@ def given_fields(
 def connectome_fields(matrices: Any, values: str | None, **given: Any) -> dict[str, Any]:
     """All fields of a cohort of connectomes; `Cohort.from_connectomes` describes the parameters."""
     absent: dict[str, Any] = dict.fromkeys(("phenotypes", "rois", "subjects", "patient", "inputs"))
-    absent |= {"tr": np.nan, "name": "cohort", "atlas": ""}
+    absent |= {"tr": np.nan, "name": "cohort", "atlas": "", "tables": None}
     if unknown := sorted(set(given) - {"y", "sites", *absent}):
         raise TypeError(f"from_connectomes() got an unexpected keyword argument {unknown[0]!r}")
     given = absent | given
-    atlas, arrays, name = given.pop("atlas"), [np.asarray(one) for one in matrices], given["name"]
+    atlas, tables, arrays = given.pop("atlas"), given.pop("tables"), [np.asarray(one) for one in matrices]
+    name = given["name"]
     if not arrays:
         raise InputError(f"cohort {name}: there are no matrices.")
     first = arrays[0]
@@ -81,7 +83,7 @@ def connectome_fields(matrices: Any, values: str | None, **given: Any) -> dict[s
     for named, one in zip(names, arrays, strict=True):
         if defect := connectome_defect(one, fields["rois"], kind):
             raise InputError(f"cohort {name}: {named}: {defect}.")
-    return {"series": Connectomes.of(arrays, kind, len(first)), "atlas": atlas, **fields}
+    return {"series": Connectomes.of(arrays, kind, len(first)), "atlas": atlas, "tables": tables or {}, **fields}
 
 
 def subject_names(subjects: Iterable[Any] | None, count: int, table: pd.DataFrame | None = None) -> list[str]:
@@ -110,13 +112,20 @@ def matched_tables(tables: Mapping[str, Any], subjects: Sequence[str], cohort: s
 
 def _by_subject(given: Any, subjects: Sequence[str], where: str) -> pd.DataFrame:
     """A table of numbers with subjects as its index; refused if it is none, or of other subjects."""
-    table = pd.DataFrame(given)
+    try:
+        table = pd.DataFrame(given)
+    except ValueError as error:
+        raise InputError(f"{where} is not a table ({one_line(error)[:150]}).") from None
     table = table.set_axis(table.columns.astype(str), axis=1)
     if not len(table.columns) or not table.columns.is_unique:
         raise InputError(f"{where} has {'a column name twice' if len(table.columns) else 'no columns'}.")
     if isinstance(table.index, pd.RangeIndex):
         if len(table) != len(subjects):
             raise InputError(f"{where} has {len(table)} rows for {len(subjects)} subjects, and no subjects in its index.")
+        numbers = table.index.astype(str).tolist()
+        if isinstance(given, pd.DataFrame) and set(numbers) == set(subjects) and numbers != list(subjects):
+            both = f"its rows are numbered {numbers[0]} to {numbers[-1]}, as the subjects are in another order"
+            raise InputError(f"{where}: {both}; set its index to the subjects of its rows, as text, or give an array.")
         table.index = pd.Index(list(subjects), dtype=object)
     table = table.set_axis(table.index.astype(str), axis=0)
     if table.index.has_duplicates:
@@ -193,3 +202,8 @@ def coded_labels(y: Any, patient: Any, name: str) -> npt.NDArray[np.int8]:
     labels = np.full(len(values), UNKNOWN, dtype=np.int8)
     labels[known.index] = (known == (1 if patient is None else patient)).to_numpy(dtype=np.int8)
     return labels
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts S2 before S10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]

@@ -207,6 +207,20 @@ def subject_digests(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
     return tuple(digests)
 
 
+def content_hash(fields: Mapping[str, Any], digests: Iterable[bytes]) -> str:
+    """SHA-256 of the content of a cohort, from its fields and the digests of its subjects, in any order."""
+    others, tables = fields["parcellations"], fields["tables"]
+    head: list[object] = [fields["rois"], fields["inputs"], sorted(map(str, fields["phenotypes"].columns))]
+    if others:
+        head += [fields["atlas"], [(name, each.rois) for name, each in others.items()]]
+    kinds = [kind_of(fields["series"]), *(kind_of(each.scans) for each in others.values())]
+    if set(kinds) != {SERIES}:
+        head.append(kinds)
+    if tables:
+        head.append({"tables": [(name, list(tables[name].columns)) for name in sorted(tables)]})
+    return hashlib.sha256(json.dumps(head).encode() + b"".join(sorted(digests))).hexdigest()
+
+
 def _json_columns(table: pd.DataFrame) -> dict[str, list[float | str | None]]:
     return {str(name): [_json_value(value) for value in table[name].tolist()] for name in table}
 

@@ -1,6 +1,6 @@
-"""How a cohort, a check and a fitted model are shown in a notebook: tables in HTML.
+"""How a cohort, a check and a fitted model are shown: a line of text, and tables in HTML for notebooks.
 
-`Cohort` and others call it from `_repr_html_`.
+`Cohort` and others call it from `__repr__` and `_repr_html_`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,23 @@ from typing import Any
 import pandas as pd
 
 from m2lgdg.cohort_arrays import UNKNOWN
+from m2lgdg.findings import counted
 from m2lgdg.scans import SERIES
 
 MOST_ROWS = 40
+
+
+def cohort_line(cohort: Any) -> str:
+    """Subjects, sites, ROIs and tables in one line."""
+    patients, controls, sites = int((cohort.labels == 1).sum()), int((cohort.labels == 0).sum()), len(cohort.site_names)
+    atlas = f" ({cohort.atlas})" if cohort.atlas else ""
+    kind = "" if cohort.values == SERIES else f", connectomes ({cohort.values})"
+    others = "".join(f", {len(each.rois)} ROIs ({name})" for name, each in cohort.parcellations.items())
+    tables = "".join(f", table {name} ({counted(len(table.columns), 'column')})" for name, table in cohort.tables.items())
+    return (
+        f"Cohort {cohort.name}: {len(cohort)} subjects ({patients} patients, {controls} controls) "
+        f"of {sites} site{'s' * (sites != 1)}, {len(cohort.rois)} ROIs{atlas}{kind}{others}{tables}"
+    )
 
 
 def cohort_html(cohort: Any) -> str:
