@@ -106,6 +106,8 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "empty by label": f"ROI {{column}} is empty for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
         "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
         "separating input": f"Input {SEPARATES}",
+        "table of others": "Table {table}: only {matched} of its {rows} rows are of subjects of the cohort, which has {size}. "
+        "Is it the table of another cohort?",
         "text": "{text}",
     },
     "note": {
@@ -124,6 +126,8 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         + 'they are the codes of the included atlas {known}: name it in dataset.toml (atlas = "{known}").',
         "inputs": "Inputs of the methods: {listed}.",
         "scrubbed": "scrubbed volumes: {listed}",
+        "table": "Table {table}: {columns:column} ({what}) for {matched} of {size:subject}[; no row for {sites}][; left out: "
+        "{left}].",
         "session": "session: {text}",
         "run": "run: {text}",
         "values": "values: {text}",

@@ -127,6 +127,16 @@ def _options(
     motion_column: Annotated[
         str | None, typer.Option(help="Phenotype column for --max-motion, if it is not func_mean_fd, mean_fd or the like.")
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table",
+            metavar="NAME=FILE",
+            help="Table of brain structure or other features with a column of ids, such as thickness=lh.thickness.tsv; or a "
+            "folder of FreeSurfer's subjects. May be repeated; files of the same name become one table.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """The options of a command that reads a cohort: only its parameters count."""
 
@@ -156,6 +166,8 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
 
     given = {name: context.params[name] for name in OPTIONS if name not in ("kind", "site")}
     given = {name: value for name, value in given.items() if value not in (None, "", [], ()) and value is not False}
+    if "table" in given:
+        given["tables"] = _tables(given.pop("table"))
     named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:
@@ -167,6 +179,19 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
         raise InputError(text) from None
     sites = context.params["site"]
     return _of_sites(cohort, options.of_sites(cohort, sites)) if sites else cohort
+
+
+def _tables(given: Sequence[str]) -> dict[str, list[Path]]:
+    """Files of the tables by name."""
+    from m2lgdg.storage import InputError
+
+    files: dict[str, list[Path]] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not equals or not name.strip() or not path.strip():
+            raise InputError(f"--table {one}: give it as NAME=FILE, such as thickness=lh.thickness.tsv.")
+        files.setdefault(name.strip(), []).append(Path(path).expanduser())
+    return files
 
 
 def _of_sites(cohort: Cohort, chosen: Any) -> Cohort:
@@ -200,10 +225,10 @@ def list_motion_exclusions(cohort: Cohort) -> None:
 
 
 def print_choices(cohort: Cohort) -> None:
-    """Print what the reader noted: the session that was read, volumes lost by scrubbing, what connectomes hold."""
+    """Print what the reader noted: session, volumes lost by scrubbing, what connectomes hold, which tables there are."""
     for note in cohort.notes:
-        if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed", "values"):
-            terminal.say(f"{note.text[0].upper()}{note.text[1:]}.")
+        if not isinstance(note, str) and note.kind in ("session", "run", "scrubbed", "values", "table"):
+            terminal.say(f"{note.text[0].upper()}{note.text[1:].removesuffix('.')}.")
 
 
 def merge_sites(cohort: Cohort) -> Cohort:

@@ -9,9 +9,10 @@ import difflib
 import importlib
 import inspect
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.data.readers.connectome_files import is_bids
@@ -20,6 +21,9 @@ from m2lgdg.data.readers.series import NotSeries, OnBad, Progress
 from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, NO_SERIES, NOT_LISTED, UNUSABLE_FILE, Exclusion
 from m2lgdg.scans import IS_CONNECTOME
 from m2lgdg.storage import InputError
+
+if TYPE_CHECKING:
+    from m2lgdg.data.readers.structure import Paths
 
 # In the order in which they are tried: file names of a release are more specific than a participants.tsv.
 KINDS = {
@@ -42,6 +46,7 @@ def read(
     progress: Progress | None = None,
     max_motion: float | None = None,
     motion_column: str | None = None,
+    tables: Mapping[str, Paths] | None = None,
     **options: object,
 ) -> Cohort:
     """Read a cohort from a file written by `Cohort.save`, or from a folder of a supported kind.
@@ -59,6 +64,9 @@ def read(
         Largest mean head motion.
     motion_column : str, optional
         Phenotype with the head motion.
+    tables : mapping of names to paths, optional
+        Tables of brain structure or other features, such as `{"thickness": "lh.thickness.tsv"}`; several files of one table
+        are given as a list.
     **options
         Options of the kind.
 
@@ -81,7 +89,9 @@ def read(
     `atlas` takes one name, several (`atlas=("aal", "ho")`) or `"all"`.
 
     `max_motion` keeps only subjects whose mean head motion is below it, for any kind of cohort (`selection.limit_motion`);
-    `motion_column` names the phenotype with the motion if it has none of the usual names.
+    `motion_column` names the phenotype with the motion if it has none of the usual names. `tables` works for any kind, too:
+    tables of FreeSurfer, folders of its subjects, `*_morph.tsv` of XCP-D, ENIGMA's and any table with a column of ids are
+    recognised (`structure.read_table`), and their ids are matched to the subjects.
     """
     path = Path(path)
     if on_bad not in ("stop", "exclude"):
@@ -89,7 +99,12 @@ def read(
     if motion_column is not None and max_motion is None:
         raise InputError("--motion-column needs --max-motion.")
     cohort = _read(path, kind, on_bad, progress, options)
-    return cohort if max_motion is None else limit_motion(cohort, max_motion, motion_column)
+    cohort = cohort if max_motion is None else limit_motion(cohort, max_motion, motion_column)
+    if not tables:
+        return cohort
+    from m2lgdg.data.readers.structure import with_files
+
+    return with_files(cohort, tables)
 
 
 def _read(path: Path, kind: str | None, on_bad: OnBad, progress: Progress | None, options: dict[str, object]) -> Cohort:

@@ -71,6 +71,11 @@ class Dataset(_Strict):
     columns: dict[str, str] = {}
     labels: Labels = Labels()
     atlases: dict[str, FurtherAtlas] = Field(default={}, description="further atlases of the same scans, by name")
+    tables: dict[str, str | list[str]] = Field(default={}, description="tables of brain structure, by name")
+
+    def table_files(self) -> dict[str, list[str]]:
+        """Files of each table."""
+        return {name: [given] if isinstance(given, str) else given for name, given in self.tables.items()}
 
     def by_atlas(self) -> dict[str, Dataset]:
         """The atlases of dataset.toml, each with its own keys."""
@@ -123,6 +128,7 @@ def _parsed(path: Path) -> Dataset:
         if Path(pattern).is_absolute():
             raise InputError(f"{path}, key {pattern_key}: {pattern!r} is absolute; write it relative to {path.parent}.")
     _check_atlases(path, dataset)
+    _check_tables(path, dataset)
     for site, seconds in dataset.tr.items() if isinstance(dataset.tr, dict) else [("", dataset.tr or 0.0)]:
         need_seconds(seconds, f"{path}, key tr{site and '.'}{site}")
     return dataset
@@ -136,3 +142,11 @@ def _check_atlases(path: Path, dataset: Dataset) -> None:
             raise InputError(f"{path}, key atlases.{name}: the name of a further atlas is not that of the first, nor empty.")
         if each.pattern is None and each.variable is None:
             raise InputError(f"{path}, key atlases.{name}: give the pattern of its files, or their variable.")
+
+
+def _check_tables(path: Path, dataset: Dataset) -> None:
+    for name, files in dataset.table_files().items():
+        outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
+        if outside:
+            advice = f"put it there, or give it with --table {name}=FILE"
+            raise InputError(f"{path}, key tables.{name}: {outside[0]!r} is not in {path.parent}; {advice}.")

@@ -35,6 +35,7 @@ from m2lgdg.data.readers.series import (
     read_series,
     requested,
 )
+from m2lgdg.data.readers.structure import with_files
 from m2lgdg.storage import InputError
 
 RUN = "[A-Za-z0-9]+"  # the name of a run
@@ -88,7 +89,7 @@ def read(
         for name in names
     ]
     joining = (JOINED,) if dataset.join_runs else ()
-    return read_series(
+    cohort = read_series(
         people,
         sources,
         name=dataset.name or path.resolve().name,
@@ -99,6 +100,7 @@ def read(
         ),
         allow_proxies=dataset.allow_proxies,
     )
+    return with_files(cohort, {name: [path / one for one in files] for name, files in dataset.table_files().items()})
 
 
 def _choice(name: str, given: object, known: Mapping[Any, Any]) -> Any:

@@ -164,16 +164,16 @@ def _phenotypes(table: SubjectTable, roles: Mapping[str, str]) -> tuple[pd.DataF
     return table.with_others(columns, {*roles.values(), *columns}), notes
 
 
-def read_text_table(path: Path, otherwise: str | None = None) -> pd.DataFrame:
+def read_text_table(path: Path, otherwise: str | None = None, separator: str | None = None) -> pd.DataFrame:
     """Table of a .csv or .tsv file with every cell as stripped text, indexed by line number, without unnamed columns.
 
     Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of a
-    table that is not UTF-8.
+    table that is not UTF-8; `separator` that of the columns, by default a comma in .csv files and a tab in others.
     """
     content = read_bytes(path, LARGEST_TABLE)
     try:
         text = _decoded(content, otherwise)
-        separator = "," if path.suffix == ".csv" else "\t"
+        separator = separator or ("," if path.suffix == ".csv" else "\t")
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (ValueError, csv.Error) as error:
