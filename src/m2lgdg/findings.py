@@ -106,6 +106,22 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "empty by label": f"ROI {{column}} is empty for {RATES}[, and {{more:other ROI}} likewise], which reveals the label.",
         "proxy input": "Input {column} reveals the diagnosis; a model can read the label from it.",
         "separating input": f"Input {SEPARATES}",
+        "no row in a table": "{count:subject} {have} no values in table {table} ({names}).",
+        "empty columns": "Table {table}: no subject has a value in {listed}.",
+        "units of a table": "{site}: the values of table {table} are about [{times:.0f} times][1/{fraction:.0f} of] those of "
+        "other sites; its units may differ.",
+        "same row": "{subject} ({site}) and {other} ({there}) have the same values in table {table}: a row may be repeated, or "
+        "that of another subject.",
+        "tables disagree": "{who} ({site}) has {column} {value:g} in table {table} and {elsewhere:g} in table {second}: one of "
+        "the rows may be that of another subject.",
+        "failed segmentation": "{subject} ({site}): many columns are out of range at once (table {counts}); its segmentation "
+        "may have failed.",
+        "separating table": "Column {column} of table {table}[, and {more:other column} likewise,] separates patients from "
+        "controls as only a label proxy should. Is it one?",
+        "table missing by label": f"Table {{column}} is missing for {RATES}; its missingness reveals the label. Leave out the "
+        "table, or the subjects without it.",
+        "table gaps by label": f"Column {{column}} is missing for {RATES}[, and {{more:other column}} likewise], which reveals "
+        "the label.",
         "table of others": "Table {table}: only {matched} of its {rows} rows are of subjects of the cohort, which has {size}. "
         "Is it the table of another cohort?",
         "text": "{text}",
@@ -126,6 +142,7 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         + 'they are the codes of the included atlas {known}: name it in dataset.toml (atlas = "{known}").',
         "inputs": "Inputs of the methods: {listed}.",
         "scrubbed": "scrubbed volumes: {listed}",
+        "constant columns": "Table {table}: all subjects have the same value in {listed}.",
         "table": "Table {table}: {columns:column} ({what}) for {matched} of {size:subject}[; no row for {sites}][; left out: "
         "{left}].",
         "session": "session: {text}",
@@ -137,6 +154,9 @@ SENTENCES: dict[Severity, dict[str, str]] = {
 }
 # Where the sentence without ids and file names is more than that with "A subject" in place of the id
 ANONYMOUS = {
+    "no row in a table": "{count:subject} {have} no values in table {table}.",
+    "failed segmentation": "A subject ({site}) has many columns out of range at once (table {counts}).",
+    "tables disagree": "A subject ({site}) has two values of {column}, one in table {table} and one in table {second}.",
     "empty scan": "The scan of a subject ({site}) is numerically empty.",
     "unusable series": "A subject has no series of atlas {lacking}, because its file is unusable.",
     "many flat ROIs": "A subject ({site}) has more than {percent} % flat ROIs.",

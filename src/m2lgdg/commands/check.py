@@ -108,7 +108,7 @@ def check(
         terminal.say("Correct what is marked unusable, then run the check again.")
     else:
         corrections = _corrections(result, cohort, path, context.params["kind"])
-        if path.is_dir() or corrections or context.params["max_motion"] is not None:
+        if path.is_dir() or corrections or context.params["max_motion"] is not None or context.params["table"]:
             name = f"{reading.file_name(cohort)}.cohort" if path.is_dir() else path.with_name(f"{path.stem}-corrected.cohort")
             suggestions.print_next(context, "convert", path, suggestions.free(name), *corrections)
         else:

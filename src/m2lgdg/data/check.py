@@ -25,6 +25,7 @@ from m2lgdg.data.proxies import reveals_label
 from m2lgdg.data.readers.selection import keep, usual_column
 from m2lgdg.data.readers.tables import OLDEST
 from m2lgdg.data.site_names import alike, shown
+from m2lgdg.data.table_check import table_findings
 from m2lgdg.findings import (
     CONFLICT,
     DUPLICATE,
@@ -106,7 +107,7 @@ def check_cohort(cohort: Cohort, *, new_site: bool = False) -> Check:
         *(_duplicates(cohort), _lacking(cohort), _short(cohort)),
         *(_in_atlas(one, several=bool(cohort.parcellations)) for one in scans),
         *(_repetition_times(cohort), _motion(cohort), _implausible(cohort)),
-        *(_missing(cohort), missing_by_label(cohort), _proxies(cohort)),
+        *(_missing(cohort), missing_by_label(cohort), _proxies(cohort), table_findings(cohort)),
         [Finding("inputs", numbers={"listed": ", ".join(cohort.inputs) or "none"})],
         [text_finding(note) if isinstance(note, str) else note for note in cohort.notes],
     )

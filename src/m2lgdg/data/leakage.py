@@ -15,7 +15,7 @@ from typing import Any
 from m2lgdg.cohort import Cohort, is_proxy
 from m2lgdg.data.duplicates import FC_ALIKE, FC_COPY, SERIES_ALIKE, find_duplicates
 from m2lgdg.data.missingness import missing_by_label
-from m2lgdg.data.proxies import reveals_label
+from m2lgdg.data.proxies import reveals_label, separating_columns
 from m2lgdg.data.site_names import DIFFER, alike, shown
 from m2lgdg.findings import counted
 from m2lgdg.scans import SERIES, arrays_of
@@ -63,7 +63,7 @@ def check_folds(cohort: Cohort, folds: Sequence[Fold]) -> list[dict[str, Any]]:
         remark = _one_side(cohort, folds, copies, scans)
         if remark:
             result |= {"remark": remark, "detail": f"{result['detail']} {remark}"}
-    return [*results, _missingness(cohort), _site_names(cohort)]
+    return [*results, *_separating_tables(cohort), _missingness(cohort), _site_names(cohort)]
 
 
 def failure_sentences(checks: Iterable[dict[str, Any]]) -> list[str]:
@@ -127,10 +127,26 @@ def _proxies(fold: Fold) -> str:
     return ", and ".join([*sentences, *(f"{column} {like_proxy}" for column in separating)])
 
 
+def _separating_tables(cohort: Cohort) -> list[dict[str, Any]]:
+    """Check that no column of a table separates the classes; over the whole cohort, and only if it has tables."""
+    if not cohort.tables:
+        return []
+    check, count = "no label proxy among the tables", sum(len(table.columns) for table in cohort.tables.values())
+    found = {
+        name: columns
+        for name, table in cohort.tables.items()
+        if (columns := separating_columns(table, cohort.labels, cohort.sites))
+    }
+    listed = "; ".join(f"{columns[0]} of table {name}" for name, columns in found.items())
+    like_proxy = "separates patients from controls as a label proxy does (remove it from the table)."
+    fine = f"{counted(count, 'column')} checked: none separates patients from controls as a label proxy does."
+    return [{"check": check, "passed": not found, "detail": f"{listed} {like_proxy}" if found else fine}]
+
+
 def _missingness(cohort: Cohort) -> dict[str, Any]:
     """Check that nothing is missing more often for one class; over the whole cohort, as a class of a source may be small."""
     check, found = "missingness does not reveal the label", missing_by_label(cohort)
-    fine = "no input, atlas or ROI is missing for one class much more often than for the other."
+    fine = "no input, atlas, table or ROI is missing for one class much more often than for the other."
     detail = " ".join(one.text for one in found) or f"{counted(len(cohort), 'subject')} checked: {fine}"
     return {"check": check, "passed": not found, "detail": detail}
 

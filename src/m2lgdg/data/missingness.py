@@ -1,4 +1,4 @@
-"""Whether it tells the label that an input, an atlas or the signal of a ROI is missing.
+"""Whether it tells the label that an input, an atlas, a table or the signal of a ROI is missing.
 
 `check` reports it, and `leakage` fails a study for it: a method need not see a value to learn from its absence.
 """
@@ -20,7 +20,8 @@ Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int_]
 OVER_ALL, WITHIN_SITES = 0.3, 0.1  # least difference between patients and controls in how often something is missing
 ANY_INPUT = "At least one input"
-OF_ROIS = ("flat by label", "empty by label")
+# Kinds of which there may be very many: of each group, the one of the largest difference is reported
+LISTED = (("flat by label", "empty by label"), ("table gaps by label",))
 SIGNIFICANT = 0.01  # over everything that is missing for somebody (Bonferroni)
 
 
@@ -57,20 +58,21 @@ def missing_by_label(cohort: Cohort) -> list[Finding]:
 
 
 def _summarised(findings: list[Finding]) -> list[Finding]:
-    """One finding on ROIs without signal, that of the largest difference, and none on all inputs where one tells as much."""
+    """One finding on ROIs without signal, one on gaps of tables, and none on all inputs where one tells as much."""
 
     def difference(one: Finding) -> float:
         return float(abs(one.numbers["patients"] - one.numbers["controls"]))
 
-    flat = [one for one in findings if one.kind in OF_ROIS]
-    if len(flat) > 1:
-        largest = max(flat, key=difference)
-        flat = [largest._replace(numbers={**largest.numbers, "more": len(flat) - 1})]
+    last = []
+    for kinds in LISTED:
+        if some := [one for one in findings if one.kind in kinds]:
+            largest, more = max(some, key=difference), {"more": len(some) - 1} if len(some) > 1 else {}
+            last.append(largest._replace(numbers={**largest.numbers, **more}))
     single = [difference(one) for one in findings if one.kind == "missing by label" and one.numbers["column"] != ANY_INPUT]
-    others = [one for one in findings if one.kind not in OF_ROIS]
+    others = [one for one in findings if not any(one.kind in kinds for kinds in LISTED)]
     return [
         one for one in others if one.numbers["column"] != ANY_INPUT or difference(one) > max(single, default=0.0) + 5
-    ] + flat
+    ] + last
 
 
 def _absences(cohort: Cohort) -> Iterator[Absence]:
@@ -81,6 +83,7 @@ def _absences(cohort: Cohort) -> Iterator[Absence]:
         yield Absence("missing by label", ANY_INPUT, inputs.any(axis=1).to_numpy())
     for atlas, each in cohort.parcellations.items():
         yield Absence("atlas missing by label", atlas, ~each.present)
+    yield from _table_absences(cohort)
     for one in cohort.each_atlas():
         flat = np.zeros((len(cohort), len(one.rois)), dtype=bool)  # (subject, roi)
         flat[np.isin(cohort.subjects, one.subjects)] = without_signal(one)
@@ -94,6 +97,17 @@ def without_signal(cohort: Cohort) -> Bools:
     if isinstance(scans := cohort.scans, Connectomes):
         return np.array([empty_rois(one, scans.n_rois) for _, one in each_scan(scans)]).reshape(len(scans), scans.n_rois)
     return np.array([(one == one[0]).all(axis=0) for one in scans]).reshape(len(scans), len(cohort.rois))
+
+
+def _table_absences(cohort: Cohort) -> Iterator[Absence]:
+    """Tables without a row, and columns with other gaps than that."""
+    for name, table in cohort.tables.items():
+        missing = table.isna().to_numpy()  # (subject, column)
+        lacking = missing.all(axis=1)
+        yield Absence("table missing by label", name, lacking)
+        for column, gaps in zip(table.columns, missing.T, strict=True):
+            if (gaps != lacking).any():
+                yield Absence("table gaps by label", f"{column} of table {name}", gaps)
 
 
 def _counts(missing: Bools, patients: Bools, groups: Counts) -> Counts:

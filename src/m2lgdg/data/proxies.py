@@ -1,9 +1,11 @@
-"""Whether the values of a phenotype reveal the label, whatever its name is.
+"""Whether the values of a phenotype, or of a column of a table, reveal the label, whatever its name is.
 
 `check` reports such columns, and `leakage` fails a study that has one among its inputs. `findings.is_proxy` judges by name.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +41,39 @@ def _separates(values: pd.Series[float], labels: pd.Series[int]) -> bool:
     counts = np.bincount(labels.to_numpy(dtype=int), minlength=2)
     if counts.min() < FEWEST:
         return False
-    chance = np.sqrt((counts.sum() + 1) / (12 * counts.prod()))  # sd of an AUC without any effect
-    least = max(REVEALING, min(OF_FEW, 4 * chance))
+    least = least_distance(counts)
     # Codes, and values of patients at both ends, rank by the rate of patients of their group.
     groups = min(MOST_VALUES, max(3, len(values) // 20))
     similar = values if values.nunique() <= groups else pd.qcut(values, groups, labels=False, duplicates="drop")
     rates = labels.groupby(similar).transform("mean")
     areas = [auc(labels.to_numpy(), each.to_numpy(dtype=float)) for each in (values, rates)]
     return bool(max(abs(area - 0.5) for area in areas) > least)
+
+
+def least_distance(counts: npt.NDArray[Any]) -> Any:
+    """Distance from 0.5 at which an AUC is that of a proxy; `counts` are (2, ...) controls and patients."""
+    chance = np.sqrt((counts.sum(axis=0) + 1) / (12 * counts.prod(axis=0)))  # sd of an AUC without any effect
+    return np.maximum(REVEALING, np.minimum(OF_FEW, 4 * chance))
+
+
+def separating_columns(table: pd.DataFrame, labels: npt.NDArray[Any], sites: npt.NDArray[Any]) -> list[str]:
+    """Columns of a table that rank patients against controls, over all subjects or within sites; the clearest first."""
+    known = labels >= 0
+    table, labels, sites = table[known].reset_index(drop=True), labels[known], sites[known]
+    both = pd.Series(labels).groupby(sites).transform("nunique").to_numpy() == 2
+    within = table[both].groupby(sites[both]).rank(pct=True)
+    distances = [_distances(table, labels), _distances(within, labels[both])]
+    largest = pd.concat(distances, axis=1).max(axis=1)
+    return [str(name) for name in largest[largest > 0].sort_values(ascending=False, kind="stable").index]
+
+
+def _distances(table: pd.DataFrame, labels: npt.NDArray[Any]) -> pd.Series[float]:
+    """(column,) distance of the AUC of each column from 0.5, and 0 if it is not that of a proxy."""
+    present = table.notna().to_numpy()
+    counts = np.stack([(present & (labels == label)[:, None]).sum(axis=0) for label in (0, 1)])  # (2, column)
+    enough = counts.min(axis=0) >= FEWEST
+    ranks = table.rank().fillna(0.0).to_numpy()[labels == 1].sum(axis=0)  # (column,)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        areas = (ranks - counts[1] * (counts[1] + 1) / 2) / counts.prod(axis=0)
+        distance, least = np.abs(areas - 0.5), least_distance(counts)
+    return pd.Series(np.where(enough & (distance > least), distance, 0.0), index=table.columns)

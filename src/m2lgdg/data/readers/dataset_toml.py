@@ -18,7 +18,9 @@ from m2lgdg.data.atlases import included
 from m2lgdg.data.readers import tables
 from m2lgdg.storage import InputError, one_line, read_bytes
 
-IN_UNION = re.compile(r"str|int|float|constrained-float|dict\[.*")  # inserted by pydantic into the location of an error
+IN_UNION = re.compile(
+    r"str|int|float|constrained-float|dict\[.*|list\[.*"
+)  # inserted by pydantic into the location of an error
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

@@ -178,7 +178,9 @@ class AtlasFolder:
             self.patterns += [f"{folder}{{subject}}_run-{{run}}{suffix}" for folder in FOLDERS for suffix in SUFFIXES]
         if dataset.pattern:
             self.patterns = [Path(dataset.pattern).as_posix()]
-        others = {path / name for name in (dataset.participants, "participants.tsv", "participants.csv", dataset.rois) if name}
+        tables_of = [file for files in dataset.table_files().values() for file in files]
+        known = (dataset.participants, "participants.tsv", "participants.csv", dataset.rois, *tables_of)
+        others = {path / name for name in known if name}
         files = {file for one in self.patterns for file in path.glob(_wild(one)) if file not in others and file.is_file()}
         self.files = {file.relative_to(path).as_posix(): file for file in sorted(files)}
         self.names_of_files = sorted(self.files)
