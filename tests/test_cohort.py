@@ -315,14 +315,14 @@ def test_tables_are_matched_by_subject_and_missing_where_they_lack_one():
 
 @pytest.mark.parametrize("how", ["constructor", "from_arrays", "from_connectomes", "with_tables"])
 def test_every_way_to_make_a_cohort_takes_tables(how):
-    given, rng = {"thickness": THICKNESS}, np.random.default_rng(0)
-    named = {"subjects": ["s1", "s2", "s3", "s4"], "tables": given}
+    given, series = {"thickness": THICKNESS}, np.random.default_rng(0).normal(size=(4, 9, 3))
+    named = {"y": [1, 0, 1, 0], "sites": "x", "subjects": ["s1", "s2", "s3", "s4"], "tables": given}
     made = {
         "constructor": lambda: small(tables=given),
-        "from_arrays": lambda: Cohort.from_arrays(rng.normal(size=(4, 9, 3)), [1, 0, 1, 0], "x", **named),
-        "from_connectomes": lambda: Cohort.from_connectomes([np.eye(3) + 1] * 4, [1, 0, 1, 0], "x", values="covariance", **named),
+        "from_arrays": lambda: Cohort.from_arrays(series, **named),
+        "from_connectomes": lambda: Cohort.from_connectomes([np.eye(3) + 1] * 4, values="covariance", **named),
         "with_tables": lambda: small().with_tables(given),
-    }[how]()  # fmt: skip
+    }[how]()
     pd.testing.assert_frame_equal(made.tables["thickness"], with_tables().tables["thickness"])
 
 
