@@ -197,8 +197,8 @@ def test_missing_rows_and_gaps_that_tell_the_label(bare):
     table = brains(bare)
     table.loc[patients, COLUMNS[4]], table.loc[~patients, COLUMNS[7:9]] = np.nan, np.nan
     (one,) = missing_by_label(bare.with_tables({"thickness": table}))
-    assert one.kind == "table gaps by label" and one.numbers["more"] == 1  # columns with the same gaps are one
-    assert one.text.endswith(", and 1 other column likewise, which reveals the label.")
+    assert one.kind == "table gaps by label" and one.numbers["more"] == 2
+    assert one.text.endswith(", and 2 other columns likewise, which reveals the label.")
     table = brains(bare)
     table[bare.sites == "b"] = np.nan  # a site without structural scans tells the site, not the label
     assert missing_by_label(bare.with_tables({"thickness": table})) == []

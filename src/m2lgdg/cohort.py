@@ -442,7 +442,7 @@ class Cohort:
         A DataFrame is matched by its index, which holds subjects; those that it lacks have missing values. An array has one
         row for each subject, in their order.
         """
-        return self._changed(tables=self.tables | matched_tables(tables, self.subjects.tolist(), self.name))
+        return self._changed(tables={**self.tables, **matched_tables(tables, self.subjects.tolist(), self.name)})
 
     def with_findings(self, findings: Iterable[Finding]) -> Cohort:
         """A copy of the cohort that carries the findings of its check."""

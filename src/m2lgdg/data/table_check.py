@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +124,6 @@ def _disagreeing(cohort: Cohort, first: str, second: str, one: pd.DataFrame, oth
         for i in np.flatnonzero(unlike):
             if int(i) not in found:
                 found.add(int(i))
-                numbers = {"table": first, "second": second, "column": str(column)}
+                numbers: dict[str, Any] = {"table": first, "second": second, "column": str(column)}
                 numbers |= {"value": float(ours[i]), "elsewhere": float(theirs[i])}
                 yield Finding("tables disagree", str(cohort.sites[i]), (str(cohort.subjects[i]),), numbers)
