@@ -403,6 +403,8 @@ def test_selection_and_masking_carry_tables():
     bare = cohort.unlabelled()
     assert bare.tables["volume"].index.tolist() == bare.subjects.tolist() == [f"subject-{i}" for i in range(1, 5)]
     np.testing.assert_array_equal(bare.tables["thickness"], cohort.tables["thickness"])
+    renamed = cohort._changed(subjects=np.array(["p4", "p3", "p2", "p1"]))  # as in shared reports
+    assert renamed.tables["volume"].index.tolist() == ["p4", "p3", "p2", "p1"]
     # A subject without a row is kept, also alone and among others who have none.
     assert cohort.select(subjects=["s2"]).tables["thickness"].isna().all(axis=None)
     assert replace(cohort.select(subjects=["s2"]), notes=()).tables["thickness"].shape == (1, 2)

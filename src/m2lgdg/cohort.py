@@ -422,7 +422,6 @@ class Cohort:
             sites=np.full(len(self), MASKED_SITE, dtype=np.str_),
             labels=np.full(len(self), UNKNOWN, dtype=np.int8),
             phenotypes=self.phenotypes[list(self.inputs)].set_axis(subjects, axis=0),
-            tables={name: table.set_axis(subjects, axis=0) for name, table in self.tables.items()},
             excluded=(),
             notes=(),
             truth=None,
@@ -448,8 +447,10 @@ class Cohort:
         """A copy of the cohort that carries the findings of its check."""
         return self._changed(findings=tuple(findings))
 
-    def _changed(self, **values: object) -> Cohort:
+    def _changed(self, **values: Any) -> Cohort:
         # A subset of a valid cohort is valid, so the costly checks of __post_init__ are skipped.
+        if "subjects" in values and "tables" not in values:  # other names for the same rows
+            values["tables"] = {name: table.set_axis(values["subjects"], axis=0) for name, table in self.tables.items()}
         other = object.__new__(type(self))
         other._put(**{name: value for name, value in self.__dict__.items() if name != KNOWN} | {"findings": None} | values)
         return other

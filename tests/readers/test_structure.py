@@ -321,7 +321,7 @@ def test_any_table_with_a_column_of_ids(tmp_path, cohort, column):
     changed = with_files(cohort, {"mine": path})
     np.testing.assert_array_equal(changed.tables["mine"], [[1, 4], [np.nan, np.nan], [np.nan, np.nan]])
     (note,) = changed.notes
-    assert (note.kind, note.subjects, note.numbers["sites"]) == ("table", ("NYU_0050953",), {"NYU": 1})
+    assert (note.kind, note.subjects, note.numbers["sites"]) == ("table", (), {"NYU": 1})
     assert note.text == "Table mine: 2 columns (numbers) for 2 of 3 subjects; no row for NYU 1."
 
 

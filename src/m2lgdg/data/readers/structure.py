@@ -160,9 +160,9 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
         "left": list(read.left_out),
     }
     notes = [note for note in cohort.notes if isinstance(note, str) or note.numbers.get("table") != name]
-    notes.append(Finding("table", "", tuple(lacking), numbers))
+    notes.append(Finding("table", numbers=numbers))  # `check` names those without a row
     if 2 * len(ids) < min(len(subjects), len(read.table)):
-        notes.append(Finding("table of others", "", (), numbers))
+        notes.append(Finding("table of others", numbers=numbers))
     return cohort.with_tables({name: table})._changed(notes=tuple(notes))
 
 
