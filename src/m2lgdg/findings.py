@@ -143,8 +143,8 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "inputs": "Inputs of the methods: {listed}.",
         "scrubbed": "scrubbed volumes: {listed}",
         "constant columns": "Table {table}: all subjects have the same value in {listed}.",
-        "table": "Table {table}: {columns:column} ({what}) for {matched} of {size:subject}[; no row for {sites}][; left out: "
-        "{left}].",
+        "table": "Table {table}: {columns:column} ({what}[, {side}]) for {matched} of {size:subject}[, {by_number} matched by "
+        "the number alone][; no row for {sites}][; left out: {left}].",
         "session": "session: {text}",
         "run": "run: {text}",
         "values": "values: {text}",

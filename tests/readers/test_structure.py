@@ -322,7 +322,7 @@ def test_any_table_with_a_column_of_ids(tmp_path, cohort, column):
     np.testing.assert_array_equal(changed.tables["mine"], [[1, 4], [np.nan, np.nan], [np.nan, np.nan]])
     (note,) = changed.notes
     assert (note.kind, note.subjects, note.numbers["sites"]) == ("table", (), {"NYU": 1})
-    assert note.text == "Table mine: 2 columns (numbers) for 2 of 3 subjects; no row for NYU 1."
+    assert note.text == "Table mine: 2 columns (numbers) for 2 of 3 subjects, 2 matched by the number alone; no row for NYU 1."
 
 
 @pytest.mark.parametrize(
@@ -407,6 +407,22 @@ def test_dataset_toml_names_tables(tmp_path):
     assert replaced.tables["left"].columns.tolist() == ["lh_cuneus_thickness"] and "both" in replaced.tables
 
 
+def test_dataset_toml_of_connectomes_names_tables(tmp_path):
+    """A table, or a folder of stats, is no connectome, wherever it lies."""
+    folder = folder_with(tmp_path, 'values = "correlation"\n[tables]\nleft = "lh.tsv"\naseg = "fs"\n')
+    for i in range(3):
+        (folder / f"{i + 1}.npy").unlink()
+        np.savetxt(folder / f"{i + 1}.csv", np.corrcoef(np.random.default_rng(i).normal(size=(5, 40))), delimiter=",")
+    (folder / "rh.tsv").unlink()
+    for i in range(3):
+        (folder / "fs" / f"sub-{i + 1}" / "stats").mkdir(parents=True)
+        (folder / "fs" / f"sub-{i + 1}" / "stats" / "aseg.stats").write_text(VOLUMES)
+        (folder / "fs" / f"sub-{i + 1}" / "more.txt").write_text("1 2 3\n")
+    cohort = m2lgdg.read(folder)
+    assert cohort.values == "correlation" and cohort.subjects.tolist() == ["1", "2", "3"]
+    assert {name: table.shape for name, table in cohort.tables.items()} == {"left": (3, 3), "aseg": (3, 4)}
+
+
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
@@ -433,7 +449,10 @@ def test_convert_and_check_take_tables(tmp_path, cohort, typed, monkeypatch):
     assert list(made.tables) == ["thickness", "left"] and made.tables["thickness"].shape == (3, 6)
     code, text, _ = typed("check", "c.cohort", *given[:2], "--json", "--out", "checked")
     texts = [one["text"] for one in json.loads(text)["findings"]]
-    assert "Table thickness: 3 columns (thickness, desikan-killiany, freesurfer) for 3 of 3 subjects." in texts
+    assert (
+        "Table thickness: 3 columns (thickness, desikan-killiany, freesurfer, left hemisphere only) for 3 of 3 subjects."
+        in texts
+    )
     code, text, _ = typed("check", "c.cohort", *given[:4], "--out", "checked")
     assert "Next: m2lgdg convert c.cohort c-corrected.cohort --table thickness=lh.tsv --table thickness=rh.tsv" in text
     for wrong in ("lh.tsv", "=lh.tsv", "thickness="):

@@ -161,7 +161,9 @@ def find(wanted: Wanted, dataset: Dataset) -> Layout:
     dataset = dataset.model_copy(update={"labels": labels, "site": wanted.site or dataset.site})
     found = _tables(wanted, dataset)
     other = {*found, wanted.path / (dataset.rois or "")}
-    files = [one for one in array_files(wanted.path) if one not in other and wanted.has(one) and not _is_table(one)]
+    beside = {file for some in dataset.table_files(wanted.path).values() for file in some}  # tables, or folders of them
+    files = [one for one in array_files(wanted.path) if one not in other and beside.isdisjoint((one, *one.parents))]
+    files = [one for one in files if wanted.has(one) and not _is_table(one)]
     if len(found) > 1 or (found[0].parent != wanted.path and wanted.participants is None):
         return _by_folder(wanted, dataset, found, files)
     people = folder.people_of(found[0], dataset, wanted.path / "dataset.toml", advice=ADVICE, where=tables.NAMED | SITE)

@@ -25,6 +25,7 @@ from m2lgdg.data.readers.dataset_toml import Dataset, read_dataset
 from m2lgdg.data.readers.folder import POSITIONAL
 from m2lgdg.data.readers.matrices import Matrices
 from m2lgdg.data.readers.series import Atlases, OnBad, Progress, Scan, excluded_file, requested, unlisted
+from m2lgdg.data.readers.structure import with_files
 from m2lgdg.findings import CONNECTOME_NOT_LISTED, NO_CONNECTOME, Exclusion, Finding, Note, counted
 from m2lgdg.storage import InputError, read_bytes
 
@@ -87,7 +88,7 @@ def read(
         for one in other.excluded
     ]
     notes: list[Note] = [*layout.notes, *(note for each in found for note in each.notes)]
-    return Cohort(
+    cohort = Cohort(
         series=main.connectomes(chosen.subjects),
         subjects=np.array(chosen.subjects),
         sites=chosen.sites,
@@ -103,6 +104,7 @@ def read(
         allow_proxies=dataset.allow_proxies,
         parcellations={name: Parcellation(each.rois, each.connectomes(chosen.subjects)) for name, each in others.items()},
     )
+    return with_files(cohort, dataset.table_files(path))
 
 
 def _need_known(name: str, given: str | None, known: Iterable[str]) -> None:

@@ -75,9 +75,10 @@ class Dataset(_Strict):
     atlases: dict[str, FurtherAtlas] = Field(default={}, description="further atlases of the same scans, by name")
     tables: dict[str, str | list[str]] = Field(default={}, description="tables of brain structure, by name")
 
-    def table_files(self) -> dict[str, list[str]]:
-        """Files of each table."""
-        return {name: [given] if isinstance(given, str) else given for name, given in self.tables.items()}
+    def table_files(self, folder: Path) -> dict[str, list[Path]]:
+        """Files of each table, in the folder of dataset.toml."""
+        files = {name: [given] if isinstance(given, str) else given for name, given in self.tables.items()}
+        return {name: [folder / one for one in given] for name, given in files.items()}
 
     def by_atlas(self) -> dict[str, Dataset]:
         """The atlases of dataset.toml, each with its own keys."""
@@ -147,8 +148,8 @@ def _check_atlases(path: Path, dataset: Dataset) -> None:
 
 
 def _check_tables(path: Path, dataset: Dataset) -> None:
-    for name, files in dataset.table_files().items():
-        outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
-        if outside:
-            advice = f"put it there, or give it with --table {name}=FILE"
-            raise InputError(f"{path}, key tables.{name}: {outside[0]!r} is not in {path.parent}; {advice}.")
+    for name, given in dataset.tables.items():
+        for file in [given] if isinstance(given, str) else given:
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                advice = f"put it there, or give it with --table {name}=FILE"
+                raise InputError(f"{path}, key tables.{name}: {file!r} is not in {path.parent}; {advice}.")

@@ -100,7 +100,7 @@ def read(
         ),
         allow_proxies=dataset.allow_proxies,
     )
-    return with_files(cohort, {name: [path / one for one in files] for name, files in dataset.table_files().items()})
+    return with_files(cohort, dataset.table_files(path))
 
 
 def _choice(name: str, given: object, known: Mapping[Any, Any]) -> Any:
@@ -178,9 +178,8 @@ class AtlasFolder:
             self.patterns += [f"{folder}{{subject}}_run-{{run}}{suffix}" for folder in FOLDERS for suffix in SUFFIXES]
         if dataset.pattern:
             self.patterns = [Path(dataset.pattern).as_posix()]
-        tables_of = [file for files in dataset.table_files().values() for file in files]
-        known = (dataset.participants, "participants.tsv", "participants.csv", dataset.rois, *tables_of)
-        others = {path / name for name in known if name}
+        others = {path / name for name in (dataset.participants, "participants.tsv", "participants.csv", dataset.rois) if name}
+        others |= {file for some in dataset.table_files(path).values() for file in some}
         files = {file for one in self.patterns for file in path.glob(_wild(one)) if file not in others and file.is_file()}
         self.files = {file.relative_to(path).as_posix(): file for file in sorted(files)}
         self.names_of_files = sorted(self.files)

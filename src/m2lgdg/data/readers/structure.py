@@ -17,7 +17,7 @@ import pandas as pd
 
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.readers import tables
-from m2lgdg.data.readers.ids import matched_ids
+from m2lgdg.data.readers.ids import matched_ids, plain_id
 from m2lgdg.data.readers.runs import entities
 from m2lgdg.findings import Finding, is_proxy
 from m2lgdg.storage import InputError, read_bytes
@@ -29,7 +29,7 @@ SURFACE = re.compile(r"(?P<side>lh|rh)\.(?P<atlas>.+)\.(?P<measure>[a-z]+)")  # 
 VOLUME = re.compile(r"measure:\s*(?P<measure>\w+)", re.IGNORECASE)  # first cell of asegstats2table
 # Columns of a hemisphere, or of the whole brain or head, in the order of FreeSurfer's two commands and ENIGMA's
 WHOLE = re.compile(
-    r"[lr]h_(MeanThickness|WhiteSurfArea)_\w+|eTIV|(Estimated)?(Total)?IntraCranialVol|BrainSegVol\w*|\w+Vol(-to-eTIV)?|"
+    r"[lr]h_(MeanThickness|WhiteSurfArea)_\w+|eTIV|(Estimated)?(Total)?IntraCranialVol|[A-Za-z]+Vol(NotVent\w*)?(-to-eTIV)?|"
     r"[lr]?h?SurfaceHoles|[LR]Thickness|[LR]SurfArea|ICV",
     re.IGNORECASE,
 )
@@ -64,6 +64,12 @@ class Structure(NamedTuple):
         """Measure, atlas and kind in words."""
         known = [self.measure, self.atlas, "" if self.kind == "table" else self.kind]
         return ", ".join(filter(None, known)) or "numbers"
+
+    @property
+    def side(self) -> str:
+        """The hemisphere, if the regions are of one only."""
+        sides = {column[:3] for column in self.table.columns if column[:3] in ("lh_", "rh_")}
+        return f"{'left' if sides == {'lh_'} else 'right'} hemisphere only" if len(sides) == 1 else ""
 
 
 def head_size(columns: Iterable[str]) -> str | None:
@@ -156,6 +162,8 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
         "matched": len(ids),
         "size": len(subjects),
         "rows": len(read.table),
+        "side": read.side,
+        "by_number": sum(plain_id(subject) != plain_id(one) for subject, one in ids.items()) or "",
         "sites": {site: sites[site] for site in sorted(sites, key=natural_key)} or "",
         "left": list(read.left_out),
     }
