@@ -1,6 +1,7 @@
 """Tables of brain structure, in the layout that each tool writes: what they are, whose they are, and what is wrong."""
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import m2lgdg
 from m2lgdg import InputError
 from m2lgdg.data.readers.structure import head_size, read_stats, read_table, with_files
+from m2lgdg.data.table_check import table_findings
 
 SUBJECTS = ["Caltech_0051456", "NYU_0050952", "NYU_0050953"]
 LH = {
@@ -379,6 +381,32 @@ def test_any_numbers_come_back_whatever_the_separator_and_the_order(tmp_path_fac
     np.testing.assert_array_equal(with_files(cohort, {"t": path}).tables["t"].to_numpy().T, values)
 
 
+VALID = [
+    "lh.aparc.thickness\tlh_insula_thickness\teTIV\nA\t2.5\t1.5e6\n",
+    "SubjID,L_insula_thickavg,R_insula_thickavg\nA,2,3\n",
+]
+VALID += ["index\tname\tvolume\n1\tCSF\t3.5\n", "LH_Vis_1\tRH_Vis_1\n2.5\tn/a\n", surface("lh"), VOLUMES]
+
+
+@given(st.sampled_from(VALID), st.lists(st.tuples(st.integers(0, 900), st.binary(max_size=3)), max_size=4), st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_in_a_file_it_is_read_or_refused_in_a_sentence(tmp_path_factory, text, edits, data):
+    content = bytearray(data.draw(st.just(text.encode()) | st.binary(max_size=60)))
+    for at, other in edits:
+        content[at % (len(content) + 1) : at % (len(content) + 1) + len(other)] = other
+    path = tmp_path_factory.mktemp("any") / data.draw(
+        st.sampled_from(["t.csv", "sub-01_seg-x_desc-thickness_morph.tsv", "lh.aparc.stats"])
+    )
+    path.write_bytes(content)
+    for call in (lambda: read_table(path, "volume").table, lambda: pd.DataFrame([read_stats(path, "thickness")])):
+        try:
+            table = call()
+        except InputError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:
+            assert table.shape[1] and all(kind == np.float64 for kind in table.dtypes)
+
+
 def test_read_takes_tables_for_any_kind(tmp_path, cohort):
     file = cohort.save(tmp_path / "c.cohort")
     path = write(tmp_path / "t.tsv", "lh.aparc.thickness", LH)
@@ -462,10 +490,12 @@ def test_convert_and_check_take_tables(tmp_path, cohort, typed, monkeypatch):
     assert code == 2 and "none.tsv" in text and not (tmp_path / "no.cohort").exists()
 
 
-def test_the_real_tables_of_abide(abide_folder, tmp_path):
-    """FreeSurfer's tables of the release's subjects, if they lie beside it: everybody is matched."""
-    stats = abide_folder.parent / "freesurfer"
-    if not stats.is_dir():
-        pytest.skip("no folder freesurfer beside the release")
-    cohort = m2lgdg.read(abide_folder, atlas="aal", tables={"thickness": stats, "aseg": stats})
-    assert all(table.notna().all(axis=None) for table in cohort.tables.values())
+def test_the_real_tables_of_abide(abide_folder):
+    """FreeSurfer's tables of the release (github.com/dfsp-spirit/abide_preproc_smri_freesurfer6): everybody is matched."""
+    stats = os.environ.get("M2LGDG_ABIDE_STATS")
+    if not stats:
+        pytest.skip("M2LGDG_ABIDE_STATS does not name the folder stats of that repository")
+    cohort = m2lgdg.read(abide_folder, atlas="aal", tables={name: stats for name in ("thickness", "area-a2009s", "aseg")})
+    shapes = {name: table.shape[1] for name, table in cohort.tables.items() if table.notna().all(axis=None)}
+    assert shapes == {"thickness": 70, "area-a2009s": 150, "aseg": 55}
+    assert not {one.kind for one in table_findings(cohort)} - {"constant columns", "failed segmentation"}

@@ -176,8 +176,8 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
 
 def _file(path: Path, name: str) -> Structure:
     rows = tables.read_text_table(path, separator=_separator(path))
-    if not len(rows):
-        raise InputError(f"{path} has a header and no row.")
+    if not len(rows) or not len(rows.columns):
+        raise InputError(f"{path} has {'a header and no row' if len(rows.columns) else 'no named column'}.")
     if known := _written_by_freesurfer(rows.columns):
         return _of_freesurfer(rows, path, *known)
     column = _id_column(rows)
