@@ -459,6 +459,18 @@ def test_noise_is_in_every_atlas():
             assert np.array_equal(one, before)
 
 
+def test_noise_is_in_every_table():
+    cohort = make_cohort("tiny", seed=1)
+    west = cohort.sites == "west"
+    values = np.random.default_rng(0).normal(2.5, 0.2, (len(cohort), 4))
+    values[np.flatnonzero(west)[0]] = np.nan  # a target subject that lacks the table
+    cohort = cohort.with_tables({"thickness": values})
+    noise = other_target(cohort, "west", "noise").tables["thickness"].to_numpy()
+    np.testing.assert_array_equal(noise[~west], values[~west])
+    np.testing.assert_array_equal(np.isnan(noise), np.isnan(values))
+    assert (noise[west][1:] != values[west][1:]).all()
+
+
 def test_two_other_targets_come_first(tiny):
     cell = Cell("prior", "", "west", 3, {}, "key")
     assert tiny.site_names == ["east", "north", "south", "west"]

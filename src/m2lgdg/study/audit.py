@@ -193,7 +193,7 @@ def _forget_unstable(seen: dict[str, list[Seen]], repeat: Callable[[], list[Seen
 
 
 def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
-    """Cohort whose target is noise (scans, phenotypes, TR; labels flipped), or whose target labels are withheld."""
+    """Cohort whose target is noise (scans, tables, phenotypes, TR; labels flipped), or whose target labels are withheld."""
     here = np.flatnonzero(cohort.sites == site)
     labels = np.array(cohort.labels)
     if world == WITHHELD:
@@ -210,7 +210,11 @@ def other_target(cohort: Cohort, site: str, world: str) -> Cohort:
     tr = np.array(cohort.tr)
     tr[here] = draw.uniform(1, 3, len(here))
     series = _noisy_scans(cohort.scans, here, draw)
-    changed: dict[str, Any] = {"series": series, "parcellations": atlases, "phenotypes": phenotypes, "tr": tr}
+    tables = {  # a value that is missing still is: which ones a subject has is not hidden
+        name: table.apply(lambda column: _noisy(column, here, draw)).where(table.notna())
+        for name, table in cohort.tables.items()
+    }
+    changed: dict[str, Any] = {"series": series, "parcellations": atlases, "phenotypes": phenotypes, "tr": tr, "tables": tables}
     return dataclasses.replace(cohort, labels=labels, **changed)
 
 
