@@ -19,6 +19,8 @@ from m2lgdg.connectivity import View, covariances, deviations, fc_features, fram
 from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
+from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
+from m2lgdg.methods.tables import NONE, TableBlock, chosen_tables, table_weights
 from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
@@ -35,7 +37,12 @@ OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that 
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
-OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight")  # fields that say which blocks there are, not how one is fitted
+OUTSIDE_BLOCKS = (
+    "atlases",
+    "phenotypes",
+    "phenotype_weight",
+    "tables",
+)  # fields that say which blocks there are, not how one is fitted
 
 
 class Block(NamedTuple):
@@ -60,6 +67,7 @@ class Linear(UsesAmplitude, Method):
     penalties: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # times the mean squared feature norm
     phenotypes: bool = False
     phenotype_weight: float = 0.3
+    tables: str | tuple[str, ...] = NONE  # of brain structure: "all", "none", or their names
 
     bounds = {"site_folds": (2, math.inf), "penalties": (1e-12, math.inf)}
     takes = ANY_SCAN
@@ -72,14 +80,16 @@ class Linear(UsesAmplitude, Method):
     confounds: ClassVar[tuple[str, ...]] = ()  # phenotypes regressed out of the other blocks, in variant `phenotypes`
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+        tables = chosen_tables(self.tables, source)
         if "phenotypes" not in self._weights():
-            self.facts_["inputs"] = []
+            self.facts_["inputs"] = [name for name in source.inputs if tables and name in TABLE_CONFOUNDS]
         if note := note_on_connectomes(self.blocks, self.trained_on):
             self.facts_["notes"] = [note]
         folds = source_folds(source, self.site_folds, self._subject_weights(source))
-        if "phenotypes" in self._weights():
-            self.state_ |= PhenotypeScaler.fit(source).state("phenotypes.scaler")
-        confound_columns = [i for i, name in enumerate(self.facts_["inputs"]) if name in self.confounds]
+        if "phenotypes" in self._weights() or tables:
+            self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
+        inputs = self.facts_["inputs"] if self.phenotypes else []
+        confound_columns = [i for i, name in enumerate(inputs) if name in self.confounds]
         total, confound_weights = np.zeros(len(source)), np.zeros(len(confound_columns))
         for name, weight in self._weights().items():
             if name == "tangent":
@@ -101,10 +111,40 @@ class Linear(UsesAmplitude, Method):
                 confound_weights = confound_weights + weight * slopes @ block.weights
         if confound_columns:
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
+        if tables:
+            total = total + self._fit_tables(tables, total, source, folds)
         self.state_["calibration"] = np.array(platt(total, source.labels, source.sites))
         if is_flat(self.state_["calibration"][0], total):
             self.facts_.setdefault("notes", []).append(FLAT_NOTE)
         self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
+
+    def _fit_tables(self, tables: Mapping[str, list[str]], base: Floats, source: Cohort, folds: list[Any]) -> Floats:
+        """(subject,) weighted held-out decisions of the tables, beside those of the other blocks."""
+        self.facts_["tables"] = {name: {"columns": columns} for name, columns in tables.items()}
+        scaled, weights, held_out = self._scaled_confounds(source), self._subject_weights(source), []
+        fitted = self._tables()
+        for table in fitted:
+            table.fit_filling(source)
+            features, confounds = table.features(source), table.confounds(source, scaled)
+            standardised = standardised_block(features, source, weights, self.within_sites, confounds)
+            block = self._solve("table", standardised, source, folds)
+            present = table.present(source)
+            held_out.append(np.where(present, block.held_out, block.held_out[present].mean()))
+            slopes = np.zeros((0, features.shape[1])) if standardised.slopes is None else standardised.slopes
+            absent = block.weights @ standardised.centre + block.intercept
+            table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent, mean=standardised.centre)
+        factors = table_weights(base, held_out, source)
+        for table, factor in zip(fitted, factors, strict=True):
+            table.put(**{name: factor * table[name] for name in ("weights", "intercept", "absent")})
+            self.facts_["tables"][table.name]["weight"] = float(factor)
+        return np.asarray(factors @ np.stack(held_out))
+
+    def _tables(self) -> list[TableBlock]:
+        return [TableBlock(name, each["columns"], self.state_) for name, each in self.facts_.get("tables", {}).items()]
+
+    def _scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
+        scaled = self._features("phenotypes", cohort)  # (subject, input)
+        return {name: scaled[:, i] for i, name in enumerate(self.facts_["inputs"]) if name in TABLE_CONFOUNDS}
 
     def held_out_logits(self) -> Floats | None:
         """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
@@ -142,6 +182,9 @@ class Linear(UsesAmplitude, Method):
             features = self._features(name, target)
             # Row by row: BLAS may sum in a different order for one row than for many.
             total += [float(row @ self.state_[f"{name}.weights"]) for row in features] + self.state_[f"{name}.intercept"]
+        if tables := self._tables():
+            scaled = self._scaled_confounds(target)
+            total = total + sum(table.decision(target, scaled) for table in tables)
         return total
 
     def _weights(self) -> dict[str, float]:
@@ -453,6 +496,7 @@ class ConnectomeAdaptive(Linear):
     """
 
     atlases: str | tuple[str, ...] = "all"  # a weak atlas does no harm: docs/atlases.md
+    tables: str | tuple[str, ...] = "all"
     penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
 
     blocks = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
