@@ -37,12 +37,8 @@ OF_SERIES = {"swings": "deviation FC", "amplitude": "amplitude"}  # blocks that 
 REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
-OUTSIDE_BLOCKS = (
-    "atlases",
-    "phenotypes",
-    "phenotype_weight",
-    "tables",
-)  # fields that say which blocks there are, not how one is fitted
+# Fields that say which blocks there are, not how one is fitted
+OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "tables")
 
 
 class Block(NamedTuple):
@@ -113,10 +109,14 @@ class Linear(UsesAmplitude, Method):
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
         if tables:
             total = total + self._fit_tables(tables, total, source, folds)
-        self.state_["calibration"] = np.array(platt(total, source.labels, source.sites))
-        if is_flat(self.state_["calibration"][0], total):
+        self._calibrate(total, source)
+
+    def _calibrate(self, held_out: Floats, source: Cohort) -> None:
+        """Platt scaling on the decisions of source subjects by blocks fitted without their site."""
+        self.state_["calibration"] = np.array(platt(held_out, source.labels, source.sites))
+        if is_flat(self.state_["calibration"][0], held_out):
             self.facts_.setdefault("notes", []).append(FLAT_NOTE)
-        self.held_out_ = total  # source subjects, by blocks fitted without their site; not saved with the model
+        self.held_out_ = held_out  # not saved with the model
 
     def _fit_tables(self, tables: Mapping[str, list[str]], base: Floats, source: Cohort, folds: list[Any]) -> Floats:
         """(subject,) weighted held-out decisions of the tables, beside those of the other blocks."""

@@ -45,7 +45,7 @@ def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
 
 
 class TableBlock:
-    """A fitted table: its decision is linear in the columns after confounds are taken out; mean decision where it is missing."""
+    """A fitted table: a decision linear in its columns without confounds, and the mean decision for subjects without it."""
 
     def __init__(self, name: str, columns: Sequence[str], state: dict[str, npt.NDArray[Any]]) -> None:
         self.name, self.columns, self.state = name, list(columns), state
@@ -96,7 +96,7 @@ class TableBlock:
 
 
 def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Floats:
-    """(table,) weights of held-out decisions beside a base of weight 1: non-negative, the best linear discriminant within sites.
+    """(table,) weights of held-out decisions beside a base of weight 1: the linear discriminant within sites, none negative.
 
     A table that adds nothing gets 0.
     """
