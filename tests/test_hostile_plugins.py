@@ -21,7 +21,8 @@ import functools
 import numpy as np
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.method import Method, method
-from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, FCAdaptive, FCLogistic, TangentRidge
+from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+from m2lgdg.methods.linear import VIEWS, FCAdaptive, FCLogistic, TangentRidge
 """
 VIEWED = """
 class Viewed(FCLogistic):
@@ -144,7 +145,7 @@ class ConnectomeAdaptive(ConnectomeAdaptive):
     def _features(self, block, cohort):
         return super()._features(block, cohort)[:, ::-1] ** 2
 
-ConnectomeAdaptive.__module__ = "m2lgdg.methods.linear"
+ConnectomeAdaptive.__module__ = "m2lgdg.methods.connectome_adaptive"
 
 @method("own-logistic")
 class FCLogistic(FCLogistic):
@@ -186,9 +187,9 @@ class Spoils(Method):
 class Meddles(Method):
     def learn(self, source, *, seed, device, progress):
         from m2lgdg import connectivity
-        from m2lgdg.methods import linear, solvers
+        from m2lgdg.methods import connectome_adaptive, linear, solvers
         connectivity.CLIP, solvers.LEAST_SCALE, linear.REFERENCE_TOLERANCE = 0.2, 5.0, 1e9
-        linear.VIEWS["steady"], linear.ConnectomeAdaptive.adaptive = standardised, ()
+        linear.VIEWS["steady"], connectome_adaptive.ConnectomeAdaptive.adaptive = standardised, ()
         linear.Linear._subject_weights = lambda self, source: np.linspace(0.1, 2, len(source))
         self.state_["x"] = np.zeros(1)
     def score(self, target):

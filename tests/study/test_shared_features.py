@@ -17,6 +17,7 @@ from m2lgdg.connectivity import (
     sharing_features,
 )
 from m2lgdg.methods import linear
+from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.study import cells
 from m2lgdg.study.runner import run_study
 
@@ -122,7 +123,7 @@ class Weighted(linear.FCAdaptive):
         return 1.0 + np.arange(len(source))
 
 
-class Loud(linear.ConnectomeAdaptive):
+class Loud(ConnectomeAdaptive):
     def amplitude_block(self, cohort):
         return -3 * super().amplitude_block(cohort)
 
@@ -140,7 +141,7 @@ OWN = {
     "loud": Loud,
     "patched": patched,
     "fc-adaptive": linear.FCAdaptive,
-    "connectome-adaptive": linear.ConnectomeAdaptive,
+    "connectome-adaptive": ConnectomeAdaptive,
 }
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.method import interchangeable
-from m2lgdg.methods.linear import ConnectomeAdaptive
+from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.registry import create
 from m2lgdg.scans import SERIES
 from m2lgdg.splits import site_folds

@@ -20,7 +20,7 @@ from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
-from m2lgdg.methods.tables import NONE, TableBlock, chosen_tables, table_weights
+from m2lgdg.methods.tables import FLAG, NONE, TableBlock, chosen_tables, table_weights
 from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
@@ -38,7 +38,7 @@ REFERENCE_TOLERANCE = 0.02  # one Newton step
 REFERENCE_SUBJECTS = 256  # whose logarithms are computed for it
 SMALLEST_SPREAD = 1e-6  # of a feature, below which it counts as constant
 # Fields that say which blocks there are, not how one is fitted
-OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "tables")
+OUTSIDE_BLOCKS = ("atlases", "phenotypes", "phenotype_weight", "tables", "scan")
 
 
 class Block(NamedTuple):
@@ -145,6 +145,14 @@ class Linear(UsesAmplitude, Method):
     def _scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
         scaled = self._features("phenotypes", cohort)  # (subject, input)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["inputs"]) if name in TABLE_CONFOUNDS}
+
+    def method_flags(self, target: Cohort) -> list[list[str]]:
+        """Also for subjects without a table that the model takes."""
+        flags = super().method_flags(target)
+        for table in self._tables():
+            for i in np.flatnonzero(~table.present(target)):
+                flags[i].append(FLAG.format(table.name))
+        return flags
 
     def held_out_logits(self) -> Floats | None:
         """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
@@ -476,31 +484,3 @@ class ConnectomeEnsemble(Linear):
     blocks = {"fc": 0.5, "tangent": 0.5, "amplitude": 0.3}
     learner = "ridge"
     within_sites = True
-
-
-@method("connectome-adaptive", role="default")
-class ConnectomeAdaptive(Linear):
-    """Adaptive ridge on site-centred frame-weighted FC, correlations of absolute deviations and log regional amplitude.
-
-    The decision is the sum of three ridge classifiers with weights 1, 0.3 and 0.2, Platt-scaled on held-out source sites. Their
-    features, from each ROI's z-scored series:
-    `steady`: Fisher z of weighted correlations. A time point with mean square e over ROIs has weight 1 / (1 + (e / median e)²),
-    so that frames of unusual amplitude, as in head motion, count less.
-    `swings`: Fisher z of the correlations between absolute deviations |z|, which are high where ROIs deviate from their means
-    at the same time, in either direction.
-    `amplitude`: log sd of each ROI's raw series minus the subject's mean over ROIs.
-    Features are centred and scaled as in `fc-adaptive`; target subjects are centred by the mean of source. The penalty is fixed
-    at 3 times the mean squared feature norm.
-    Variant `phenotypes` adds a phenotype block (weight 0.3) and regresses age and sex out of the three blocks within sites.
-    On connectomes, plain FC (`fc`) takes the place of `steady`, and the other two blocks, which need series, are left out.
-    """
-
-    atlases: str | tuple[str, ...] = "all"  # a weak atlas does no harm: docs/atlases.md
-    tables: str | tuple[str, ...] = "all"
-    penalties: tuple[float, ...] = (3.0,)  # choosing among several on held-out source sites cost half a point of AUC on ABIDE
-
-    blocks = {"steady": 1.0, "swings": 0.3, "amplitude": 0.2}
-    learner = "ridge"
-    within_sites = True
-    adaptive = ("fc", "steady", "swings", "amplitude")
-    confounds = ("age", "sex")

@@ -17,7 +17,8 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.methods.amplitude import ARRAYS, UsesAmplitude
-from m2lgdg.methods.linear import VIEWS, ConnectomeAdaptive, blocks_of
+from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+from m2lgdg.methods.linear import VIEWS, blocks_of
 from m2lgdg.preprocess import PhenotypeScaler
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -121,4 +121,6 @@ def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Flo
     scatter = scatter / len(decisions) + 1e-9 * np.eye(len(scatter))
     root = np.linalg.cholesky(scatter)
     found = nnls(root.T, np.linalg.solve(root, difference / total))[0] / scale
+    if not base.any():  # the method has no other block
+        return np.asarray(found[1:] if found[1:].any() else 1 / scale[1:])
     return np.asarray(found[1:] / found[0]) if found[0] > 0 else np.zeros(len(tables))

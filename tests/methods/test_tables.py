@@ -1,0 +1,165 @@
+"""Tables of brain structure in linear methods: what they add, what is taken out of them, and who has none."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize
+
+import m2lgdg
+from m2lgdg.methods.tables import FLAG, HEAD_SIZE, TableBlock, table_weights
+from m2lgdg.metrics import auc
+from m2lgdg.storage import InputError
+
+
+def structure(cohort, effect=1.0, seed=0, columns=6):
+    """A table with the label in its first columns, and age, sex and head size in all."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(len(cohort), columns))
+    values[:, :2] += effect * cohort.labels[:, None]
+    head = rng.normal(1500, 100, size=len(cohort))
+    age = cohort.phenotypes["age"].to_numpy()
+    values += 0.01 * (head - 1500)[:, None] + 0.05 * np.nan_to_num(age, nan=30.0)[:, None]
+    frame = pd.DataFrame(values, index=cohort.subjects, columns=[f"region {i}" for i in range(columns)])
+    return frame.assign(**{"Estimated Total Intra-Cranial Vol": head})
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    tiny = m2lgdg.make_cohort("tiny")
+    return tiny.with_tables({"thickness": structure(tiny, effect=2.5), "noise": structure(tiny, effect=0.0, seed=1)})
+
+
+@pytest.fixture(scope="module")
+def fold(cohort):
+    return next(iter(m2lgdg.leave_one_site_out(cohort)))
+
+
+@pytest.fixture(scope="module")
+def fitted(fold):
+    return m2lgdg.make("connectome-adaptive", phenotypes=True).fit(fold.source)
+
+
+def held_out_auc(cohort, **fields):
+    scores = np.zeros(len(cohort))
+    for each in m2lgdg.leave_one_site_out(cohort):
+        model = m2lgdg.make("connectome-adaptive", **fields).fit(each.source)
+        scores[np.isin(cohort.subjects, each.target.subjects)] = model.predict_proba(each.target)[:, 1]
+    return np.mean([auc(cohort.labels[cohort.sites == site], scores[cohort.sites == site]) for site in cohort.site_names])
+
+
+def test_structure_alone_finds_the_planted_effect_and_noise_does_not(cohort):
+    assert held_out_auc(cohort, scan=False, tables="thickness") > 0.8
+    assert held_out_auc(cohort, scan=False, tables="noise") < 0.7
+
+
+def test_structure_adds_to_phenotypes(cohort):
+    assert (
+        held_out_auc(cohort, tables="thickness", scan=False, phenotypes=True)
+        > held_out_auc(cohort, tables="none", scan=False, phenotypes=True) + 0.1
+    )
+
+
+def test_without_tables_nothing_changes(cohort, fold):
+    plain = m2lgdg.make("connectome-adaptive", tables="none", phenotypes=True).fit(fold.source)
+    bare = next(iter(m2lgdg.leave_one_site_out(m2lgdg.make_cohort("tiny"))))
+    same = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(bare.source)
+    np.testing.assert_array_equal(plain.predict_proba(fold.target), same.predict_proba(bare.target))
+
+
+def test_weights_are_the_best_discriminant_within_sites(cohort):
+    rng = np.random.default_rng(3)
+    useful = cohort.labels + rng.normal(size=len(cohort))
+    base = 0.5 * cohort.labels + rng.normal(size=len(cohort))
+    shifted = useful + 100 * np.unique(cohort.sites, return_inverse=True)[1]  # site offsets must not count
+    found = table_weights(base, [shifted, rng.normal(size=len(cohort)), -useful], cohort)
+
+    def separation(weights):
+        decision = base + weights * useful
+        inside = np.concatenate([_centred(decision, cohort, label) for label in (0, 1)])
+        sites = [cohort.sites == site for site in cohort.site_names]
+        gaps = [decision[at & (cohort.labels == 1)].mean() - decision[at & (cohort.labels == 0)].mean() for at in sites]
+        sizes = [_pair_weight(at, cohort) for at in sites]
+        return -np.average(gaps, weights=sizes) / inside.std()
+
+    best = minimize(lambda w: separation(w[0]), [0.5], method="Nelder-Mead").x[0]
+    alone = table_weights(base, [shifted], cohort)
+    assert alone[0] == pytest.approx(best, rel=0.01)
+    assert found[2] == 0 and found[0] > 0.5
+
+
+def _centred(decision, cohort, label):
+    parts = [decision[(cohort.sites == site) & (cohort.labels == label)] for site in cohort.site_names]
+    return np.concatenate([part - part.mean() for part in parts])
+
+
+def _pair_weight(at, cohort):
+    patients, controls = (at & (cohort.labels == 1)).sum(), (at & (cohort.labels == 0)).sum()
+    return patients * controls / (patients + controls)
+
+
+def test_head_size_and_age_are_taken_out(fold, fitted):
+    block = next(table for table in fitted.method._tables() if table.name == "thickness")
+    source = fitted.method.visible(fold.source)
+    scaled = fitted.method._scaled_confounds(source)
+    cleaned = block.features(source) - block.confounds(source, scaled) @ block["slopes"]
+    sites = fold.source.sites
+    for confound in block.confounds(source, scaled).T:
+        for column in cleaned.T[:-1]:
+            centred = [column[sites == site] - column[sites == site].mean() for site in np.unique(sites)]
+            other = [confound[sites == site] - confound[sites == site].mean() for site in np.unique(sites)]
+            assert abs(np.corrcoef(np.concatenate(centred), np.concatenate(other))[0, 1]) < 0.2
+
+
+def test_who_has_no_table_gets_the_other_blocks_and_a_flag(fold, fitted):
+    rows = fold.target.tables["thickness"].copy()
+    rows.iloc[0] = np.nan
+    partly = fold.target.with_tables({"thickness": rows})
+    without = m2lgdg.Cohort.from_arrays(
+        list(fold.target.series), fold.target.labels, fold.target.sites, fold.target.phenotypes, fold.target.rois,
+        subjects=fold.target.subjects, atlas=fold.target.atlas,
+    )  # fmt: skip
+    full, part, none = (fitted.predict_proba(one)[:, 1] for one in (fold.target, partly, without))
+    np.testing.assert_array_equal(full[1:], part[1:])
+    assert part[0] != full[0]
+    method = fitted.method
+    flags = method.method_flags(method.visible(partly))
+    assert FLAG.format("thickness") in flags[0] and FLAG.format("thickness") not in flags[1]
+    assert all(FLAG.format("noise") in one for one in method.method_flags(method.visible(without)))
+    absent = sum(float(block["absent"]) for block in method._tables())
+    plain = method.decision(method.visible(without)) - absent
+    slope, offset = method.state_["calibration"]
+    np.testing.assert_allclose(none, 1 / (1 + np.exp(-(slope * (plain + absent) + offset))))
+
+
+def test_a_subjects_decision_depends_on_its_own_row_only(fold, fitted):
+    alone = np.concatenate([fitted.predict_proba(fold.target[i])[:, 1] for i in range(len(fold.target))])
+    np.testing.assert_array_equal(alone, fitted.predict_proba(fold.target)[:, 1])
+
+
+def test_save_and_load_keep_the_bits(fold, fitted, tmp_path):
+    loaded = m2lgdg.Model.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict_proba(fold.target), fitted.predict_proba(fold.target))
+
+
+def test_columns_of_a_target_may_be_in_another_order_but_not_missing(fold, fitted):
+    table = fold.target.tables["thickness"]
+    turned = fold.target.with_tables({"thickness": table.iloc[:, ::-1]})
+    np.testing.assert_array_equal(fitted.predict_proba(turned), fitted.predict_proba(fold.target))
+    with pytest.raises(InputError, match="has no column region 0"):
+        fitted.predict_proba(fold.target.with_tables({"thickness": table.drop(columns="region 0")}))
+
+
+def test_unknown_tables_and_nothing_to_learn_from_are_one_sentence(fold):
+    with pytest.raises(InputError, match="has no table volume; it has thickness, noise"):
+        m2lgdg.make("connectome-adaptive", tables="volume").fit(fold.source)
+    bare = m2lgdg.make_cohort("tiny")
+    with pytest.raises(InputError, match="has none"):
+        m2lgdg.make("connectome-adaptive", tables="volume").fit(bare)
+    with pytest.raises(InputError, match="without the scan needs tables or phenotypes"):
+        m2lgdg.make("connectome-adaptive", "structure").fit(bare)
+
+
+@pytest.mark.parametrize("name", HEAD_SIZE)
+def test_head_size_is_known_by_its_usual_names(name):
+    block = TableBlock("aseg", ["Left-Caudate", name.upper()], {})
+    np.testing.assert_array_equal(block._head_size(np.array([[1.0, 2.0], [3.0, 4.0]])), [2.0, 4.0])
