@@ -30,10 +30,13 @@ class LinearHead(nn.Module):
 
     def __init__(self, shape: Shape, config: Any) -> None:
         super().__init__(shape, config)
+        tables = sorted(name for name in shape.fitted if name.startswith("head.table."))
+        self.tables_of_head = tuple(name.removeprefix("head.") for name in tables)
         for name, value in shape.fitted.items():
             if name.startswith("head."):  # already saved with the fitted arrays
                 weights = torch.from_numpy(np.array(value, dtype=np.float32))
-                self.register_buffer(name.replace(".", "_"), weights, persistent=False)
+                buffer = f"head_table_{tables.index(name)}" if name in tables else name.replace(".", "_")
+                self.register_buffer(buffer, weights, persistent=False)
         self.register_buffer("network_slope", torch.ones(()))
         self.blocks = tuple(name for name in BLOCKS if f"head.{name}" in shape.fitted)
         self.trained = config._linear is None  # the network is trained, and calibrated, alone
@@ -50,6 +53,8 @@ class LinearHead(nn.Module):
         total: Tensor = self.get_buffer("head_intercept")
         for name in self.blocks:
             total = total + batch[name] @ self.get_buffer(f"head_{name}")
+        for i, name in enumerate(self.tables_of_head):
+            total = total + batch[name] @ self.get_buffer(f"head_table_{i}")
         return total + batch.phenotypes @ self.get_buffer("head_phenotypes")
 
     def baselines(self) -> dict[str, Tensor]:
@@ -61,12 +66,13 @@ class LinearHead(nn.Module):
 class WithLinearHead(UsesAmplitude, DeepMethod):
     """Mixed into the method of the network: with `plus`, fits the linear model before the training and joins both after it."""
 
-    plus = False  # a field of the method
+    plus, tables = False, cast(Any, "none")  # fields of the method
     _linear = cast(ConnectomeAdaptive | None, None)  # while the network is trained; a cast, as it is no field
     former_arrays = {"network.share": "network.network_slope"}
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        self._linear = ConnectomeAdaptive(phenotypes=self.phenotypes).fit(source) if self.plus else None
+        fields: dict[str, Any] = {"phenotypes": self.phenotypes, "tables": self.tables}
+        self._linear = ConnectomeAdaptive(**fields).fit(source) if self.plus else None
         super().learn(source, seed=seed, device=device, progress=progress)
         if self._linear is not None:
             slope, offset = self.state_["calibration"]
@@ -93,7 +99,10 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
         blocks = blocks_of(ConnectomeAdaptive.blocks, self.trained_on)
         weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in blocks}
         weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in blocks}
-        intercept = slope * sum(value for name, value in fitted.items() if name.endswith(".intercept")) + offset
+        intercept = slope * sum(fitted[f"{name}.intercept"] for name in (*blocks, *["phenotypes"] * self.phenotypes)) + offset
+        for table in self._linear._tables():  # features of the network are in units of the sd, and 0 at the mean
+            weights[f"head.table.{table.name}"] = slope * table["weights"] * self.state_[f"table.{table.name}.scale"]
+            intercept = intercept + slope * table["absent"]
         weights["head.phenotypes"] = np.zeros(len(inputs))
         if self.phenotypes:
             head_scaler = PhenotypeScaler.restore(inputs, fitted, "phenotypes.scaler")

@@ -151,18 +151,27 @@ class Network(PartsNetwork):
     def __init__(self, shape: Shape, config: M2LGDG) -> None:
         super().__init__()
         self.config = config
-        width = config.shared_width
         if config.imaging:
             self.global_encoder, self.local_encoder = self.encoders(shape)
             encoded = self.global_encoder.output_width + self.local_encoder.output_width
             self.combine = nn.Linear(encoded, config.imaging_width)  # W_p, b_p
         if config.phenotypes:
             self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config)
+        self.build_fusion(shape, config)
+        layers: list[nn.Module] = []  # three-layer classification MLP
+        sizes = (config.fused_width, config.fused_width // 2, config.fused_width // 4)
+        for before, after in pairwise(sizes):
+            layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(config.dropout)]
+        self.classifier = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
+
+    def build_fusion(self, shape: Shape, config: M2LGDG) -> None:
+        """What lies between the encoders and the classifier: psi of Eq. 10, and the layers of Eq. 15 and 16."""
         if not (config.imaging and config.phenotypes):  # ablations M1 (phenotypes only) and M2 (imaging only)
             self.project = nn.Linear(config.imaging_width if config.imaging else config.phenotype_width, config.fused_width)
         elif not config.decomposition:  # ablation C1: concatenation
             self.project = nn.Linear(config.imaging_width + config.phenotype_width, config.fused_width)
         else:
+            width = config.shared_width
             self.shared_f, self.private_f = (mlp(config.imaging_width, width, width, 0.0) for _ in range(2))  # psi_f
             self.shared_n, self.private_n = (mlp(config.phenotype_width, width, width, 0.0) for _ in range(2))  # psi_n
             if config.cross_attention:
@@ -172,11 +181,6 @@ class Network(PartsNetwork):
                 self.output = mlp(4 * width, 2 * width, config.fused_width, config.dropout)  # MLP_o of Eq. 16
             else:  # ablation C2: decomposition, then concatenation
                 self.project = nn.Linear(4 * width, config.fused_width)
-        layers: list[nn.Module] = []  # three-layer classification MLP
-        sizes = (config.fused_width, config.fused_width // 2, config.fused_width // 4)
-        for before, after in pairwise(sizes):
-            layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(config.dropout)]
-        self.classifier = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
 
     def encoders(self, shape: Shape) -> tuple[Any, Any]:
         """The global and the local encoder, each with its `output_width`."""
@@ -342,12 +346,19 @@ class M2LGDG(DeepMethod):
         assert isinstance(network, Network)
         parts = network.parts(batch)
         terms = {"ce": self.cross_entropy(parts["logits"], batch)}  # Eq. 17
-        if "s_f" in parts:
-            s_f, p_f, s_n, p_n = (parts[name] for name in ("s_f", "p_f", "s_n", "p_n"))
-            terms["similarity"] = self.decomposition_weight * similarity_loss(s_f, s_n)  # Eq. 11
-            terms["orthogonality"] = self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n)  # Eq. 12
-            terms["difference"] = self.decomposition_weight * difference_loss(p_f, p_n, self.margin)  # Eq. 13
+        terms |= self.decomposition_losses(parts)
         if self.contrastive_weight:
             contrast = cross_site_contrastive_loss(parts["fused"], batch.label, batch.site, self.temperature)  # Eq. 18 and 19
             terms["contrast"] = self.contrastive_weight * contrast
         return terms
+
+    def decomposition_losses(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The three terms of Eq. 11 to 13; none without a decomposition."""
+        if "s_f" not in parts:
+            return {}
+        s_f, p_f, s_n, p_n = (parts[name] for name in ("s_f", "p_f", "s_n", "p_n"))
+        return {
+            "similarity": self.decomposition_weight * similarity_loss(s_f, s_n),  # Eq. 11
+            "orthogonality": self.decomposition_weight * orthogonality_loss(s_f, p_f, s_n, p_n),  # Eq. 12
+            "difference": self.decomposition_weight * difference_loss(p_f, p_n, self.margin),  # Eq. 13
+        }

@@ -23,11 +23,12 @@ from m2lgdg.connectivity import fc_features
 from m2lgdg.deep import Batch, PartsNetwork, Shape, total_of
 from m2lgdg.graph import chebyshev, propagation, thresholded
 from m2lgdg.method import ANY_SCAN, method
-from m2lgdg.methods import m2lgdg
+from m2lgdg.methods import m2lgdg_structure
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
 from m2lgdg.methods.linear import VIEWS, balance, note_on_connectomes, standardised_block
 from m2lgdg.methods.linear_head import LinearHead, WithLinearHead
 from m2lgdg.methods.m2lgdg import M2LGDG, gelu
+from m2lgdg.methods.m2lgdg_structure import WithTables
 from m2lgdg.methods.solvers import association
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.scans import SERIES
@@ -99,7 +100,7 @@ class LocalEncoder(nn.Module):
 # ---------------------------------------------------------------- the whole network
 
 
-class Network(m2lgdg.Network):
+class Network(m2lgdg_structure.Network):
     """M²LG-DG with these two encoders. FC is centred and scaled first, with values of source."""
 
     config: M2LGDGConnectome
@@ -169,13 +170,15 @@ class MembersAndLinearModel(LinearHead, Members):
 
 
 @method("m2lgdg-connectome")
-class M2LGDGConnectome(WithLinearHead, M2LGDG):
+class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     """M²LG-DG on rows of FC: site-centred edges, scaled by a power of their association with the label, several members.
 
     In training, FC is centred by site; a target subject is centred by the mean of source. Each edge is scaled by a power of
     its association with the label in source, and edges are dropped at random. The last epoch is kept. FC is frame-weighted as
     in `connectome-adaptive`; on connectomes it is plain FC.
-    Variant `scan` takes no phenotypes. Variant `plus` decides by the mean of two calibrated logits: that of the network and
+    Tables of brain structure are further modalities (`m2lgdg_structure.py`); variant `no-structure` takes none, and variant
+    `structure` nothing else.
+    Variant `scan` takes the scan alone. Variant `plus` decides by the mean of two calibrated logits: that of the network and
     that of `connectome-adaptive`. Variant `quick` has two members and 20 epochs, which is a quarter of the time.
     """
 
@@ -191,6 +194,9 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
     scaling_power: float = 3.0  # of the association; above 1, the network sees little of weakly associated edges
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
+    tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
+    table_dropout: float = 0.5  # of columns
+    table_scaling_power: float = 0.0  # as of edges
     members: int = 4
     plus: bool = False
     epochs: int = 40
@@ -201,18 +207,22 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
 
     takes = ANY_SCAN
     bounds = {
-        "scaling_power": (0, math.inf),
-        **dict.fromkeys(("readout_dropout", "edge_dropout"), (0, 1)),
+        **dict.fromkeys(("scaling_power", "table_scaling_power"), (0, math.inf)),
+        **dict.fromkeys(("readout_dropout", "edge_dropout", "table_dropout"), (0, 1)),
     }
-    may_be_empty = ("phenotype_hidden", "local_channels", "confounds")
+    may_be_empty = ("phenotype_hidden", "local_channels", "confounds", "tables")
     unused = (
         *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
         *("patience", "select_after_warmup"),
     )
     reference = "beyond the paper: docs/choosing.md"
     variants = {
-        **{name: M2LGDG.variants[name] for name in ("M1", "M2", "C1", "C2", "C3", "C4")},
-        "scan": {"phenotypes": False},
+        **{name: M2LGDG.variants[name] for name in ("M1", "C1", "C2", "C3", "C4")},
+        "M2": M2LGDG.variants["M2"] | {"tables": "none"},
+        "scan": {"phenotypes": False, "tables": "none"},
+        "structure": {"imaging": False, "phenotypes": False},
+        "no-phenotypes": {"phenotypes": False},
+        "no-structure": {"tables": "none"},
         "plus": {"plus": True},
         "quick": {"members": 2, "epochs": 20, "warmup": 3},
         "small": {
@@ -227,8 +237,8 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         "scaling_power": (1.0, 1.5, 2.0, 3.0, 4.0),
     }
 
-    _source = cast(Cohort | None, None)  # in training only, as are the offsets of its sites
-    _offsets = cast(Tensor | None, None)
+    _source = cast(Cohort | None, None)  # in training only, as are the offsets of its sites, (site, feature) by feature
+    _offsets = cast(dict[str, Tensor] | None, None)
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._source = source
@@ -251,14 +261,15 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         """In variant `plus`, after training, also those of the linear model."""
         own = {self.view: fc_features(cohort.scans, VIEWS[self.view])} if self.imaging else {}
         linear = self.linear_features(cohort) if self.plus and self._source is None else {}
-        return {name: torch.from_numpy(value) for name, value in (own | linear).items()}
+        return {name: torch.from_numpy(value) for name, value in (own | self.table_features(cohort) | linear).items()}
 
     def prepare(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge; the offsets of sites are not saved."""
-        linear = self.linear_weights(train) if self.plus else {}
-        if not self.imaging:
-            return linear
         assert self._source is not None
+        self._offsets = self.table_offsets(self._source, next(iter(features.values())).device) if features else {}
+        further = self.table_scales(train, features) | (self.linear_weights(train) if self.plus else {})
+        if not self.imaging:
+            return further
         edges = features[self.view].cpu().numpy()  # (subject, edge)
         weights = balance(train)  # of patients and controls, within each site
         scaler = PhenotypeScaler.fit(train, self.facts_["inputs"])
@@ -271,14 +282,14 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
             scale = self.edge_scale(association(rows.trained.astype(np.float64), signs, weights))
         offsets = np.zeros((len(self._source.site_names), len(centre)))
         offsets[[self._source.site_names.index(site) for site in np.unique(train.sites)]] = rows.shift * spread
-        self._offsets = torch.from_numpy(offsets.astype(np.float32)).to(features[self.view].device)
+        self._offsets[self.view] = torch.from_numpy(offsets.astype(np.float32)).to(features[self.view].device)
         all_slopes = np.zeros((len(self.facts_["inputs"]), len(centre)))
         if slopes is not None:
             all_slopes[columns] = slopes
         fitted = {"mean": centre, "scale": scale / spread, "slopes": all_slopes}
         single = {name: value.astype(np.float32) for name, value in fitted.items()}
         correlation = np.tanh(edges).mean(axis=0, dtype=np.float64)  # (edge,); the paper's graph is of mean correlations
-        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **linear}
+        return {"adjacency": self.group_graph(correlation, len(train.rois)), **single, **further}
 
     def edge_scale(self, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """(edge,) scales: the field `scaling_power` of the association, with the same mean square for any power."""
@@ -306,11 +317,12 @@ class M2LGDGConnectome(WithLinearHead, M2LGDG):
         return epoch == self.epochs - 1
 
     def centred(self, batch: Batch) -> Batch:
-        """Training subjects, moved by the offset of their site from the mean of source."""
-        if not self.imaging:
-            return batch
+        """Training subjects, moved by the offset of their site from the mean of source; not by that of a table they lack."""
         assert self._offsets is not None
-        return replace(batch, features={self.view: batch[self.view] - self._offsets[batch.site]})
+        moved = {name: batch[name] - offset[batch.site] for name, offset in self._offsets.items()}
+        for name in self._shifts:
+            moved[name] = moved[name] * batch[name].any(dim=1, keepdim=True)
+        return replace(batch, features=moved)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """In one fused operation."""

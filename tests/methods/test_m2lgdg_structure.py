@@ -1,0 +1,338 @@
+"""Tables of brain structure as modalities of M²LG-DG: cleaning, tokens, gate, losses, missing rows, variants."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from m2lgdg import METHODS, InputError, Model, leave_one_site_out, make_cohort
+from m2lgdg.deep import Batch, Shape
+from m2lgdg.devices import fast_form, plain_form
+from m2lgdg.explain.gradients import integrated_gradients
+from m2lgdg.fast import m2lgdg_connectome as fast
+from m2lgdg.losses import difference_loss, orthogonality_loss, similarity_loss
+from m2lgdg.methods import m2lgdg
+from m2lgdg.methods import m2lgdg_connectome as plain
+from m2lgdg.methods.m2lgdg_connectome import M2LGDGConnectome
+from m2lgdg.metrics import auc, logit
+from m2lgdg.preprocess import PhenotypeScaler
+from m2lgdg.registry import create as make
+
+NAME = "m2lgdg-connectome"
+CPU = torch.device("cpu")
+SMALL = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1, "connectivity": "fc", "table_dropout": 0.0}
+EARLIER = [0.429484, 0.42426, 0.421131, 0.429431, 0.429484]
+ICV = "EstimatedTotalIntraCranialVol"
+
+
+def with_tables(cohort, seed=0, effect=1.0, lacking=()):
+    """Thickness with an effect of the label, of age and of the site, and volumes that grow with the head."""
+    draw = np.random.default_rng(seed)
+    age = cohort.phenotypes["age"].to_numpy(dtype=np.float64)
+    site = np.array([cohort.site_names.index(one) for one in cohort.sites])
+    thickness = draw.normal(size=(len(cohort), 6)) - 0.2 * (age - age.mean())[:, None] + 0.5 * site[:, None]
+    thickness[:, 0] += effect * cohort.labels
+    head = 1.5e6 + 1e5 * draw.normal(size=len(cohort))
+    volumes = np.column_stack([head, 4e-3 * head + 300 * draw.normal(size=len(cohort)), draw.normal(size=len(cohort))])
+    tables = {
+        "thickness": pd.DataFrame(2.5 + 0.1 * thickness, columns=[f"region {i}" for i in range(6)]),
+        "aseg": pd.DataFrame(volumes, columns=[ICV, "hippocampus", "noise"]),
+    }
+    tables["thickness"].iloc[list(lacking)] = np.nan
+    return cohort.with_tables({name: table.set_axis(cohort.subjects, axis=0) for name, table in tables.items()})
+
+
+@pytest.fixture(scope="module")
+def bare():
+    return make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.0, seed=1)
+
+
+@pytest.fixture(scope="module")
+def fold(bare):
+    return next(leave_one_site_out(with_tables(bare, lacking=(3, 40, 100)), ["d"]))
+
+
+@pytest.fixture(scope="module")
+def fitted(fold):
+    return make(NAME, **SMALL).fit(fold.source, seed=0)
+
+
+def batch_of(method, cohort):
+    scaler = PhenotypeScaler.restore(tuple(method.facts_["inputs"]), method.state_, "scaler")
+    return method.make_batch(method.visible(cohort), scaler, CPU)
+
+
+# What stays as it was.
+
+
+def test_without_tables_the_method_is_that_of_two_modalities(bare, fold):
+    source = next(leave_one_site_out(bare, ["d"])).source
+    before = make(NAME, **SMALL).fit(source, seed=0)
+    without = make(NAME, **SMALL | {"tables": "none"}).fit(fold.source, seed=0)
+    assert before.state_.keys() == without.state_.keys() and "tables" not in before.facts_
+    for name, value in before.state_.items():
+        np.testing.assert_array_equal(without.state_[name], value)
+    np.testing.assert_array_equal(without.predict_proba(fold.target), before.predict_proba(fold.target))
+
+
+def test_weights_are_drawn_in_the_order_of_the_papers_network():
+    class Paper(m2lgdg.Network):
+        encoders = plain.Network.encoders
+
+    fitted = {
+        "adjacency": np.ones((5, 5), dtype=np.float32),
+        "mean": np.zeros(10),
+        "scale": np.ones(10),
+        "slopes": np.zeros((3, 10)),
+    }
+    shape, config = Shape(5, 200, 3, 4, fitted), M2LGDGConnectome(**SMALL)
+    states = []
+    for kind in (Paper, plain.Network):
+        torch.manual_seed(0)
+        states.append(kind(shape, config).state_dict())
+    assert list(states[0]) == list(states[1])
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_numbers_of_an_earlier_version():
+    """Of version 0.1.0 on the same cohort; not bit by bit, which holds on one kind of machine only."""
+    cohort = make_cohort("tiny", sizes=dict.fromkeys("abcd", 30), missing=0.1, seed=1)
+    fold = next(leave_one_site_out(cohort, ["d"]))
+    fields = dict(METHODS[NAME].variants["small"]) | {"epochs": 2, "warmup": 1}
+    found = make(NAME, **fields).fit(fold.source, seed=0).predict_proba(fold.target)[:5, 1]
+    np.testing.assert_allclose(found, EARLIER, atol=1e-3)
+
+
+# Features.
+
+
+def test_features_have_confounds_out_and_are_centred_by_site_in_training(fold, monkeypatch):
+    seen = []
+    kept = M2LGDGConnectome.centred
+
+    def centred(self, batch):
+        seen.append(kept(self, batch))
+        return seen[-1]
+
+    monkeypatch.setattr(M2LGDGConnectome, "centred", centred)
+    method = make(NAME, **SMALL | {"members": 1, "batch_size": 1000, "validation_share": 0.0}).fit(fold.source, seed=0)
+    given = seen[-1]
+    values, sites, labels = given["table.thickness"].numpy(), given.site.numpy(), given.label.numpy()
+    absent = ~values.any(axis=1)
+    assert absent.sum() == 2
+    for site in range(3):
+        by_class = [values[(sites == site) & (labels == label) & ~absent].mean(axis=0) for label in (0, 1)]
+        np.testing.assert_allclose(np.mean(by_class, axis=0), 0.0, atol=0.05)  # absent ones count as the mean of source
+    assert np.abs(values[:, 1:].std(axis=0) - 1).max() < 0.2
+    order = np.argsort(fold.source.subjects, kind="stable")
+    age = fold.source.phenotypes["age"].to_numpy(dtype=np.float64)[order]
+    rows = method.table_features(method.visible(fold.source).select(order))["table.thickness"]
+    for site in fold.source.site_names:
+        here = (fold.source.sites[order] == site) & rows.any(axis=1)
+        assert abs(np.corrcoef(age[here], rows[here, 1])[0, 1]) < 0.35
+    # Head size itself has nothing left; what grows with it has only its own noise.
+    aseg = method.table_features(method.visible(fold.source))["table.aseg"]
+    assert np.abs(aseg[:, 0]).max() < 1e-3
+    assert abs(np.corrcoef(fold.source.tables["aseg"][ICV], aseg[:, 1])[0, 1]) < 0.2
+    # A target is centred by the mean of source, whatever its own.
+    target = method.table_features(method.visible(fold.target))["table.thickness"]
+    assert target[target.any(axis=1)].mean() > 0.5
+
+
+def test_a_target_changes_no_weight(bare, fold):
+    other = with_tables(bare, lacking=(3, 40, 100))
+    table = other.tables["thickness"]
+    table[other.sites == "d"] = 1e3
+    changed = next(leave_one_site_out(other.with_tables({"thickness": table}), ["d"]))
+    one, two = (make(NAME, **SMALL).fit(each.source, seed=0) for each in (fold, changed))
+    for name, value in one.state_.items():
+        np.testing.assert_array_equal(two.state_[name], value)
+    assert not np.array_equal(one.predict_proba(fold.target), one.predict_proba(changed.target))
+    alone = one.predict_proba(changed.target.select([4]))
+    np.testing.assert_allclose(alone, one.predict_proba(changed.target)[[4]], atol=1e-4)
+
+
+# Network.
+
+
+def test_the_gate_has_a_weight_for_each_modality(fold, fitted):
+    network = fitted.network()
+    with torch.no_grad():
+        parts = network.parts(batch_of(fitted, fold.target))
+        first = network.networks[0].parts(batch_of(fitted, fold.target))
+    assert parts["gate"].shape == (len(fold.target), 4)  # scan, phenotypes, aseg, thickness
+    torch.testing.assert_close(parts["gate"].sum(dim=1), torch.ones(len(fold.target)))
+    assert first["shared"].shape == first["private"].shape == (len(fold.target), 4, 32)
+    assert {"ce", "similarity", "orthogonality", "difference", "contrast"} == set(fitted.facts_["losses"])
+    assert all(type(layer) is m2lgdg.CrossAttention for layer in network.networks[0].fusion)
+
+
+def test_a_table_in_the_place_of_phenotypes_gives_the_papers_network():
+    """With the scan and one table, and weights copied, all parts and losses are those of the paper's equations."""
+    draw = np.random.default_rng(0)
+    fixed = {"adjacency": np.ones((5, 5)), "mean": np.zeros(10), "scale": np.ones(10), "slopes": np.zeros((0, 10))}
+    fixed = {name: value.astype(np.float32) for name, value in fixed.items()}
+    paper = plain.Network(Shape(5, 200, 3, 4, fixed), M2LGDGConnectome(**SMALL)).eval()
+    config = M2LGDGConnectome(**SMALL | {"phenotypes": False})
+    network = plain.Network(Shape(5, 200, 0, 4, fixed | {"table.a": np.full(3, 2, dtype=np.float32)}), config).eval()
+    names = {"phenotype_encoder": "table_encoders.0"}
+    names |= {f"{kind}_{one}": f"{kind}.{i}" for kind in ("shared", "private") for i, one in enumerate("fn")}
+    renamed = {}
+    for name, value in paper.state_dict().items():
+        first, _, rest = name.partition(".")
+        renamed[f"{names.get(first, first)}.{rest}" if rest else name] = value
+    network.load_state_dict(renamed)
+    values, fc = (torch.from_numpy(draw.normal(size=size).astype(np.float32)) for size in ((8, 3), (8, 10)))
+    label, site = torch.arange(8) % 2, torch.arange(8) % 4
+    given = Batch({"fc": fc}, values, label, site), Batch({"fc": fc, "table.a": values / 2}, values[:, :0], label, site)
+    expected, found = paper.parts(given[0]), network.parts(given[1])
+    for name in ("logits", "gate", "fused"):
+        torch.testing.assert_close(found[name], expected[name])
+    terms = [m2lgdg.M2LGDG.loss(config, one, batch) for one, batch in zip((paper, network), given, strict=True)]
+    for name, value in terms[0].items():
+        torch.testing.assert_close(terms[1][name], value)
+
+
+def test_losses_are_summed_over_pairs_of_modalities():
+    config = M2LGDGConnectome(**SMALL | {"margin": 3.0})
+    shared, private = torch.randn(2, 7, 3, 5, generator=torch.Generator().manual_seed(0)).unbind(0)
+    terms = config.decomposition_losses({"shared": shared, "private": private})
+    weight, (a, b, c), (p, q, r) = config.decomposition_weight, shared.unbind(1), private.unbind(1)
+    similar = similarity_loss(a, b) + similarity_loss(a, c) + similarity_loss(b, c)
+    different = difference_loss(p, q, 3.0) + difference_loss(p, r, 3.0) + difference_loss(q, r, 3.0)
+    inner = (orthogonality_loss(a, p, b, q) + orthogonality_loss(a, p, c, r) + orthogonality_loss(b, q, c, r)) / 2
+    assert different > 0
+    for name, expected in {"similarity": similar, "difference": different, "orthogonality": inner}.items():
+        torch.testing.assert_close(terms[name], weight * expected)
+
+
+@pytest.mark.parametrize("variant", ["M1", "M2", "C1", "C2", "C3", "scan", "structure", "no-phenotypes", "no-structure"])
+def test_variants_see_what_they_are_named_after(fold, variant):
+    method = make(NAME, **SMALL | M2LGDGConnectome.variants[variant]).fit(fold.source, seed=0)
+    before = method.predict_proba(fold.target)
+    noise = [np.random.default_rng(i).normal(size=one.shape).astype(np.float32) for i, one in enumerate(fold.target.series)]
+    iq = next(name for name in fold.target.inputs if name not in ("age", "sex"))
+    changes = {
+        "scan": dataclasses.replace(fold.target, series=noise),
+        "phenotypes": dataclasses.replace(fold.target, phenotypes=fold.target.phenotypes.assign(**{iq: 3.0})),
+        "structure": fold.target.with_tables({"thickness": fold.target.tables["thickness"] + 0.05}),
+    }
+    seen = {name for name, changed in changes.items() if not np.array_equal(method.predict_proba(changed), before)}
+    alone = {"M1": {"phenotypes", "structure"}, "M2": {"scan"}, "scan": {"scan"}, "structure": {"structure"}}
+    alone |= {"no-phenotypes": {"scan", "structure"}, "no-structure": {"scan", "phenotypes"}}
+    assert seen == alone.get(variant, {"scan", "phenotypes", "structure"})
+    if variant in ("structure", "no-phenotypes"):
+        assert set(method.facts_["inputs"]) == {"age", "sex"}  # regressed out of tables
+
+
+def test_nothing_to_learn_from_is_refused(bare):
+    with pytest.raises(InputError, match="needs a table"):
+        make(NAME, **SMALL | M2LGDGConnectome.variants["structure"]).fit(bare)
+    with pytest.raises(InputError, match="no table area"):
+        make(NAME, **SMALL | {"tables": ("area",)}).fit(bare)
+
+
+@pytest.mark.parametrize("variant", ["M1", "C1", "C2", "C4", "structure"])
+def test_members_together_have_the_losses_and_gradients_of_one_after_another(variant):
+    still = {"members": 3, "dropout": 0.0, "readout_dropout": 0.0, "edge_dropout": 0.0}
+    config = M2LGDGConnectome(**SMALL | M2LGDGConnectome.variants[variant] | still)
+    config.class_weight = torch.tensor([0.8, 1.4])
+    draw = np.random.default_rng(0)
+    sizes = ({"fc": 36} if config.imaging else {}) | {"table.a": 7, "table.b": 4}
+    features = {name: torch.from_numpy(draw.normal(size=(24, size)).astype(np.float32)) for name, size in sizes.items()}
+    phenotypes = torch.from_numpy(draw.normal(size=(24, 3)).astype(np.float32))
+    batch = Batch(features, phenotypes, torch.arange(24) % 2, torch.arange(24) % 4)
+    fixed = {"adjacency": draw.random((9, 9)) > 0.5, "mean": draw.normal(size=36), "scale": draw.random(36)}
+    fixed |= {"slopes": np.zeros((3, 36)), "table.a": draw.random(7), "table.b": draw.random(4)}
+    shape = Shape(9, 200, 3 if config.phenotypes else 0, 4, {name: value.astype(np.float32) for name, value in fixed.items()})
+    results = []
+    for form in (plain_form, fast_form):
+        torch.manual_seed(0)
+        network = form(plain.Members(shape, config)).train()
+        loss = super(M2LGDGConnectome, config).loss
+        terms = network.each(loss, batch) if form is plain_form else fast.together(list(network.networks), loss, batch)
+        sum(term.sum() for term in terms.values()).backward()
+        gradients = {name: value.grad for name, value in network.named_parameters()}
+        with torch.no_grad():
+            results.append((terms, gradients, dict(network.named_buffers()), {"logits": network.eval()(batch)}))
+    assert type(network.networks[0]) is fast.Network
+    for one, other in zip(*results, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert value is not None, name
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+# Learning.
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_a_signal_in_a_table_alone_is_learned(power):
+    planted = {"roi_effect": 0.0, "edge_effect": 0.0, "phenotype_effect": 0.0}
+    cohort = with_tables(make_cohort("tiny", sizes=dict.fromkeys("abcd", 60), missing=0.0, seed=2, **planted), effect=3.0)
+    fold = next(leave_one_site_out(cohort, ["d"]))
+    fields = SMALL | {"epochs": 8, "table_scaling_power": power}
+    area, without = (
+        auc(fold.target.labels, make(NAME, **fields | more).fit(fold.source, seed=0).predict_proba(fold.target)[:, 1])
+        for more in ({}, {"tables": "none"})
+    )
+    assert area > 0.85 > 0.7 > without
+
+
+# Subjects and tables that are missing.
+
+
+def test_a_subject_without_a_table_is_flagged_and_decided_as_an_average_one(fold, fitted):
+    lacking = np.flatnonzero(fold.target.tables["thickness"].isna().all(axis=1))
+    assert len(lacking) == 1
+    flags = fitted.method_flags(fitted.visible(fold.target))
+    assert [i for i, one in enumerate(flags) if "no thickness: decided without it" in one] == lacking.tolist()
+    table = fold.target.tables["thickness"]
+    emptied = table.copy()
+    emptied.iloc[:, :] = np.nan
+    empty = fitted.predict_proba(fold.target.with_tables({"thickness": emptied}))
+    absent = fitted.predict_proba(dataclasses.replace(fold.target, tables={"aseg": fold.target.tables["aseg"]}))
+    np.testing.assert_array_equal(empty, absent)
+    np.testing.assert_array_equal(empty[lacking], fitted.predict_proba(fold.target)[lacking])
+    assert np.isfinite(empty).all()
+    with pytest.raises(InputError, match="no column region 5"):
+        fitted.predict_proba(fold.target.with_tables({"thickness": table.drop(columns="region 5")}))
+    shuffled = fold.target.with_tables({"thickness": table[table.columns[::-1]]})
+    np.testing.assert_array_equal(fitted.predict_proba(shuffled), fitted.predict_proba(fold.target))
+
+
+def test_saved_and_loaded_it_decides_bit_for_bit(fold, fitted, tmp_path):
+    folder = fitted.save(tmp_path / "model")
+    loaded = Model.load(folder)
+    np.testing.assert_array_equal(loaded.predict_proba(fold.target), fitted.predict_proba(fold.target))
+    facts = json.loads(next(Path(folder).glob("*.json")).read_text())
+    assert "thickness" in json.dumps(facts)
+
+
+# Variant `plus`, and explanations.
+
+
+@pytest.mark.parametrize("phenotypes", [True, False])
+def test_without_its_networks_plus_is_the_linear_model(fold, phenotypes):
+    plus = make(NAME, **SMALL | {"plus": True, "phenotypes": phenotypes}).fit(fold.source, seed=0)
+    head = make("connectome-adaptive", phenotypes=phenotypes).fit(fold.source)
+    assert any(each["weight"] for each in head.facts_["tables"].values())
+    bare = dataclasses.replace(plus)
+    bare.facts_, bare.state_ = plus.facts_, plus.state_ | {"network.network_slope": np.zeros((), dtype=np.float32)}
+    expected = logit(head.predict_proba(fold.target)[:, 1])
+    np.testing.assert_allclose(bare.decision(bare.visible(fold.target)), expected, atol=1e-3)
+
+
+def test_integrated_gradients_of_tables_are_complete(fold, fitted):
+    batch = batch_of(fitted, fold.target.select(np.arange(4)))
+    attributed, change = integrated_gradients(fitted.network(), batch, 64)
+    assert attributed["table.thickness"].shape == (4, 6)
+    torch.testing.assert_close(change[:, 0], change[:, 1], atol=0.05, rtol=0.05)
+    lacking = np.flatnonzero(fold.target.tables["thickness"].isna().all(axis=1))
+    batch = batch_of(fitted, fold.target.select(lacking))
+    assert not integrated_gradients(fitted.network(), batch, 8)[0]["table.thickness"].any()
