@@ -144,7 +144,7 @@ def _explanation(
         rois=roi_table(attributions.rois, cohort),
         edges=edge_table(attributions.edges, cohort.rois),
         phenotypes=phenotype_table(attributions.phenotypes, inputs),
-        gate=gate_table(attributions.gate, cohort),
+        gate=gate_table(attributions.gate, cohort, attributions.modalities),
         completeness=completeness_table(attributions.change, cohort.subjects.tolist()),
         map=pd.DataFrame(columns=list(MAP_COLUMNS)) if points is None else points,
         about={"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)} | about | {"atlas": cohort.atlas},

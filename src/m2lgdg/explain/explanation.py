@@ -298,9 +298,10 @@ def phenotype_table(signed: Floats, names: Sequence[str]) -> pd.DataFrame:
     return _sorted(pd.DataFrame(columns))
 
 
-def gate_table(gate: Floats, cohort: Cohort) -> pd.DataFrame:
-    """Mean gate weights by site and label, sites in natural order; two weights are those of imaging and phenotypes."""
-    names = ["imaging", "phenotypes"] if gate.shape[1] == 2 else [f"weight {i + 1}" for i in range(gate.shape[1])]
+def gate_table(gate: Floats, cohort: Cohort, modalities: Sequence[str] = ("imaging", "phenotypes")) -> pd.DataFrame:
+    """Mean gate weights by site and label, sites in natural order, with the names of their modalities where they fit."""
+    count = gate.shape[1]
+    names = list(modalities) if count == len(modalities) else [f"weight {i + 1}" for i in range(count)]
     table = pd.DataFrame({"site": cohort.sites, "label": cohort.labels, "subjects": 1})
     if not names:
         return table.iloc[:0]

@@ -32,6 +32,7 @@ BASELINES = {  # by whether the network has its own, and whether the scans are s
     (True, True): "mean of source for connectivity and amplitude, an average phenotype",
     (True, False): "mean of source for connectivity, an average phenotype",
 }
+TABLE = "table."  # before the names of features that are tables of brain structure
 
 
 def explain_network(
@@ -63,6 +64,7 @@ def _network_attributions(
     scaler = PhenotypeScaler.restore(tuple(fitted.facts_["inputs"]), fitted.state_, "scaler")
     rois: dict[str, list[Floats]] = {}
     edges: dict[str, Floats] = {}
+    tables: dict[str, list[Floats]] = {}
     phenotypes, gates, changes = [], [], []
     for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
         some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
@@ -74,6 +76,8 @@ def _network_attributions(
         # Signs point to patient: what raises the control's logit points to control.
         sign = np.ones(len(batch)) if classes is None else 2.0 * classes.cpu().numpy() - 1
         phenotypes.append(values.pop("phenotypes") * sign[:, None])
+        for name in [name for name in values if name.startswith(TABLE)]:
+            tables.setdefault(name.removeprefix(TABLE), []).append(values.pop(name) * sign[:, None])
         for name, value in values.items():
             matrices = _matrices(name, value * sign.reshape(-1, *[1] * (value.ndim - 1)), len(cohort.rois))
             if matrices is None:
@@ -86,7 +90,11 @@ def _network_attributions(
         if progress:
             progress(start + len(some), len(cohort))
     scores = {name: np.concatenate(pieces) for name, pieces in rois.items()}
-    return Attributions(scores, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
+    by_table = {name: np.concatenate(pieces) for name, pieces in tables.items()}
+    modalities = tuple(getattr(network, "modalities", ("imaging", "phenotypes")))
+    return Attributions(
+        scores, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes), by_table, modalities
+    )
 
 
 def integrated_gradients(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +29,8 @@ class Attributions(NamedTuple):
     phenotypes: Floats  # (subject, input), signed
     gate: Floats  # (subject, weight)
     change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
+    tables: Mapping[str, Floats] = MappingProxyType({})  # (subject, column) by table of brain structure, signed
+    modalities: tuple[str, ...] = ("imaging", "phenotypes")  # of the gate's weights
 
 
 def squares(edges: Floats, n: int, *, diagonal: bool = False) -> Floats:

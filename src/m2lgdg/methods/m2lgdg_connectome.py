@@ -144,6 +144,12 @@ class Members(PartsNetwork):
         super().__init__()
         self.networks = nn.ModuleList(Network(shape, config) for _ in range(config.members))
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Names of the gate's weights."""
+        first: Any = self.networks[0]
+        return cast(tuple[str, ...], first.modalities)
+
     def parts(self, batch: Batch) -> dict[str, Tensor]:
         each: list[dict[str, Tensor]] = [network.parts(batch) for network in self.networks]  # type: ignore[operator]
         parts = {"fused": torch.cat([one["fused"] for one in each], dim=1)}

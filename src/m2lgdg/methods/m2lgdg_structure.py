@@ -86,6 +86,12 @@ class Network(m2lgdg.Network):
         weighted = alpha[:, :, None] * flat.unflatten(1, (alpha.shape[1], -1))  # (subject, modality, 2 * shared)
         return components | {"gate": alpha, "fused": self.output(weighted.flatten(1))}
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Names of the gate's weights, in their order."""
+        known = {"imaging": self.config.imaging, "phenotypes": self.config.phenotypes}
+        return (*(name for name, taken in known.items() if taken), *(name.removeprefix(PREFIX) for name in self.tables))
+
     def encodings(self, encoded: tuple[Tensor, ...], batch: Batch) -> list[Tensor]:
         """h of each modality, (subject, imaging) or (subject, phenotype)."""
         h = [functional.gelu(self.combine(torch.cat(encoded, dim=1)))] if encoded else []  # Eq. 8

@@ -202,6 +202,7 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
         return None
     sites = list(dict.fromkeys(gate["site"]))
     names = {0: "controls", 1: "patients", -1: "no label"}
+    modalities = ["imaging", *(name for name in gate.columns if name not in ("site", "label", "subjects", "imaging"))]
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
@@ -212,12 +213,14 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
                     [row["imaging"]], [sites.index(row["site"]) + 0.16 * (k - 0.5)], mark(0), color=colour(k), ms=6
                 )
                 group = f"{row['site']}, {names.get(row['label'])}"
-                sheet.tip(dot, f"{group}: scan {row['imaging']:.2f}, phenotypes {1 - row['imaging']:.2f}")
+                weights = [f"{name} {row[name]:.2f}" for name in modalities]
+                sheet.tip(dot, f"{group}: {', '.join(['scan' + weights[0].removeprefix('imaging'), *weights[1:]])}")
         axis.set_yticks(range(len(sites)), [short(site) for site in sites])
         axis.set_ylim(len(sites) - 0.5, -0.5)
         axis.set_xlim(-0.02, 1.02)
         axis.axvline(0.5, color=FAINT, lw=0.8, ls=":")
-        axis.set_xlabel("gate weight of the scan (phenotypes: 1 minus this)")
+        others = " and ".join(modalities[1:])
+        axis.set_xlabel(f"gate weight of the scan ({others}: 1 minus this)")
         sheet.canvas.legend(loc="outside right upper", fontsize=8)
 
     caption = f"{method}: mean gate weight of the scan, by target site and label."
