@@ -11,6 +11,7 @@ import torch
 
 from m2lgdg import METHODS, InputError, Model, leave_one_site_out, make_cohort
 from m2lgdg.deep import Batch, Shape
+from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
 from m2lgdg.devices import fast_form, plain_form
 from m2lgdg.explain.attribution import explain
 from m2lgdg.explain.gradients import integrated_gradients
@@ -346,3 +347,32 @@ def test_integrated_gradients_of_tables_are_complete(fold, fitted):
     lacking = np.flatnonzero(fold.target.tables["thickness"].isna().all(axis=1))
     batch = batch_of(fitted, fold.target.select(lacking))
     assert not integrated_gradients(fitted.network(), batch, 8)[0]["table.thickness"].any()
+
+
+@pytest.mark.long
+def test_exported_it_decides_the_same_from_inputs_prepared_by_their_description(fold, tmp_path):
+    """Two programs: this one reads the JSON file only, with numpy."""
+    plus = Model(make(NAME, **SMALL | {"plus": True}).fit(fold.source, seed=0))
+    path = export_onnx(plus, tmp_path / "model.onnx")
+    described = {one["name"]: one for one in json.loads(path.with_suffix(".json").read_text())["inputs"]}
+    inputs = prepared(plus, fold.target)
+    for name in ("thickness", "aseg"):
+        one, table = described[f"table.{name}"], fold.target.tables[name]
+        rows = table[one["columns"]].to_numpy()
+        filled = np.where(np.isnan(rows), one["fill"], rows)
+        confounds = []
+        for each in one["confounds"]:
+            if each["name"] == "age squared":
+                age = next(i for i, known in enumerate(one["confounds"]) if known["name"] == "age")
+                confounds.append(confounds[age] ** 2)
+                continue
+            held = each["kind"] == "column of the table"
+            values = (
+                filled[:, one["columns"].index(each["name"])] if held else fold.target.phenotypes[each["name"]].to_numpy(float)
+            )
+            confounds.append((values - each["mean"]) / each["scale"])
+        cleaned = (filled - np.column_stack(confounds) @ np.array(one["slopes"]) - one["mean"]) / one["scale"]
+        cleaned[np.isnan(rows).mean(axis=1) > 0.5] = 0.0
+        np.testing.assert_allclose(inputs[f"table.{name}"], cleaned, atol=1e-4)
+    expected = plus.predict_proba(fold.target)[:, 1]
+    np.testing.assert_allclose(run_onnx(path, inputs), expected, atol=1e-5)

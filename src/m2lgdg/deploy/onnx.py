@@ -31,6 +31,9 @@ from m2lgdg.devices import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
+from m2lgdg.methods.m2lgdg_structure import PREFIX as TABLE_PREFIX
+from m2lgdg.methods.m2lgdg_structure import WithTables
+from m2lgdg.methods.tables import TableBlock
 from m2lgdg.metrics import logit
 from m2lgdg.model.atlases import PREFIX, targets_of
 from m2lgdg.model.model import Model
@@ -117,6 +120,14 @@ def _prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
         ),
         ("phenotypes", 2): PREPARED["phenotypes", 2],
     }.get((name, dimensions))
+
+
+TABLE = (
+    "single missing values replaced by `fill`; minus `confounds` @ `slopes`, minus `mean`, divided by `scale`; a subject "
+    "without the table, or with less than half of its columns: 0 in all columns. `confounds` are listed in their order: "
+    "phenotypes with missing values replaced by `fill`, minus `mean`, divided by `scale`; the square of the scaled age; and a "
+    "column of the table, minus `mean`, divided by `scale`"
+)
 
 
 class _Graph(nn.Module):
@@ -291,7 +302,23 @@ def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict
         row |= _amplitude_range(fitted)
     if name == "phenotypes":
         row["columns"] = _columns(_scaler(fitted))
+    if isinstance(fitted, WithTables):
+        for table in fitted.table_blocks():
+            if name == f"{TABLE_PREFIX}{table.name}":
+                row |= {"prepared": TABLE, "columns": table.columns, "confounds": _table_confounds(fitted, table)}
+                row |= {array: table[array].tolist() for array in ("fill", "slopes", "mean", "scale")}
     return row
+
+
+def _table_confounds(fitted: WithTables, table: TableBlock) -> list[dict[str, Any]]:
+    """What is regressed out of a table, in the order of its slopes."""
+    listed = _columns(fitted.confound_scaler())
+    if any(one["name"] == "age" for one in listed):
+        listed.append({"name": "age squared", "kind": "square of the scaled age"})
+    if table.head_column is not None:
+        mean, scale = table["head"].tolist()
+        listed.append({"name": table.head_column, "kind": "column of the table", "mean": mean, "scale": scale})
+    return listed
 
 
 def _amplitude_range(fitted: UsesAmplitude) -> dict[str, Any]:
@@ -375,14 +402,19 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
         scaler = _scaler(fitted)
         spread = np.where(np.isfinite(scaler.scale), scaler.scale, 0.0)
         table = pd.DataFrame(scaler.mean + spread * draw.normal(size=(TRIED, len(inputs))), index=names, columns=inputs)
-    made: Any = [draw.normal(size=(150, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
+    drawn: Any = [draw.normal(size=(150, len(rois))).cumsum(axis=0).astype(np.float32) for _ in names]
     kind = fitted.facts_.get("scans", scans.SERIES)
     if kind != scans.SERIES:  # correlations are also covariances and, in form, partial correlations
         kind = scans.CORRELATION if kind == scans.FISHER_Z else kind
-        made = scans.Connectomes.of(correlations(made), kind, len(rois))
-    return Cohort(
-        made, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True
+        drawn = scans.Connectomes.of(correlations(drawn), kind, len(rois))
+    tables = {}
+    for one in fitted.table_blocks() if isinstance(fitted, WithTables) else ():
+        values = one["mean"] + one["scale"] * draw.normal(size=(TRIED, len(one.columns)))
+        tables[one.name] = pd.DataFrame(values, index=names, columns=one.columns)
+    made = Cohort(
+        drawn, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True
     )
+    return made.with_tables(tables) if tables else made
 
 
 def _scaler(fitted: Method) -> PhenotypeScaler:

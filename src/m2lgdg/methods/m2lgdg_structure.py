@@ -145,10 +145,13 @@ class WithTables(DeepMethod):
         known = vars(self).get("facts_", {}).get("tables", {})
         return [TableBlock(name, each["columns"], self.state_) for name, each in known.items()]
 
+    def confound_scaler(self) -> PhenotypeScaler:
+        """Of the phenotypes that are regressed out."""
+        return PhenotypeScaler.restore(tuple(self.facts_["table_confounds"]), self.state_, "tables.scaler")
+
     def _scaled_confounds(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float64]]:
-        columns = tuple(self.facts_["table_confounds"])
-        scaled = PhenotypeScaler.restore(columns, self.state_, "tables.scaler").transform(cohort)  # (subject, confound)
-        return {name: scaled[:, i] for i, name in enumerate(columns)}
+        scaled = self.confound_scaler().transform(cohort)  # (subject, confound)
+        return {name: scaled[:, i] for i, name in enumerate(self.facts_["table_confounds"])}
 
     def table_features(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float32]]:
         """(subject, column) values of each table without confounds."""

@@ -63,12 +63,14 @@ class TableBlock:
         spread = float(np.nanstd(head)) if head is not None else 0.0
         self.put(fill=np.nanmean(rows, axis=0), head=[float(np.nanmean(head)) if head is not None else 0.0, spread or 1.0])
 
-    def _head_size(self, rows: Floats) -> Floats | None:
+    @property
+    def head_column(self) -> str | None:
+        """The column of head size, if the table has one."""
         plain = ["".join(filter(str.isalnum, column.lower())) for column in self.columns]
-        for name in HEAD_SIZE:
-            if name in plain:
-                return rows[:, plain.index(name)]
-        return None
+        return next((self.columns[plain.index(name)] for name in HEAD_SIZE if name in plain), None)
+
+    def _head_size(self, rows: Floats) -> Floats | None:
+        return None if self.head_column is None else rows[:, self.columns.index(self.head_column)]
 
     def features(self, cohort: Cohort) -> Floats:
         """(subject, column) values, single missing ones filled with the mean of source."""
