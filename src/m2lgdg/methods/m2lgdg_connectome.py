@@ -224,7 +224,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     reference = "beyond the paper: docs/choosing.md"
     variants = {
         **{name: M2LGDG.variants[name] for name in ("M1", "C1", "C2", "C3", "C4")},
-        "M2": M2LGDG.variants["M2"] | {"tables": "none"},
+        "M2": {**M2LGDG.variants["M2"], "tables": "none"},
         "scan": {"phenotypes": False, "tables": "none"},
         "structure": {"imaging": False, "phenotypes": False},
         "no-phenotypes": {"phenotypes": False},

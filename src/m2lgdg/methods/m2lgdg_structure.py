@@ -83,7 +83,9 @@ class Network(m2lgdg.Network):
             first, others = layer(first, others)  # Eq. 15
         flat = torch.cat([first, others], dim=1).flatten(1)  # (subject, modality * 2 * shared)
         alpha = torch.softmax(self.gate(flat), dim=1)  # Eq. 16, (subject, modality)
-        weighted = alpha[:, :, None] * flat.unflatten(1, (alpha.shape[1], -1))  # (subject, modality, 2 * shared)
+        weighted = alpha[:, :, None] * flat.view(
+            -1, len(self.shared), 2 * config.shared_width
+        )  # (subject, modality, 2 * shared)
         return components | {"gate": alpha, "fused": self.output(weighted.flatten(1))}
 
     @property
@@ -199,7 +201,7 @@ class WithTables(DeepMethod):
     def decomposition_losses(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Eq. 11 and 13 summed over pairs of modalities, Eq. 12 over modalities."""
         if "shared" not in parts:
-            return super().decomposition_losses(parts)  # type: ignore[misc, no-any-return]
+            return super().decomposition_losses(parts)  # type: ignore[misc]
         config: Any = self
         shared, private = (parts[name].unbind(1) for name in ("shared", "private"))  # of each modality, (subject, shared)
         similar = torch.stack([similarity_loss(one, other) for one, other in combinations(shared, 2)])
