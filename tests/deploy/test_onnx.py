@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.interpolate import CubicSpline
 from sklearn.covariance import ledoit_wolf
@@ -167,6 +168,59 @@ def test_the_json_is_enough_to_prepare_the_inputs(name, fold, tmp_path):
         row = target.phenotypes.iloc[i].to_dict()
         got = run_onnx(path, by_the_json(reported, np.asarray(target.series[i]), row))
         np.testing.assert_allclose(got, expected[i : i + 1], rtol=0, atol=1e-5)
+
+
+def with_tables(cohort, seed=0):
+    """Two tables with the label in them; some values and some subjects are missing in the first."""
+    draw = np.random.default_rng(seed)
+    columns = ["Left-Caudate", "a & b, ü", "eTIV", "empty here", "e"]
+    values = draw.normal(3.0, 0.3, size=(len(cohort), 5)) + 0.4 * np.maximum(cohort.labels, 0)[:, None]
+    values[:, 2] = draw.normal(1.5e6, 1e5, size=len(cohort))
+    values[::5, 1], values[1::7, :2], values[2::7, :3], values[3::7] = (np.nan,) * 4
+    first = pd.DataFrame(values, index=cohort.subjects, columns=columns)
+    second = pd.DataFrame(draw.normal(size=(len(cohort), 3)), index=cohort.subjects, columns=list("xyz"))
+    second["x"] += 2 * np.maximum(cohort.labels, 0)
+    return cohort.with_tables({"aseg of 7": first, "thickness": second})
+
+
+def bare(cohort):
+    """Without age and sex."""
+    return replace(cohort, phenotypes=cohort.phenotypes.drop(columns=["age", "sex"]), inputs=("education",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({"phenotypes": True}, None),
+        pytest.param({}, None, marks=pytest.mark.onnx),
+        pytest.param({"scan": False}, None, marks=pytest.mark.onnx),
+        pytest.param({"tables": "thickness"}, bare, marks=pytest.mark.onnx),
+    ],
+    ids=["all", "no-phenotypes", "structure", "no-confounds"],
+)
+def test_a_linear_method_takes_tables_as_they_are(fold, tmp_path, fields, change):
+    source, target = (with_tables((change or (lambda one: one))(one)) for one in (fold.source, fold.target))
+    fitted = make("connectome-adaptive", **fields).fit(source)
+    names = [name for name in fitted.facts_["tables"] if fitted.facts_["tables"][name]["weight"] > 0]
+    assert names  # otherwise nothing below is tested
+    path, reported = exported(fitted, tmp_path)
+    rows = {one["name"]: one for one in reported["inputs"]}
+    expected = fitted.predict_proba(target)[:, 1]
+    inputs = prepared(fitted, target) | {  # by the names of the columns alone
+        f"table.{name}": target.tables[name][rows[f"table.{name}"]["columns"]].to_numpy() for name in fitted.facts_["tables"]
+    }
+    np.testing.assert_allclose(run_onnx(path, inputs), expected, rtol=0, atol=1e-9)
+    without = replace(target, tables={})
+    nobody = inputs | {name: np.full_like(value, np.nan) for name, value in inputs.items() if name.startswith("table.")}
+    np.testing.assert_allclose(run_onnx(path, nobody), fitted.predict_proba(without)[:, 1], rtol=0, atol=1e-9)
+    assert np.abs(fitted.predict_proba(without)[:, 1] - expected).max() > 1e-3
+    first = {"age", "sex"} & set(fitted.facts_["inputs"])
+    confounds = {name: [each["name"] for each in one["confounds"]] for name, one in rows.items() if "confounds" in one}
+    after = ["age squared"] if first else []
+    assert set(confounds["table.thickness"]) == first | set(after)
+    if "table.aseg of 7" in rows:
+        assert confounds["table.aseg of 7"][-1] == "eTIV" and "NaN where one is missing" in rows["table.aseg of 7"]["prepared"]
+    assert ("phenotypes" in rows) == bool(first)
 
 
 def test_what_cannot_be_exported_is_a_sentence(fold, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from scipy.io import savemat
 
 from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, read
 from m2lgdg.cohort import Parcellation
+from m2lgdg.method import has_atlas
 from m2lgdg.metrics import logit, platt, sigmoid
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.study.audit import NOISE, WITHHELD, digests, other_target
@@ -216,6 +217,27 @@ def test_onnx(fold, fitted, tmp_path):
     assert described["atlases"]["mixed"] == [f"mixed-{i}" for i in range(ROIS)]
     with pytest.raises(InputError, match="needs all atlases"):
         prepared(fitted, fold.target.parcellation("mixed"))
+
+
+@pytest.mark.onnx
+def test_onnx_with_a_table(fold, gappy, tmp_path):
+    """A column that does not vary among the subjects of one atlas is an input of the other only."""
+    pytest.importorskip("onnxruntime")
+    from m2lgdg.deploy.onnx import export_onnx, prepared, run_onnx
+
+    def with_table(cohort):
+        draw = np.random.default_rng(len(cohort))
+        table = pd.DataFrame(draw.normal(size=(len(cohort), 4)), index=cohort.subjects, columns=list("abcd"))
+        table.loc[:, ["a", "b"]] += np.maximum(cohort.labels, 0)[:, None]
+        table.loc[has_atlas(cohort, "mixed"), "d"] = 1.0
+        return cohort.with_tables({"volume": table})
+
+    source, target = with_table(gappy.source), with_table(fold.target)
+    fitted = make("connectome-adaptive").fit(source)
+    path = export_onnx(fitted, tmp_path / "model.onnx")
+    columns = {row["name"]: row.get("columns") for row in json.loads((tmp_path / "model.json").read_text())["inputs"]}
+    assert columns["atlas-0.table.volume"] == list("abcd") and columns["atlas-1.table.volume"] == list("abc")
+    np.testing.assert_allclose(run_onnx(path, prepared(fitted, target)), fitted.predict_proba(target)[:, 1], rtol=0, atol=1e-6)
 
 
 def test_commands(cohort, tmp_path, monkeypatch, typed):

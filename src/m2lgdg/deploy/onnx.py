@@ -25,19 +25,20 @@ from torch import Tensor, nn
 
 from m2lgdg import scans
 from m2lgdg.cohort import Cohort, Parcellation
-from m2lgdg.connectivity import CLIP, LARGEST_Z, LEAST_EIGENVALUE, correlations
+from m2lgdg.connectivity import correlations
 from m2lgdg.deep import Batch, DeepMethod
+from m2lgdg.deploy.onnx_inputs import PREPARED, RAW_TABLE, TABLE, prepared_connectome
 from m2lgdg.devices import plain_form
 from m2lgdg.method import Method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.methods.m2lgdg_structure import PREFIX as TABLE_PREFIX
 from m2lgdg.methods.m2lgdg_structure import WithTables
-from m2lgdg.methods.tables import TableBlock
+from m2lgdg.methods.tables import CONFOUNDS, TableBlock, rows_of
 from m2lgdg.metrics import logit
 from m2lgdg.model.atlases import PREFIX, targets_of
 from m2lgdg.model.model import Model
-from m2lgdg.preprocess import CATEGORICAL, SERIES_EPSILON, PhenotypeScaler
+from m2lgdg.preprocess import CATEGORICAL, PhenotypeScaler
 from m2lgdg.storage import InputError, needing, one_line, write_texts
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -46,88 +47,6 @@ OPSET = 18
 TOLERANCE = 5e-5  # largest difference allowed between probabilities of the graph and of the method, in single precision
 MOST = float(logit(np.array(1.0)))  # logits beyond it are clipped before another calibration, as in Python
 TRIED = 3  # synthetic subjects on which the graph is compared with the method before it is written
-
-RESAMPLED = (
-    "each ROI resampled to the given length by a not-a-knot cubic spline through equally spaced points, first and last kept; "
-    "then minus its mean"
-)
-FISHER = f"0 with a ROI that never changes; clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
-CORRELATION = f"Pearson correlations of the (time, roi) series in double precision; {FISHER}"
-TANGENT = (
-    "at least 1e-6 of the mean variance added to its diagonal; W C W with W the inverse square root of `reference`; its matrix "
-    "logarithm; upper triangle with the diagonal, row by row, off-diagonal times sqrt 2"
-)
-SHRUNK = "Ledoit-Wolf covariance of the series after each ROI was set to mean 0 and sd 1 (a ROI that never changes: 0)"
-EDGES = "of the ROI pairs (i, j), i < j, row by row: (1,2), (1,3), ..., (2,3), ..."
-PREPARED = {  # by name and number of dimensions: (subject, value) or (subject, row, column)
-    ("series", 3): f"{RESAMPLED}, divided by (its population sd + {SERIES_EPSILON:g}); transposed to (roi, time)",
-    ("scaled_series", 3): (
-        f"{RESAMPLED}; the whole scan divided by (the root mean square over all its ROIs and time points + "
-        f"{SERIES_EPSILON:g}); transposed to (roi, time)"
-    ),
-    ("fc", 2): f"{CORRELATION}; {EDGES}",
-    ("steady", 2): (
-        "of the series after each ROI was set to mean 0 and sd 1: e, the mean square over ROIs at each time point; weights "
-        "1 / (1 + (e / median of e)^2) of the time points; weighted Pearson correlations in double precision; "
-        f"{FISHER}; {EDGES}"
-    ),
-    ("swings", 2): f"of the absolute values of the series after each ROI was set to mean 0 and sd 1: {CORRELATION}; {EDGES}",
-    ("fc", 3): f"{CORRELATION}; the whole symmetric matrix, with 0 on the diagonal",
-    ("partial", 3): f"absolute partial correlations from the inverse of the {SHRUNK}; 0 on the diagonal",
-    ("tangent", 2): f"{SHRUNK}, {TANGENT}",
-    ("tangent_pearson", 2): (
-        "Pearson correlations of the (time, roi) series; Ledoit-Wolf covariance with the rows of this matrix, minus their "
-        f"mean, as observations, {TANGENT}"
-    ),
-    ("correlation", 3): (
-        "Pearson correlations of the (time, roi) series in double precision; 0 with a ROI that never changes; the whole "
-        "symmetric matrix, with 1 on the diagonal"
-    ),
-    ("amplitude", 2): (
-        "log of the population sd of each ROI of the series as it is, minus the mean of these logs over ROIs; ROIs that never "
-        "change do not count and are 0. If a (slope of the values on `profile` without an intercept), b (their population sd "
-        "over ROIs) or c (their root mean square distance from `profile`) is below `low` or above `high` (null: no bound), the "
-        "series is scaled differently from the training data: then `mean` is used instead"
-    ),
-    ("phenotypes", 2): "missing values replaced by `fill`, minus `mean`, divided by `scale`; 0 where `scale` is null",
-}
-CORRELATIONS = {  # from a connectome, by its kind
-    scans.CORRELATION: "the correlations of the connectome",
-    scans.FISHER_Z: "tanh of the Fisher z of the connectome",
-    scans.COVARIANCE: "the covariances of the connectome divided by the sds of both ROIs (an sd of 0 counts as 1)",
-    scans.PARTIAL: "the partial correlations of the connectome",
-}
-
-
-def _prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
-    """How an input of the graph is prepared from a connectome; None if it is not made from one."""
-    z = f"{CORRELATIONS[kind]}, clipped to -{CLIP} ... {CLIP}; then Fisher z, arctanh"
-    if kind == scans.FISHER_Z:
-        z = f"the Fisher z of the connectome, clipped to -{LARGEST_Z:.7g} ... {LARGEST_Z:.7g}"
-    matrix, least = f"{CORRELATIONS[kind]}, with 1 on the diagonal", f"{LEAST_EIGENVALUE:g}"
-    definite = f"R, {matrix}; C = (1 - a) R + a I, a at least {least} and so large that no eigenvalue of C is below {least}"
-    partial = f"absolute partial correlations from the inverse of C: {definite}; 0 on the diagonal"
-    if kind == scans.PARTIAL:
-        partial = f"absolute values of {CORRELATIONS[kind]}; 0 on the diagonal"
-    return {
-        ("fc", 2): f"{z}; {EDGES}",
-        ("fc", 3): f"{z}; the whole symmetric matrix, with 0 on the diagonal",
-        ("correlation", 3): f"{matrix}; the whole symmetric matrix",
-        ("partial", 3): partial,
-        ("tangent", 2): f"{definite}; {TANGENT}",
-        ("tangent_pearson", 2): (
-            f"{matrix}; Ledoit-Wolf covariance C with the rows of this matrix, minus their mean, as observations; {TANGENT}"
-        ),
-        ("phenotypes", 2): PREPARED["phenotypes", 2],
-    }.get((name, dimensions))
-
-
-TABLE = (
-    "single missing values replaced by `fill`; minus `confounds` @ `slopes`, minus `mean`, divided by `scale`; a subject "
-    "without the table, or with less than half of its columns: 0 in all columns. `confounds` are listed in their order: "
-    "phenotypes with missing values replaced by `fill`, minus `mean`, divided by `scale`; the square of the scaled age; and a "
-    "column of the table, minus `mean`, divided by `scale`"
-)
 
 
 class _Graph(nn.Module):
@@ -166,18 +85,46 @@ class _NetworkGraph(_Graph):
 
 
 class _LinearGraph(_Graph):
-    """Linear method with its calibration: sum of its blocks to the logit."""
+    """Linear method with its calibration: sum of its blocks and tables to the logit."""
 
     def __init__(self, fitted: Linear, names: list[str]) -> None:
         super().__init__(fitted)
-        intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in names)
+        self.names, self.blocks = names, list(fitted._weights())
+        intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in self.blocks)
         self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a Python float would become float32
-        self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in names)
+        self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in self.blocks)
+        self.tables = nn.ModuleList(_TableGraph(table, fitted.facts_["inputs"]) for table in fitted._tables())
 
     def logit(self, *values: Tensor) -> Tensor:
-        """(subject,) calibrated sum of the blocks' decisions."""
-        total = torch.stack([value @ weight for value, weight in zip(values, self.weights, strict=True)]).sum(dim=0)
-        return self.calibration[0] * (total + self.intercept) + self.calibration[1]
+        """(subject,) calibrated sum of the decisions of blocks and tables."""
+        given = dict(zip(self.names, values, strict=True))
+        decisions = [given[name] @ weight for name, weight in zip(self.blocks, self.weights, strict=True)]
+        phenotypes = given.get("phenotypes", values[0][:, :0])
+        decisions += [table(given[f"{TABLE_PREFIX}{table.name}"], phenotypes) for table in self.tables]
+        return self.calibration[0] * (torch.stack(decisions).sum(dim=0) + self.intercept) + self.calibration[1]
+
+
+class _TableGraph(nn.Module):
+    """Table of a linear method: its values, with NaN where one is missing, and scaled phenotypes to its decision."""
+
+    def __init__(self, table: TableBlock, inputs: list[str]) -> None:
+        super().__init__()
+        self.name, self.columns = table.name, len(table.columns)
+        self.confounds = [i for i, name in enumerate(inputs) if name in CONFOUNDS]
+        self.age = [i for i in self.confounds if inputs[i] == "age"]
+        self.head = None if table.head_column is None else table.columns.index(table.head_column)
+        for name in ("fill", "head", "slopes", "weights", "intercept", "absent"):
+            self.register_parameter(f"{name}_", nn.Parameter(torch.from_numpy(table[name].copy())))
+
+    def forward(self, values: Tensor, phenotypes: Tensor) -> Tensor:
+        """(subject,) decision of the (subject, column) values; that for subjects without the table, if most are missing."""
+        missing = torch.isnan(values)
+        filled = torch.where(missing, self.fill_, values)  # (subject, column)
+        confounds = [phenotypes[:, i] for i in self.confounds] + [phenotypes[:, i] ** 2 for i in self.age]
+        confounds += [] if self.head is None else [(filled[:, self.head] - self.head_[0]) / self.head_[1]]
+        cleaned = filled - torch.stack(confounds, dim=1) @ self.slopes_ if confounds else filled  # (subject, column)
+        present = 2 * missing.sum(dim=1) <= self.columns
+        return torch.where(present, cleaned @ self.weights_ + self.intercept_, self.absent_)
 
 
 class _AverageGraph(_Graph):
@@ -255,7 +202,10 @@ def prepared(fitted: Model, cohort: Cohort) -> Arrays:
 def _member_inputs(fitted: Method, cohort: Cohort) -> Arrays:
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
-        return {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
+        tables = fitted._tables()
+        scaled = ["phenotypes"] if tables and cohort.inputs else []  # age and sex are taken out of tables
+        blocks = {name: fitted._features(name, cohort).astype(np.float64) for name in (*fitted._weights(), *scaled)}
+        return blocks | {f"{TABLE_PREFIX}{one.name}": rows_of(cohort, one.name, one.columns) for one in tables}
     assert isinstance(fitted, DeepMethod)
     batch = fitted.make_batch(cohort, _scaler(fitted), torch.device("cpu"))
     features = {name: value.numpy() for name, value in batch.features.items()}
@@ -291,7 +241,7 @@ def described(fitted: Model, inputs: Arrays) -> dict[str, Any]:
 def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict[str, Any]:
     """Description of an input of one member."""
     kind = fitted.facts_.get("scans", scans.SERIES)
-    how = PREPARED.get((name, value.ndim)) if kind == scans.SERIES else _prepared_connectome(kind, name, value.ndim)
+    how = PREPARED.get((name, value.ndim)) if kind == scans.SERIES else prepared_connectome(kind, name, value.ndim)
     how = how or f"as computed by `features` of the method: {name}"
     row: dict[str, Any] = {"name": name, "type": str(value.dtype), "shape": ["subject", *value.shape[1:]], "prepared": how}
     if name in ("series", "scaled_series"):
@@ -302,17 +252,25 @@ def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict
         row |= _amplitude_range(fitted)
     if name == "phenotypes":
         row["columns"] = _columns(_scaler(fitted))
-    if isinstance(fitted, WithTables):
-        for table in fitted.table_blocks():
-            if name == f"{TABLE_PREFIX}{table.name}":
-                row |= {"prepared": TABLE, "columns": table.columns, "confounds": _table_confounds(fitted, table)}
-                row |= {array: table[array].tolist() for array in ("fill", "slopes", "mean", "scale")}
+    for table in _tables(fitted):
+        if name == f"{TABLE_PREFIX}{table.name}":
+            row |= {"columns": table.columns, "confounds": _table_confounds(fitted, table)}
+            if isinstance(fitted, Linear):
+                row |= {"prepared": RAW_TABLE, "fill": table["fill"].tolist()}
+            else:
+                row |= {"prepared": TABLE} | {array: table[array].tolist() for array in ("fill", "slopes", "mean", "scale")}
     return row
 
 
-def _table_confounds(fitted: WithTables, table: TableBlock) -> list[dict[str, Any]]:
+def _tables(fitted: Method) -> list[TableBlock]:
+    """The tables that a method was fitted with."""
+    return fitted._tables() if isinstance(fitted, Linear) else fitted.table_blocks() if isinstance(fitted, WithTables) else []
+
+
+def _table_confounds(fitted: Method, table: TableBlock) -> list[dict[str, Any]]:
     """What is regressed out of a table, in the order of its slopes."""
-    listed = _columns(fitted.confound_scaler())
+    scaler = fitted.confound_scaler() if isinstance(fitted, WithTables) else _scaler(fitted)
+    listed = [one for one in _columns(scaler) if one["name"] in CONFOUNDS]
     if any(one["name"] == "age" for one in listed):
         listed.append({"name": "age squared", "kind": "square of the scaled age"})
     if table.head_column is not None:
@@ -390,7 +348,10 @@ def _synthetic(fitted: Model) -> Cohort:
     if not others:
         return first
     further = {other: Parcellation(made.rois, made.scans) for other, made in others}
-    return dataclasses.replace(first, atlas=name, parcellations=further)
+    tables = first.tables
+    for _, made in others:  # a member may have been fitted without some columns
+        tables |= {table: tables[table].combine_first(own) if table in tables else own for table, own in made.tables.items()}
+    return dataclasses.replace(first, atlas=name, parcellations=further, tables=tables)
 
 
 def _synthetic_in_atlas(fitted: Method) -> Cohort:
@@ -408,8 +369,16 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
         kind = scans.CORRELATION if kind == scans.FISHER_Z else kind
         drawn = scans.Connectomes.of(correlations(drawn), kind, len(rois))
     tables = {}
-    for one in fitted.table_blocks() if isinstance(fitted, WithTables) else ():
-        values = one["mean"] + one["scale"] * draw.normal(size=(TRIED, len(one.columns)))
+    for one in _tables(fitted):
+        noise = draw.normal(size=(TRIED, len(one.columns)))
+        if isinstance(
+            fitted, Linear
+        ):  # decisions of -1 to 1, a third of the columns without a value, and a subject without all
+            noise *= np.abs(one["fill"]) + 1
+            values = one["fill"] + noise / (np.abs(noise @ one["weights"]).max() or 1.0)
+            values[1, ::3], values[2] = np.nan, np.nan
+        else:
+            values = one["mean"] + one["scale"] * noise
         tables[one.name] = pd.DataFrame(values, index=names, columns=one.columns)
     made = Cohort(
         drawn, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True
