@@ -177,3 +177,24 @@ def test_bad_recipes_are_refused():
         make_cohort("tiny", edges=3)
     with pytest.raises(InputError, match="ROIs are too few for"):
         make_cohort("tiny", n_rois=2, n_disease_rois=3)
+
+
+def test_a_table_has_the_planted_regions_and_changes_nothing_else(strong):
+    sizes = {"a": 150, "b": 150, "c": 100}
+    with_table = make_cohort(
+        "tiny", sizes=sizes, edge_effect=1.5, roi_effect=1.5, seed=3, n_regions=12, structure_effect=1.5, without_table=0.1
+    )
+    table = with_table.tables["thickness"]
+    assert with_table._changed(tables={}).hash == strong.hash
+    assert 0.05 < table.isna().all(axis=1).mean() < 0.15 and not table.dropna(how="all").isna().any(axis=None)
+    present = with_table.select(np.flatnonzero(table.notna().all(axis=1)))
+    found = effect(present.tables["thickness"], present)
+    planted = np.isin(table.columns, with_table.truth["regions"])
+    assert planted.sum() == 2 and table.columns[-1] == "eTIV"
+    assert (found[planted] < -0.7).all() and (np.abs(found[~planted]) < 0.35).all()
+
+
+@pytest.mark.parametrize("changed", [{"n_regions": 149}, {"n_regions": 1}, {"n_regions": -1}])
+def test_a_table_that_cannot_be_made_is_refused(changed):
+    with pytest.raises(InputError, match="a table has at most 148 regions"):
+        make_cohort("tiny", **changed)

@@ -41,6 +41,10 @@ class Recipe:
     further_atlas: str = ""  # an atlas in which the same scans are given as well
     restless_site: str = ""  # a site whose subjects move; with it, every subject has a mean framewise displacement
     duplicates: int = 0  # scans of the first site that are in the cohort again, as other subjects of the second site
+    n_regions: int = 0  # of a table `thickness`, in the order of the Destrieux atlas; 0: the cohort has no table
+    n_disease_regions: int = 2
+    structure_effect: float = 0.8  # patients' mean shift in the thickness of the disease regions
+    without_table: float = 0.0  # probability that a subject has no row in the table
 
 
 # The paper's 22 sites; its targets have their real size, the other sites hold the rest of 2,269 subjects
@@ -120,6 +124,7 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
     people = sorted([*people, *_copies(recipe, people)], key=lambda person: person.subject)
     subjects = np.array([person.subject for person in people])
     series_of = [person.series for person in people]
+    structure = _Structure(recipe, np.random.SeedSequence(seed).spawn(2 + len(subject_seeds))[-1])
     return Cohort(
         series=series_of,
         subjects=subjects,
@@ -131,6 +136,7 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
         tr=np.array([person.tr for person in people]),
         atlas=atlas,
         parcellations={recipe.further_atlas: _further(recipe.further_atlas, atlas, series_of)} if recipe.further_atlas else {},
+        tables={"thickness": structure.table(recipe, people)} if recipe.n_regions else {},
         name=preset if isinstance(preset, str) else "synthetic",
         notes=("synthetic data: no series belongs to a person",),
         truth={
@@ -138,6 +144,7 @@ def make_cohort(preset: str | Recipe = "tiny", *, seed: int = 0, **changes: Any)
             "recipe": {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items()},
             "rois": [rois[i] for i in truth.rois],
             "edges": [[rois[i], rois[j]] for i, j in truth.edges],
+            **({"regions": structure.disease} if recipe.n_regions else {}),
             "sites": {site: protocol.record() for site, protocol in protocols.items()},
         },
     )
@@ -167,7 +174,19 @@ def _recipe(preset: str | Recipe, changes: dict[str, Any]) -> Recipe:
         raise InputError(
             f"{recipe.n_rois} ROIs are too few for {recipe.n_disease_rois} disease ROIs and {recipe.n_disease_edges} edges."
         )
+    most = len(_region_names())
+    if not 0 <= recipe.n_regions <= most or recipe.n_disease_regions > recipe.n_regions > 0:
+        raise InputError(
+            f"a table has at most {most} regions, not {recipe.n_regions}, {recipe.n_disease_regions} of them with an effect."
+        )
     return recipe
+
+
+def _region_names() -> list[str]:
+    """Columns as FreeSurfer names them."""
+    known = regions("destrieux")
+    assert known is not None
+    return [f"{name[-1].lower()}h_{name[:-2]}_thickness" for name in known["name"]]
 
 
 def _rois(count: int) -> tuple[tuple[str, ...], str]:
@@ -274,6 +293,34 @@ def _move(series: npt.NDArray[np.float32], restless: bool, rng: np.random.Genera
         common = rng.normal(1.5, 0.3, series.shape[1]) * series.std(axis=0)  # (roi,)
         series[jumps] += (rng.normal(size=(jumps.sum(), 1)) * common).astype(np.float32)
     return round(displacement, 3)
+
+
+class _Structure:
+    """Cortical thickness (mm) and intracranial volume (mm3): thinner in patients, with age, and by site and head size.
+
+    Its random numbers are its own, so that scans and phenotypes are the same with and without a table.
+    """
+
+    def __init__(self, recipe: Recipe, seed: np.random.SeedSequence) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.names = _region_names()[: recipe.n_regions]
+        chosen = self.rng.choice(max(len(self.names), 1), recipe.n_disease_regions * bool(self.names), replace=False)
+        self.disease = [self.names[i] for i in np.sort(chosen)]
+        self.usual: Floats = self.rng.normal(2.5, 0.3, len(self.names))  # (region,)
+        self.at_site = {site: 0.2 * recipe.site_effect * self.rng.normal(size=len(self.names)) for site in recipe.sizes}
+
+    def table(self, recipe: Recipe, people: list[_Person]) -> pd.DataFrame:
+        """(subject, region) thickness, with the intracranial volume as the last column."""
+        planted = np.isin(self.names, self.disease)
+        rows = []
+        for person in people:
+            head = self.rng.normal(1.5e6, 1.2e5) + 1e5 * (person.phenotypes["sex"] == 1.0)
+            age = 30.0 if np.isnan(person.phenotypes["age"]) else person.phenotypes["age"]
+            common = 0.05 * self.rng.normal() - 0.004 * (age - 30) + 4e-7 * (head - 1.5e6)
+            own = self.rng.normal(-recipe.structure_effect * person.label * planted)  # (region,)
+            row = np.round([*(self.usual + self.at_site[person.site] + common + 0.12 * own), head], 3)
+            rows.append(np.where(self.rng.random() < recipe.without_table, np.nan, row))
+        return pd.DataFrame(rows, index=[person.subject for person in people], columns=[*self.names, "eTIV"])
 
 
 def _copies(recipe: Recipe, people: list[_Person]) -> list[_Person]:
