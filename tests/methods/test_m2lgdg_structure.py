@@ -180,7 +180,8 @@ def test_a_table_in_the_place_of_phenotypes_gives_the_papers_network():
     fixed = {"adjacency": np.ones((5, 5)), "mean": np.zeros(10), "scale": np.ones(10), "slopes": np.zeros((0, 10))}
     fixed = {name: value.astype(np.float32) for name, value in fixed.items()}
     paper = plain.Network(Shape(5, 200, 3, 4, fixed), M2LGDGConnectome(**SMALL)).eval()
-    config = M2LGDGConnectome(**SMALL | {"phenotypes": False})
+    encoder = {"table_hidden": paper.config.phenotype_hidden}  # as wide as that of phenotypes
+    config = M2LGDGConnectome(**SMALL | encoder | {"phenotypes": False})
     network = plain.Network(Shape(5, 200, 0, 4, fixed | {"table.a": np.full(3, 2, dtype=np.float32)}), config).eval()
     names = {"phenotype_encoder": "table_encoders.0"}
     names |= {f"{kind}_{one}": f"{kind}.{i}" for kind in ("shared", "private") for i, one in enumerate("fn")}

@@ -135,7 +135,7 @@ class Linear(UsesAmplitude, Method):
             table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent, mean=standardised.centre)
         factors = table_weights(base, held_out, source)
         for table, factor in zip(fitted, factors, strict=True):
-            table.put(**{name: factor * table[name] for name in ("weights", "intercept", "absent")})
+            table.put(**{name: float(factor) * table[name] for name in ("weights", "intercept", "absent")})
             self.facts_["tables"][table.name]["weight"] = float(factor)
         return np.asarray(factors @ np.stack(held_out))
 

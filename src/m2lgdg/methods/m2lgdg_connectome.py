@@ -201,6 +201,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
+    table_hidden: tuple[int, ...] = (64,)  # widths of the hidden layers of a table's encoder
     table_dropout: float = 0.5  # of columns
     table_scaling_power: float = 0.0  # as of edges
     members: int = 4
@@ -216,7 +217,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         **dict.fromkeys(("scaling_power", "table_scaling_power"), (0, math.inf)),
         **dict.fromkeys(("readout_dropout", "edge_dropout", "table_dropout"), (0, 1)),
     }
-    may_be_empty = ("phenotype_hidden", "local_channels", "confounds", "tables")
+    may_be_empty = ("phenotype_hidden", "table_hidden", "local_channels", "confounds", "tables")
     unused = (
         *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
         *("patience", "select_after_warmup"),
@@ -235,7 +236,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
             **{"hidden": 16, "local_channels": (16,), "readout": 4, "imaging_width": 64, "phenotype_hidden": (16, 16)},
             **{"phenotype_width": 16, "shared_width": 32, "fusion_layers": 1, "fused_width": 32, "batch_size": 16},
             **{"learning_rate": 1e-3, "dropout": 0.0, "readout_dropout": 0.5, "edge_dropout": 0.0, "epochs": 12, "warmup": 2},
-            **{"members": 2, "validation_share": 0.15},
+            **{"members": 2, "validation_share": 0.15, "table_hidden": (16,)},
         },
     }
     space = {

@@ -46,7 +46,8 @@ class Network(m2lgdg.Network):
         for i, name in enumerate(self.tables):  # a model stores them once, as fitted
             self.register_buffer(f"table_scale_{i}", torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
         columns = [len(shape.fitted[name]) for name in self.tables]
-        self.table_encoders = nn.ModuleList(phenotype_encoder(each, config) for each in columns)  # as Eq. 9
+        encoders = (phenotype_encoder(each, config.table_hidden, config) for each in columns)  # as Eq. 9
+        self.table_encoders = nn.ModuleList(encoders)
         widths = [config.imaging_width] if config.imaging else []
         widths += [config.phenotype_width] * (config.phenotypes + len(self.tables))
         tokens = 2 * len(widths) * config.shared_width  # all tokens of a subject, side by side
