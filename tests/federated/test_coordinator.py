@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hospitals import assert_pooled, by_site, pooled, study_of
 
@@ -11,7 +12,7 @@ import m2lgdg
 from m2lgdg.connectivity import standardised
 from m2lgdg.federated import sums
 from m2lgdg.federated.coordinator import Work, _calibrate, _order_statistics
-from m2lgdg.federated.plan import CUTS, Plan
+from m2lgdg.federated.plan import CUTS, NO_TABLES, Plan
 from m2lgdg.federated.simulation import simulate
 from m2lgdg.federated.site import KINDS, prepared
 from m2lgdg.metrics import platt
@@ -105,8 +106,26 @@ def test_connectomes_are_fitted_as_pooled_ones(cohort, inputs):
     fitted = simulate(study_of(of_z), sites)
     assert_pooled(fitted, of_z)
     expected = pooled(of_z)
-    assert fitted.facts_["scans"] == "fisher-z" and fitted.facts_["notes"] == expected.facts_["notes"]
+    assert fitted.facts_["scans"] == "fisher-z" and fitted.facts_["notes"] == [*expected.facts_["notes"], NO_TABLES]
     assert not any("amplitude" in name or "steady" in name for name in fitted.state_)
+
+
+def test_tables_stay_at_the_sites(cohort, fitted):
+    """A site with tables sends what it sends without them, and the model does not ask for any."""
+    draw = np.random.default_rng(0)
+    volumes = pd.DataFrame(draw.normal(size=(len(cohort), 3)), index=cohort.subjects, columns=list("abc"))
+    some = by_site(cohort.with_tables({"aseg": volumes + 5 * cohort.labels[:, None]}))
+    sites = {site: some[site] if i % 2 else part for i, (site, part) in enumerate(by_site(cohort).items())}
+    study = study_of(cohort)
+    for site, part in by_site(cohort).items():
+        (member, arrays), (expected, own) = (prepared(study, one[site], site) for one in (sites, {site: part}))
+        assert member == expected and set(arrays) == set(own)
+    other = simulate(study, sites)
+    assert set(other.state_) == set(fitted.state_)
+    for name, value in fitted.state_.items():
+        np.testing.assert_array_equal(other.state_[name], value)
+    assert other.fields()["tables"] == "none" and "tables" not in other.facts_ and other.facts_["notes"] == [NO_TABLES]
+    assert not any("decided without" in flag for flags in other.flags(some["north"]) for flag in flags)
 
 
 def test_sites_need_the_same_kind_of_scans(cohort):

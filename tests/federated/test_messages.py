@@ -25,6 +25,8 @@ SITES = tuple("abcdefg")
         (SITES, {"least_subjects": 2}, "--least-subjects is 2; no site takes part in a study with less than 10"),
         (SITES, {"fields": {"site_folds": 50}}, "site_folds is 50; every fold needs 3 sites, so set at most 2"),
         (SITES, {"fields": {"penalties": [1.0, 2.0]}}, "one penalty"),
+        (SITES, {"fields": {"tables": "all"}}, "field tables: federated training uses scans and phenotypes only"),
+        (SITES, {"fields": {"scan": False}}, "without the scan, federated training needs phenotypes"),
         (("a b", *SITES), {}, "use letters, digits"),
     ],
 )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import miniature
 import numpy as np
 import pandas as pd
 import pytest
@@ -203,13 +204,83 @@ def test_calibrated_classifier(cohort):
 def test_parameters_are_fields():
     estimator = m2lgdg.as_estimator("fc-svm", site_folds=3, penalties=[1, 2])
     assert estimator.get_params() == {
-        "site_folds": 3, "penalties": (1, 2), "phenotypes": False, "phenotype_weight": 0.3, "random_state": 0, "device": "cpu",
+        "site_folds": 3, "penalties": (1, 2), "phenotypes": False, "phenotype_weight": 0.3, "tables": "none", "random_state": 0,
+        "device": "cpu",
     }  # fmt: skip
     copy = clone(estimator).set_params(site_folds=4)
     assert (copy.site_folds, estimator.site_folds, copy.penalties) == (4, 3, (1, 2))
     assert repr(copy) == "FcSvmClassifier(penalties=(1, 2), site_folds=4)"
     assert type(m2lgdg.as_estimator("fc-svm")) is type(estimator)
     assert "penalties" in inspect.signature(type(estimator)).parameters
+
+
+def with_tables(cohort):
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=(len(cohort), 4)) + 2 * cohort.labels[:, None] * [1, 1, 0, 0]
+    values[3], values[4, 0] = np.nan, np.nan
+    thickness, noise = values, draw.normal(size=(len(cohort), 2))
+    frames = {"thickness": pd.DataFrame(thickness, cohort.subjects), "noise": pd.DataFrame(noise, cohort.subjects)}
+    return cohort.with_tables(frames)
+
+
+@pytest.mark.parametrize("connectomes", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_cohort_as_x_has_phenotypes_and_tables(cohort, connectomes):
+    """The same probabilities as from the method, fold by fold, whoever selects the subjects."""
+    held = with_tables(cohort.to_connectomes() if connectomes else cohort)
+    fields = {"phenotypes": True, "tables": "thickness"}
+    proba = cross_val_predict(
+        m2lgdg.as_estimator("connectome-adaptive", **fields),
+        *(held, held.labels),
+        groups=held.sites,
+        cv=LeaveOneGroupOut(),
+        method="predict_proba",
+    )
+    for fold in leave_one_site_out(held, ["east", "west"]):
+        expected = m2lgdg.make("connectome-adaptive", **fields).fit(fold.source).predict_proba(fold.target)
+        np.testing.assert_allclose(proba[held.sites == fold.site], expected, rtol=0, atol=1e-12)
+
+
+def test_labels_and_sites_of_a_cohort_are_y_and_groups(cohort):
+    held = with_tables(cohort)
+    estimator = m2lgdg.as_estimator("connectome-adaptive")
+    by_sites = estimator.fit(held, held.labels).predict_proba(held)
+    np.testing.assert_array_equal(by_sites, clone(estimator).fit(held, held.labels, groups=held.sites).predict_proba(held))
+    turned = clone(estimator).fit(held, np.where(held.labels, "control", "patient"))  # y counts, not the labels of X
+    assert list(turned.classes_) == ["control", "patient"]
+    np.testing.assert_allclose(turned.predict_proba(held), by_sites[:, ::-1], rtol=0, atol=1e-3)
+    copy = pickle.loads(pickle.dumps(estimator))
+    np.testing.assert_array_equal(copy.predict_proba(held), by_sites)
+    twice = [held[int(i)] for i in (0, 0, *range(len(held)))]  # as bagging draws them
+    assert clone(estimator).fit(twice, held.labels[[0, 0, *range(len(held))]]).predict(twice).shape == (len(held) + 2,)
+    for tables in ("none", ["thickness"], ("noise", "thickness")):
+        chosen = clone(estimator).set_params(tables=tables).fit(held, held.labels).method_
+        assert list(chosen.facts_.get("tables", {})) == ([] if tables == "none" else list(tables))
+    search = GridSearchCV(clone(estimator), {"tables": ["none", "all"]}, cv=GroupKFold(2), scoring="roc_auc")
+    assert search.fit(held, held.labels, groups=held.sites).best_params_ == {"tables": "all"}
+
+
+def test_a_cohort_that_an_estimator_cannot_use_is_one_sentence(cohort, tmp_path):
+    held, estimator = with_tables(cohort), m2lgdg.as_estimator("connectome-adaptive")
+    fitted = clone(estimator).fit(held, held.labels)
+    with pytest.raises(ValueError, match="was fitted on a cohort of series, but X holds series"):
+        fitted.predict(list(held.series))
+    with pytest.raises(ValueError, match="was fitted on series, but X holds a cohort of series"):
+        clone(estimator).fit(list(held.series), held.labels).predict(held)
+    two = miniature.with_two_atlases(cohort)
+    for x, message in (
+        (two, "X holds the atlases .* and mixed; an estimator takes one, such as X.parcellation"),
+        ([two[i] for i in range(len(two))], "list of cohorts with several atlases"),
+        ([held[i] if i else cohort[i] for i in range(len(held))], "different ROIs, scans, inputs or tables"),
+        ([held[:20], held[20:]], "give one cohort of all subjects"),
+        ([held[0], *held.series[1:]], "give one cohort of all subjects"),
+        (held[:0], "a cohort without subjects"),
+    ):
+        with pytest.raises(m2lgdg.InputError, match=message):
+            clone(estimator).fit(x, held.labels)
+    with pytest.raises(ValueError, match="y has 2 labels, but X has 52 subjects"):
+        clone(estimator).fit(held, [0, 1])
+    with pytest.raises(m2lgdg.InputError, match="has no table volume; it has thickness, noise"):
+        clone(estimator).set_params(tables="volume").fit(held, held.labels)
 
 
 def test_a_fitted_estimator_holds_a_model(cohort, tmp_path):
@@ -286,6 +357,8 @@ def test_bad_parameters_are_one_sentence(cohort):
         ({"site_folds": "five"}, "is not of type int"),
         ({"phenotypes": True}, "needs phenotypes, which X does not have"),
         ({"random_state": -1}, "random_state must be None or an integer"),
+        ({"tables": "aseg"}, "with tables='aseg' needs tables, which only a Cohort as X has"),
+        ({"tables": 3}, "field tables"),
     ):
         estimator = m2lgdg.as_estimator("fc-svm").set_params(**changed)
         with pytest.raises(m2lgdg.InputError, match=message):

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
@@ -97,6 +98,35 @@ def test_features(fold):
         proba = m2lgdg.from_sklearn(make_model(), features).fit(fold.source).predict_proba(fold.target)[:, 1]
         peer = make_model().fit(compute(fold.source).astype(float), fold.source.labels)
         np.testing.assert_allclose(proba, peer.predict_proba(compute(fold.target).astype(float))[:, 1], rtol=1e-9)
+
+
+def test_tables(fold, tmp_path):
+    """All columns side by side, missing values by the mean of source; who has no table is flagged."""
+
+    def with_tables(cohort):
+        draw = np.random.default_rng(len(cohort))
+        frames = {name: pd.DataFrame(draw.normal(5, 1, (len(cohort), 3)), cohort.subjects) for name in ("aseg", "area")}
+        frames["aseg"].iloc[1, 0], frames["aseg"].iloc[2], frames["area"].iloc[:, 1] = np.nan, np.nan, 1.0  # constant
+        return cohort.with_tables(frames)
+
+    source, target = with_tables(fold.source), with_tables(fold.target)
+    fitted = m2lgdg.from_sklearn(make_model(), "tables", name="on-tables").fit(source)
+    columns = {"aseg": ["0", "1", "2"], "area": ["0", "2"]}
+    assert {name: one["columns"] for name, one in fitted.facts_["tables"].items()} == columns
+    means = {name: source.tables[name].mean() for name in columns}
+
+    def features(cohort):
+        return np.hstack([cohort.tables[name].fillna(means[name])[chosen].to_numpy() for name, chosen in columns.items()])
+
+    peer = make_model().fit(features(source), source.labels)
+    expected = peer.predict_proba(features(target))[:, 1]
+    np.testing.assert_allclose(fitted.predict_proba(target)[:, 1], expected, rtol=1e-9)
+    flags = fitted.flags(target)
+    assert "no aseg: decided without it" in flags[2] and not any("decided" in flag for flag in flags[1])
+    loaded = m2lgdg.Model.load(fitted.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict_proba(target), fitted.predict_proba(target))
+    with pytest.raises(m2lgdg.InputError, match="has no tables"):
+        m2lgdg.from_sklearn(make_model(), "tables", name="on-tables").fit(fold.source)
 
 
 def test_series_are_a_list_of_arrays(fold):

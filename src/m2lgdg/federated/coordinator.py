@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import natural_key
 from m2lgdg.federated import sums
-from m2lgdg.federated.plan import CUTS, MEASURES, Arrays, Ask, Floats, Plan, Request
+from m2lgdg.federated.plan import CUTS, MEASURES, NO_TABLES, Arrays, Ask, Floats, Plan, Request
 from m2lgdg.methods.amplitude import MARGIN, STANDARDISED, TAIL, AmplitudeRange
 from m2lgdg.methods.linear import SMALLEST_SPREAD, note_on_connectomes
 from m2lgdg.methods.solvers import adaptive_scales
@@ -450,10 +450,9 @@ def _facts(work: Work, rounds: int) -> dict[str, Any]:
     }
     if plan.study.leave_out:
         facts["federated"]["left_out"] = plan.study.leave_out
-    notes = [note_on_connectomes(plan.method.blocks, first.scans)]
+    notes = [note_on_connectomes(plan.method.blocks, first.scans), NO_TABLES]
     notes += [FLAT_NOTE] if work.calibration[0] * work.spread < FLAT else []
-    if any(notes):
-        facts["notes"] = list(filter(None, notes))
+    facts["notes"] = list(filter(None, notes))
     if "amplitude" in plan.blocks and work.usable_scans < plan.subjects:
         facts["standardised_scans"] = plan.subjects - work.usable_scans
     return facts

@@ -24,6 +24,7 @@ from m2lgdg.federated.plan import (
     MOST_ROUNDS,
     MOST_SUBJECTS,
     NAME,
+    NO_TABLES,
     SUMS,
     Arrays,
     Ask,
@@ -317,6 +318,7 @@ def study_in_words(study: Settings) -> Iterator[str]:
     yield f"Study {study.id}; sites: {', '.join(study.sites)}; phenotypes: {', '.join(study.inputs) or 'none'}."
     changed = ", ".join(f"{name}={value}" for name, value in study.fields.items())
     yield _printable(f"Changed fields of the method: {changed or 'none'}.")
+    yield NO_TABLES
     if study.leave_out:
         yield (
             f"Site {study.leave_out} does not train, so that the model can be evaluated there. Totals of studies with and "

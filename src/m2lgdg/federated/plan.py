@@ -20,6 +20,7 @@ import numpy.typing as npt
 from m2lgdg.data.atlases import same_rois
 from m2lgdg.method import interchangeable
 from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+from m2lgdg.methods.tables import NONE
 from m2lgdg.registry import create
 from m2lgdg.scans import SERIES
 from m2lgdg.splits import site_folds
@@ -41,6 +42,7 @@ LARGEST_DECISION, LARGEST_LOSS = 2.0**12, 2.0**20
 CUTS = 31  # thresholds per round of a search for an order statistic, which is one of 2^64 numbers: 13 rounds
 SHORT, LONG = 5, 8  # bytes of a number in a message
 MEASURES = ("slope", "spread", "distance")  # of `AmplitudeRange`
+NO_TABLES = "Tables of brain structure are not used in federated training; a site that has some keeps them."
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -75,13 +77,20 @@ class Settings:
         self.need_sites(len(self.training_sites), "train")
         if len(self.sites) > MOST_SITES:
             raise InputError(f"the study has {len(self.sites)} sites; {MOST_SITES} are possible.")
-        if len(self.method.penalties) > 1:
-            raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
+        self._check_fields()
         most = len(self.training_sites) // LEAST_TOGETHER
         if self.folds and self.folds > most:
             raise InputError(
                 f"site_folds is {self.folds}; every fold needs {LEAST_TOGETHER} sites, so set at most {most}, or leave it out."
             )
+
+    def _check_fields(self) -> None:
+        if self.fields.get("tables", NONE) != NONE:
+            raise InputError("field tables: federated training uses scans and phenotypes only; leave this field out.")
+        if not self.method.scan and not self.inputs:
+            raise InputError("field scan: without the scan, federated training needs phenotypes; name them with --inputs.")
+        if len(self.method.penalties) > 1:
+            raise InputError("a federated fit has one penalty; it cannot choose among several by AUC.")
 
     @property
     def folds(self) -> int | None:
@@ -104,7 +113,7 @@ class Settings:
     @cached_property
     def method(self) -> ConnectomeAdaptive:
         """The method, not fitted; unusable fields are refused."""
-        created = create(METHOD, **dict(self.fields) | {"phenotypes": bool(self.inputs)})
+        created = create(METHOD, **dict(self.fields) | {"phenotypes": bool(self.inputs), "tables": NONE})
         assert isinstance(created, ConnectomeAdaptive)
         return created
 

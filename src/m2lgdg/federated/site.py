@@ -50,7 +50,7 @@ def prepared(study: Settings, cohort: Cohort, site: str, key: str = "", signing:
     for column in study.inputs:
         if column not in cohort.phenotypes.columns:
             raise InputError(f"cohort {cohort.name} has no phenotype {column}, which the study uses; add it, empty if unknown.")
-    cohort = cohort.with_inputs(study.inputs)
+    cohort = replace(cohort.with_inputs(study.inputs), tables={})  # not used, and no part of the hash that a site sends
     study.need_subjects(site, len(cohort))
     blocks = study.method.weights_of(cohort.values)
     arrays: Arrays = {name: fc_features(cohort.scans, VIEWS[name]) for name in blocks if name in VIEWS}

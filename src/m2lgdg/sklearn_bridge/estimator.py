@@ -21,6 +21,7 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.fields import checked_fields
 from m2lgdg.method import CONNECTOMES, Method
 from m2lgdg.methods.linear import Linear
+from m2lgdg.methods.tables import ALL, NONE
 from m2lgdg.registry import METHODS, find
 from m2lgdg.scans import SERIES
 from m2lgdg.sklearn_bridge.inputs import InvalidInput, Subjects, as_cohort, read_groups, read_x
@@ -52,38 +53,41 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     parameters: ClassVar[Mapping[str, Any]] = {}
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit on series, connectomes or FC vectors.
+        """Fit on series, connectomes, FC vectors or a cohort.
 
         Parameters
         ----------
         X : list of arrays of shape (time, ROI), or array of shape (subject, time, ROI)
             Series; or connectomes, matrices of shape (ROI, ROI), for methods that take them (`Cohort.from_connectomes` says
             how their kind is recognised). Methods on FC (`fc-logistic`, `fc-svm`, `fc-adaptive`, `combat-logistic`) also take
-            vectors of shape (subject, edge), which are used as they are.
+            vectors of shape (subject, edge), which are used as they are. Or a `Cohort` of one atlas, with its phenotypes and
+            tables of brain structure; its labels are not used, and scikit-learn's tools may select its subjects.
         y : array of shape (subject,)
             Labels of two classes.
         groups : array of shape (subject,), optional
             Site of each subject. Penalties are then chosen and probabilities calibrated on held-out sites. Without groups,
-            all subjects count as one site, and held-out subjects are used instead.
+            the sites are those of a cohort; otherwise all subjects count as one site, and held-out subjects are used instead.
 
         Returns
         -------
         self
         """
         subjects = self._subjects(X, y, fitting=True)
-        classes, labels = _classes(y, len(subjects.scans) or len(subjects.vectors))
-        cohort = as_cohort(subjects, labels, read_groups(groups, len(labels)))
-        self.classes_ = classes
+        classes, labels = _classes(y, subjects.count)
+        cohort = as_cohort(subjects, labels, read_groups(groups, subjects))
+        self.classes_, self.on_cohort_ = classes, subjects.cohort is not None
         self.n_features_in_ = len(cohort.rois)
         cls = find(self.method_name)
         fields = {name: getattr(self, name) for name in self.parameters if name not in EXTRA}
         try:
             method = (_on_vectors(cls.name) if subjects.kind == "vectors" else cls)(**checked_fields(cls, fields))
             method.check()
-            if isinstance(method, Linear) and method.phenotypes:
+            if isinstance(method, Linear) and method.phenotypes and not cohort.inputs:
                 raise InputError(
                     f"method {cls.name} with phenotypes=True needs phenotypes, which X does not have; use a Cohort."
                 )
+            if getattr(method, "tables", NONE) not in (ALL, NONE) and not self.on_cohort_:
+                raise InputError(f"method {cls.name} with tables={method.tables!r} needs tables, which only a Cohort as X has.")
             self.method_ = method.fit(cohort, seed=_seed(self.random_state), device=self.device)
         except InputError as error:
             raise InvalidInput(str(error)) from None
@@ -130,8 +134,12 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not fitting:
             kind = "matrices" if self.method_.facts_["scans"] != SERIES else "series"
             fitted_on = "vectors" if isinstance(self.method_, OnVectors) else kind
-            if fitted_on != subjects.kind:
-                raise InvalidInput(f"the estimator was fitted on {fitted_on}, but X holds {subjects.kind}.")
+            fitted_on, held = (
+                f"a cohort of {one}" if of_cohort else one
+                for one, of_cohort in ((fitted_on, self.on_cohort_), (subjects.kind, subjects.cohort is not None))
+            )
+            if fitted_on != held:
+                raise InvalidInput(f"the estimator was fitted on {fitted_on}, but X holds {held}.")
         if subjects.kind != "vectors":
             if fitting and y is None:
                 raise InvalidInput(f"{type(self).__name__} requires y to be passed, but the target y is None.")
@@ -259,7 +267,7 @@ def as_estimator(name: str = "connectome-adaptive", **fields: Any) -> MethodEsti
     MethodEstimator
         An estimator with `fit(X, y, groups=None)`, `predict`, `predict_proba` and `decision_function`. X holds series, one
         (time, ROI) array for each subject, or connectomes, one (ROI, ROI) matrix for each; methods on FC also take vectors.
-        Groups are sites.
+        A `Cohort` as X also gives phenotypes and tables. Groups are sites.
 
     Examples
     --------

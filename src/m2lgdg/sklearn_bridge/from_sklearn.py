@@ -21,6 +21,7 @@ from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.fields import nearest, shown
 from m2lgdg.method import ANY_SCAN, Method
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
+from m2lgdg.methods.tables import ALL, FLAG, TableBlock, chosen_tables
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
@@ -43,7 +44,7 @@ from m2lgdg.storage import InputError, one_line
 from m2lgdg.tangent import geometric_mean, tangent_features
 
 Floats = npt.NDArray[np.float64]
-FEATURES = ("fc", "tangent", "amplitude", "phenotypes", "series")
+FEATURES = ("fc", "tangent", "amplitude", "phenotypes", "tables", "series")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 SCALER, REFERENCE, ESTIMATOR = "phenotypes.scaler", "tangent.reference", "estimator"  # in `state_`
 
@@ -99,7 +100,9 @@ class SklearnMethod(Method):
         ready = prepared(self._unfitted(), seed, self.site_folds)
         if self.features == "phenotypes" and not source.inputs:
             raise InputError(f"method {self.name}: cohort {source.name} has no phenotypes as inputs.")
-        if self.features in ("fc", "tangent", "amplitude", "series"):
+        if self.features == "tables":
+            self._fit_tables(source)
+        if self.features in ("fc", "tangent", "amplitude", "tables", "series"):
             self.facts_["inputs"] = []
         features = self._features(source, fitting=True)
         self.estimator_ = lean(ready.fit(features, source.labels.astype(np.int64), source.sites))
@@ -109,6 +112,22 @@ class SklearnMethod(Method):
             self.state_["calibration"] = np.array(self._calibration(chosen, features, source))
         if ready.notes:
             self.facts_["notes"] = list(ready.notes)
+
+    def _fit_tables(self, source: Cohort) -> None:
+        """Columns of the tables, and their means in source, which take the place of missing values."""
+        self.facts_["tables"] = {name: {"columns": columns} for name, columns in chosen_tables(ALL, source).items()}
+        if not self.facts_["tables"]:
+            raise InputError(f"method {self.name}: cohort {source.name} has no tables (m2lgdg convert --table adds one).")
+        for table in self._tables():
+            table.fit_filling(source)
+
+    def _tables(self) -> list[TableBlock]:
+        return [TableBlock(name, each["columns"], self.state_) for name, each in self.facts_.get("tables", {}).items()]
+
+    def method_flags(self, target: Cohort) -> list[list[str]]:
+        """For subjects without a table, who get the mean of source in its place."""
+        missing = [(FLAG.format(table.name), ~table.present(target)) for table in self._tables()]
+        return [[flag for flag, lacks in missing if lacks[i]] for i in range(len(target))]
 
     def _unfitted(self) -> Any:
         estimator = estimator_of(self.estimator)
@@ -155,6 +174,8 @@ class SklearnMethod(Method):
             return tangent_features(matrices, self.state_[REFERENCE]).astype(np.float64)
         if self.features == "amplitude":
             return amplitude_features(cohort.scans)
+        if self.features == "tables":
+            return np.concatenate([table.features(cohort) for table in self._tables()], axis=1)
         if self.features == "series":
             return [one.astype(np.float64) for one in cohort.series]
         if self.features == "phenotypes" and fitting:
@@ -180,8 +201,8 @@ class SklearnMethod(Method):
 
     @property
     def uses_amplitude(self) -> bool:
-        """Whether the signal's amplitude can matter: for all features but FC, tangent space and phenotypes."""
-        return self.features not in ("fc", "tangent", "phenotypes")
+        """Whether the signal's amplitude can matter: for amplitudes, series and what a function computes."""
+        return self.features not in ("fc", "tangent", "phenotypes", "tables")
 
     def complete_state(self) -> None:
         """Add the bytes of the fitted estimator; refused if skops does not trust its types."""
@@ -259,9 +280,10 @@ def from_sklearn(estimator: Any, features: str | Callable[[Cohort], Any] = "fc",
         A classifier that is not fitted, or the import path of a class or of a function that makes one. Searches inside it
         choose on held-out source sites. It needs `predict_proba`, or `decision_function`, which is then Platt-scaled on
         held-out source sites.
-    features : {"fc", "tangent", "amplitude", "phenotypes", "series"} or callable
-        What the estimator sees of a subject. "tangent" has its reference from source only; "series" is a list of (time, ROI)
-        arrays. A function receives a cohort of one subject, without label, site and id, and returns a vector.
+    features : {"fc", "tangent", "amplitude", "phenotypes", "tables", "series"} or callable
+        What the estimator sees of a subject. "tangent" has its reference from source only; "tables" are all columns of the
+        tables of brain structure, missing values replaced by the mean of source; "series" is a list of (time, ROI) arrays.
+        A function receives a cohort of one subject, without label, site and id, and returns a vector.
     name : str, optional
         Name of the method in studies and tables; by default from the estimator and its features.
 
