@@ -14,7 +14,7 @@ from sklearn.svm import SVC
 import m2lgdg
 from m2lgdg import Cohort, InputError
 from m2lgdg.cohort import MASKED_SITE, Parcellation, is_proxy, natural_key
-from m2lgdg.findings import Exclusion, Finding
+from m2lgdg.findings import Exclusion, Finding, is_table_proxy
 from m2lgdg.study.predictions import read_predictions
 
 LENGTHS = (4, 6, 5, 4)
@@ -357,6 +357,26 @@ def test_with_tables_adds_and_replaces():
         ),
         ({"t": THICKNESS.assign(side="L")}, "cohort cohort, table t: column side holds text; a table holds numbers."),
         ({"t": THICKNESS + np.inf}, "cohort cohort, table t: subject s1 has an infinite value in column lh_insula."),
+        ({"t": THICKNESS + 1j}, "cohort cohort, table t: column lh_insula holds complex128; a table holds numbers."),
+        (
+            {"t": THICKNESS.astype("category")},
+            "cohort cohort, table t: column lh_insula holds category; a table holds numbers.",
+        ),
+        ({"t\x1b[2J": THICKNESS}, "cohort cohort: the name of table 't\\x1b[2J' has a character that cannot be printed."),
+        (
+            {"t": THICKNESS.set_axis(pd.MultiIndex.from_tuples([("a", "b"), ("a", "c")]), axis=1)},
+            "cohort cohort, table t has 2 levels of names of columns; give it one, such as with reset_index.",
+        ),
+        (
+            {"t": THICKNESS.set_axis(pd.MultiIndex.from_tuples([("x", "s1"), ("x", "s3"), ("y", "s4")]))},
+            "cohort cohort, table t has 2 levels of names of rows; give it one, such as with reset_index.",
+        ),
+        ([THICKNESS], "cohort cohort: tables are given by name, such as tables={'thickness': frame}."),
+        (THICKNESS, "cohort cohort: tables are given by name, such as tables={'thickness': frame}."),
+        (
+            {"t": THICKNESS.assign(DX_GROUP=1)},
+            "cohort cohort, table t: column DX_GROUP reveals the diagnosis; leave it out.",
+        ),
     ],
 )
 def test_bad_tables_are_one_sentence(tables, words):
@@ -374,6 +394,32 @@ def test_a_table_whose_rows_are_only_numbered_is_not_mixed_up():
     named = frame.set_axis(list("0123"))
     assert small(subjects=list("3120"), tables={"t": named}).tables["t"]["a"].tolist() == [3, 1, 2, 0]
     assert small(subjects=list("3120"), tables={"t": frame.to_numpy()}).tables["t"]["0"].tolist() == [0, 1, 2, 3]
+    assert small(subjects=list("1234"), tables={"t": frame}).tables["t"]["a"].tolist() == [0, 1, 2, 3]  # 0, 1 ... are no names
+    for some in (frame.set_axis(range(2, 6)), frame[2:]):  # but these may be, of 3 and 4 and two others
+        with pytest.raises(InputError, match=r"its rows are numbered 2 to \d, as some subjects are; set its index"):
+            small(subjects=list("1234"), tables={"t": some})
+    assert small(subjects=list("2345"), tables={"t": frame.set_axis(range(2, 6))}).tables["t"]["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_columns_of_tables_that_reveal_the_diagnosis_by_name():
+    regions = "lh_G_oc-temp_med-Lingual_thickness,rh_S_orbital_med-olfact_area,Frontal_Med_Orb_L,L_cuneus_thickavg"
+    assert not any(map(is_table_proxy, regions.split(","))) and is_proxy("lh_G_oc-temp_med-Lingual_thickness")
+    assert [name for name in re.split("[,\n]", PROXIES) if not is_table_proxy(name)] == []
+    with pytest.raises(InputError, match="table t: column ados reveals the diagnosis"):
+        small().with_tables({"t": THICKNESS.assign(ados=1)})
+    kept = small(allow_proxies=True, tables={"t": THICKNESS.assign(ados=1)})
+    assert kept.tables["t"]["ados"].loc["s1"] == 1
+
+
+def test_not_even_the_memory_of_a_table_or_of_phenotypes_can_be_reached():
+    cohort = with_tables()
+    before = cohort.hash
+    table, phenotypes = cohort.tables["thickness"], cohort.phenotypes
+    for array in (table.to_numpy(), table.index.values, table.columns.values, phenotypes.to_numpy(), phenotypes.index.values):
+        array.flags.writeable = True
+        array[0] = 7
+    assert replace(cohort, notes=()).hash == cohort.hash == before
+    assert cohort.tables["thickness"].index.tolist() == cohort.phenotypes.index.tolist() == ["s1", "s2", "s3", "s4"]
 
 
 @pytest.mark.parametrize("how", [lambda c: c, copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)),

@@ -134,7 +134,7 @@ def test_any_cohort_survives_its_file(tmp_path_factory, data):
             name: pd.DataFrame(
                 data.draw(hnp.arrays(np.float64, (n, 2), elements=st.floats(allow_infinity=False))), index=subjects
             )
-            for name in data.draw(st.lists(text.filter(str.strip), max_size=2, unique=True))
+            for name in data.draw(st.lists(text.filter(str.isprintable).filter(str.strip), max_size=2, unique=True))
         },
     )
     path = tmp_path_factory.mktemp("any") / "c.cohort"

@@ -109,6 +109,7 @@ class Cohort:
         cohort_file.check_scans(f"cohort {self.name}", self.subjects, self.scans, self.rois)
         cohort_file.check_parcellations(self._fields())
         cohort_file.check_inputs(self)
+        cohort_file.check_tables(self)
 
     def _put(self, **values: Any) -> None:
         """Set fields; arrays become frozen ones."""
@@ -441,7 +442,9 @@ class Cohort:
         A DataFrame is matched by its index, which holds subjects; those that it lacks have missing values. An array has one
         row for each subject, in their order.
         """
-        return self._changed(tables={**self.tables, **matched_tables(tables, self.subjects.tolist(), self.name)})
+        changed = self._changed(tables={**self.tables, **matched_tables(tables, self.subjects.tolist(), self.name)})
+        cohort_file.check_tables(changed)
+        return changed
 
     def with_findings(self, findings: Iterable[Finding]) -> Cohort:
         """A copy of the cohort that carries the findings of its check."""
@@ -489,7 +492,7 @@ class Cohort:
 
 
 Cohort.series = cohort_file.scan_field(lambda cohort: f"cohort {cohort.name}")
-Cohort.phenotypes = cohort_file.copied_field("phenotypes", lambda table: table.copy())
+Cohort.phenotypes = cohort_file.copied_field("phenotypes", cohort_file.copied_table)
 Cohort.parcellations = cohort_file.copied_field("parcellations", dict)
-Cohort.tables = cohort_file.copied_field("tables", lambda tables: {name: copy.copy(table) for name, table in tables.items()})
+Cohort.tables = cohort_file.copied_field("tables", cohort_file.copied_tables)
 Cohort.truth = cohort_file.copied_field("truth", copy.deepcopy)

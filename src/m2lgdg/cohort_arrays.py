@@ -95,13 +95,18 @@ def subject_names(subjects: Iterable[Any] | None, count: int, table: pd.DataFram
 
 def matched_tables(tables: Mapping[str, Any], subjects: Sequence[str], cohort: str) -> dict[str, pd.DataFrame]:
     """Tables of numbers with one row for each subject, matched by the index of a DataFrame; missing where it has none."""
+    if not isinstance(tables, Mapping):  # a DataFrame would pass for a table of each column
+        raise InputError(f"cohort {cohort}: tables are given by name, such as tables={{'thickness': frame}}.")
     matched = {}
     for name, given in tables.items():
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"cohort {cohort}: one of its tables has no name.")
+        if not name.isprintable():
+            raise InputError(f"cohort {cohort}: the name of table {name!r} has a character that cannot be printed.")
         where = f"cohort {cohort}, table {name}"
         table = _by_subject(given, subjects, where)
-        values = table.reindex(list(subjects)).to_numpy(dtype=np.float64, na_value=np.nan)
+        with np.errstate(over="ignore"):  # of a wider type than float64
+            values = table.reindex(list(subjects)).to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(values).any():
             row, column = np.argwhere(np.isinf(values))[0]
             raise InputError(f"{where}: subject {subjects[row]} has an infinite value in column {table.columns[column]}.")
@@ -116,26 +121,39 @@ def _by_subject(given: Any, subjects: Sequence[str], where: str) -> pd.DataFrame
         table = pd.DataFrame(given)
     except ValueError as error:
         raise InputError(f"{where} is not a table ({one_line(error)[:150]}).") from None
+    for what, names in {"rows": table.index, "columns": table.columns}.items():
+        if names.nlevels > 1:
+            raise InputError(f"{where} has {names.nlevels} levels of names of {what}; give it one, such as with reset_index.")
     table = table.set_axis(table.columns.astype(str), axis=1)
     if not len(table.columns) or not table.columns.is_unique:
         raise InputError(f"{where} has {'a column name twice' if len(table.columns) else 'no columns'}.")
     if isinstance(table.index, pd.RangeIndex):
-        if len(table) != len(subjects):
-            raise InputError(f"{where} has {len(table)} rows for {len(subjects)} subjects, and no subjects in its index.")
-        numbers = table.index.astype(str).tolist()
-        if isinstance(given, pd.DataFrame) and set(numbers) == set(subjects) and numbers != list(subjects):
-            both = f"its rows are numbered {numbers[0]} to {numbers[-1]}, as the subjects are in another order"
-            raise InputError(f"{where}: {both}; set its index to the subjects of its rows, as text, or give an array.")
-        table.index = pd.Index(list(subjects), dtype=object)
+        table.index = _numbered_rows(table.index, subjects, isinstance(given, pd.DataFrame), where)
     table = table.set_axis(table.index.astype(str), axis=0)
     if table.index.has_duplicates:
         raise InputError(f"{where}: subject {table.index[table.index.duplicated()][0]} has two rows.")
     if len(subjects) and not table.index.isin(list(subjects)).any():
         raise InputError(f"{where}: none of its rows is of a subject of the cohort, such as {subjects[0]}.")
     for column in table.columns:
-        if not pd.api.types.is_numeric_dtype(table[column].dtype):
-            raise InputError(f"{where}: column {column} holds text; a table holds numbers.")
+        kind = table[column].dtype
+        if not pd.api.types.is_numeric_dtype(kind) or pd.api.types.is_complex_dtype(kind):
+            what = "text" if pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) else kind
+            raise InputError(f"{where}: column {column} holds {what}; a table holds numbers.")
     return table
+
+
+def _numbered_rows(index: pd.RangeIndex, subjects: Sequence[str], may_be_names: bool, where: str) -> pd.Index:
+    """Subjects of rows that are in their order; refused if the numbers of the rows may be names of others."""
+    numbers, own = index.astype(str).tolist(), set(subjects)
+    plain = index.equals(pd.RangeIndex(len(index)))  # 0, 1, 2 ... are no names, unless they are those of all
+    named = set(numbers) == own if plain else not own.isdisjoint(numbers)
+    if may_be_names and named and numbers != list(subjects):
+        like = "the subjects are in another order" if set(numbers) == own else "some subjects are"
+        both = f"its rows are numbered {numbers[0]} to {numbers[-1]}, as {like}"
+        raise InputError(f"{where}: {both}; set its index to the subjects of its rows, as text, or give an array.")
+    if len(index) != len(subjects):
+        raise InputError(f"{where} has {len(index)} rows for {len(subjects)} subjects, and no subjects in its index.")
+    return pd.Index(list(subjects), dtype=object)
 
 
 def rows_of(names: Sequence[str], table: pd.DataFrame, where: str, what: str = "phenotypes") -> pd.DataFrame:

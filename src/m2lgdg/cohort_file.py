@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort_arrays import UNKNOWN
-from m2lgdg.findings import Exclusion, Finding, is_proxy, read_finding, read_note
+from m2lgdg.findings import Exclusion, Finding, is_proxy, is_table_proxy, read_finding, read_note
 from m2lgdg.scans import (
     SERIES,
     Absent,
@@ -93,6 +94,18 @@ def copied_field(name: str, copied: Callable[[Any], Any]) -> Any:
         cohort.__dict__[name] = copied(value)
 
     return property(lambda cohort: copied(cohort.__dict__[name]), put)
+
+
+def copied_table(table: pd.DataFrame) -> pd.DataFrame:
+    """A copy that shares nothing; pandas itself would share the names, which can be made writeable."""
+    return table.copy().set_axis(table.index.copy(deep=True), axis=0).set_axis(table.columns.copy(deep=True), axis=1)
+
+
+def copied_tables(tables: Any) -> Any:
+    """Copies of tables, by name; what is none is refused later."""
+    if not isinstance(tables, Mapping):
+        return tables
+    return {name: copied_table(each) if isinstance(each, pd.DataFrame) else copy.copy(each) for name, each in tables.items()}
 
 
 def mapped_files(scans: Iterable[Scans]) -> list[str]:
@@ -367,6 +380,14 @@ def check_inputs(cohort: Any) -> None:
         if is_proxy(column) and not cohort.allow_proxies:
             advice = "a model could read the label from it; leave it out, or keep it with allow_proxies=True"
             raise InputError(f"cohort {cohort.name}: input {column} reveals the diagnosis, so {advice}.")
+
+
+def check_tables(cohort: Any) -> None:
+    """Refuse tables with a column that reveals the label by its name: methods take all columns."""
+    for name, table in cohort.tables.items():
+        for column in table.columns:
+            if is_table_proxy(column) and not cohort.allow_proxies:
+                raise InputError(f"cohort {cohort.name}, table {name}: column {column} reveals the diagnosis; leave it out.")
 
 
 def check_scans(where: str, subjects: npt.NDArray[np.str_], scans: Scans, rois: tuple[str, ...]) -> None:

@@ -179,6 +179,7 @@ PROXY = re.compile(
     r"(?<![a-z])(hdrs|hrsd|qids|cars|bdi|aq|ssris?|gaf|cgi-?[is]?|drugs?|diag)(ii|sr|total|score|sum)?(?![a-z])",
     re.IGNORECASE,
 )
+MEDIAL = re.compile(r"(?<=[-_. ])med(?=[-_. ])", re.IGNORECASE)  # lh_G_oc-temp_med-Lingual, Frontal_Med_Orb_L
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of onSsri
 
 
@@ -412,3 +413,8 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 def is_proxy(column: str) -> bool:
     """Whether a phenotype column reveals the diagnosis (a label proxy), judged by its name."""
     return any(PROXY.search(text) is not None for text in (column, CAMEL.sub("_", column)))
+
+
+def is_table_proxy(column: str) -> bool:
+    """As `is_proxy`, for a column of a table of brain regions, where med is medial and not medication."""
+    return is_proxy(MEDIAL.sub("medial", column))

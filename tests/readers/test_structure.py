@@ -204,14 +204,71 @@ def test_stats_folders(freesurfer, cohort):
 
 
 @pytest.mark.parametrize(
+    ("name", "parcellation", "atlas"),
+    [
+        ("thickness", "aparc", "desikan-killiany"),
+        ("thickness_baseline", "aparc", "desikan-killiany"),
+        ("thickness-desikan", "aparc", "desikan-killiany"),
+        ("Destrieux thickness", "aparc.a2009s", "destrieux"),
+        ("thickness-DKT", "aparc.DKTatlas", "aparc.DKTatlas"),
+        ("thickness_schaefer2018_200parcels", "Schaefer2018_200Parcels_7Networks", "Schaefer2018_200Parcels_7Networks"),
+    ],
+)
+def test_the_name_of_a_table_says_which_atlas_of_a_folder_is_read(tmp_path, name, parcellation, atlas):
+    stats, tables = tmp_path / "fs" / "s1" / "stats", tmp_path / "tables"
+    stats.mkdir(parents=True), tables.mkdir()
+    others = ("aparc", "aparc.a2009s", "aparc.DKTatlas", *(f"Schaefer2018_{n}00Parcels_7Networks" for n in (1, 2)))
+    for i, each in enumerate(others):
+        (stats / f"lh.{each}.stats").write_text(surface("lh", i))
+        write(tables / f"{i}.tsv", f"lh.{each}.thickness", {"lh_insula_thickness": [i]}, ["s1"])
+    for folder in (tmp_path / "fs", tables):
+        read = read_table(folder, name)
+        assert read.atlas == atlas and read.table.loc["s1", "lh_insula_thickness"] == others.index(parcellation)
+
+
+def test_an_atlas_that_a_folder_does_not_have_or_that_could_be_two(freesurfer, tmp_path):
+    assert (
+        refused(read_table, freesurfer, "area-DKT") == f"{freesurfer}: none of its 4 stats folders has lh.aparc.DKTatlas.stats."
+    )
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write(folder / "a.tsv", "lh.aparc.thickness", LH)
+    assert refused(read_table, folder, "thickness-dkt").endswith(
+        "with thickness of aparc.DKTatlas; it has thickness of desikan-killiany."
+    )
+    for n in (1, 2):
+        (freesurfer / SUBJECTS[0] / "stats" / f"lh.Schaefer_{n}00.stats").write_text(surface("lh"))
+    assert refused(read_table, freesurfer, "thickness-schaefer") == (
+        f"{freesurfer}: the atlas of table thickness-schaefer could be Schaefer_100 or Schaefer_200; name the table after one."
+    )
+
+
+def test_messages_do_not_show_what_a_link_points_to(tmp_path):
+    secret, link = tmp_path / "secret", tmp_path / "lh.aparc.stats"
+    link.symlink_to(secret)
+    for content in (
+        "# ColHeaders StructName ThickAvg\nroot hunter2\n",
+        "# ColHeaders StructName hunter2\nroot 1\n",
+        "# Measure a, MeanThickness, c, hunter2, e\n# ColHeaders StructName ThickAvg\nroot 1\n",
+    ):
+        secret.write_text(content)
+        assert "hunter2" not in refused(read_stats, link, "thickness")
+
+
+@pytest.mark.parametrize(
     ("content", "name", "words"),
     [
         ("", "lh.aparc.stats", "is not a stats file of FreeSurfer: it has no line # ColHeaders with StructName."),
         ("\0\xff junk", "lh.aparc.stats", "is not a stats file of FreeSurfer: it has no line # ColHeaders with StructName."),
         (surface("rh"), "lh.aparc.stats", "is of the hemisphere rh by its header; rename it."),
         (surface("lh") + "insula 1 1 1 2.0\n", "lh.aparc.stats", ": region lh_insula_thickness is listed twice."),
-        (surface("lh") + "cuneus 1 1\n", "lh.aparc.stats", ": the line 'cuneus 1 1' does not have the columns of the header."),
-        (surface("lh", "thick"), "lh.aparc.stats", ": the line 'insula 6000 4000 9000 thick 0.6"),
+        (surface("lh") + "cuneus 1 1\n", "lh.aparc.stats", ": the columns of the header are not those of 'cuneus 1 1'."),
+        (
+            surface("lh", "thick"),
+            "lh.aparc.stats",
+            ": the columns of the header are not those of 'insula 6000 4000 9000 thick 0.6",
+        ),
+        ("# ColHeaders ThickAvg StructName\n2.5\n", "lh.aparc.stats", ": the columns of the header are not those of '2.5'."),
         (SURFACE.format(side="lh", mean=2.5, regions=""), "lh.aparc.stats", "has no region."),
         (
             surface("lh").replace("2.5, mm", "about, mm"),
@@ -340,6 +397,7 @@ def test_any_table_with_a_column_of_ids(tmp_path, cohort, column):
         ("id\tgm\tgm\n1\t1\t2\n", ": column gm appears twice."),
         ("id\tgm\n1\n", ", line 2: 1 cells, but the header has 2 columns."),
         ("id\tgm\tADOS_TOTAL\n1\t1\t9\n", ": column ADOS_TOTAL reveals the diagnosis; remove it from the table."),
+        ("lh.aparc.area\tlh_insula_area\tDX\n1\t1\t9\n", ": column DX reveals the diagnosis; remove it from the table."),
         (
             "gm\twm\n1\t2\n",
             "has no column of ids (participant_id, subject, SubjID ...) and is neither a table of FreeSurfer nor",
@@ -350,6 +408,22 @@ def test_a_table_that_cannot_be_used_is_one_sentence(tmp_path, cohort, content, 
     path = tmp_path / "t.tsv"
     path.write_text(content)
     assert refused(with_files, cohort, {"t": path}).removeprefix(str(path)).lstrip(" ").startswith(words)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "id;thickness, left;lh_G_oc-temp_med-Lingual_area\n51456;2.5;3\n",
+        'id;"thickness, left";"lh_G_oc-temp_med-Lingual_area"\n51456;2.5;3\n',
+        'id,"thickness, left","lh_G_oc-temp_med-Lingual_area"\n51456,2.5,3\n',
+        '"id"\t"thickness, left"\t"lh_G_oc-temp_med-Lingual_area"\r\n"51456"\t2.5\t3\r\n',
+    ],
+)
+def test_names_of_columns_may_have_commas_and_say_med_for_medial(tmp_path, cohort, content):
+    path = tmp_path / "t.csv"
+    path.write_text(content, newline="")
+    table = with_files(cohort, {"t": path}).tables["t"]
+    assert table.loc["Caltech_0051456"].to_dict() == {"thickness, left": 2.5, "lh_G_oc-temp_med-Lingual_area": 3}
 
 
 def test_tables_of_nobody_or_of_others(tmp_path, cohort):

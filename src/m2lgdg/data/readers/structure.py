@@ -19,12 +19,19 @@ from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.readers import tables
 from m2lgdg.data.readers.ids import matched_ids, plain_id
 from m2lgdg.data.readers.runs import entities
-from m2lgdg.findings import Finding, is_proxy
+from m2lgdg.findings import Finding, is_table_proxy
 from m2lgdg.storage import InputError, read_bytes
 
 Paths = str | Path | Sequence[str | Path]
 MEASURES = ("thickness", "area", "volume")
 ATLASES = {"aparc": "desikan-killiany", "aparc.a2009s": "destrieux", "aparc.pial": "desikan-killiany"}
+# What a word of a table's name may be, to mean an atlas of FreeSurfer's folders; the first without such a word
+WORDS = {
+    "aparc": "desikan-killiany",
+    "aparc.a2009s": "a2009s destrieux",
+    "aparc.DKTatlas": "dktatlas",
+    "aparc.pial": "pial",
+}
 SURFACE = re.compile(r"(?P<side>lh|rh)\.(?P<atlas>.+)\.(?P<measure>[a-z]+)")  # first cell of aparcstats2table
 VOLUME = re.compile(r"measure:\s*(?P<measure>\w+)", re.IGNORECASE)  # first cell of asegstats2table
 # Columns of a hemisphere, or of the whole brain or head, in the order of FreeSurfer's two commands and ENIGMA's
@@ -175,6 +182,14 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
 
 
 def _file(path: Path, name: str) -> Structure:
+    read = _recognised(path, name)
+    for column in read.table.columns:
+        if is_table_proxy(column):
+            raise InputError(f"{path}: column {column} reveals the diagnosis; remove it from the table.")
+    return read
+
+
+def _recognised(path: Path, name: str) -> Structure:
     rows = tables.read_text_table(path, separator=_separator(path))
     if not len(rows) or not len(rows.columns):
         raise InputError(f"{path} has {'a header and no row' if len(rows.columns) else 'no named column'}.")
@@ -187,9 +202,6 @@ def _file(path: Path, name: str) -> Structure:
     measures = {ENIGMA_MEASURES[match["measure"].lower()] for match in found if match}
     subcortical = [each for each in rows.columns if ENIGMA_ASEG.fullmatch(each)]
     if sum(map(bool, found)) + len(subcortical) < FEWEST:
-        for each in rows.columns.drop(column):
-            if is_proxy(each):
-                raise InputError(f"{path}: column {each} reveals the diagnosis; remove it from the table.")
         return Structure(_numbers(rows, column, path), "table")
     if subcortical:
         measures.add("volume")
@@ -202,8 +214,10 @@ def _file(path: Path, name: str) -> Structure:
 
 
 def _separator(path: Path) -> str:
-    """What separates the columns of the first line that is not empty."""
-    return next((one for one in "\t,; " if one in _first_line(path)), "\t")
+    """What separates the columns of the first line that is not empty; names may have commas and spaces."""
+    header = re.sub('"[^"]*"', "", _first_line(path))
+    marks = "\t;, " if header.count(";") >= header.count(",") else "\t, "
+    return next((one for one in marks if one in header), "\t")
 
 
 def _first_line(path: Path) -> str:
@@ -299,10 +313,14 @@ def _folder(path: Path, name: str) -> Structure:
     return _folder_of_tables(path, name, measure)
 
 
-def _atlas_of(name: str) -> str:
-    return (
-        "aseg" if "aseg" in name.lower() else "destrieux" if re.search("a2009s|destrieux", name.lower()) else ATLASES["aparc"]
-    )
+def _atlas_of(name: str, known: Mapping[str, str], where: Path) -> str:
+    """The key of the atlas with most words of the name of a table; `known` has the words of each, the usual one first."""
+    words = {word for word in re.split("[^a-z0-9]+", name.lower()) if len(word) > 2 and word not in (*MEASURES, "aparc")}
+    scores = {atlas: sum(word in text.lower() for word in words) for atlas, text in known.items()}
+    best = [atlas for atlas, score in scores.items() if score == max(scores.values())]
+    if max(scores.values()) and len(best) > 1:
+        raise InputError(f"{where}: the atlas of table {name} could be {best[0]} or {best[1]}; name the table after one.")
+    return best[0]
 
 
 def _folder_of_tables(path: Path, name: str, measure: str) -> Structure:
@@ -313,12 +331,18 @@ def _folder_of_tables(path: Path, name: str, measure: str) -> Structure:
         header = [cell.strip() for cell in _first_line(file).split(_separator(file))]
         if known := _written_by_freesurfer(header):
             found.setdefault(known, []).append(file)
-    chosen = found.get((measure, _atlas_of(name)))
+    present = {atlas: atlas for of_measure, atlas in found if of_measure == measure}
+    atlas = (
+        "aseg"
+        if "aseg" in name.lower()
+        else _atlas_of(name, {ATLASES.get(each, each): WORDS[each] for each in WORDS} | present, path)
+    )
+    chosen = found.get((measure, atlas))
     if chosen is None:
         has = "; it has " + ", ".join(" of ".join(key) for key in sorted(found)) if found else ""
         raise InputError(
             f"{path} has neither SUBJECT/stats folders, sub-*_morph.tsv files nor a table of FreeSurfer with {measure} of "
-            f"{_atlas_of(name)}{has}."
+            f"{atlas}{has}."
         )
     return joined([_file(file, name) for file in chosen], f"table {name} ({', '.join(file.name for file in chosen)})")
 
@@ -349,8 +373,10 @@ def _morph_files(path: Path, files: Sequence[Path], name: str, measure: str) -> 
 
 def _stats_folders(path: Path, folders: Sequence[Path], name: str, measure: str) -> Structure:
     """SUBJECT/stats/*.stats of all subjects, with the columns that FreeSurfer's own tables have."""
-    atlas = _atlas_of(name)
-    parc = next(short for short, long in ATLASES.items() if long == atlas) if atlas != "aseg" else ""
+    parc = ""
+    if "aseg" not in name.lower():
+        present = sorted({file.name[3:-6] for folder in folders for file in folder.glob("[lr]h.*.stats")})
+        parc = _atlas_of(name, WORDS | {each: each for each in present if each not in WORDS}, path)
     files = [f"{side}.{parc}.stats" for side in ("lh", "rh")] if parc else ["aseg.stats"]
     rows: dict[str, dict[str, float]] = {}
     for folder in folders:
@@ -365,7 +391,9 @@ def _stats_folders(path: Path, folders: Sequence[Path], name: str, measure: str)
     columns = list(dict.fromkeys(column for values in rows.values() for column in values))
     ends = [column for column in columns if WHOLE.fullmatch(column)]  # last, as in the tables of FreeSurfer
     table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=[each for each in columns if each not in ends] + ends)
-    return Structure(table.set_axis(pd.Index(list(rows), dtype=object), axis=0), "freesurfer", measure, atlas)
+    return Structure(
+        table.set_axis(pd.Index(list(rows), dtype=object), axis=0), "freesurfer", measure, ATLASES.get(parc, parc) or "aseg"
+    )
 
 
 def read_stats(path: Path, measure: str) -> dict[str, float]:
@@ -378,18 +406,20 @@ def read_stats(path: Path, measure: str) -> dict[str, float]:
     surface = "ThickAvg" in header
     column = STATS.get(measure, "") if surface else "Volume_mm3" if measure == "volume" else ""
     if column not in header:
-        raise InputError(f"{path} has no {measure}; its columns are {', '.join(header)}.")
+        has = "" if tables.is_elsewhere(path) else f"; its columns are {', '.join(header)}"
+        raise InputError(f"{path} has no {measure}{has}.")
     side = _side(path, lines) if surface else ""
     values: dict[str, float] = {}
     for cells in (line.split() for line in lines if line.strip() and not line.startswith("#")):
-        named = f"{side}_{_region(cells[header.index('StructName')])}_{measure}" if surface else ""
         try:
-            region = named or cells[header.index("StructName")]
+            region = cells[header.index("StructName")]
+            region = f"{side}_{_region(region)}_{measure}" if surface else region
             if region in values:
                 raise InputError(f"{path}: region {region} is listed twice.")
             values[region] = tables.number(cells[header.index(column)])
         except (IndexError, ValueError):
-            raise InputError(f"{path}: the line {' '.join(cells)[:60]!r} does not have the columns of the header.") from None
+            line = tables.quoted(path, " ".join(cells))
+            raise InputError(f"{path}: the columns of the header are not those of {line}.") from None
     if not values:
         raise InputError(f"{path} has no region.")
     return values | dict(_measured(lines, path, side, measure))
@@ -418,4 +448,6 @@ def _measured(lines: Iterable[str], path: Path, side: str, measure: str) -> Iter
         try:
             yield f"{side}_{name}_{measure}" if name == wanted else name, tables.number(parts[3])
         except ValueError:
-            raise InputError(f"{path}: the measure {name} has the value {parts[3][:40]!r}, which is not a number.") from None
+            raise InputError(
+                f"{path}: the measure {name} has the value {tables.quoted(path, parts[3])}, which is not a number."
+            ) from None
