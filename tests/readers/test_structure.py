@@ -210,6 +210,7 @@ def test_stats_folders(freesurfer, cohort):
         ("thickness_baseline", "aparc", "desikan-killiany"),
         ("thickness-desikan", "aparc", "desikan-killiany"),
         ("Destrieux thickness", "aparc.a2009s", "destrieux"),
+        ("thickness-a2009s", "aparc.a2009s", "destrieux"),
         ("thickness-DKT", "aparc.DKTatlas", "aparc.DKTatlas"),
         ("thickness_schaefer2018_200parcels", "Schaefer2018_200Parcels_7Networks", "Schaefer2018_200Parcels_7Networks"),
     ],

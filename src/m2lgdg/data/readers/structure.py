@@ -331,12 +331,9 @@ def _folder_of_tables(path: Path, name: str, measure: str) -> Structure:
         header = [cell.strip() for cell in _first_line(file).split(_separator(file))]
         if known := _written_by_freesurfer(header):
             found.setdefault(known, []).append(file)
-    present = {atlas: atlas for of_measure, atlas in found if of_measure == measure}
-    atlas = (
-        "aseg"
-        if "aseg" in name.lower()
-        else _atlas_of(name, {ATLASES.get(each, each): WORDS[each] for each in WORDS} | present, path)
-    )
+    usual = {ATLASES.get(each, each): words for each, words in WORDS.items() if each != "aparc.pial"}
+    present = {atlas: atlas for of_measure, atlas in found if of_measure == measure and atlas not in usual}
+    atlas = "aseg" if "aseg" in name.lower() else _atlas_of(name, usual | present, path)
     chosen = found.get((measure, atlas))
     if chosen is None:
         has = "; it has " + ", ".join(" of ".join(key) for key in sorted(found)) if found else ""
