@@ -27,14 +27,14 @@ ONE_SIDE = 0.8  # proportion of a region on one side of x = 0 from which it coun
 LOBES = {
     "cerebellum": r"cerebel|vermis|culmen|declive|tuber|tonsil|semi_lunar|fastigium|nodule|uvula|pyramis",
     "brainstem": r"brain.?stem",
-    "subcortical": r"thalamus|caudate|putamen|pallidum|accumbens|lentiform|claustrum",
+    "subcortical": r"thalamus|caudate|putamen|pallidum|accumbens|lentiform|claustrum|ventraldc",
     "insula": r"insula|_ins_",
-    "limbic": r"cingul|hippocamp|parahip|amygdala|uncus|subcallosal|pericallosal",
-    "temporal": r"tempor|(?<!occipital_)fusifor|heschl|planum|g_temp|s_oc-temp|collat_transv|lat_fis-post",
+    "limbic": r"cingul|hippocamp|parahip|amygdala|uncus|subcallosal|pericallosal|entorhinal",
+    "temporal": r"tempor|bankssts|(?<!occipital_)fusifor|heschl|planum|g_temp|s_oc-temp|collat_transv|lat_fis-post",
     "occipital": r"occipital|calcarine|(?<!pre)cuneus|cuneal|lingual|s_oc_",
     "parietal": r"pariet(?!o_occipital)|(?<!tri)angular|supra_?mar|precune|postcentral|jensen",
     "frontal": r"front|precentral|rolandic|supp_motor|sma|olfact|rect[ua]|orbital|paracentral|juxtaposit|central_operc"
-    r"|subcentral|medial_gyrus|lat_fis-ant|s_central",
+    r"|subcentral|medial_gyrus|lat_fis-ant|s_central|^pars(oper|orb|tri)",
 }
 
 HARVARD_OXFORD = re.split(
@@ -71,6 +71,7 @@ MACRO_LABELS = re.split(
     "Temporal Pole/Middle Temporal Gyrus/Medial Temporal Pole/Inferior Temporal Gyrus/Cerebelum Crus 1/Cerebelum Crus 2/"
     "Cerebelum III/Cerebelum IV-V/Cerebelum VI/Cerebelum VII/Cerebelum VIII/Cerebelum IX/Cerebelum X",
 )
+SCATTERED = r"Unknown|Cerebral-White-Matter|vessel|hypointensities|CSF"  # structures of FreeSurfer without one place
 VERMIS = ["1 2", "3", "4 5", "6", "7", "8", "9", "10"]
 TALAIRACH = {  # codes of AFNI's TT_Daemon; a file has 01 (right) or 02 (left) after them
     **{20: "Posterior Cingulate", 21: "Anterior Cingulate", 22: "Subcallosal Gyrus", 24: "Transverse Temporal Gyrus"},
@@ -224,6 +225,26 @@ def destrieux(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
     return table_of_image(folder / "atlas_destrieux.nii.gz", names, anatomy)
 
 
+def desikan_killiany(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
+    names = {
+        code: f"{name[7:]}_{name[4].upper()}" for code, name in _freesurfer(folder) if re.match("ctx-.h-(?!unknown)", name)
+    }
+    return table_of_image(folder / "atlas_desikan_killiany.nii.gz", names, anatomy)
+
+
+def aseg(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
+    """Subcortical structures of the same image, ventricles and corpus callosum, of which the latter two have no lobe."""
+    known = [(code, name) for code, name in _freesurfer(folder) if not re.search(f"ctx|{SCATTERED}", name)]
+    names = {code: re.sub(r"^(L|R)[a-z]+-(.+?)(-Proper)?$", r"\2_\1", name) for code, name in known}
+    table = table_of_image(folder / "atlas_desikan_killiany.nii.gz", names, anatomy)
+    return table.assign(lobe=[lobe_of(name) for name in table["name"]])
+
+
+def _freesurfer(folder: Path) -> list[tuple[int, str]]:
+    labels = pd.read_csv(folder / "labels_desikan_killiany.csv")
+    return list(zip(labels["index"].tolist(), labels["name"], strict=True))
+
+
 def dosenbach(folder: Path, anatomy: Anatomy) -> pd.DataFrame:
     """160 published centres, and the overlap of ROIs 108 and 115, which is a region of its own in the ABIDE release."""
     published = pd.read_csv(COORDINATES / "dosenbach_2010.csv")
@@ -287,6 +308,8 @@ def main(folder: Path) -> None:
         "ez": eickhoff_zilles(folder, anatomy),
         "tt": talairach(folder, anatomy),
         "destrieux": destrieux(folder, anatomy),
+        "desikan-killiany": desikan_killiany(folder, anatomy),
+        "aseg": aseg(folder, anatomy),
         "dosenbach160": dosenbach(folder, anatomy),
         "power264": power(anatomy),
         "gordon333": gordon(folder, anatomy),
