@@ -1,4 +1,4 @@
-"""Columns of tables of brain structure: their region, hemisphere and place, however FreeSurfer, ENIGMA and others write them."""
+"""Columns of tables of brain structure: region, hemisphere and place, however FreeSurfer, ENIGMA and others write them."""
 
 import itertools
 import json
@@ -104,7 +104,7 @@ def test_the_answer_is_a_copy():
 
 
 def test_centroids_agree_with_the_surface():
-    """Centroids of the volume lie within a centimetre of the means of the pial vertices of fsaverage5 (annotation of ENIGMA)."""
+    """Centroids of the volume are near the means of the pial vertices of fsaverage5 (annotation of the ENIGMA toolbox)."""
     surface = json.loads((Path(__file__).parent / "data" / "desikan_killiany_fsaverage5.json").read_text())
     table = atlases.regions("desikan-killiany").set_index("name")[["x", "y", "z"]]
     assert set(surface) == set(table.index)

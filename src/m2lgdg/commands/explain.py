@@ -1,4 +1,4 @@
-"""`m2lgdg explain`: importance of ROIs, edges and phenotypes for the decisions of a model."""
+"""`m2lgdg explain`: importance of ROIs, edges, phenotypes and regions of tables for the decisions of a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def explain(
     rois: options.Rois = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Score ROIs, edges and phenotypes by their importance for a model's decisions on a cohort."""
+    """Score ROIs, edges, phenotypes and regions of tables by their importance for a model's decisions on a cohort."""
     from m2lgdg.data.atlases import read_centroids
     from m2lgdg.explain.attribution import explain as explain_model
     from m2lgdg.explain.explanation import TITLES
@@ -61,8 +61,9 @@ def explain(
 
 
 def _show_scores(explanation: Explanation) -> None:
-    """The ten highest scores of each atlas and of the phenotypes."""
+    """The ten highest scores of each atlas, of the phenotypes and of each table of brain structure."""
     from m2lgdg.explain.explanation import roi_label
+    from m2lgdg.explain.regions import by_table, labels, pointing
 
     atlases = explanation.by_atlas()
     shown = [(f"ROIs ({atlas})" if len(atlases) > 1 else "ROIs", one.rois, "roi") for atlas, one in atlases.items()]
@@ -71,6 +72,10 @@ def _show_scores(explanation: Explanation) -> None:
             terminal.say(title, style="bold")
             for score, name in zip(table["score"][:10], table[column][:10], strict=True):
                 terminal.say(f"  {score:10.4g}  {roi_label(str(name)) if column == 'roi' else name}")
+    for name, own in by_table(explanation.regions).items():
+        terminal.say(f"Regions of table {name} (larger or smaller values point to patient)", style="bold")
+        for score, region, direction in zip(own["score"][:10], labels(own)[:10], own["direction"][:10], strict=True):
+            terminal.say(f"  {score:10.4g}  {region} ({pointing(direction)})")
 
 
 def _show_checks(explanation: Explanation) -> None:

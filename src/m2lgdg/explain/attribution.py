@@ -1,4 +1,4 @@
-"""`explain`: importance of ROIs, edges and phenotypes for the decisions of a fitted method.
+"""`explain`: importance of ROIs, edges, phenotypes and regions of tables for the decisions of a fitted method.
 
 Networks are explained by integrated gradients (`explain.gradients`), linear methods by activation patterns, without PyTorch. A
 study explains the cells it is asked to after training, and the report shows the mean.
@@ -24,9 +24,11 @@ from m2lgdg.explain.explanation import (
     roi_table,
 )
 from m2lgdg.explain.patterns import Attributions, Of, contributions, patterns
+from m2lgdg.explain.regions import region_table, sum_of
 from m2lgdg.method import Method, in_one_atlas, is_network
 from m2lgdg.methods.average import Average
 from m2lgdg.methods.linear import Linear
+from m2lgdg.methods.tables import TableBlock
 from m2lgdg.model.atlases import targets_of
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError, needing
@@ -37,8 +39,8 @@ GRADIENTS = {
     "margin": "integrated gradients of the patient's logit minus the control's; scores are mean absolute attributions",
 }
 PATTERNS = (
-    "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs or "
-    "phenotypes, times its proportion of the decision's variance"
+    "activation patterns (Haufe et al. 2014) of features in units of their sd; each block has mean 1 over edges, ROIs, "
+    "phenotypes or regions of a table, times its proportion of the decision's variance"
 )
 CONTRIBUTIONS = (
     "contribution of each feature to the decision in logits: its weight times its distance from the baseline; scores are mean "
@@ -120,7 +122,8 @@ def explain_subject(fitted: Model, cohort: Cohort, *, steps: int = 64) -> Explan
         scale = fitted.mean_recalibration[0] * (fitted.recalibration or (1.0, 0.0))[0] / len(targets)
         explained = {one.atlas: _subject(one.member, one.target, scale) for one in targets}
         total = pd.concat([one.phenotypes for one in explained.values()]).groupby("phenotype", sort=False)["direction"].sum()
-        return joined(explained, phenotype_table(total.to_numpy()[None], total.index.tolist()))
+        regions = sum_of([one.regions for one in explained.values()])
+        return joined(explained, phenotype_table(total.to_numpy()[None], total.index.tolist()), regions)
     return _subject(fitted.method, in_one_atlas(cohort, fitted.facts_["atlas"]), (fitted.recalibration or (1.0, 0.0))[0])
 
 
@@ -140,6 +143,7 @@ def _explanation(
     about: dict[str, Any],
     points: pd.DataFrame | None = None,
 ) -> Explanation:
+    known: dict[str, Any] = fitted.facts_.get("tables", {})
     return Explanation(
         rois=roi_table(attributions.rois, cohort),
         edges=edge_table(attributions.edges, cohort.rois),
@@ -147,5 +151,20 @@ def _explanation(
         gate=gate_table(attributions.gate, cohort, attributions.modalities),
         completeness=completeness_table(attributions.change, cohort.subjects.tolist()),
         map=pd.DataFrame(columns=list(MAP_COLUMNS)) if points is None else points,
-        about={"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)} | about | {"atlas": cohort.atlas},
+        regions=region_table(
+            attributions.tables, attributions.values, {name: table["columns"] for name, table in known.items()}
+        ),
+        about={"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
+        | about
+        | {"atlas": cohort.atlas}
+        | ({"structure": _structure(known, cohort)} if known or cohort.tables else {}),
     )
+
+
+def _structure(known: dict[str, Any], cohort: Cohort) -> dict[str, dict[str, Any]]:
+    """For each table that a model takes, the number of subjects that have it, and its weight in a linear method."""
+    return {
+        name: {"subjects": int(TableBlock(name, table["columns"], {}).present(cohort).sum())}
+        | ({"weight": table["weight"]} if "weight" in table else {})
+        for name, table in known.items()
+    }

@@ -1,4 +1,4 @@
-"""`Explanation`: importance of ROIs, edges and phenotypes for the decisions, as tables that can be saved and averaged.
+"""`Explanation`: importance of ROIs, edges, phenotypes and regions of tables, as tables that can be saved and averaged.
 
 `explain` makes one from a fitted method and a cohort, `mean_over` averages those of several folds or seeds, and the report
 shows them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.atlases import groups, places
 from m2lgdg.data.spreadsheets import csv_text, unquoted_table
+from m2lgdg.explain.regions import KEYS, PLACE, REGION_COLUMNS, completed, empty_regions, mean_of, with_places
 from m2lgdg.storage import InputError, one_line, write_texts
 
 Floats = npt.NDArray[np.float64]
@@ -28,11 +29,15 @@ COLUMNS = {  # by the name of the file
     "roi": ROI_COLUMNS,
     "edges": ("roi", "other roi", "score", "direction"),
     "phenotypes": ("phenotype", "score", "sd", "direction"),
+    "regions": REGION_COLUMNS,
     "gate": ("site", "label", "subjects"),
     "map": MAP_COLUMNS,
 }
-TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "gate": "gate weights", "map": "a map of subjects"}
+EARLIER = ("roi", "edges", "phenotypes", "gate", "map")  # files of a version that wrote all, empty ones too
+TITLES = {"roi": "ROIs", "edges": "edges", "phenotypes": "phenotypes", "regions": "regions of tables"}
+TITLES |= {"gate": "gate weights", "map": "a map of subjects"}
 TEXTS = dict.fromkeys(("atlas", "roi", "other roi", "code", "phenotype", "site", "part"), str)  # columns that are not numbers
+TEXTS |= dict.fromkeys(("table", "column", "region", "hemisphere"), str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,9 @@ class Explanation:
 
     `rois`: rank, roi, code and MNI centroid if the atlas is known, score, and its sd over subjects (patterns have none).
     `edges`: all pairs of ROIs, for methods on connectivity. `direction` is signed: positive values point to patient.
+    `regions`: columns of tables of brain structure, with region, hemisphere and MNI centroid where they are known. A positive
+    `direction` says that larger values, without age, sex and head size, point to patient. Of one subject there are also the
+    `value`, in sd from the mean of source, and its `contribution`: positive values are for patient.
     `gate`: mean gate weights by site and label (-1: unknown), for networks with a gate.
     `completeness`: for each subject, how far the attributions are from the change of the decision that they should sum to.
     `map`: the network's representation in two dimensions, with the site and label of each point and no id.
@@ -55,6 +63,7 @@ class Explanation:
     completeness: pd.DataFrame
     map: pd.DataFrame
     about: dict[str, Any]
+    regions: pd.DataFrame = field(default_factory=empty_regions)
 
     def save(self, folder: str | Path) -> Path:
         """Write explanation.json and the CSV files of `filled`; no file has subject ids."""
@@ -91,11 +100,25 @@ class Explanation:
             "There are no scores of edges: the model does not have connectivity as its input.": "roi" in has
             and "edges" not in has,
             "There are no scores of phenotypes: the model does not use them.": "phenotypes" not in has,
+            **self._lacking_tables(),
             "A linear method has no gate weights and no map of a representation.": linear,
             "There are no gate weights: the network has no gate.": not linear and "gate" not in has,
             "There is no map: the network does not give its representation.": not (linear or "map" in has or is_mean),
         }
         return [sentence for sentence, holds in sentences.items() if holds]
+
+    def _lacking_tables(self) -> dict[str, bool]:
+        """Why tables of brain structure of the model, or of the cohort, have no scores."""
+        known: Mapping[str, Mapping[str, Any]] = self.about.get("structure") or {}
+        none = "There are no scores of regions: the model takes no table of brain structure."
+        return {none: known == {} and "structure" in self.about} | {
+            (
+                f"No subject has table {name}, so it has no scores."
+                if not one["subjects"]
+                else f"Table {name} has no weight in the decision: it added nothing at left-out source sites."
+            ): not one["subjects"] or one.get("weight") == 0
+            for name, one in known.items()
+        }
 
     def about_rois(self) -> list[str]:
         """Sentences on ROIs without names or without places in the brain."""
@@ -135,18 +158,19 @@ class Explanation:
         folder = Path(folder)
         try:
             about = json.loads((folder / "explanation.json").read_text(encoding="utf-8"))
-            saved = about.get("tables", list(COLUMNS)) if isinstance(about, dict) else []  # earlier versions wrote all
+            saved = about.get("tables", EARLIER) if isinstance(about, dict) else []
             tables = {
                 name: _read_table(folder / f"{name}.csv") if name in saved else _empty_table(columns)
                 for name, columns in COLUMNS.items()
             }
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder} has no readable explanation ({one_line(error)}).") from None
-        scored = [tables[name] for name in ("roi", "edges", "phenotypes") if len(tables[name])]
+        scored = [tables[name] for name in ("roi", "edges", "phenotypes", "regions") if len(tables[name])]
         if not isinstance(about, dict) or any("score" not in table for table in scored):
             raise InputError(
                 f"{folder} has no readable explanation (a table without scores, or explanation.json without fields)."
             )
+        tables["regions"] = tables["regions"].fillna({"hemisphere": ""})  # of the whole brain
         loaded = cls(rois=tables.pop("roi"), **tables, completeness=completeness_table(np.empty((0, 2)), ()), about=about)
         return loaded if "x" in loaded.rois else replace(loaded, rois=_placed(loaded.rois, loaded.atlas))
 
@@ -180,7 +204,7 @@ class Explanation:
         """The same explanation with other ROI codes and centroids (a table of `read_centroids`), in the first atlas."""
         if "by_atlas" in self.about:
             (name, first), *others = self.by_atlas().items()
-            return joined({name: first.with_centroids(centroids), **dict(others)}, self.phenotypes)
+            return joined({name: first.with_centroids(centroids), **dict(others)}, self.phenotypes, self.regions)
         scores = self.rois.drop(columns=[name for name in ("code", "x", "y", "z") if name in self.rois])
         return replace(self, rois=_ranked(scores.join(centroids.set_index("name")[["code", "x", "y", "z"]], on="roi")))
 
@@ -195,8 +219,10 @@ class Explanation:
         return summary
 
 
-def joined(atlases: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None) -> Explanation:
-    """One explanation of those in several atlases; phenotype scores (if not given) and gate weights are means."""
+def joined(
+    atlases: Mapping[str, Explanation], phenotypes: pd.DataFrame | None = None, regions: pd.DataFrame | None = None
+) -> Explanation:
+    """One explanation of those in several atlases; phenotypes, regions (if not given) and gate weights are means."""
     first, every = next(iter(atlases.values())), list(atlases.values())
     if phenotypes is None:
         pooled = pd.concat([one.phenotypes for one in every])
@@ -208,6 +234,7 @@ def joined(atlases: Mapping[str, Explanation], phenotypes: pd.DataFrame | None =
         gate=_mean_gate(every),
         completeness=pd.concat([one.completeness for one in every], ignore_index=True),
         map=first.map,
+        regions=mean_of([one.regions for one in every]) if regions is None else regions,
         about=first.about
         | _joined_about(every)
         | {"atlas": " + ".join(atlases), "by_atlas": {name: one.about | {"atlas": name} for name, one in atlases.items()}},
@@ -226,7 +253,9 @@ def mean_over_methods(explained: Mapping[str, Explanation]) -> Explanation:
         gate=(with_gate or [first])[0].gate,
         completeness=first.completeness.iloc[:0],
         map=first.map,
+        regions=_mean_regions({name: one.regions for name, one in explained.items()}),
         about=first.about
+        | _joined_structure(list(explained.values()))
         | {"method": "average", "methods": {name: one.about for name, one in explained.items()}, "steps": steps or None}
         | {"scores": "mean over methods of their scores, each divided by its sum; " + first.about["scores"]},
     )
@@ -240,9 +269,19 @@ def _mean_scores(tables: Mapping[str, pd.DataFrame], keys: list[str]) -> pd.Data
     index = pd.concat([table[keys] for table in tables.values()]).drop_duplicates().set_index(keys).index
     each = {name: table.reindex(index).fillna(0.0) for name, table in scaled.items()}
     mean = pd.DataFrame(index=index).assign(score=sum(one["score"] for one in each.values()) / len(each), sd=np.nan)
-    if keys != ["roi"]:
-        mean["direction"] = sum(one["direction"] for one in each.values()) / len(each)
+    for column in ("direction", "contribution"):
+        if any(column in one for one in each.values()):
+            mean[column] = sum(one.get(column, 0.0) for one in each.values()) / len(each)
     return _sorted(mean.assign(**{name: one["score"] for name, one in each.items()}).reset_index())
+
+
+def _mean_regions(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """As `_mean_scores`; the values of one subject are those of the first method that takes tables."""
+    given = next((table for table in tables.values() if len(table)), None)
+    if given is None:
+        return empty_regions()
+    mean = _mean_scores(tables, KEYS)
+    return with_places(mean.merge(given[[*KEYS, "value"]], on=KEYS, how="left") if "value" in given else mean)
 
 
 def _with_atlas(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -340,7 +379,8 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
         raise InputError("only explanations in the same atlases can be averaged.")
     phenotypes = _sorted(_averaged([one.phenotypes for one in given], ["phenotype"], "phenotypes"))
     if len(atlases) > 1:
-        return joined({name: mean_over(one.by_atlas()[name] for one in given) for name in atlases}, phenotypes)
+        by_name = {name: mean_over(one.by_atlas()[name] for one in given) for name in atlases}
+        return joined(by_name, phenotypes, _averaged_regions(given))
     return Explanation(
         rois=_ranked(_averaged([one.rois for one in given], ["roi", "code"], "ROIs")),
         edges=_sorted(_averaged([one.edges for one in given], ["roi", "other roi"], "edges")),
@@ -348,6 +388,7 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
         gate=_mean_gate(given),
         completeness=pd.concat([one.completeness for one in given], ignore_index=True),
         map=given[0].map.iloc[:0],  # maps of different networks are not comparable
+        regions=_averaged_regions(given),
         about=given[0].about
         | _joined_about(given)
         | {
@@ -375,9 +416,9 @@ def _empty_table(columns: Iterable[str]) -> pd.DataFrame:
     return pd.DataFrame({column: pd.Series(dtype=TEXTS.get(column, float)) for column in columns})
 
 
-def _agreement(tables: list[pd.DataFrame]) -> float | None:
-    """Mean pairwise rank correlation of ROI scores; None for a single explanation or constant scores."""
-    ranks = np.array([table.set_index("roi")["score"].rank().reindex(tables[0]["roi"]).to_numpy() for table in tables])
+def _agreement(tables: list[pd.DataFrame], key: str = "roi") -> float | None:
+    """Mean pairwise rank correlation of the scores of ROIs or columns; None for a single explanation or constant scores."""
+    ranks = np.array([table.set_index(key)["score"].rank().reindex(tables[0][key]).to_numpy() for table in tables])
     if len(tables) < 2 or not ranks.size or not (np.ptp(ranks, axis=1) > 0).all():
         return None
     rows, columns = np.triu_indices(len(tables), 1)
@@ -394,7 +435,30 @@ def _joined_about(given: list[Explanation]) -> dict[str, Any]:
             joined[name] = {
                 str(key): float(numbers[key].max() if key.startswith("max") else numbers[key].mean()) for key in numbers
             }
-    return joined
+    return joined | _joined_structure(given)
+
+
+def _joined_structure(given: list[Explanation]) -> dict[str, Any]:
+    """Mean weight of each table of brain structure, largest number of subjects, and agreement of the scores of its columns."""
+    known = [one.about["structure"] for one in given if "structure" in one.about]
+    if not known:
+        return {}
+    facts: dict[str, dict[str, Any]] = {}
+    tables = completed([one.regions for one in given])
+    for name in dict.fromkeys(name for each in known for name in each):
+        every = [each[name] for each in known if name in each]
+        facts[name] = {"subjects": max(one["subjects"] for one in every)}
+        if all("weight" in one for one in every):  # a fold that leaves the table out gives it no weight
+            facts[name]["weight"] = sum(one["weight"] for one in every) / len(given)
+        agreement = _agreement([table[table["table"] == name] for table in tables], "column")
+        facts[name] |= {} if agreement is None else {"agreement": agreement}
+    return {"structure": facts}
+
+
+def _averaged_regions(given: list[Explanation]) -> pd.DataFrame:
+    tables = completed([one.regions for one in given])
+    scores = [table.drop(columns=list(PLACE)) for table in tables]
+    return with_places(_averaged(scores, KEYS, "regions")) if len(tables[0]) else tables[0]
 
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from m2lgdg.cohort import Cohort
 from m2lgdg.deep import Batch, DeepMethod
 from m2lgdg.devices import choose_device
-from m2lgdg.explain.patterns import Attributions, Floats, Of, over_others, squares
+from m2lgdg.explain.patterns import TABLE, Attributions, Floats, Of, over_others, squares
 from m2lgdg.explain.representation import read_representation
 from m2lgdg.method import Method
 from m2lgdg.preprocess import PhenotypeScaler
@@ -32,7 +32,6 @@ BASELINES = {  # by whether the network has its own, and whether the scans are s
     (True, True): "mean of source for connectivity and amplitude, an average phenotype",
     (True, False): "mean of source for connectivity, an average phenotype",
 }
-TABLE = "table."  # before the names of features that are tables of brain structure
 
 
 def explain_network(
@@ -65,6 +64,7 @@ def _network_attributions(
     rois: dict[str, list[Floats]] = {}
     edges: dict[str, Floats] = {}
     tables: dict[str, list[Floats]] = {}
+    given: dict[str, list[Floats]] = {}
     phenotypes, gates, changes = [], [], []
     for start in range(0, len(cohort), SUBJECTS_AT_ONCE):
         some = cohort.select(np.arange(start, min(start + SUBJECTS_AT_ONCE, len(cohort))))
@@ -78,6 +78,7 @@ def _network_attributions(
         phenotypes.append(values.pop("phenotypes") * sign[:, None])
         for name in [name for name in values if name.startswith(TABLE)]:
             tables.setdefault(name.removeprefix(TABLE), []).append(values.pop(name) * sign[:, None])
+            given.setdefault(name.removeprefix(TABLE), []).append(batch[name].double().cpu().numpy())
         for name, value in values.items():
             matrices = _matrices(name, value * sign.reshape(-1, *[1] * (value.ndim - 1)), len(cohort.rois))
             if matrices is None:
@@ -90,11 +91,10 @@ def _network_attributions(
         if progress:
             progress(start + len(some), len(cohort))
     scores = {name: np.concatenate(pieces) for name, pieces in rois.items()}
-    by_table = {name: np.concatenate(pieces) for name, pieces in tables.items()}
+    by_table, columns = ({name: np.concatenate(pieces) for name, pieces in each.items()} for each in (tables, given))
     modalities = tuple(getattr(network, "modalities", ("imaging", "phenotypes")))
-    return Attributions(
-        scores, edges, np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes), by_table, modalities
-    )
+    whole = (np.concatenate(phenotypes), np.concatenate(gates), np.concatenate(changes))
+    return Attributions(scores, edges, *whole, by_table, columns, modalities)
 
 
 def integrated_gradients(

@@ -19,6 +19,8 @@ from m2lgdg.storage import InputError
 Floats = npt.NDArray[np.float64]
 Of = Literal["logit", "margin"]
 TANGENT = ("tangent", "tangent_pearson")  # blocks with a diagonal
+TABLE = "table."  # before the names of features that are tables of brain structure
+CONSTANT = 1e-9  # sd of a column without confounds, as a proportion of its sd with them, up to which it is constant
 
 
 class Attributions(NamedTuple):
@@ -30,6 +32,7 @@ class Attributions(NamedTuple):
     gate: Floats  # (subject, weight)
     change: Floats  # (subject, 2): change of the decision from the baseline, and sum of the attributions
     tables: Mapping[str, Floats] = MappingProxyType({})  # (subject, column) by table of brain structure, signed
+    values: Mapping[str, Floats] = MappingProxyType({})  # of these columns: distance from the mean of source in sd; no patterns
     modalities: tuple[str, ...] = ("imaging", "phenotypes")  # of the gate's weights
 
 
@@ -50,11 +53,15 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
     """Activation pattern of each block of a linear method, times its proportion of the decision's variance."""
     n = len(cohort.rois)
     features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
+    features |= {f"{TABLE}{name}": values for name, values in table_values(fitted, cohort).items()}
+    for table in fitted._tables():  # a confound, such as head size, is constant without itself but for rounding
+        rest = features[f"{TABLE}{table.name}"].std(axis=0) > CONSTANT * table.features(cohort).std(axis=0)  # (column,)
+        features[f"{TABLE}{table.name}"] *= rest
     terms = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
     decision = np.asarray(sum(terms.values()))
     if len(cohort) < 3 or decision.std() == 0:
         raise InputError(f"method {fitted.name} needs at least three subjects with different decisions to be explained.")
-    rois, edges, phenotypes = {}, {}, np.zeros((1, len(cohort.inputs)))
+    rois, edges, tables, phenotypes = {}, {}, {}, np.zeros((1, len(cohort.inputs)))
     for name, values in features.items():
         pattern = activation_pattern(values, decision)
         if name in TANGENT:  # without its diagonal; in units of the sd the off-diagonal scale cancels
@@ -64,12 +71,23 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
         pattern *= max(covariance / variance, 0.0) / (np.abs(pattern).mean() or 1.0)
         if name == "phenotypes":
             phenotypes = pattern[None]
+        elif name.startswith(TABLE):
+            tables[name.removeprefix(TABLE)] = pattern[None]
         elif name == "amplitude":
             rois[name] = np.abs(pattern)[None]
         else:
             matrix = squares(pattern[None], n)
             rois[name], edges[name] = over_others(np.abs(matrix)), np.concatenate([np.abs(matrix), matrix])
-    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)), tables)
+
+
+def table_values(fitted: Linear, cohort: Cohort) -> dict[str, Floats]:
+    """(subject, column) values of each table without confounds; the mean of source for a subject without the table."""
+    tables = fitted._tables()
+    scaled = fitted._scaled_confounds(cohort) if tables else {}
+    return {
+        table.name: np.where(table.present(cohort)[:, None], table.cleaned(cohort, scaled), table["mean"]) for table in tables
+    }
 
 
 def contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
@@ -87,7 +105,11 @@ def contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
             matrices = squares(added, n, diagonal=name in TANGENT)
             rois[name] = over_others(np.abs(matrices))
             edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
-    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)))
+    tables, values, cleaned = {}, {}, table_values(fitted, cohort)
+    for table in fitted._tables():
+        distance = cleaned[table.name] - table["mean"]  # (subject, column)
+        tables[table.name], values[table.name] = slope * distance * table["weights"], distance / table["scale"]
+    return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)), tables, values)
 
 
 def activation_pattern(features: Floats, decision: Floats) -> Floats:

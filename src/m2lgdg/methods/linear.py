@@ -132,7 +132,8 @@ class Linear(UsesAmplitude, Method):
             held_out.append(np.where(present, block.held_out, block.held_out[present].mean()))
             slopes = np.zeros((0, features.shape[1])) if standardised.slopes is None else standardised.slopes
             absent = block.weights @ standardised.centre + block.intercept
-            table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent, mean=standardised.centre)
+            table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent)
+            table.put(mean=standardised.centre, scale=standardised.scale)  # for explanations
         factors = table_weights(base, held_out, source)
         for table, factor in zip(fitted, factors, strict=True):
             table.put(**{name: float(factor) * table[name] for name in ("weights", "intercept", "absent")})

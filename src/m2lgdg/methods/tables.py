@@ -90,10 +90,13 @@ class TableBlock:
             columns.append((head - mean) / spread)
         return np.stack(columns, axis=1) if columns else np.empty((len(cohort), 0))
 
+    def cleaned(self, cohort: Cohort, scaled: Mapping[str, Floats]) -> Floats:
+        """(subject, column) values without confounds."""
+        return np.asarray(self.features(cohort) - self.confounds(cohort, scaled) @ self["slopes"])
+
     def decision(self, cohort: Cohort, scaled: Mapping[str, Floats]) -> Floats:
         """(subject,) decision, in its weight."""
-        cleaned = self.features(cohort) - self.confounds(cohort, scaled) @ self["slopes"]
-        linear = np.array([float(row @ self["weights"]) for row in cleaned]) + self["intercept"]
+        linear = np.array([float(row @ self["weights"]) for row in self.cleaned(cohort, scaled)]) + self["intercept"]
         return np.where(self.present(cohort), linear, self["absent"])
 
 
