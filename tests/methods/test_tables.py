@@ -1,8 +1,12 @@
 """Tables of brain structure in linear methods: what they add, what is taken out of them, and who has none."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import m2lgdg
@@ -85,6 +89,44 @@ def test_weights_are_the_best_discriminant_within_sites(cohort):
     alone = table_weights(base, [shifted], cohort)
     assert alone[0] == pytest.approx(best, rel=0.01)
     assert found[2] == 0 and found[0] > 0.5
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_weights_of_any_decisions_are_finite_and_none_is_negative(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(8, 60))
+    cohort = SimpleNamespace(sites=rng.choice(["a", "b"], n), labels=rng.integers(0, 2, n), site_names=["a", "b"])
+    base = rng.normal(size=n) + rng.integers(-1, 2) * cohort.labels
+    unit = 10.0 ** rng.integers(-12, 12)
+    kinds = [base, -base, np.zeros(n), base + cohort.labels, unit * (rng.normal(size=n) + cohort.labels), rng.normal(size=n)]
+    tables = [kinds[i] for i in rng.integers(0, len(kinds), int(rng.integers(1, 41)))]  # many are copies of each other
+    weights = table_weights(base, tables, cohort)
+    assert np.isfinite(weights).all() and (weights >= 0).all()
+    larger = np.stack(tables) * 8
+    np.testing.assert_array_equal(weights @ np.stack(tables), table_weights(base, list(larger), cohort) @ larger)  # of any unit
+
+
+def test_two_copies_of_a_table_count_as_one_and_a_misleading_one_not_at_all(cohort):
+    rng = np.random.default_rng(4)
+    base, useful = (cohort.labels + rng.normal(size=len(cohort)) for _ in range(2))
+    once, twice = table_weights(base, [useful], cohort), table_weights(base, [useful, useful], cohort)
+    assert twice.sum() == pytest.approx(once[0], rel=1e-6) and once[0] > 0
+    misleading = rng.normal(size=len(cohort)) - cohort.labels
+    assert table_weights(base, [misleading, useful], cohort)[0] == 0
+
+
+def test_a_useless_scan_does_not_keep_structure_from_counting():
+    rng = np.random.default_rng(0)
+    labels, sites = np.arange(64) % 2, np.repeat(["a", "b", "c", "d"], 16)
+    for seed in range(3):  # held-out decisions from noise are worse than chance for half of the seeds
+        series = np.random.default_rng(seed).normal(size=(64, 40, 6))
+        cohort = m2lgdg.Cohort.from_arrays(series, labels, sites)
+        cohort = cohort.with_tables({"t": rng.normal(size=(64, 6)) + 2.0 * labels[:, None]})
+        source, target = cohort.select(sites=["a", "b", "c"]), cohort.select(sites=["d"])
+        model = m2lgdg.make("connectome-adaptive").fit(source)
+        assert auc(target.labels, model.predict_proba(target)[:, 1]) > 0.9
+        assert 0 < model.facts_["tables"]["t"]["weight"] < 100
 
 
 def _centred(decision, cohort, label):

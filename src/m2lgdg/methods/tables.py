@@ -20,6 +20,8 @@ CONFOUNDS = ("age", "sex")
 HEAD_SIZE = ("estimatedtotalintracranialvol", "intracranialvol", "etiv", "icv")  # columns, in lower case without signs
 FLAG = "no {}: decided without it"
 
+MOST = 10.0  # that a table counts, relative to the other blocks, in sds of decisions
+
 
 def chosen_tables(tables: str | tuple[str, ...], source: Cohort) -> dict[str, list[str]]:
     """Columns of the tables that the field `tables` selects; tables without any value in source are left out."""
@@ -125,7 +127,9 @@ def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Flo
         return np.zeros(len(tables))
     scatter = scatter / len(decisions) + 1e-9 * np.eye(len(scatter))
     root = np.linalg.cholesky(scatter)
-    found = nnls(root.T, np.linalg.solve(root, difference / total))[0] / scale
+    found = nnls(root.T, np.linalg.solve(root, difference / total))[0]  # for decisions of sd 1
     if not base.any():  # the method has no other block
-        return np.asarray(found[1:] if found[1:].any() else 1 / scale[1:])
-    return np.asarray(found[1:] / found[0]) if found[0] > 0 else np.zeros(len(tables))
+        return np.asarray((found[1:] if found[1:].any() else 1.0) / scale[1:])
+    sd = np.sqrt(np.diag(scatter))  # within sites and classes
+    least = max(found[0], float((found * sd)[1:].max() / sd[0] / MOST))  # beside a useless base, a table would count infinitely
+    return np.asarray(found[1:] / scale[1:] * scale[0] / least) if least > 0 else np.zeros(len(tables))
