@@ -135,9 +135,11 @@ class Linear(UsesAmplitude, Method):
             table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent)
             table.put(mean=standardised.centre, scale=standardised.scale)  # for explanations
         factors = table_weights(base, held_out, source)
-        for table, factor in zip(fitted, factors, strict=True):
+        for table, factor, decision in zip(fitted, factors, held_out, strict=True):
             table.put(**{name: float(factor) * table[name] for name in ("weights", "intercept", "absent")})
             self.facts_["tables"][table.name]["weight"] = float(factor)
+            if base.any():  # its part of the decision, in units of that of the other blocks
+                self.facts_["tables"][table.name]["relative"] = float(factor * decision.std() / base.std())
         return np.asarray(factors @ np.stack(held_out))
 
     def _tables(self) -> list[TableBlock]:

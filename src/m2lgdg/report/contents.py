@@ -25,6 +25,7 @@ from m2lgdg.explain.explanation import Explanation, mean_over
 from m2lgdg.findings import Finding, with_kind
 from m2lgdg.metrics import METRICS
 from m2lgdg.registry import Declaration
+from m2lgdg.report.inputs import Added, Key, Seen, additions, seen_by
 from m2lgdg.scans import CORRELATION, COVARIANCE, FISHER_Z, PARTIAL, SERIES
 from m2lgdg.storage import InputError, one_line
 from m2lgdg.study.description import NOT_KNOWN, CohortFacts, describe, read_cohort_facts
@@ -33,7 +34,6 @@ from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, joined_tracks, r
 from m2lgdg.study.records import explanation_path
 from m2lgdg.study.stats import BALANCED, cell_scores, counted_targets, min_per_class, over_seeds, site_scores
 
-Key = tuple[str, str]  # method and variant
 Cells = list[tuple[dict[str, Any], Explanation]]  # explained cells, with their records
 CELL = ["method", "variant", "target", "seed"]
 RECORDS = "records.jsonl"  # in a shared copy, which has no cells/
@@ -164,15 +164,26 @@ class Contents:
         """Methods of the study with one of these roles."""
         return [name for name, declared in self.declared.items() if declared.role in roles]
 
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of brain structure of the cohort, as `describe` has them."""
+        tables: Mapping[str, Mapping[str, Any]] = self.description.get("tables", {})
+        return tables
+
+    @cached_property
+    def seen(self) -> dict[Key, Seen]:
+        """What each method and variant sees of a subject."""
+        return seen_by(self.keys, self.study, self.declared, self.tables)
+
     def inputs_of(self, key: Key) -> frozenset[str]:
-        """What a method sees of a subject: the scan, phenotypes or both."""
-        declared = self.declared.get(key[0], Declaration({}, {}, False))
-        changed = {"phenotypes": key[1] == "phenotypes"} | dict(declared.variants.get(key[1], {}))
-        fields = {**declared.fields, **((self.study.get("method") or {}).get(key[0]) or {}), **(changed if key[1] else {})}
-        if declared.role == "phenotypes":
-            return frozenset({"phenotypes"})
-        phenotypes = fields.get("phenotypes") and self.study.get("inputs") != []
-        return frozenset({"scan", "phenotypes"} if phenotypes else {"scan"})
+        """What a method sees of a subject: "scan", "phenotypes" and "table NAME"."""
+        return self.seen[key].inputs
+
+    @cached_property
+    def additions(self) -> list[Added]:
+        """What each input adds, of a study in which a method takes tables of brain structure; empty without one."""
+        takes = any(each.tables for each in self.seen.values())
+        return additions(self.seen, self.predictions, min_per_class(self.study)) if takes else []
 
     @cached_property
     def keys(self) -> list[Key]:

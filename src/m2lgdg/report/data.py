@@ -58,10 +58,11 @@ def site_table(contents: Contents) -> Table | None:
         Column("TR, s", "number", ".4g"): lambda group: _span(group.get("tr")),
         Column("volumes", "number", ".4g"): lambda group: _span(group.get("volumes")),
         Column("motion, mm", "number", ".2f"): lambda group: _quartiles(group.get("motion")),
+        **{Column(f"without {name}", "number", ",.0f"): _lacking(name) for name in contents.tables},
         Column("role"): lambda group: str(group.get("role", "-")),
     }
     cells = {column: [of(group) for _, group in rows] for column, of in show.items()}
-    needless = {"left out": "0", "role": "target"}  # the same in all rows
+    needless = {"left out": "0", "role": "target"} | {f"without {name}": "0" for name in contents.tables}  # in all rows
     shown = {
         column: values
         for column, values in cells.items()
@@ -73,6 +74,41 @@ def site_table(contents: Contents) -> Table | None:
     note += "; motion: mean framewise displacement, median (quartiles)" if "motion, mm" in names else ""
     table = [[name, *(values[i] for values in shown.values())] for i, (name, _) in enumerate(rows)]
     return Table("Sites", [Column("Site"), *shown], table, note)
+
+
+def _lacking(table: str) -> Callable[[Group], Value]:
+    return lambda group: float(group.get("without", {}).get(table, NAN))
+
+
+def structure_table(contents: Contents) -> Table | None:
+    """Columns of each table of brain structure, and who lacks it; None without any."""
+    groups = contents.description.get("groups", {})
+    rows: list[list[Value]] = []
+    for name, about in contents.tables.items():
+        lacking = [_lacking(name)(groups.get(kind, {})) for kind in ("patients", "controls")]
+        numbers = [about["columns"], about["constant"], about["subjects"], *lacking, about["gaps"]]
+        rows.append([name, *numbers, about["head_size"] or "none"])
+    header = [Column("Table"), *columns("count", "columns", "constant columns", "subjects")]
+    header += [*columns("count", "patients without", "controls without"), Column("gaps, %", "percent", ".1f")]
+    note = (
+        "a subject has a table if at least half of its columns have a value; others are decided without it; gaps: missing "
+        "values of those who have it; head size: the column that is regressed out, with age and sex, where a method does that"
+    )
+    return Table("Tables of brain structure", [*header, Column("head size")], rows, note) if rows else None
+
+
+def _on_tables(contents: Contents) -> str:
+    """A sentence on the tables; empty without any."""
+    if not contents.tables:
+        return ""
+    whole = len(contents.included()) or contents.predictions["subject"].nunique()
+    each = [
+        f"{name} ({_counted(about['columns'], 'column')}, {about['subjects']:,} of {whole:,} subjects)"
+        for name, about in contents.tables.items()
+    ]
+    failed = sum(one.kind == "failed segmentation" for one in contents.findings or ())
+    more = f" The segmentation of {_counted(failed, 'subject')} may have failed." if failed else ""
+    return f" Tables of brain structure: {', '.join(each)}.{more}"
 
 
 def _counted_sites(contents: Contents) -> dict[str, Group]:
@@ -327,11 +363,12 @@ def findings_box(contents: Contents) -> Data | None:
 
 
 def who(contents: Contents) -> str:
-    """Included subjects, the excluded ones with the reasons, and what connectomes hold."""
+    """Included subjects, the excluded ones with the reasons, what connectomes hold, and which tables there are."""
     if contents.scans == SERIES:
-        return _who(contents)
+        return _who(contents) + _on_tables(contents)
     between = "" if contents.known_rois is None else f" between {len(contents.known_rois[1])} ROIs"
-    return f"{_who(contents)} The scans are connectomes ({MATRICES[contents.scans]}{between}), not time series."
+    kind = f" The scans are connectomes ({MATRICES[contents.scans]}{between}), not time series."
+    return _who(contents) + kind + _on_tables(contents)
 
 
 def _who(contents: Contents) -> str:

@@ -21,9 +21,12 @@ from m2lgdg.fields import nearest
 from m2lgdg.metrics import PAPER_METRICS, THRESHOLD, delong_interval
 from m2lgdg.registry import FC_NETWORK, PAPER, Declaration
 from m2lgdg.report.contents import assignments, read_json
+from m2lgdg.report.inputs import additions, input_tables, seen_by
+from m2lgdg.report.inputs import label as label
 from m2lgdg.report.published import read_published
 from m2lgdg.report.tables import NAN, Column, Format, Interval, Spread, Table, Value, columns, render
 from m2lgdg.storage import InputError
+from m2lgdg.study.description import read_cohort_facts
 from m2lgdg.study.plan import declarations
 from m2lgdg.study.predictions import ADAPTED, STRICT, by_track, read_joined_predictions
 from m2lgdg.study.stats import (
@@ -110,6 +113,7 @@ def table(
     if published is not None and STRICT not in tracks:
         raise InputError(f"{folder} has the adapted track only; published values are compared with the strict track.")
     tables, declared = [], {name: one for other in folders for name, one in declarations(other).items()}
+    of_cohorts = [read_cohort_facts(one).description.get("tables", {}) for one in folders]
     for track, rows in tracks.items():
         scores, tested = cell_scores(rows, SHOWN), best or main_method(studies[0], rows, rivals)
         compared = Comparison(rows, tested, rivals=rivals, scores=scores, declared=declared, least=least)
@@ -120,6 +124,10 @@ def table(
                 raise InputError(f"{folder}: paired tests need at least two target sites and two methods.")
             of_track += panels if form == "text" else one_panel(panels)
         of_track += training_tables(scores[scores["target"].isin(compared.counted)])
+        for study, held in zip(studies, of_cohorts, strict=True):
+            keys = [key for key in compared.keys if key[0] in (study.get("methods") or ())]
+            seen = seen_by(keys, study, declared, held)
+            of_track += input_tables(seen, compared.averaged, additions(seen, rows, least))
         if published is not None and track == STRICT:
             values = read_published(published, set(map(label, rows["method"], rows["variant"])), set(rows["target"]))
             of_track = values.beside(of_track, compared.counted)
@@ -139,13 +147,6 @@ def _adapted_subjects(studies: Sequence[Mapping[str, Any]]) -> int:
     if len(sizes) > 1:
         raise InputError("the studies have different adapt_subjects, so their adapted tracks cannot be compared.")
     return sizes.pop() if sizes else 0
-
-
-def label(method: str, variant: str) -> str:
-    """Name of a method and variant in tables; a plus only for phenotypes, because an ablation removes something."""
-    if not variant:
-        return method
-    return f"{method} + {variant}" if variant == "phenotypes" else f"{method}: {variant}"
 
 
 def named_key(keys: Sequence[Key], name: str) -> Key:

@@ -17,8 +17,9 @@ from m2lgdg.report import brains, figures
 from m2lgdg.report.checklists import MethodsText, checklist_tables, methods_text
 from m2lgdg.report.contents import Contents, changed_fields
 from m2lgdg.report.curve import learning_figure, sentences, stored_curve
-from m2lgdg.report.data import Data, connectomes, findings_box, flow_diagram, site_connectomes, site_table, who
+from m2lgdg.report.data import Data, connectomes, findings_box, flow_diagram, site_connectomes, site_table, structure_table, who
 from m2lgdg.report.drawing import Figure
+from m2lgdg.report.inputs import ADDED, input_tables, missing_variant, parts_table, structure_sentence, tables_taken, worded
 from m2lgdg.report.operating import (
     comparison_table,
     motion_of,
@@ -63,6 +64,7 @@ class Answer:
     warnings: list[str]
     comparison: str = ""
     motion: str = ""
+    structure: str = ""
 
 
 @dataclass
@@ -138,7 +140,9 @@ def sections(
     shown = Shown(contents, summary, best, rivals, published, keys, focus, hues, three_d)
     made = [
         _answer(shown),
-        *(results := _results(shown))[:2],
+        (results := _results(shown))[0],
+        _inputs(shown),
+        results[1],
         _data(shown),
         results[2],
         _connectomes(shown),
@@ -162,7 +166,7 @@ def sections(
     return [section for section in made if section is not None]
 
 
-OPEN = ("answer", "overall", "sites", "data")
+OPEN = ("answer", "overall", "inputs", "sites", "data")
 THRESHOLD_RULE = (
     "A subject is classified as a patient if the probability, averaged over seeds, is at least 0.5. The threshold is fixed, "
     "and calibration is fitted on source subjects only. Patients are rarer in a clinic than in a case-control cohort: the "
@@ -188,14 +192,27 @@ CHECKLISTS = 'Filled in from the files of the study; the rest reads "authors to 
 def _answer(shown: Shown) -> Section:
     contents, main = shown.contents, shown.summary.main
     motion = motion_sentence(contents.counted_mean, main, motion_of(contents.cohort))
-    return Section("answer", "Answer", answer=replace(shown.summary, motion=motion))
+    structure = structure_sentence(contents.additions, main)
+    return Section("answer", "Answer", answer=replace(shown.summary, motion=motion, structure=structure))
+
+
+def _inputs(shown: Shown) -> Section | None:
+    """Only of a study in which a method takes a table of brain structure."""
+    contents = shown.contents
+    tables = input_tables(contents.seen, contents.averaged, contents.additions)
+    text = "Each row of the second table compares a method with itself: with an input, and without it."
+    if tables and (hint := missing_variant(contents.seen, contents.declared, shown.summary.main)):
+        text = hint
+    parts = parts_table(contents.records)
+    return Section("inputs", ADDED, text, tables, folded=[parts] if parts else [], link="Inputs") if tables else None
 
 
 def _data(shown: Shown) -> Section:
     contents = shown.contents
-    table = site_table(contents)
+    table, structure = site_table(contents), structure_table(contents)
     first, data = flow_diagram(contents), findings_box(contents)
-    return Section("data", "Data", who(contents), [table] if table else [], first=first, data=data)
+    folded = [structure] if structure else []
+    return Section("data", "Data", who(contents), [table] if table else [], folded=folded, first=first, data=data)
 
 
 def _connectomes(shown: Shown) -> Section | None:
@@ -386,6 +403,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         *([("tracks", f"{both}; in the adapted one {what_was_seen(contents.batch)}")] if both != STRICT else []),
         ("seeds", ", ".join(map(str, study.get("seeds", [])))),
         ("phenotype inputs", ", ".join(study.get("inputs") or []) or "none"),
+        *([("tables of brain structure", tables_taken(contents.seen))] if contents.tables else []),
         ("selection", "penalties, calibration and early stopping on source subjects only"),
         ("fields changed from their defaults", changed_fields(study, contents.declared) or "none"),
         ("decision threshold", "0.5"),
@@ -439,7 +457,7 @@ def _peers(contents: Contents, main: Key, others: list[Key]) -> list[Key]:
 def _against(contents: Contents, areas: pd.DataFrame, main: Key, peers: list[Key]) -> str:
     higher = int((areas[peers].mean() > areas[main].mean()).sum())
     sees = contents.inputs_of(peers[0])
-    other = "" if sees == contents.inputs_of(main) else f" ({' and '.join(sorted(sees))} only)"
+    other = "" if sees == contents.inputs_of(main) else f" ({worded(sees)} only)"
     if len(peers) == 1:
         role = "A simple peer is higher" if higher else "Simple peer"
     else:

@@ -19,6 +19,7 @@ from m2lgdg.report.paper_tables import INTERVAL, Key, label
 from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Table, Value, columns
 from m2lgdg.storage import InputError
 from m2lgdg.study.description import LEAST
+from m2lgdg.study.stats import NORMAL
 
 LEAST_OF_CLASS = 5  # patients and controls of the group that a site needs for an AUC
 SMALL, WITHHELD = f"<{LEAST}", "withheld"
@@ -32,7 +33,6 @@ THIRDS = ("lowest third", "middle third", "highest third")
 ORDERED = (*AGES.values(), *SIZES.values(), *THIRDS)
 EYES = ("eye_status_at_scan", "eye_status", "eyes")
 DIFFERENCE = "AUC difference (95 % interval)"
-NORMAL = 1.959963984540054  # 97.5th percentile
 Names = npt.NDArray[np.object_]
 
 

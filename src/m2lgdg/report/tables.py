@@ -23,6 +23,7 @@ Format = Literal["text", "markdown", "latex", "csv"]
 Kind = Literal["text", "count", "number", "percent", "p"]
 NAN = math.nan
 WORDED = 60  # letters; longer texts are sentences
+PHRASE = 28  # letters; a column of text that has a longer one is read from the left
 
 
 class Spread(NamedTuple):
@@ -146,6 +147,15 @@ class Table:
     def worded(self) -> bool:
         """Whether it has sentences rather than numbers."""
         return any(isinstance(value, str) and len(value) > WORDED for row in self.rows for value in row[1:])
+
+    @property
+    def phrases(self) -> list[bool]:
+        """By column, whether it has texts that are read from the left, as those of the first column are."""
+        texts = zip(*self.shown, strict=True) if self.rows else [()] * len(self.columns)
+        long = [any(len(text) > PHRASE for text in column) for column in texts]
+        return [
+            i > 0 and here and column.kind == "text" for i, (here, column) in enumerate(zip(long, self.columns, strict=True))
+        ]
 
     def values(self, name: str) -> list[Value]:
         """A column."""

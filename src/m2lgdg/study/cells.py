@@ -91,7 +91,7 @@ def _done(cell: Cell, context: CellContext) -> dict[str, Any]:
         if cell.adapt:
             scores[ADAPTED] = adapted_proba(fitted, fold.target, proba, cell.seed, cell.adapt).tolist()
         unexplained = _explain(cell, fitted, fold, context) if cell.explain else {}
-    learned = {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_}
+    learned = {name: fitted.facts_[name] for name in LEARNED if name in fitted.facts_} | table_parts(fitted)
     return {
         "status": "done",
         "subjects": fold.target.subjects.tolist(),
@@ -100,6 +100,16 @@ def _done(cell: Cell, context: CellContext) -> dict[str, Any]:
         **unexplained,
         "learned": {name: plain(fact, f"method {cell.method}: fact {name}") for name, fact in learned.items()},
     }
+
+
+def table_parts(fitted: Model) -> dict[str, dict[str, float]]:
+    """Part of each table in the decision of a linear method, relative to other blocks, mean over atlases; empty without any."""
+    parts: dict[str, list[float]] = {}
+    for member in fitted.members.values():
+        for name, about in member.facts_.get("tables", {}).items():
+            parts.setdefault(name, []).extend([about["relative"]] if "relative" in about else [])
+    known = {name: float(np.mean(each)) for name, each in parts.items() if each}
+    return {"table_parts": known} if known else {}
 
 
 def adapted_proba(fitted: Model, target: Cohort, proba: Floats, seed: int, size: int) -> Floats:

@@ -16,17 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features
 from m2lgdg.data.leakage import failure_sentences
 from m2lgdg.data.readers.tables import MALE, MOTION
 from m2lgdg.findings import Finding, data_line, read_finding
+from m2lgdg.methods.tables import TableBlock
 from m2lgdg.scans import KINDS, SERIES, some_of
 from m2lgdg.storage import InputError, read_tensors, write_tensors
 
 COHORT, CONNECTOMES = "cohort.json", "connectomes.safetensors"
 FORMAT = "m2lgdg-connectomes-1"
+TABLE = (("columns", int), ("constant", int), ("subjects", int), ("gaps", float), ("head_size", str))  # entries of a table
 SITES = "sites"  # the tensor with the mean of each site
 LEAST = 10  # subjects; means of smaller sites are not kept, and smaller groups are hidden in shared reports
 NOT_CHECKED = "this study has no record of the findings about its cohort; m2lgdg check COHORT lists them."
@@ -72,9 +75,11 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
         texts = [facts["atlas"], *facts["rois"]]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("atlas and rois are not texts")
-        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted") if name in facts}
+        description = {name: dict(facts[name]) for name in ("groups", "sites", "planted", "tables") if name in facts}
         for group in (group for name in ("groups", "sites") for group in description.get(name, {}).values()):
             _check_group(group)
+        if not all(isinstance(each[name], kind) for each in description.get("tables", {}).values() for name, kind in TABLE):
+            raise ValueError("a table has entries of other types")
         findings, scans = tuple(map(read_finding, facts["findings"])), facts.get("scans", SERIES)  # not in 0.1.0
         if scans not in (SERIES, *KINDS):
             raise ValueError("an unknown kind of scans")
@@ -84,7 +89,9 @@ def read_cohort_facts(folder: str | Path) -> CohortFacts:
 def _check_group(group: dict[str, Any]) -> None:
     """Raise ValueError unless a group has counts, and numbers or texts (of a shared copy) in its other entries."""
     counts = [group[name] for name in ("subjects", "patients", "controls")]
+    without = group.get("without", {})  # subjects without a table
     others = [value for entry in group.values() for value in (entry if isinstance(entry, list) else [entry])]
+    others = [*(value for value in others if value is not without), *without.values()]
     if not all(isinstance(count, int) for count in counts) or not all(isinstance(v, int | float | str) for v in others):
         raise ValueError("a group has entries that are neither numbers nor texts")
 
@@ -103,9 +110,25 @@ def describe(cohort: Cohort) -> dict[str, Any]:
         "groups": {name: _group(cohort, chosen) for name, chosen in groups.items() if chosen.any()},
         "sites": {site: _group(cohort, cohort.sites == site) for site in cohort.site_names},
     }
+    if cohort.tables:
+        description["tables"] = {name: _table(table) for name, table in cohort.tables.items()}
     if cohort.truth is not None:
         description["planted"] = {name: cohort.truth[name] for name in ("rois", "edges") if name in cohort.truth}
     return description
+
+
+def _table(table: pd.DataFrame) -> dict[str, Any]:
+    """Numbers of a table of brain structure; gaps are missing values of subjects who have the table."""
+    has = with_table(table)
+    gaps = float(table[has].isna().to_numpy().mean()) if has.any() else 0.0
+    constant = int((table.nunique() <= 1).sum())
+    about = {"columns": len(table.columns), "constant": constant, "subjects": int(has.sum()), "gaps": gaps}
+    return about | {"head_size": TableBlock("", list(table.columns), {}).head_column or ""}
+
+
+def with_table(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """(subject,) whether at least half of the columns have a value; methods decide about others without the table."""
+    return np.asarray(table.notna().mean(axis=1) >= 0.5)
 
 
 def motion_column(cohort: Cohort) -> Floats | None:
@@ -137,6 +160,8 @@ def _group(cohort: Cohort, chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
     sex = columns.get("sex")
     if sex is not None and sex.dtype == np.float64 and not np.isnan(sex[chosen]).all():
         group["male"], group["sex_known"] = int((sex[chosen] == MALE).sum()), int((~np.isnan(sex[chosen])).sum())
+    if cohort.tables:
+        group["without"] = {name: int((chosen & ~with_table(table)).sum()) for name, table in cohort.tables.items()}
     return group
 
 

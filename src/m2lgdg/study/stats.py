@@ -24,6 +24,7 @@ BALANCED = "balanced ACC"  # mean of SEN and SPE
 MIN_PER_CLASS = 5  # patients and controls that a target site needs to count in means and tests
 FLAT = 0.005  # sd of probabilities at a site, below which they are as good as constant
 CHANCE = "prior"  # constant by design
+NORMAL = 1.959963984540054  # 97.5th percentile
 
 
 def half_interval(sd: float, count: int) -> float:
@@ -121,7 +122,7 @@ def paired_tests(sites: pd.DataFrame, best: tuple[str, str], others: Iterable[tu
     named = None if others is None else list(others)  # an iterator could be read only once
     for metric, table in tables.items():
         compared = [key for key in (table.columns if named is None else named) if key != best and key in table.columns]
-        tests = [(key, *_paired(table[best], table[key])) for key in compared]
+        tests = [(key, *paired_test(table[best], table[key])) for key in compared]
         adjusted = holm([p for *_, p in tests])
         rows += [(*key, metric, delta, t, n, p, q) for (key, delta, t, n, p), q in zip(tests, adjusted, strict=True)]
     return pd.DataFrame(rows, columns=["method", "variant", "metric", "delta", "t", "sites", "p", "p_holm"])
@@ -150,7 +151,8 @@ def training_differences(scores: pd.DataFrame, method: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["variant", "metric", "mean", "half", "trainings"])
 
 
-def _paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:
+def paired_test(first: pd.Series, second: pd.Series) -> tuple[float, float, int, float]:
+    """Mean difference of two scores over sites, t, number of sites with both, and the two-sided p value."""
     difference = first.to_numpy() - second.to_numpy()
     difference = difference[~np.isnan(difference)]
     count = len(difference)
