@@ -140,9 +140,9 @@ def _pair_weight(at, cohort):
 
 
 def test_head_size_and_age_are_taken_out(fold, fitted):
-    block = next(table for table in fitted.method._tables() if table.name == "thickness")
+    block = next(table for table in fitted.method.table_blocks() if table.name == "thickness")
     source = fitted.method.visible(fold.source)
-    scaled = fitted.method._scaled_confounds(source)
+    scaled = fitted.method.scaled_confounds(source)
     cleaned = block.features(source) - block.confounds(source, scaled) @ block["slopes"]
     sites = fold.source.sites
     for confound in block.confounds(source, scaled).T:
@@ -167,10 +167,67 @@ def test_who_has_no_table_gets_the_other_blocks_and_a_flag(fold, fitted):
     flags = method.method_flags(method.visible(partly))
     assert FLAG.format("thickness") in flags[0] and FLAG.format("thickness") not in flags[1]
     assert all(FLAG.format("noise") in one for one in method.method_flags(method.visible(without)))
-    absent = sum(float(block["absent"]) for block in method._tables())
+    absent = sum(float(block["absent"]) for block in method.table_blocks())
     plain = method.decision(method.visible(without)) - absent
     slope, offset = method.state_["calibration"]
     np.testing.assert_allclose(none, 1 / (1 + np.exp(-(slope * (plain + absent) + offset))))
+
+
+def lacking(cohort, who, table="thickness"):
+    """The cohort without the table of some subjects."""
+    rows = cohort.tables[table].copy()
+    rows[who] = np.nan
+    return cohort.with_tables({table: rows})
+
+
+@pytest.mark.parametrize("name", ["connectome-adaptive", "fc-logistic"])
+def test_who_has_no_table_has_no_part_in_its_fit(name):
+    cohort = m2lgdg.make_cohort("tiny", missing=0.0)
+    cohort = cohort.with_tables({"thickness": structure(cohort)})
+    site = cohort.site_names[0]
+    who = (cohort.sites == site) | (np.arange(len(cohort)) % 5 == 0)
+    partly, rest = lacking(cohort, who), cohort.select(~who)
+    one, other = (m2lgdg.make(name, tables="thickness").fit(each).method for each in (partly, rest))
+    for array in ("usual", "fill", "head", "scale"):
+        np.testing.assert_allclose(one.state_[f"table.thickness.{array}"], other.state_[f"table.thickness.{array}"], rtol=1e-9)
+    weights = [each.table_fits_["thickness"].weights for each in (one, other)]
+    np.testing.assert_allclose(*weights, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(one.table_fits_["thickness"].held_out[~who], other.table_fits_["thickness"].held_out, atol=1e-8)
+    assert np.isnan(one.table_fits_["thickness"].held_out[who]).all()
+    assert one.facts_["tables"]["thickness"]["subjects"] == (~who).sum()
+    assert np.isfinite(one.predict_proba(partly)).all()
+
+
+@pytest.mark.parametrize(("label", "who"), [(1, "patients"), (0, "controls")])
+def test_a_table_that_only_one_class_has_is_not_used(cohort, label, who):
+    told = lacking(lacking(cohort, cohort.labels != label), cohort.labels != label, "noise")
+    fitted, without = (m2lgdg.make("connectome-adaptive", tables=tables).fit(told) for tables in ("all", "none"))
+    np.testing.assert_array_equal(fitted.predict_proba(told), without.predict_proba(told))
+    assert fitted.facts_["notes"] == [f"Table {name} is not used: only {who} have it." for name in ("thickness", "noise")]
+    assert not any("no thickness" in flag for raised in fitted.flags(told) for flag in raised)
+    nobody = lacking(cohort, np.ones(len(cohort), dtype=bool))
+    assert "no training subject has it" in m2lgdg.make("connectome-adaptive", tables="thickness").fit(nobody).facts_["notes"][0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_has_a_table_is_not_learned(seed):
+    """A table of noise that nine of ten patients have and one of ten controls: having it must not look like a patient."""
+    tiny = m2lgdg.make_cohort("tiny", sizes=dict.fromkeys("abcdef", 40), seed=seed)
+    draw = np.random.default_rng(seed)
+    site = np.unique(tiny.sites, return_inverse=True)[1]
+    noise = structure(tiny, effect=0.0, seed=seed) + draw.normal(size=6)[site][:, None]  # and differences between sites
+    has = draw.random(len(tiny)) < np.where(tiny.labels == 1, 0.9, 0.1)
+    told = lacking(tiny.with_tables({"thickness": noise}), ~has)
+    fold = next(iter(m2lgdg.leave_one_site_out(told)))
+    method = m2lgdg.make("connectome-adaptive").fit(fold.source).method
+    (block,) = method.table_blocks()
+    masked = method.visible(fold.target)
+    added = block.decision(masked, method.scaled_confounds(masked))
+    scan = method.decision(masked) - added
+    assert 0 < (~block.present(masked)).sum() < len(masked) and added[~block.present(masked)].std() == 0
+    assert abs(auc(fold.target.labels, scan + added) - auc(fold.target.labels, scan)) < 0.05
+    alone = m2lgdg.make("connectome-adaptive", scan=False).fit(fold.source).method
+    assert abs(float(alone.table_blocks()[0]["absent"])) < 1e-6  # a mean subject is neither a patient nor a control
 
 
 def test_a_subjects_decision_depends_on_its_own_row_only(fold, fitted):

@@ -20,7 +20,7 @@ from m2lgdg.method import ANY_SCAN, Method, method
 from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude, fill_standardised, standardised_scans
 from m2lgdg.methods.solvers import CHUNK, LEARNERS, Features, Problem, Rows, adaptive_ridge, combine
 from m2lgdg.methods.tables import CONFOUNDS as TABLE_CONFOUNDS
-from m2lgdg.methods.tables import FLAG, NONE, TableBlock, chosen_tables, table_weights
+from m2lgdg.methods.tables import NONE, TableBlock, TakesTables, chosen_tables, table_weights
 from m2lgdg.metrics import FLAT_NOTE, auc, is_flat, platt, sigmoid
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.registry import METHODS
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 @dataclass
-class Linear(UsesAmplitude, Method):
+class Linear(TakesTables, UsesAmplitude, Method):
     """A weighted sum of linear blocks; base class of the simple peers, with the fields they share.
 
     Each block is standardised with source statistics; its penalty is the one with the best mean AUC over held-out source sites,
@@ -76,11 +76,11 @@ class Linear(UsesAmplitude, Method):
     confounds: ClassVar[tuple[str, ...]] = ()  # phenotypes regressed out of the other blocks, in variant `phenotypes`
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        tables = chosen_tables(self.tables, source)
+        notes = [note] if (note := note_on_connectomes(self.blocks, self.trained_on)) else []
+        tables = chosen_tables(self.tables, source, notes)
         if "phenotypes" not in self._weights():
             self.facts_["inputs"] = [name for name in source.inputs if tables and name in TABLE_CONFOUNDS]
-        if note := note_on_connectomes(self.blocks, self.trained_on):
-            self.facts_["notes"] = [note]
+        self.facts_ |= {"notes": notes} if notes else {}
         folds = source_folds(source, self.site_folds, self._subject_weights(source))
         if "phenotypes" in self._weights() or tables:
             self.state_ |= PhenotypeScaler.fit(source, self.facts_["inputs"]).state("phenotypes.scaler")
@@ -121,41 +121,54 @@ class Linear(UsesAmplitude, Method):
     def _fit_tables(self, tables: Mapping[str, list[str]], base: Floats, source: Cohort, folds: list[Any]) -> Floats:
         """(subject,) weighted held-out decisions of the tables, beside those of the other blocks."""
         self.facts_["tables"] = {name: {"columns": columns} for name, columns in tables.items()}
-        scaled, weights, held_out = self._scaled_confounds(source), self._subject_weights(source), []
-        fitted = self._tables()
-        for table in fitted:
-            table.fit_filling(source)
-            features, confounds = table.features(source), table.confounds(source, scaled)
+        self.table_fits_: dict[str, Block] = {}  # without weights, not saved; held-out decisions are NaN without the table
+        for table in self.table_blocks():
+            known = table.fit_filling(source)
+            having = source if known.all() else source.select(known)
+            block, held_out = self._fit_table(table, having, folds if known.all() else None), np.full(len(source), np.nan)
+            held_out[known] = block.held_out
+            self.table_fits_[table.name] = block._replace(held_out=held_out)
+            self.facts_["tables"][table.name]["subjects"] = int(known.sum())
+        factors = table_weights(base, [one.held_out for one in self.table_fits_.values()], source)
+        return self.weigh_tables(factors, base)
+
+    def _fit_table(self, table: TableBlock, source: Cohort, folds: list[Any] | None) -> Block:
+        """The block of a table, fitted to the subjects who have it; kept for a fit on other scans of the same subjects."""
+        weights, features = self._subject_weights(source), table.features(source)
+        confounds = table.confounds(source, self.scaled_confounds(source))
+
+        def solve() -> tuple[Block, Standardised]:
             standardised = standardised_block(features, source, weights, self.within_sites, confounds)
-            block = self._solve("table", standardised, source, folds)
-            present = table.present(source)
-            held_out.append(np.where(present, block.held_out, block.held_out[present].mean()))
-            slopes = np.zeros((0, features.shape[1])) if standardised.slopes is None else standardised.slopes
-            absent = block.weights @ standardised.centre + block.intercept
-            table.put(slopes=slopes, weights=block.weights, intercept=block.intercept, absent=absent)
-            table.put(mean=standardised.centre, scale=standardised.scale)  # for explanations
-        factors = table_weights(base, held_out, source)
-        for table, factor, decision in zip(fitted, factors, held_out, strict=True):
-            table.put(**{name: float(factor) * table[name] for name in ("weights", "intercept", "absent")})
-            self.facts_["tables"][table.name]["weight"] = float(factor)
+            cuts = source_folds(source, self.site_folds, weights) if folds is None else folds
+            return self._solve("table", standardised, source, cuts), standardised
+
+        fields = ((name, value) for name, value in self.fields().items() if name not in OUTSIDE_BLOCKS)
+        data = (one.tobytes() for one in (source.subjects, source.sites, source.labels, features, confounds))
+        solved = type(self), type(self)._solve, self.learner, *fields, *data
+        block, standardised = _TABLES.get(self._key(source, *solved, content=()), solve)
+        slopes = np.zeros((0, features.shape[1])) if standardised.slopes is None else standardised.slopes
+        table.put(slopes=slopes, mean=standardised.centre, scale=standardised.scale)
+        return block
+
+    def weigh_tables(self, factors: Floats, base: Floats) -> Floats:
+        """Give each table this weight beside a base; (subject,) held-out decisions, without a table those of a mean subject."""
+        filled = []
+        for table, factor in zip(self.table_blocks(), factors.tolist(), strict=True):
+            block, about = self.table_fits_[table.name], self.facts_["tables"][table.name]
+            absent = block.weights @ table["mean"] + block.intercept
+            table.put(weights=factor * block.weights, intercept=factor * block.intercept, absent=factor * absent)
+            filled.append(np.where(np.isnan(block.held_out), absent, block.held_out))
+            about["weight"] = factor
             if base.any():  # its part of the decision, in units of that of the other blocks
-                self.facts_["tables"][table.name]["relative"] = float(factor * decision.std() / base.std())
-        return np.asarray(factors @ np.stack(held_out))
+                about["relative"] = float(factor * filled[-1].std() / base.std())
+        return np.asarray(factors @ np.stack(filled))
 
-    def _tables(self) -> list[TableBlock]:
-        return [TableBlock(name, each["columns"], self.state_) for name, each in self.facts_.get("tables", {}).items()]
-
-    def _scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
+    def scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
         scaled = self._features("phenotypes", cohort)  # (subject, input)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["inputs"]) if name in TABLE_CONFOUNDS}
 
-    def method_flags(self, target: Cohort) -> list[list[str]]:
-        """Also for subjects without a table that the model takes."""
-        flags = super().method_flags(target)
-        for table in self._tables():
-            for i in np.flatnonzero(~table.present(target)):
-                flags[i].append(FLAG.format(table.name))
-        return flags
+    def decides_otherwise(self) -> bool:
+        return bool(self._weights())
 
     def held_out_logits(self) -> Floats | None:
         """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
@@ -193,8 +206,8 @@ class Linear(UsesAmplitude, Method):
             features = self._features(name, target)
             # Row by row: BLAS may sum in a different order for one row than for many.
             total += [float(row @ self.state_[f"{name}.weights"]) for row in features] + self.state_[f"{name}.intercept"]
-        if tables := self._tables():
-            scaled = self._scaled_confounds(target)
+        if tables := self.table_blocks():
+            scaled = self.scaled_confounds(target)
             total = total + sum(table.decision(target, scaled) for table in tables)
         return total
 
@@ -220,14 +233,14 @@ class Linear(UsesAmplitude, Method):
             return _TANGENTS.get(self._key(source), lambda: self._features(name, source))
         return self._features(name, source)
 
-    def _key(self, source: Cohort, *more: object) -> tuple[object, ...] | None:
+    def _key(self, source: Cohort, *more: object, content: tuple[object, ...] | None = None) -> tuple[object, ...] | None:
         """All that a result depends on which fits on the same source share; None for a class or an object of a plugin."""
         cls = type(self)
         package = METHODS.get(cls.name) is cls and METHODS.modules.get(cls.name) == cls.__module__
         if not package or any(map(callable, vars(self).values())):
             return None
         hooks = cls._features, cls._subject_weights, cls.amplitude_block
-        return (*self._content(source), *hooks, self.within_sites, *more)
+        return (*(self._content(source) if content is None else content), *hooks, self.within_sites, *more)
 
     def _content(self, source: Cohort) -> tuple[str, bytes]:
         """Content of source and the order of its subjects, which is not part of its hash but that of the rows of a block."""
@@ -392,6 +405,7 @@ _REFERENCES: _Recent[Floats] = _Recent(4)
 _TANGENTS: _Recent[Features] = _Recent(1)
 _ROWS: _Recent[Standardised] = _Recent(1)
 _BLOCKS: _Recent[tuple[Block, Floats | None]] = _Recent(32)  # with the slopes of confounds
+_TABLES: _Recent[tuple[Block, Standardised]] = _Recent(8)
 
 
 def _reference(source: Cohort, content: tuple[str, bytes]) -> Floats:

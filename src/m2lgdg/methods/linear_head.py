@@ -100,7 +100,7 @@ class WithLinearHead(UsesAmplitude, DeepMethod):
         weights = {f"head.{name}": slope * fitted[f"{name}.weights"] for name in blocks}
         weights |= {f"head.mean.{name}": fitted[f"{name}.mean"] for name in blocks}
         intercept = slope * sum(fitted[f"{name}.intercept"] for name in (*blocks, *["phenotypes"] * self.phenotypes)) + offset
-        for table in self._linear._tables():  # features of the network are in units of the sd, and 0 at the mean
+        for table in self._linear.table_blocks():  # features of the network are in units of the sd, and 0 at the mean
             weights[f"head.table.{table.name}"] = slope * table["weights"] * self.state_[f"table.{table.name}.scale"]
             intercept = intercept + slope * table["absent"]
         weights["head.phenotypes"] = np.zeros(len(inputs))

@@ -22,7 +22,7 @@ from m2lgdg.methods import m2lgdg
 from m2lgdg.methods.linear import balance, standardised_block
 from m2lgdg.methods.m2lgdg import CrossAttention, mlp, phenotype_encoder
 from m2lgdg.methods.solvers import association
-from m2lgdg.methods.tables import CONFOUNDS, FLAG, NONE, TableBlock, chosen_tables
+from m2lgdg.methods.tables import CONFOUNDS, NONE, TakesTables, chosen_tables
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.storage import InputError
 
@@ -106,7 +106,7 @@ class Network(m2lgdg.Network):
         return h
 
 
-class WithTables(DeepMethod):
+class WithTables(TakesTables, DeepMethod):
     """Mixed into the method: fits what is taken out of tables, and gives their features, offsets of sites and flags.
 
     Values have age, age squared, sex and head size regressed out within sites, as in `connectome-adaptive`, and are in units of
@@ -119,7 +119,8 @@ class WithTables(DeepMethod):
     _shifts = cast(dict[str, npt.NDArray[np.float64]], {})  # (site, column) of source sites, in training only
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
-        chosen = chosen_tables(self.tables, source)
+        notes: list[str] = []
+        chosen = chosen_tables(self.tables, source, notes)
         if not (chosen or self.imaging or self.phenotypes):
             raise InputError(f"method {self.name} has nothing to learn from: without scan and phenotypes it needs a table.")
         self._shifts = self.fit_tables(chosen, source) if chosen else {}
@@ -127,6 +128,7 @@ class WithTables(DeepMethod):
             super().learn(source, seed=seed, device=device, progress=progress)
         finally:
             self._shifts = {}
+        self.facts_["notes"] += notes
 
     def fit_tables(self, tables: Mapping[str, list[str]], source: Cohort) -> dict[str, npt.NDArray[np.float64]]:
         """Fit slopes of confounds, means and sds of all columns; returns the distance of each source site from the mean."""
@@ -135,32 +137,34 @@ class WithTables(DeepMethod):
         self.state_ |= PhenotypeScaler.fit(source, self.facts_["table_confounds"]).state("tables.scaler")
         shifts = {}
         for table in self.table_blocks():
-            table.fit_filling(source)
-            confounds = table.confounds(source, self._scaled_confounds(source))
-            fitted = standardised_block(table.features(source), source, balance(source), self.centring == "site", confounds)
+            known = table.fit_filling(source)
+            having = source if known.all() else source.select(known)
+            confounds = table.confounds(having, self.scaled_confounds(having))
+            fitted = standardised_block(table.features(having), having, balance(having), self.centring == "site", confounds)
             slopes = np.zeros((0, len(fitted.centre))) if fitted.slopes is None else fitted.slopes
             table.put(slopes=slopes, mean=fitted.centre, scale=fitted.scale)
-            shifts[f"{PREFIX}{table.name}"] = fitted.rows.shift
+            self.facts_["tables"][table.name]["subjects"] = int(known.sum())
+            shift = np.zeros((len(source.site_names), len(fitted.centre)))  # 0 at a site where nobody has the table
+            shift[np.isin(np.unique(source.sites), having.sites)] = fitted.rows.shift
+            shifts[f"{PREFIX}{table.name}"] = shift
         return shifts
-
-    def table_blocks(self) -> list[TableBlock]:
-        """What is fitted for each table; empty for a model without tables, or one that is not fitted."""
-        known = vars(self).get("facts_", {}).get("tables", {})
-        return [TableBlock(name, each["columns"], self.state_) for name, each in known.items()]
 
     def confound_scaler(self) -> PhenotypeScaler:
         """Of the phenotypes that are regressed out."""
         return PhenotypeScaler.restore(tuple(self.facts_["table_confounds"]), self.state_, "tables.scaler")
 
-    def _scaled_confounds(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float64]]:
+    def scaled_confounds(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float64]]:
         scaled = self.confound_scaler().transform(cohort)  # (subject, confound)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["table_confounds"])}
+
+    def decides_otherwise(self) -> bool:
+        return self.imaging or self.phenotypes
 
     def table_features(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float32]]:
         """(subject, column) values of each table without confounds."""
         features = {}
         for table in self.table_blocks():
-            values = table.features(cohort) - table.confounds(cohort, self._scaled_confounds(cohort)) @ table["slopes"]
+            values = table.cleaned(cohort, self.scaled_confounds(cohort))
             values = np.where(table.present(cohort)[:, None], (values - table["mean"]) / table["scale"], 0.0)
             features[f"{PREFIX}{table.name}"] = values.astype(np.float32)
         return features
@@ -172,15 +176,17 @@ class WithTables(DeepMethod):
 
     def table_scales(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
         """(column,) scale of each table in the network: a power of the association with the label."""
-        site = np.unique(train.sites, return_inverse=True)[1]
-        signs, weights, scales = np.where(train.labels == 1, 1.0, -1.0), balance(train), {}
+        scales = {}
         for name in self._shifts:
             scale = np.ones(features[name].shape[1])
             if self.table_scaling_power:
                 rows = features[name].cpu().numpy().astype(np.float64)
+                known = rows.any(axis=1)  # who has the table
+                rows, having = rows[known], train if known.all() else train.select(known)
+                site, weights = np.unique(having.sites, return_inverse=True)[1], balance(having)
                 for each in range(site.max() + 1):
                     rows[site == each] -= np.average(rows[site == each], axis=0, weights=weights[site == each] + 1e-9)
-                scale = association(rows, signs, weights) ** self.table_scaling_power
+                scale = association(rows, np.where(having.labels == 1, 1.0, -1.0), weights) ** self.table_scaling_power
                 scale /= np.sqrt((scale**2).mean())
             scales[name] = scale.astype(np.float32)
         return scales
@@ -190,14 +196,6 @@ class WithTables(DeepMethod):
         if self.phenotypes or not self._shifts:
             return super().taken(source)
         return list(self.facts_["table_confounds"])
-
-    def method_flags(self, target: Cohort) -> list[list[str]]:
-        """Also for subjects without a table that the model takes."""
-        flags = super().method_flags(target)
-        for table in self.table_blocks():
-            for i in np.flatnonzero(~table.present(target)):
-                flags[i].append(FLAG.format(table.name))
-        return flags
 
     def decomposition_losses(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Eq. 11 and 13 summed over pairs of modalities, Eq. 12 over modalities."""

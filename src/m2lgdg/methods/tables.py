@@ -1,38 +1,58 @@
-"""Tables of brain structure in a linear method: one ridge classifier for each table, without age, sex and head size.
+"""Tables of brain structure in a method: what is known of each in source, and which subjects of a target can use it.
 
-`linear.py` adds their decisions to that of its other blocks. How much each counts is learned on held-out source sites.
+`linear.py` fits one ridge classifier for each, without age, sex and head size, `m2lgdg_structure.py` an encoder. How much each
+counts in a linear method is learned on held-out source sites.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 ALL, NONE = "all", "none"
 CONFOUNDS = ("age", "sex")
 HEAD_SIZE = ("estimatedtotalintracranialvol", "intracranialvol", "etiv", "icv")  # columns, in lower case without signs
 FLAG = "no {}: decided without it"
+OTHER_UNIT = "units of {}: values are {:.2g} times those of source, decided without it"
+MAD = 1.4826  # standard deviations in a median absolute deviation
+FACTOR = 2.0  # between the usual values of a subject and of source; the smallest of ABIDE, a failed segmentation, is 1 / 1.9
+STEADY, FEWEST_COLUMNS = 4.0, 5  # columns to tell it by: least ratio of the median to the robust sd, and their least number
+COLUMN_FACTOR, FEWEST = 5.0, 10  # the same of one column, over at least so many subjects
 
 MOST = 10.0  # that a table counts, relative to the other blocks, in sds of decisions
 
 
-def chosen_tables(tables: str | tuple[str, ...], source: Cohort) -> dict[str, list[str]]:
-    """Columns of the tables that the field `tables` selects; tables without any value in source are left out."""
+def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str] | None = None) -> dict[str, list[str]]:
+    """Columns of the tables that the field `tables` selects; `notes` get a sentence on each that cannot be used.
+
+    That is a table without any value in source, and one that only one class has: having it would be the diagnosis.
+    """
     held = source.tables
     names = list(held) if tables == ALL else [] if tables == NONE else [tables] if isinstance(tables, str) else list(tables)
+    used: dict[str, list[str]] = {}
     for name in names:
         if name not in held:
             known = f"it has {', '.join(held)}" if held else "it has none (m2lgdg convert --table adds one)"
             raise InputError(f"cohort {source.name} has no table {name}; {known}.")
-    used = {name: [column for column in held[name] if held[name][column].nunique() > 1] for name in names}
-    return {name: columns for name, columns in used.items() if columns}
+        columns = [column for column in held[name] if held[name][column].nunique() > 1]
+        having = source.labels[_known(held[name][columns].to_numpy(dtype=np.float64))[0]] if columns else []
+        if len(set(having)) == 2:
+            used[name] = columns
+        elif notes is not None:
+            whose = {0: "only controls have", 1: "only patients have"}
+            who = whose[having[0]] if len(having) else "no training subject has"
+            notes.append(f"Table {name} is not used: {who} it.")
+    return used
 
 
 def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
@@ -40,10 +60,41 @@ def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
     table = cohort.tables.get(name)
     if table is None:
         return np.full((len(cohort), len(columns)), np.nan)
-    for column in columns:
-        if column not in table.columns:
-            raise InputError(f"table {name} of cohort {cohort.name} has no column {column}, which the model was trained on.")
-    return table[list(columns)].to_numpy(dtype=np.float64)
+    missing = [column for column in columns if column not in table.columns]
+    if not missing:
+        return table[list(columns)].to_numpy(dtype=np.float64)
+    where = f"table {name} of cohort {cohort.name}"
+    if 2 * len(missing) > len(columns):
+        has, example = f"has {len(columns) - len(missing)} of the {len(columns)} columns", f"{missing[0]} is not among them"
+        raise InputError(f"{where} {has} that the model was trained on ({example}): it is of another atlas or measure.")
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    near = difflib.get_close_matches(missing[0], [str(each) for each in table.columns if each not in columns], n=1)
+    hint = f"; is it called {near[0]} there?" if near else "."
+    raise InputError(f"{where} has no column {missing[0]}{more}, which the model was trained on{hint}")
+
+
+def _known(rows: Floats, usual: Floats | None = None) -> tuple[Bools, Floats]:
+    """(subject,) who has values in half of the columns, as large as is usual; and what is usual, by default in these rows.
+
+    (column,) medians, and 0 where values vary too much to compare them.
+    """
+    known = np.isfinite(rows).mean(axis=1) >= 0.5 if rows.shape[1] else np.zeros(len(rows), dtype=bool)
+    if usual is None:
+        frame = pd.DataFrame(rows[known])
+        middle = frame.median().to_numpy()
+        spread = MAD * (frame - middle).abs().median().to_numpy()
+        usual = np.where(middle > STEADY * spread, middle, 0.0)
+    factor = factors(rows, usual)
+    return known & (factor < FACTOR) & (factor > 1 / FACTOR), usual
+
+
+def factors(rows: Floats, usual: Floats) -> Floats:
+    """(subject,) median ratio of the values to those that are usual; 1 if too few can be compared."""
+    comparable = usual > 0
+    if comparable.sum() < FEWEST_COLUMNS:
+        return np.ones(len(rows))
+    ratios = pd.DataFrame(np.maximum(rows[:, comparable], 0.0) / usual[comparable])
+    return ratios.median(axis=1).fillna(1.0).to_numpy()
 
 
 class TableBlock:
@@ -56,14 +107,19 @@ class TableBlock:
         return np.asarray(self.state[f"table.{self.name}.{array}"], dtype=np.float64)
 
     def put(self, **arrays: Any) -> None:
-        self.state |= {f"table.{self.name}.{name}": np.asarray(value) for name, value in arrays.items()}
+        self.state |= {f"table.{self.name}.{name}": np.array(value) for name, value in arrays.items()}
 
-    def fit_filling(self, source: Cohort) -> None:
-        """Means of source, which take the place of single missing values, and those of head size."""
+    def fit_filling(self, source: Cohort) -> Bools:
+        """(subject,) who has the table. Their means take the place of single missing values, and of a missing head size."""
         rows = rows_of(source, self.name, self.columns)
-        head = self._head_size(rows)
+        known, usual = _known(rows)
+        # A column that only subjects without the rest have is filled with their mean.
+        theirs = rows if known.all() else np.where(known[:, None] | ~np.isfinite(rows[known]).any(axis=0), rows, np.nan)
+        head = self._head_size(theirs)
         spread = float(np.nanstd(head)) if head is not None else 0.0
-        self.put(fill=np.nanmean(rows, axis=0), head=[float(np.nanmean(head)) if head is not None else 0.0, spread or 1.0])
+        middle = float(np.nanmean(head)) if head is not None else 0.0
+        self.put(usual=usual, fill=np.nanmean(theirs, axis=0), head=[middle, spread or 1.0])
+        return known
 
     @property
     def head_column(self) -> str | None:
@@ -79,9 +135,35 @@ class TableBlock:
         rows = rows_of(cohort, self.name, self.columns)
         return np.where(np.isnan(rows), self["fill"], rows)
 
-    def present(self, cohort: Cohort) -> npt.NDArray[np.bool_]:
-        """(subject,) whether at least half of the columns have a value."""
-        return np.asarray(np.isfinite(rows_of(cohort, self.name, self.columns)).mean(axis=1) >= 0.5)
+    def present(self, cohort: Cohort) -> Bools:
+        """(subject,) whether at least half of the columns have a value, in the unit of source."""
+        rows = rows_of(cohort, self.name, self.columns)
+        return _known(rows, self["usual"])[0]
+
+    def check(self, target: Cohort) -> None:
+        """Refuse a target with other columns, or most of whose values are of another size: another unit or measure."""
+        rows, usual = rows_of(target, self.name, self.columns), self["usual"]
+        rows = rows[np.isfinite(rows).mean(axis=1) >= 0.5]
+        factor = float(np.median(factors(rows, usual))) if len(rows) else 1.0
+        where, than = f"table {self.name} of cohort {target.name}", "times those of the training data"
+        if not 1 / FACTOR < factor < FACTOR:
+            raise InputError(f"{where}: its values are about {factor:.2g} {than}; they are of another unit or measure.")
+        if len(rows) < FEWEST:
+            return
+        medians = pd.DataFrame(rows).median().to_numpy()
+        for column, value, expected in zip(self.columns, medians, usual, strict=True):
+            ratio = value / expected if expected > 0 else 1.0
+            if ratio > COLUMN_FACTOR or ratio < 1 / COLUMN_FACTOR:
+                raise InputError(f"{where}: the values of column {column} are about {ratio:.2g} {than}; it has another unit.")
+
+    def flags(self, target: Cohort) -> list[str]:
+        """(subject,) why each is decided without the table; empty for those who have it."""
+        rows, usual = rows_of(target, self.name, self.columns), self["usual"]
+        given, present, factor = np.isfinite(rows).mean(axis=1) >= 0.5, self.present(target), factors(rows, usual)
+        return [
+            "" if used else OTHER_UNIT.format(self.name, times) if has else FLAG.format(self.name)
+            for used, has, times in zip(present, given, factor, strict=True)
+        ]
 
     def confounds(self, cohort: Cohort, scaled: Mapping[str, Floats]) -> Floats:
         """(subject, confound) scaled age, its square, sex and head size, as far as they are known."""
@@ -102,14 +184,67 @@ class TableBlock:
         return np.where(self.present(cohort), linear, self["absent"])
 
 
+class TakesTables:
+    """Part of a method that takes tables: what is fitted for each, and how those of a target are checked and flagged."""
+
+    facts_: dict[str, Any]
+    state_: dict[str, npt.NDArray[Any]]
+
+    def table_blocks(self) -> list[TableBlock]:
+        """What is fitted for each table; empty for a model without tables, or one that is not fitted."""
+        known = vars(self).get("facts_", {}).get("tables", {})
+        return [TableBlock(name, each["columns"], self.state_) for name, each in known.items()]
+
+    def scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
+        """(subject,) scaled age and sex, as far as source has them."""
+        raise NotImplementedError
+
+    def decides_otherwise(self) -> bool:
+        """Whether anything but tables enters the decision."""
+        raise NotImplementedError
+
+    def cleaned_tables(self, target: Cohort) -> dict[str, Floats]:
+        """(subject, column) values of each table without confounds; NaN for subjects who are decided without it."""
+        cleaned = {}
+        for table in self.table_blocks():
+            values = table.cleaned(target, self.scaled_confounds(target))
+            cleaned[table.name] = np.where(table.present(target)[:, None], values, np.nan)
+        return cleaned
+
+    def checked_target(self, target: Cohort) -> Cohort:
+        """Also refuses tables of other columns, units or measures, and a cohort without any if nothing else decides."""
+        target = super().checked_target(target)  # type: ignore[misc]
+        tables = self.table_blocks()
+        with self.checking_weights():  # type: ignore[attr-defined]
+            for table in tables:
+                table.check(target)
+            if tables and len(target) and not self.decides_otherwise() and not any(one.present(target).any() for one in tables):
+                names = " and ".join(one.name for one in tables)
+                raise InputError(f"cohort {target.name} has no values of {names}, from which alone the model decides.")
+        return target
+
+    def method_flags(self, target: Cohort) -> list[list[str]]:
+        """Also for subjects without a table that the model takes."""
+        flags: list[list[str]] = super().method_flags(target)  # type: ignore[misc]
+        for table in self.table_blocks():
+            for raised, flag in zip(flags, table.flags(target), strict=True):
+                raised += [flag] if flag else []
+        return flags
+
+
 def table_weights(base: Floats, tables: Sequence[Floats], source: Cohort) -> Floats:
     """(table,) weights of held-out decisions beside a base of weight 1: the linear discriminant within sites, none negative.
 
-    A table that adds nothing gets 0.
+    A table that adds nothing gets 0. Subjects without it (NaN) count as the class-balanced mean of their site, so that who has
+    a table adds nothing either.
     """
     from scipy.optimize import nnls
 
     decisions = np.stack([base, *tables], axis=1)  # (subject, 1 + table)
+    for site in source.site_names if np.isnan(decisions).any() else ():
+        here = source.sites == site
+        classes = pd.DataFrame(decisions[here]).groupby(source.labels[here]).mean()  # (label, 1 + table)
+        decisions[here] = np.where(np.isnan(decisions[here]), classes.mean().fillna(0.0).to_numpy(), decisions[here])
     scale = np.where(decisions.std(axis=0) > 0, decisions.std(axis=0), 1.0)
     decisions = decisions / scale
     difference, scatter = np.zeros(decisions.shape[1]), np.zeros((decisions.shape[1],) * 2)
