@@ -34,7 +34,7 @@ from m2lgdg.methods.amplitude import AmplitudeRange, UsesAmplitude
 from m2lgdg.methods.linear import Linear, Prior
 from m2lgdg.methods.m2lgdg_structure import PREFIX as TABLE_PREFIX
 from m2lgdg.methods.m2lgdg_structure import WithTables
-from m2lgdg.methods.tables import CONFOUNDS, TableBlock, rows_of
+from m2lgdg.methods.tables import CONFOUNDS, TableBlock
 from m2lgdg.metrics import logit
 from m2lgdg.model.atlases import PREFIX, targets_of
 from m2lgdg.model.model import Model
@@ -93,7 +93,7 @@ class _LinearGraph(_Graph):
         intercept = sum(float(fitted.state_[f"{name}.intercept"]) for name in self.blocks)
         self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))  # a Python float would become float32
         self.weights = nn.ParameterList(torch.from_numpy(np.array(fitted.state_[f"{name}.weights"])) for name in self.blocks)
-        self.tables = nn.ModuleList(_TableGraph(table, fitted.facts_["inputs"]) for table in fitted._tables())
+        self.tables = nn.ModuleList(_TableGraph(table, fitted.facts_["inputs"]) for table in fitted.table_blocks())
 
     def logit(self, *values: Tensor) -> Tensor:
         """(subject,) calibrated sum of the decisions of blocks and tables."""
@@ -202,10 +202,10 @@ def prepared(fitted: Model, cohort: Cohort) -> Arrays:
 def _member_inputs(fitted: Method, cohort: Cohort) -> Arrays:
     cohort = cohort.with_inputs(fitted.facts_["inputs"], allow_proxies=True).unlabelled()
     if isinstance(fitted, Linear):
-        tables = fitted._tables()
+        tables = fitted.table_blocks()
         scaled = ["phenotypes"] if tables and cohort.inputs else []  # age and sex are taken out of tables
         blocks = {name: fitted._features(name, cohort).astype(np.float64) for name in (*fitted._weights(), *scaled)}
-        return blocks | {f"{TABLE_PREFIX}{one.name}": rows_of(cohort, one.name, one.columns) for one in tables}
+        return blocks | {f"{TABLE_PREFIX}{one.name}": one.rows(cohort) for one in tables}
     assert isinstance(fitted, DeepMethod)
     batch = fitted.make_batch(cohort, _scaler(fitted), torch.device("cpu"))
     features = {name: value.numpy() for name, value in batch.features.items()}
@@ -264,7 +264,7 @@ def _described_input(fitted: Method, name: str, value: npt.NDArray[Any]) -> dict
 
 def _tables(fitted: Method) -> list[TableBlock]:
     """The tables that a method was fitted with."""
-    return fitted._tables() if isinstance(fitted, Linear) else fitted.table_blocks() if isinstance(fitted, WithTables) else []
+    return fitted.table_blocks() if isinstance(fitted, Linear | WithTables) else []
 
 
 def _table_confounds(fitted: Method, table: TableBlock) -> list[dict[str, Any]]:
@@ -371,14 +371,9 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
     tables = {}
     for one in _tables(fitted):
         noise = draw.normal(size=(TRIED, len(one.columns)))
-        if isinstance(
-            fitted, Linear
-        ):  # decisions of -1 to 1, a third of the columns without a value, and a subject without all
-            noise *= np.abs(one["fill"]) + 1
-            values = one["fill"] + noise / (np.abs(noise @ one["weights"]).max() or 1.0)
+        values = one["fill"] + one["scale"] * noise / 2  # well within the unit of source
+        if isinstance(fitted, Linear):  # a third of the columns without a value, and a subject without all
             values[1, ::3], values[2] = np.nan, np.nan
-        else:
-            values = one["mean"] + one["scale"] * noise
         tables[one.name] = pd.DataFrame(values, index=names, columns=one.columns)
     made = Cohort(
         drawn, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True

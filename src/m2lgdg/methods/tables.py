@@ -73,19 +73,20 @@ def rows_of(cohort: Cohort, name: str, columns: Sequence[str]) -> Floats:
     raise InputError(f"{where} has no column {missing[0]}{more}, which the model was trained on{hint}")
 
 
-def _known(rows: Floats, usual: Floats | None = None) -> tuple[Bools, Floats]:
-    """(subject,) who has values in half of the columns, as large as is usual; and what is usual, by default in these rows.
+def _given(rows: Floats) -> Bools:
+    """(subject,) whether at least half of the columns have a value."""
+    return np.asarray(2 * np.isfinite(rows).sum(axis=1) >= rows.shape[1])
 
-    (column,) medians, and 0 where values vary too much to compare them.
-    """
-    known = np.isfinite(rows).mean(axis=1) >= 0.5 if rows.shape[1] else np.zeros(len(rows), dtype=bool)
-    if usual is None:
-        frame = pd.DataFrame(rows[known])
-        middle = frame.median().to_numpy()
-        spread = MAD * (frame - middle).abs().median().to_numpy()
-        usual = np.where(middle > STEADY * spread, middle, 0.0)
+
+def _known(rows: Floats) -> tuple[Bools, Floats]:
+    """(subject,) who of source has a table, in the unit of most, and (column,) usual values: medians, 0 if they vary much."""
+    given = _given(rows)
+    frame = pd.DataFrame(rows[given])
+    middle = frame.median().to_numpy()
+    spread = MAD * (frame - middle).abs().median().to_numpy()
+    usual = np.where(middle > STEADY * spread, middle, 0.0)
     factor = factors(rows, usual)
-    return known & (factor < FACTOR) & (factor > 1 / FACTOR), usual
+    return given & (factor < FACTOR) & (factor > 1 / FACTOR), usual
 
 
 def factors(rows: Floats, usual: Floats) -> Floats:
@@ -130,20 +131,25 @@ class TableBlock:
     def _head_size(self, rows: Floats) -> Floats | None:
         return None if self.head_column is None else rows[:, self.columns.index(self.head_column)]
 
+    def rows(self, cohort: Cohort) -> Floats:
+        """(subject, column) values, NaN where they are missing, and in all columns of who has another unit than source."""
+        rows = rows_of(cohort, self.name, self.columns)
+        factor = factors(rows, self["usual"])
+        return np.where(((factor < FACTOR) & (factor > 1 / FACTOR))[:, None], rows, np.nan)
+
     def features(self, cohort: Cohort) -> Floats:
         """(subject, column) values, single missing ones filled with the mean of source."""
-        rows = rows_of(cohort, self.name, self.columns)
+        rows = self.rows(cohort)
         return np.where(np.isnan(rows), self["fill"], rows)
 
     def present(self, cohort: Cohort) -> Bools:
         """(subject,) whether at least half of the columns have a value, in the unit of source."""
-        rows = rows_of(cohort, self.name, self.columns)
-        return _known(rows, self["usual"])[0]
+        return _given(self.rows(cohort))
 
     def check(self, target: Cohort) -> None:
         """Refuse a target with other columns, or most of whose values are of another size: another unit or measure."""
         rows, usual = rows_of(target, self.name, self.columns), self["usual"]
-        rows = rows[np.isfinite(rows).mean(axis=1) >= 0.5]
+        rows = rows[_given(rows)]
         factor = float(np.median(factors(rows, usual))) if len(rows) else 1.0
         where, than = f"table {self.name} of cohort {target.name}", "times those of the training data"
         if not 1 / FACTOR < factor < FACTOR:
@@ -159,10 +165,10 @@ class TableBlock:
     def flags(self, target: Cohort) -> list[str]:
         """(subject,) why each is decided without the table; empty for those who have it."""
         rows, usual = rows_of(target, self.name, self.columns), self["usual"]
-        given, present, factor = np.isfinite(rows).mean(axis=1) >= 0.5, self.present(target), factors(rows, usual)
+        why = zip(self.present(target), _given(rows), factors(rows, usual), strict=True)
         return [
-            "" if used else OTHER_UNIT.format(self.name, times) if has else FLAG.format(self.name)
-            for used, has, times in zip(present, given, factor, strict=True)
+            "" if used else OTHER_UNIT.format(self.name, times) if given else FLAG.format(self.name)
+            for used, given, times in why
         ]
 
     def confounds(self, cohort: Cohort, scaled: Mapping[str, Floats]) -> Floats:

@@ -21,7 +21,7 @@ from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.fields import nearest, shown
 from m2lgdg.method import ANY_SCAN, Method
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
-from m2lgdg.methods.tables import ALL, FLAG, TableBlock, chosen_tables
+from m2lgdg.methods.tables import ALL, TableBlock, chosen_tables
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
@@ -124,10 +124,18 @@ class SklearnMethod(Method):
     def _tables(self) -> list[TableBlock]:
         return [TableBlock(name, each["columns"], self.state_) for name, each in self.facts_.get("tables", {}).items()]
 
+    def checked_target(self, target: Cohort) -> Cohort:
+        """Also refuses tables of other columns, units or measures."""
+        target = super().checked_target(target)
+        with self.checking_weights():
+            for table in self._tables():
+                table.check(target)
+        return target
+
     def method_flags(self, target: Cohort) -> list[list[str]]:
         """For subjects without a table, who get the mean of source in its place."""
-        missing = [(FLAG.format(table.name), ~table.present(target)) for table in self._tables()]
-        return [[flag for flag, lacks in missing if lacks[i]] for i in range(len(target))]
+        raised = [table.flags(target) for table in self._tables()]
+        return [[flags[i] for flags in raised if flags[i]] for i in range(len(target))]
 
     def _unfitted(self) -> Any:
         estimator = estimator_of(self.estimator)
