@@ -71,7 +71,7 @@ def regions_of(explanation, table):
 def cleaned(method, name, cohort):
     """Values of a table without confounds, column by column; the mean of source for subjects without it."""
     state, facts = method.state_, method.facts_["tables"][name]
-    table, scaled = cohort.tables[name][facts["columns"]], method._scaled_confounds(cohort)
+    table, scaled = cohort.tables[name][facts["columns"]], method.scaled_confounds(cohort)
     confounds = [scaled["age"], scaled["sex"], scaled["age"] ** 2]
     if name == "aseg":
         mean, spread = state["table.aseg.head"]

@@ -54,7 +54,7 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
     n = len(cohort.rois)
     features = {name: fitted._features(name, cohort).astype(np.float64) for name in fitted._weights()}
     features |= {f"{TABLE}{name}": values for name, values in table_values(fitted, cohort).items()}
-    for table in fitted._tables():  # a confound, such as head size, is constant without itself but for rounding
+    for table in fitted.table_blocks():  # a confound, such as head size, is constant without itself but for rounding
         rest = features[f"{TABLE}{table.name}"].std(axis=0) > CONSTANT * table.features(cohort).std(axis=0)  # (column,)
         features[f"{TABLE}{table.name}"] *= rest
     terms = {name: values @ fitted.state_[f"{name}.weights"] for name, values in features.items()}  # without intercepts
@@ -83,8 +83,8 @@ def patterns(fitted: Linear, cohort: Cohort) -> Attributions:
 
 def table_values(fitted: Linear, cohort: Cohort) -> dict[str, Floats]:
     """(subject, column) values of each table without confounds; the mean of source for a subject without the table."""
-    tables = fitted._tables()
-    scaled = fitted._scaled_confounds(cohort) if tables else {}
+    tables = fitted.table_blocks()
+    scaled = fitted.scaled_confounds(cohort) if tables else {}
     return {
         table.name: np.where(table.present(cohort)[:, None], table.cleaned(cohort, scaled), table["mean"]) for table in tables
     }
@@ -106,7 +106,7 @@ def contributions(fitted: Linear, cohort: Cohort, scale: float) -> Attributions:
             rois[name] = over_others(np.abs(matrices))
             edges[name] = np.stack([np.abs(matrices).mean(axis=0), matrices.mean(axis=0)])
     tables, values, cleaned = {}, {}, table_values(fitted, cohort)
-    for table in fitted._tables():
+    for table in fitted.table_blocks():
         distance = cleaned[table.name] - table["mean"]  # (subject, column)
         tables[table.name], values[table.name] = slope * distance * table["weights"], distance / table["scale"]
     return Attributions(rois, edges, phenotypes, np.empty((len(cohort), 0)), np.empty((0, 2)), tables, values)

@@ -108,7 +108,7 @@ class Linear(TakesTables, UsesAmplitude, Method):
         if confound_columns:
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
         if tables:
-            total = total + self._fit_tables(tables, total, source, folds)
+            total = total + self._fit_tables(tables, total, source)
         self._calibrate(total, source)
 
     def _calibrate(self, held_out: Floats, source: Cohort) -> None:
@@ -118,29 +118,27 @@ class Linear(TakesTables, UsesAmplitude, Method):
             self.facts_.setdefault("notes", []).append(FLAT_NOTE)
         self.held_out_ = held_out  # not saved with the model
 
-    def _fit_tables(self, tables: Mapping[str, list[str]], base: Floats, source: Cohort, folds: list[Any]) -> Floats:
+    def _fit_tables(self, tables: Mapping[str, list[str]], base: Floats, source: Cohort) -> Floats:
         """(subject,) weighted held-out decisions of the tables, beside those of the other blocks."""
         self.facts_["tables"] = {name: {"columns": columns} for name, columns in tables.items()}
         self.table_fits_: dict[str, Block] = {}  # without weights, not saved; held-out decisions are NaN without the table
         for table in self.table_blocks():
             known = table.fit_filling(source)
-            having = source if known.all() else source.select(known)
-            block, held_out = self._fit_table(table, having, folds if known.all() else None), np.full(len(source), np.nan)
+            block = self._fit_table(table, source if known.all() else source.select(known))
+            held_out = np.full(len(source), np.nan)
             held_out[known] = block.held_out
             self.table_fits_[table.name] = block._replace(held_out=held_out)
             self.facts_["tables"][table.name]["subjects"] = int(known.sum())
-        factors = table_weights(base, [one.held_out for one in self.table_fits_.values()], source)
-        return self.weigh_tables(factors, base)
+        return self.weigh_tables(table_weights(base, [one.held_out for one in self.table_fits_.values()], source), base)
 
-    def _fit_table(self, table: TableBlock, source: Cohort, folds: list[Any] | None) -> Block:
+    def _fit_table(self, table: TableBlock, source: Cohort) -> Block:
         """The block of a table, fitted to the subjects who have it; kept for a fit on other scans of the same subjects."""
         weights, features = self._subject_weights(source), table.features(source)
         confounds = table.confounds(source, self.scaled_confounds(source))
 
         def solve() -> tuple[Block, Standardised]:
             standardised = standardised_block(features, source, weights, self.within_sites, confounds)
-            cuts = source_folds(source, self.site_folds, weights) if folds is None else folds
-            return self._solve("table", standardised, source, cuts), standardised
+            return self._solve("table", standardised, source, source_folds(source, self.site_folds, weights)), standardised
 
         fields = ((name, value) for name, value in self.fields().items() if name not in OUTSIDE_BLOCKS)
         data = (one.tobytes() for one in (source.subjects, source.sites, source.labels, features, confounds))
@@ -158,9 +156,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
             absent = block.weights @ table["mean"] + block.intercept
             table.put(weights=factor * block.weights, intercept=factor * block.intercept, absent=factor * absent)
             filled.append(np.where(np.isnan(block.held_out), absent, block.held_out))
-            about["weight"] = factor
-            if base.any():  # its part of the decision, in units of that of the other blocks
-                about["relative"] = float(factor * filled[-1].std() / base.std())
+            part = float(factor * filled[-1].std() / (base.std() or 1.0))  # of the decision, in units of the other blocks'
+            about |= {"weight": factor} | ({"relative": part} if base.any() else {})
         return np.asarray(factors @ np.stack(filled))
 
     def scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
