@@ -157,14 +157,14 @@ def _explanation(
         about={"method": fitted.name, "cohort": cohort.hash, "subjects": len(cohort)}
         | about
         | {"atlas": cohort.atlas}
-        | ({"structure": _structure(known, cohort)} if known or cohort.tables else {}),
+        | ({"structure": _structure(fitted, cohort)} if known or cohort.tables else {}),
     )
 
 
-def _structure(known: dict[str, Any], cohort: Cohort) -> dict[str, dict[str, Any]]:
+def _structure(fitted: Method, cohort: Cohort) -> dict[str, dict[str, Any]]:
     """For each table that a model takes, the number of subjects that have it, and its weight in a linear method."""
     return {
-        name: {"subjects": int(TableBlock(name, table["columns"], {}).present(cohort).sum())}
+        name: {"subjects": int(TableBlock(name, table["columns"], fitted.state_).present(cohort).sum())}
         | ({"weight": table["weight"]} if "weight" in table else {})
-        for name, table in known.items()
+        for name, table in fitted.facts_.get("tables", {}).items()
     }

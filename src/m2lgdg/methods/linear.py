@@ -164,9 +164,6 @@ class Linear(TakesTables, UsesAmplitude, Method):
         scaled = self._features("phenotypes", cohort)  # (subject, input)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["inputs"]) if name in TABLE_CONFOUNDS}
 
-    def decides_otherwise(self) -> bool:
-        return bool(self._weights())
-
     def held_out_logits(self) -> Floats | None:
         """(source subject,) calibrated logits from blocks fitted without the subject's site; None for a loaded model."""
         if not hasattr(self, "held_out_"):

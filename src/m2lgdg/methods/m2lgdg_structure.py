@@ -157,9 +157,6 @@ class WithTables(TakesTables, DeepMethod):
         scaled = self.confound_scaler().transform(cohort)  # (subject, confound)
         return {name: scaled[:, i] for i, name in enumerate(self.facts_["table_confounds"])}
 
-    def decides_otherwise(self) -> bool:
-        return self.imaging or self.phenotypes
-
     def table_features(self, cohort: Cohort) -> dict[str, npt.NDArray[np.float32]]:
         """(subject, column) values of each table without confounds."""
         features = {}

@@ -205,10 +205,6 @@ class TakesTables:
         """(subject,) scaled age and sex, as far as source has them."""
         raise NotImplementedError
 
-    def decides_otherwise(self) -> bool:
-        """Whether anything but tables enters the decision."""
-        raise NotImplementedError
-
     def cleaned_tables(self, target: Cohort) -> dict[str, Floats]:
         """(subject, column) values of each table without confounds; NaN for subjects who are decided without it."""
         cleaned = {}
@@ -218,15 +214,11 @@ class TakesTables:
         return cleaned
 
     def checked_target(self, target: Cohort) -> Cohort:
-        """Also refuses tables of other columns, units or measures, and a cohort without any if nothing else decides."""
+        """Also refuses tables of other columns, units or measures."""
         target = super().checked_target(target)  # type: ignore[misc]
-        tables = self.table_blocks()
         with self.checking_weights():  # type: ignore[attr-defined]
-            for table in tables:
+            for table in self.table_blocks():
                 table.check(target)
-            if tables and len(target) and not self.decides_otherwise() and not any(one.present(target).any() for one in tables):
-                names = " and ".join(one.name for one in tables)
-                raise InputError(f"cohort {target.name} has no values of {names}, from which alone the model decides.")
         return target
 
     def method_flags(self, target: Cohort) -> list[list[str]]:
