@@ -19,7 +19,7 @@ import pandas as pd
 from m2lgdg.cohort import Cohort, natural_key
 from m2lgdg.data.atlases import groups, places
 from m2lgdg.data.spreadsheets import csv_text, unquoted_table
-from m2lgdg.explain.regions import KEYS, PLACE, REGION_COLUMNS, completed, empty_regions, mean_of, with_places
+from m2lgdg.explain.regions import KEYS, PLACE, REGION_COLUMNS, SAME, completed, empty_regions, mean_of, with_places
 from m2lgdg.storage import InputError, one_line, write_texts
 
 Floats = npt.NDArray[np.float64]
@@ -368,7 +368,8 @@ def completeness_table(change: Floats, subjects: Sequence[str]) -> pd.DataFrame:
 def mean_over(explanations: Iterable[Explanation]) -> Explanation:
     """Mean explanation over several folds or seeds of a method, equally weighted, with `low` and `high` of each score.
 
-    These are the 2.5 and 97.5 percentiles over the explanations, or minimum and maximum for fewer than five.
+    These are the 2.5 and 97.5 percentiles over the explanations, or minimum and maximum for fewer than five. `same direction`
+    of a region is the proportion of explanations whose direction has the sign of the mean.
     """
     given = list(explanations)
     methods = sorted({one.about["method"] for one in given})
@@ -456,9 +457,14 @@ def _joined_structure(given: list[Explanation]) -> dict[str, Any]:
 
 
 def _averaged_regions(given: list[Explanation]) -> pd.DataFrame:
+    """Means with intervals, and the proportion of explanations in which larger values point to the same side."""
     tables = completed([one.regions for one in given])
-    scores = [table.drop(columns=list(PLACE)) for table in tables]
-    return with_places(_averaged(scores, KEYS, "regions")) if len(tables[0]) else tables[0]
+    if not len(tables[0]):
+        return tables[0]
+    mean = _averaged([table.drop(columns=list(PLACE)) for table in tables], KEYS, "regions").set_index(KEYS)
+    signs = [np.sign(table.set_index(KEYS)["direction"].reindex(mean.index)) for table in tables]
+    same = sum((sign == np.sign(mean["direction"])) / len(tables) for sign in signs)
+    return with_places(mean.assign(**{SAME: same}).reset_index())
 
 
 def _averaged(tables: list[pd.DataFrame], keys: list[str], what: str) -> pd.DataFrame:

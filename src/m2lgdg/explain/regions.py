@@ -16,6 +16,7 @@ from m2lgdg.data.atlases.table_columns import column_places
 
 Floats = npt.NDArray[np.float64]
 KEYS = ["table", "column"]
+SAME = "same direction"  # column of a mean: proportion of explanations with its direction
 REGION_COLUMNS = (*KEYS, *PLACE, "score", "sd", "direction")
 
 

@@ -1,4 +1,4 @@
-"""What methods look at, as figures and tables: the paper's top-20 ROIs and edges, glass brains, gate weights, maps, lobes.
+"""What methods look at, as figures and tables: top ROIs, edges and regions of tables, glass brains, gate weights, maps, lobes.
 
 Made from an `Explanation`. Glass brains are drawn over the outlines of nilearn, without importing it.
 """
@@ -19,6 +19,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as MplPath
 
 from m2lgdg.explain.explanation import Explanation, roi_label
+from m2lgdg.explain.regions import SAME, by_table, labels, pointing
 from m2lgdg.report.contents import Cells, Contents
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.tables import NAN, Column, Table, Value, columns, plain
@@ -28,7 +29,11 @@ TOP, HALF = 20, 10
 MOST_MAPS = 3  # targets with maps on the page, to keep it small
 RED, BLUE, GREY = "#c0392b", "#2166ac", "#8a8d91"
 MARK_AREAS = (30.0, 140.0)  # points squared of the lowest and the highest score shown
+NUMBER = 5.0  # mm within which two numbers on a brain overlap
 BRAIN_SIZES = {2: (WIDTH, 5.4), 4: (9.0, 2.6)}  # inches of a glass brain by its number of columns
+GROUPS = {0: "controls", 1: "patients", -1: "no label"}
+TOWARDS = "Red: larger values point to patient; blue: smaller values do"
+AGREEING = 0.9  # proportion of folds and seeds with the same direction from which it is shown
 Floats = npt.NDArray[np.float64]
 
 
@@ -62,20 +67,70 @@ def glass_brain(method: str, rois: pd.DataFrame, *, columns: int = 2, ranks: boo
     top = rois.head(TOP)
     if not _placed(top):
         return None
-    places = top[["x", "y", "z"]].to_numpy()
-    sizes = _between(top["score"].to_numpy(), *MARK_AREAS)
-    colours = np.where(np.arange(len(top)) < HALF, RED, GREY)
-
-    def paint(sheet: Sheet) -> None:
-        for axis, across, up, side in _brain_axes(sheet, columns):
-            shown = places[:, 0] * side >= 0  # of a view from one side, the ROIs of that hemisphere
-            axis.scatter(places[shown, across], places[shown, up], s=sizes[shown], c=colours[shown], alpha=0.85, zorder=3)
-            for i in np.flatnonzero(shown[:HALF] if ranks else ()):
-                axis.text(*places[i, [across, up]], str(i + 1), color="white", size=6, ha="center", va="center", zorder=4)
-
+    numbers = np.arange(1, len(top) + 1)
+    paint = partial(_marks_on_brain, top, np.where(numbers <= HALF, RED, GREY), numbers * ranks, columns)
     caption = f"{method}: MNI centroids of the top ROIs, size by score, colours as above. Numbers are ranks 1 to {HALF}."
     alt = f"Glass brain with the top ROIs of {method}; the table has the coordinates"
     return draw(f"brain-{method}", caption, alt, BRAIN_SIZES[columns], paint, raster=True, layout=False, dpi=110)
+
+
+def _marks_on_brain(top: pd.DataFrame, colours: npt.NDArray[Any], ranks: npt.NDArray[Any], columns: int, sheet: Sheet) -> None:
+    """Marks at centroids, size by score; ranks from 1 to ten are written on them."""
+    places, sizes = top[["x", "y", "z"]].to_numpy(), _between(top["score"].to_numpy(), *MARK_AREAS)
+    for axis, across, up, side in _brain_axes(sheet, columns):
+        shown = places[:, 0] * side >= 0  # of a view from one side, the ROIs of that hemisphere
+        flat = places[:, [across, up]]
+        axis.scatter(*flat[shown].T, s=sizes[shown], c=colours[shown], alpha=0.85, zorder=3)
+        for i in np.flatnonzero(shown & (ranks > 0) & (ranks <= HALF)):
+            covered = np.linalg.norm(flat[:i][shown[:i]] - flat[i], axis=1) < NUMBER  # by a mark with a higher score
+            if not covered.any():
+                axis.text(*flat[i], str(ranks[i]), color="white", size=6, ha="center", va="center", zorder=4)
+
+
+def top_regions(method: str, name: str, own: pd.DataFrame) -> Figure:
+    """Bar chart of the highest scores of a table of brain structure, in the colours of their directions."""
+    top, names = own.head(TOP), labels(own)[:TOP]
+
+    def paint(sheet: Sheet) -> None:
+        axis = sheet.canvas.add_subplot()
+        bars = axis.barh(range(len(top)), top["score"], color=_towards(top), height=0.75)
+        for i, (bar, row) in enumerate(zip(bars, top.to_dict("records"), strict=True)):
+            interval = f" ({row['low']:.3g} to {row['high']:.3g} over folds and seeds)" if "low" in row else ""
+            towards = f"{pointing(row['direction'])} values point to patient"
+            towards += f" in {100 * row[SAME]:.0f} % of folds and seeds" if SAME in row else ""
+            sheet.tip(bar, f"{i + 1}. {row['column']}: {row['score']:.3g}{interval}, {towards}")
+        if "low" in top:
+            axis.hlines(range(len(top)), top["low"], top["high"], colors="#55585c", lw=1)
+        axis.set_yticks(range(len(top)), [short(text) for text in names])
+        axis.set_ylim(len(top) - 0.5, -0.5)
+        axis.set_xlabel("score")
+
+    caption = f"{method}, table {name}: the {len(top)} regions with the highest scores of {len(own)}. {TOWARDS}"
+    caption += "; grey: it differs between folds or seeds" * (SAME in top) + "."
+    caption += " Lines: interval over folds and seeds." if "low" in top else ""
+    alt = f"Bar chart of the top regions of table {name} of {method}; the table has the numbers"
+    return draw(f"regions-{method}-{name}", caption, alt, (WIDTH, 1.0 + 0.21 * len(top)), paint)
+
+
+def brain_of_regions(method: str, name: str, own: pd.DataFrame) -> Figure | None:
+    """Glass brain with those of the top regions of a table that have a place; None if none has."""
+    ranked = own.head(TOP).assign(rank=np.arange(1, min(len(own), TOP) + 1))
+    top = ranked[ranked["x"].notna()]
+    top = top.assign(x=top["x"].where(top["hemisphere"] != "M", 0.0))  # midline: shown from both sides
+    if not len(top):
+        return None
+    paint = partial(_marks_on_brain, top, _towards(top), top["rank"].to_numpy(), 2)
+    without = len(ranked) - len(top)
+    caption = f"{method}, table {name}: MNI centroids of these regions, size by score, colours and ranks as above."
+    caption += f" {without} of them {'have' if without > 1 else 'has'} no single place." if without else ""
+    alt = f"Glass brain with the top regions of table {name} of {method}; the table has the coordinates"
+    return draw(f"brain-{method}-{name}", caption, alt, BRAIN_SIZES[2], paint, raster=True, layout=False, dpi=110)
+
+
+def _towards(rows: pd.DataFrame) -> npt.NDArray[Any]:
+    """(row,) colours of directions; grey where folds or seeds differ."""
+    differ = rows.get(SAME, pd.Series(1.0, index=rows.index)) < AGREEING
+    return np.select([differ, rows["direction"] > 0, rows["direction"] < 0], [GREY, RED, BLUE], GREY)
 
 
 def top_edges(method: str, edges: pd.DataFrame, rois: pd.DataFrame) -> Figure | None:
@@ -182,27 +237,36 @@ def _placed(top: pd.DataFrame) -> bool:
 
 
 def three_dimensional(method: str, explanation: Explanation) -> dict[str, str]:
-    """Self-contained pages with the top ROIs on a rotatable brain, for each atlas with centroids."""
+    """Self-contained pages with the top ROIs or regions on a rotatable brain, for each atlas and table with centroids."""
     from nilearn.plotting import view_markers
 
-    pages = {}
+    shown = {}
     for name, each in by_atlas(method, explanation).items():
         top = each.rois.head(TOP)
         if _placed(top):
-            colours = [RED if i < HALF else GREY for i in range(len(top))]
-            names = [f"{i + 1}. {roi_label(str(roi))}" for i, roi in enumerate(top["roi"])]
-            view: Any = view_markers(top[["x", "y", "z"]].to_numpy(), colours, marker_size=8, marker_labels=names)
-            pages[f"{plain(f'brain-{name}')}-3d.html"] = str(view.get_standalone())
+            names = [roi_label(str(roi)) for roi in top["roi"]]
+            shown[name] = top, names, [RED if i < HALF else GREY for i in range(len(top))], range(1, len(top) + 1)
+    for name, own in by_table(explanation.regions).items():
+        at = np.flatnonzero(own.head(TOP)["x"].notna())
+        if len(at):
+            top = own.iloc[at]
+            shown[f"{method}-{name}"] = top, [labels(own)[i] for i in at], _towards(top).tolist(), at + 1
+    pages = {}
+    for name, (top, names, colours, ranks) in shown.items():
+        texts = [f"{rank}. {text}" for rank, text in zip(ranks, names, strict=True)]
+        view: Any = view_markers(top[["x", "y", "z"]].to_numpy(), colours, marker_size=8, marker_labels=texts)
+        pages[f"{plain(f'brain-{name}')}-3d.html"] = str(view.get_standalone())
     return pages
 
 
 def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
-    """Mean gate weight of the scan by site and label; None if the network has no gate."""
+    """Mean gate weight of the scan, or of each modality if there are more than two, by site and label; None without a gate."""
+    modalities = [name for name in gate.columns if name not in ("site", "label", "subjects")]
+    if len(gate) and modalities and modalities != ["imaging", "phenotypes"] and not modalities[0].startswith("weight "):
+        return _stacked_gate(method, gate, modalities)
     if not len(gate) or "imaging" not in gate:
         return None
-    sites = list(dict.fromkeys(gate["site"]))
-    names = {0: "controls", 1: "patients", -1: "no label"}
-    modalities = ["imaging", *(name for name in gate.columns if name not in ("site", "label", "subjects", "imaging"))]
+    sites, names = list(dict.fromkeys(gate["site"])), GROUPS
 
     def paint(sheet: Sheet) -> None:
         axis = sheet.canvas.add_subplot()
@@ -219,12 +283,35 @@ def gate_weights(method: str, gate: pd.DataFrame) -> Figure | None:
         axis.set_ylim(len(sites) - 0.5, -0.5)
         axis.set_xlim(-0.02, 1.02)
         axis.axvline(0.5, color=FAINT, lw=0.8, ls=":")
-        others = " and ".join(modalities[1:])
-        axis.set_xlabel(f"gate weight of the scan ({others}: 1 minus this)")
+        axis.set_xlabel("gate weight of the scan (phenotypes: 1 minus this)")
         sheet.canvas.legend(loc="outside right upper", fontsize=8)
 
     caption = f"{method}: mean gate weight of the scan, by target site and label."
     return draw(f"gate-{method}", caption, caption, (WIDTH, 1.2 + 0.4 * len(sites)), paint)
+
+
+def _stacked_gate(method: str, gate: pd.DataFrame, modalities: list[str]) -> Figure:
+    """Bars of the weights of all modalities, one for each label of each site."""
+    rows = gate.to_dict("records")
+    names = [f"{short(str(row['site']), 18)}, {GROUPS.get(row['label'], row['label'])}" for row in rows]
+
+    def paint(sheet: Sheet) -> None:
+        axis, left = sheet.canvas.add_subplot(), np.zeros(len(rows))
+        for k, modality in enumerate(modalities):
+            text = "scan" if modality == "imaging" else modality
+            weights = gate[modality].to_numpy(dtype=np.float64)
+            bars = axis.barh(range(len(rows)), weights, left=left, color=colour(k), height=0.75, label=short(text, 18))
+            for bar, name, weight in zip(bars, names, weights, strict=True):
+                sheet.tip(bar, f"{name}: {text} {weight:.2f}")
+            left += weights
+        axis.set_yticks(range(len(rows)), names)
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_xlim(0, 1)
+        axis.set_xlabel("gate weight")
+        sheet.canvas.legend(loc="outside upper center", ncols=min(len(modalities), 4), fontsize=8)
+
+    caption = f"{method}: mean gate weight of each modality, by target site and label."
+    return draw(f"gate-{method}", caption, caption, (WIDTH, 1.2 + 0.22 * len(rows)), paint)
 
 
 def representation_map(method: str, target: str, points: pd.DataFrame, number: int) -> Figure:
@@ -266,15 +353,21 @@ def explained_text(explanation: Explanation, count: int) -> str:
     if explanation.about.get("agreement") is not None:
         agreement = explanation.about["agreement"]
         text += f" Mean rank correlation of ROI scores between cells: {agreement:.2f} (1: identical order)."
+    agreeing = {name: one["agreement"] for name, one in explanation.about.get("structure", {}).items() if "agreement" in one}
+    if agreeing:
+        text += f" Of region scores: {', '.join(f'{value:.2f} ({name})' for name, value in agreeing.items())}."
     return " ".join([text, *explanation.lacking(), *explanation.about_rois()])
 
 
 def explained_figures(method: str, explanation: Explanation, cells: Cells) -> list[Figure]:
-    """ROIs, edges, gate weights, and maps of the first seed for the first few targets."""
-    drawn: list[Figure | None] = []
-    for name, each in by_atlas(method, explanation).items():
-        if each.rois["score"].any():
-            drawn += [top_rois(name, each.rois), glass_brain(name, each.rois), top_edges(name, each.edges, each.rois)]
+    """ROIs, edges, regions of tables, gate weights, and maps of the first seed for the first few targets."""
+    atlases = {name: each for name, each in by_atlas(method, explanation).items() if each.rois["score"].any()}
+    drawn: list[Figure | None] = []  # the page has two columns: bars beside their brains
+    for name, each in atlases.items():
+        drawn += [top_rois(name, each.rois), glass_brain(name, each.rois)]
+    for name, own in by_table(explanation.regions).items():
+        drawn += [top_regions(method, name, own), brain_of_regions(method, name, own)]
+    drawn += [top_edges(name, each.edges, each.rois) for name, each in atlases.items()]
     drawn.append(gate_weights(method, explanation.gate))
     maps: dict[str, pd.DataFrame] = {}
     for record, each in cells:
@@ -285,7 +378,7 @@ def explained_figures(method: str, explanation: Explanation, cells: Cells) -> li
 
 
 def explained_tables(method: str, explanation: Explanation) -> list[Table]:
-    """Scores of ROIs, edges, lobes, networks and phenotypes."""
+    """Scores of ROIs, edges, lobes, networks, phenotypes and regions of tables."""
     tables = [_lobes_over_atlases(method, explanation)]
     for name, each in by_atlas(method, explanation).items():
         tables.append(_scores(f"ROIs, {name}", each.rois, ["rank", "roi", "code", "x", "y", "z", "score", "low", "high"]))
@@ -293,14 +386,18 @@ def explained_tables(method: str, explanation: Explanation) -> list[Table]:
         tables.append(_scores(f"Edges, {name}", each.edges, ["roi", "other roi", "score", "low", "high", "direction"]))
     names = ["phenotype", "score", "low", "high", "direction"]
     tables.append(_scores(f"Phenotypes, {method}", explanation.phenotypes, names))
+    names = ["region", "column", "x", "y", "z", "score", "low", "high", "direction", SAME]
+    for name, own in by_table(explanation.regions).items():
+        tables.append(_scores(f"Regions of table {name}, {method}", own, names))
     return [table for table in tables if table.rows]
 
 
 def _scores(title: str, table: pd.DataFrame, names: list[str]) -> Table:
     names = [name for name in names if name in table]
     top = table[table["score"] > 0].head(TOP)[names]
-    texts = ("roi", "other roi", "code", "phenotype")
+    texts = ("roi", "other roi", "code", "phenotype", "region", "column")
     header = [Column(name, "text" if name in texts else "number", ".1f" if name in "xyz" else ".4g") for name in names]
+    header = [Column(f"{SAME}, %", "percent", ".0f") if one.name == SAME else one for one in header]
     named = top.assign(**{name: top[name].map(lambda roi: roi_label(str(roi))) for name in ("roi", "other roi") if name in top})
     rows = [list(row) for row in named.itertuples(index=False)]
     return Table(title, header, rows, f"{len(rows)} highest of {len(table)} scores; low, high: interval over folds and seeds")
