@@ -179,11 +179,10 @@ def test_a_table_in_the_place_of_phenotypes_gives_the_papers_network():
     draw = np.random.default_rng(0)
     fixed = {"adjacency": np.ones((5, 5)), "mean": np.zeros(10), "scale": np.ones(10), "slopes": np.zeros((0, 10))}
     fixed = {name: value.astype(np.float32) for name, value in fixed.items()}
-    paper = plain.Network(Shape(5, 200, 3, 4, fixed), M2LGDGConnectome(**SMALL)).eval()
-    encoder = {"table_hidden": paper.config.phenotype_hidden}  # as wide as that of phenotypes
-    config = M2LGDGConnectome(**SMALL | encoder | {"phenotypes": False})
-    network = plain.Network(Shape(5, 200, 0, 4, fixed | {"table.a": np.full(3, 2, dtype=np.float32)}), config).eval()
-    names = {"phenotype_encoder": "table_encoders.0"}
+    paper = plain.Network(Shape(5, 200, 3, 4, fixed), M2LGDGConnectome(**SMALL | {"phenotype_hidden": ()})).eval()
+    config = M2LGDGConnectome(**SMALL | {"phenotype_hidden": (), "phenotypes": False})
+    network = plain.Network(Shape(5, 200, 0, 4, fixed | {"table.a": np.array(3)}), config).eval()
+    names = {"phenotype_encoder": "table_encoders"}
     names |= {f"{kind}_{one}": f"{kind}.{i}" for kind in ("shared", "private") for i, one in enumerate("fn")}
     renamed = {}
     for name, value in paper.state_dict().items():
@@ -192,7 +191,7 @@ def test_a_table_in_the_place_of_phenotypes_gives_the_papers_network():
     network.load_state_dict(renamed)
     values, fc = (torch.from_numpy(draw.normal(size=size).astype(np.float32)) for size in ((8, 3), (8, 10)))
     label, site = torch.arange(8) % 2, torch.arange(8) % 4
-    given = Batch({"fc": fc}, values, label, site), Batch({"fc": fc, "table.a": values / 2}, values[:, :0], label, site)
+    given = Batch({"fc": fc}, values, label, site), Batch({"fc": fc, "table.a": values}, values[:, :0], label, site)
     expected, found = paper.parts(given[0]), network.parts(given[1])
     for name in ("logits", "gate", "fused"):
         torch.testing.assert_close(found[name], expected[name])
@@ -251,7 +250,7 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
     phenotypes = torch.from_numpy(draw.normal(size=(24, 3)).astype(np.float32))
     batch = Batch(features, phenotypes, torch.arange(24) % 2, torch.arange(24) % 4)
     fixed = {"adjacency": draw.random((9, 9)) > 0.5, "mean": draw.normal(size=36), "scale": draw.random(36)}
-    fixed |= {"slopes": np.zeros((3, 36)), "table.a": draw.random(7), "table.b": draw.random(4)}
+    fixed |= {"slopes": np.zeros((3, 36)), "table.a": np.array(7), "table.b": np.array(4)}
     shape = Shape(9, 200, 3 if config.phenotypes else 0, 4, {name: value.astype(np.float32) for name, value in fixed.items()})
     results = []
     for form in (plain_form, fast_form):
@@ -274,12 +273,11 @@ def test_members_together_have_the_losses_and_gradients_of_one_after_another(var
 # Learning.
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0])
-def test_a_signal_in_a_table_alone_is_learned(power):
+def test_a_signal_in_a_table_alone_is_learned():
     planted = {"roi_effect": 0.0, "edge_effect": 0.0, "phenotype_effect": 0.0}
     cohort = with_tables(make_cohort("tiny", sizes=dict.fromkeys("abcd", 60), missing=0.0, seed=2, **planted), effect=3.0)
     fold = next(leave_one_site_out(cohort, ["d"]))
-    fields = SMALL | {"epochs": 8, "table_scaling_power": power}
+    fields = SMALL | {"epochs": 8}
     area, without = (
         auc(fold.target.labels, make(NAME, **fields | more).fit(fold.source, seed=0).predict_proba(fold.target)[:, 1])
         for more in ({}, {"tables": "none"})

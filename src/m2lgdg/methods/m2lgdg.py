@@ -111,13 +111,13 @@ class LocalEncoder(nn.Module):
 # ---------------------------------------------------------------- non-imaging encoder
 
 
-def phenotype_encoder(inputs: int, hidden: tuple[int, ...], config: M2LGDG) -> nn.Sequential:
+def phenotype_encoder(inputs: int, config: M2LGDG) -> nn.Sequential:
     """Non-imaging encoder MLP_ni (Eq. 9): hidden layers with batch norm, GELU and dropout, then a linear layer."""
     layers: list[nn.Module] = []
     width = inputs
-    for after in hidden:
-        layers += [nn.Linear(width, after), nn.BatchNorm1d(after), nn.GELU(), nn.Dropout(config.dropout)]
-        width = after
+    for hidden in config.phenotype_hidden:
+        layers += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.GELU(), nn.Dropout(config.dropout)]
+        width = hidden
     return nn.Sequential(*layers, nn.Linear(width, config.phenotype_width))
 
 
@@ -156,7 +156,7 @@ class Network(PartsNetwork):
             encoded = self.global_encoder.output_width + self.local_encoder.output_width
             self.combine = nn.Linear(encoded, config.imaging_width)  # W_p, b_p
         if config.phenotypes:
-            self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config.phenotype_hidden, config)
+            self.phenotype_encoder = phenotype_encoder(shape.n_inputs, config)
         self.build_fusion(shape, config)
         layers: list[nn.Module] = []  # three-layer classification MLP
         sizes = (config.fused_width, config.fused_width // 2, config.fused_width // 4)

@@ -201,9 +201,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
     confounds: tuple[str, ...] = ()  # phenotypes regressed out of edges, within sites
     edge_dropout: float = 0.5
     tables: str | tuple[str, ...] = "all"  # of brain structure: "all", "none", or their names
-    table_hidden: tuple[int, ...] = (64,)  # widths of the hidden layers of a table's encoder
     table_dropout: float = 0.5  # of columns
-    table_scaling_power: float = 0.0  # as of edges
     members: int = 4
     plus: bool = False
     epochs: int = 40
@@ -214,10 +212,10 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
 
     takes = ANY_SCAN
     bounds = {
-        **dict.fromkeys(("scaling_power", "table_scaling_power"), (0, math.inf)),
+        "scaling_power": (0, math.inf),
         **dict.fromkeys(("readout_dropout", "edge_dropout", "table_dropout"), (0, 1)),
     }
-    may_be_empty = ("phenotype_hidden", "table_hidden", "local_channels", "confounds", "tables")
+    may_be_empty = ("phenotype_hidden", "local_channels", "confounds", "tables")
     unused = (
         *("length", "global_channels", "global_kernels", "global_width", "local_strides", "local_width", "temporal_kernel"),
         *("patience", "select_after_warmup"),
@@ -236,7 +234,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
             **{"hidden": 16, "local_channels": (16,), "readout": 4, "imaging_width": 64, "phenotype_hidden": (16, 16)},
             **{"phenotype_width": 16, "shared_width": 32, "fusion_layers": 1, "fused_width": 32, "batch_size": 16},
             **{"learning_rate": 1e-3, "dropout": 0.0, "readout_dropout": 0.5, "edge_dropout": 0.0, "epochs": 12, "warmup": 2},
-            **{"members": 2, "validation_share": 0.15, "table_hidden": (16,)},
+            **{"members": 2, "validation_share": 0.15},
         },
     }
     space = {
@@ -274,7 +272,7 @@ class M2LGDGConnectome(WithTables, WithLinearHead, M2LGDG):
         """The group graph (Eq. 3), and mean, scale and confound slopes of each edge; the offsets of sites are not saved."""
         assert self._source is not None
         self._offsets = self.table_offsets(self._source, next(iter(features.values())).device) if features else {}
-        further = self.table_scales(train, features) | (self.linear_weights(train) if self.plus else {})
+        further = self.table_columns() | (self.linear_weights(train) if self.plus else {})
         if not self.imaging:
             return further
         edges = features[self.view].cpu().numpy()  # (subject, edge)

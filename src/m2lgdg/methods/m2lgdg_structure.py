@@ -20,8 +20,7 @@ from m2lgdg.deep import Batch, DeepMethod, Shape
 from m2lgdg.losses import difference_loss, similarity_loss
 from m2lgdg.methods import m2lgdg
 from m2lgdg.methods.linear import balance, standardised_block
-from m2lgdg.methods.m2lgdg import CrossAttention, mlp, phenotype_encoder
-from m2lgdg.methods.solvers import association
+from m2lgdg.methods.m2lgdg import CrossAttention, mlp
 from m2lgdg.methods.tables import CONFOUNDS, NONE, TakesTables, chosen_tables
 from m2lgdg.preprocess import PhenotypeScaler
 from m2lgdg.storage import InputError
@@ -43,11 +42,9 @@ class Network(m2lgdg.Network):
         if not self.tables:
             super().build_fusion(shape, config)
             return
-        for i, name in enumerate(self.tables):  # a model stores them once, as fitted
-            self.register_buffer(f"table_scale_{i}", torch.from_numpy(np.array(shape.fitted[name])), persistent=False)
-        columns = [len(shape.fitted[name]) for name in self.tables]
-        encoders = (phenotype_encoder(each, config.table_hidden, config) for each in columns)  # as Eq. 9
-        self.table_encoders = nn.ModuleList(encoders)
+        columns = [int(shape.fitted[name]) for name in self.tables]
+        # Linear: hidden layers as those of phenotypes cost a point of AUC (docs/choosing.md).
+        self.table_encoders = nn.ModuleList(nn.Linear(each, config.phenotype_width) for each in columns)
         widths = [config.imaging_width] if config.imaging else []
         widths += [config.phenotype_width] * (config.phenotypes + len(self.tables))
         tokens = 2 * len(widths) * config.shared_width  # all tokens of a subject, side by side
@@ -100,9 +97,9 @@ class Network(m2lgdg.Network):
         h = [functional.gelu(self.combine(torch.cat(encoded, dim=1)))] if encoded else []  # Eq. 8
         if self.config.phenotypes:
             h.append(self.phenotype_encoder(batch.phenotypes))  # Eq. 9
-        for i, (name, encoder) in enumerate(zip(self.tables, self.table_encoders, strict=True)):
-            values = batch[name] * self.get_buffer(f"table_scale_{i}")  # (subject, column)
-            h.append(encoder(functional.dropout(values, cast(Any, self.config).table_dropout, self.training)))
+        for name, encoder in zip(self.tables, self.table_encoders, strict=True):
+            values = functional.dropout(batch[name], cast(Any, self.config).table_dropout, self.training)  # (subject, column)
+            h.append(encoder(values))
         return h
 
 
@@ -115,7 +112,6 @@ class WithTables(TakesTables, DeepMethod):
 
     tables = cast(Any, NONE)  # fields of the method
     centring, imaging = cast(Any, "site"), True
-    table_scaling_power = 0.0
     _shifts = cast(dict[str, npt.NDArray[np.float64]], {})  # (site, column) of source sites, in training only
 
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
@@ -171,22 +167,9 @@ class WithTables(TakesTables, DeepMethod):
         place = np.argsort(np.argsort(source.site_names))  # of each site among the sorted ones
         return {name: torch.from_numpy(shift[place].astype(np.float32)).to(device) for name, shift in self._shifts.items()}
 
-    def table_scales(self, train: Cohort, features: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
-        """(column,) scale of each table in the network: a power of the association with the label."""
-        scales = {}
-        for name in self._shifts:
-            scale = np.ones(features[name].shape[1])
-            if self.table_scaling_power:
-                rows = features[name].cpu().numpy().astype(np.float64)
-                known = rows.any(axis=1)  # who has the table
-                rows, having = rows[known], train if known.all() else train.select(known)
-                site, weights = np.unique(having.sites, return_inverse=True)[1], balance(having)
-                for each in range(site.max() + 1):
-                    rows[site == each] -= np.average(rows[site == each], axis=0, weights=weights[site == each] + 1e-9)
-                scale = association(rows, np.where(having.labels == 1, 1.0, -1.0), weights) ** self.table_scaling_power
-                scale /= np.sqrt((scale**2).mean())
-            scales[name] = scale.astype(np.float32)
-        return scales
+    def table_columns(self) -> dict[str, npt.NDArray[np.int64]]:
+        """How many columns each table has, for the network."""
+        return {f"{PREFIX}{table.name}": np.array(len(table.columns)) for table in self.table_blocks()}
 
     def taken(self, source: Cohort) -> list[str]:
         """Without phenotypes, those that are regressed out of tables."""
