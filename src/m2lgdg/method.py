@@ -72,6 +72,7 @@ class Method:
         if len(names) > 1:
             raise InputError(f"method {self.name} is fitted in one atlas; m2lgdg.Model fits it in {', '.join(names)}.")
         need_scans(self, source)
+        self.need_inputs(source)
         findings, source = source.findings, source.parcellation(names[0])
         need_labels(self.name, source, f" in atlas {names[0]}")  # of those who have it
         self._folder = None
@@ -124,6 +125,9 @@ class Method:
     def needs_series(self) -> str:
         """What of the method needs time series, such as its name with a field; empty if connectomes are enough."""
         return "" if CONNECTOMES in self.takes else f"method {self.name}"
+
+    def need_inputs(self, source: Cohort) -> None:
+        """Refuse a cohort without something that the fields ask for, such as a table; a study asks before its first cell."""
 
     @property
     def trained_on(self) -> str:

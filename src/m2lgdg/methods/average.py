@@ -61,6 +61,10 @@ class Average(Method):
         needing = ((given, one.needs_series()) for given, one in zip(self.methods, self._made(), strict=True))
         return next((f"method {self.name} of {given}" for given, what in needing if what), "")
 
+    def need_inputs(self, source: Cohort) -> None:
+        for one in self._made():
+            one.need_inputs(source)
+
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         self._fitted = [one.fit(source, seed=seed, device=device, progress=progress) for one in self._made()]
         taken = {name for one in self._fitted for name in one.facts_["inputs"]}

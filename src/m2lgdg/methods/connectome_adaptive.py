@@ -5,8 +5,6 @@ A linear method as those of `linear.py`, whose blocks and weights were chosen on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import method
 from m2lgdg.methods.linear import Linear
@@ -54,9 +52,9 @@ class ConnectomeAdaptive(Linear):
         every = super().weights_of(scans)
         return every if self.scan else {name: weight for name, weight in every.items() if name == "phenotypes"}
 
-    def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
+    def need_inputs(self, source: Cohort) -> None:
         if not self.scan and not self.phenotypes and not chosen_tables(self.tables, source):
             raise InputError(
                 f"method {self.name} without the scan needs tables or phenotypes; cohort {source.name} has no tables."
             )
-        super().learn(source, seed=seed, device=device, progress=progress)
+        super().need_inputs(source)

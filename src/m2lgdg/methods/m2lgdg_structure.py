@@ -114,11 +114,13 @@ class WithTables(TakesTables, DeepMethod):
     centring, imaging = cast(Any, "site"), True
     _shifts = cast(dict[str, npt.NDArray[np.float64]], {})  # (site, column) of source sites, in training only
 
+    def need_inputs(self, source: Cohort) -> None:
+        if not (chosen_tables(self.tables, source) or self.imaging or self.phenotypes):
+            raise InputError(f"method {self.name} has nothing to learn from: without scan and phenotypes it needs a table.")
+
     def learn(self, source: Cohort, *, seed: int, device: str, progress: Callable[..., None] | None) -> None:
         notes: list[str] = []
         chosen = chosen_tables(self.tables, source, notes)
-        if not (chosen or self.imaging or self.phenotypes):
-            raise InputError(f"method {self.name} has nothing to learn from: without scan and phenotypes it needs a table.")
         self._shifts = self.fit_tables(chosen, source) if chosen else {}
         try:
             super().learn(source, seed=seed, device=device, progress=progress)

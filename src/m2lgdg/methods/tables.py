@@ -195,6 +195,11 @@ class TakesTables:
 
     facts_: dict[str, Any]
     state_: dict[str, npt.NDArray[Any]]
+    tables: str | tuple[str, ...]
+
+    def need_inputs(self, source: Cohort) -> None:
+        """Refuses tables that source does not have."""
+        chosen_tables(self.tables, source)
 
     def table_blocks(self) -> list[TableBlock]:
         """What is fitted for each table; empty for a model without tables, or one that is not fitted."""

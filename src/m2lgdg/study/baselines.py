@@ -1,7 +1,7 @@
-"""Baselines without imaging: how well phenotypes, head motion, missing values and the site alone classify subjects.
+"""Baselines without imaging: how well phenotypes, head motion, missing values, head size and the site alone classify subjects.
 
 `m2lgdg audit` shows them after its own table; a method is only useful above them. Each is fitted on source like any method
-of the study. Motion and missingness are tested whether or not they are inputs.
+of the study. Motion and missingness are tested whether or not they are inputs, head size if a table of the cohort has it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from m2lgdg.model.model import make
 from m2lgdg.splits import Fold, leave_one_site_out
 from m2lgdg.storage import InputError
 from m2lgdg.study.config import Study
+from m2lgdg.study.description import head_column, with_table
 from m2lgdg.study.runner import checked, study_cohort
 
 LEARNER = "phenotype-logistic"
@@ -44,12 +45,14 @@ class NoBrainScore:
 
 
 def no_brain_scores(study: Study | dict[str, Any] | str | Path, *, target: str | None = None) -> list[NoBrainScore]:
-    """Phenotype-only, motion-only and missingness-only at one target (default: the study's first), and site-only."""
+    """Phenotype-only, motion-only, missingness-only and, of tables, head-size-only at one target (default: the study's first),
+    and site-only.
+    """
     study = checked(study)
     cohort = study_cohort(study)
     target = target or (study.targets or cohort.site_names)[0]
     (fold,) = leave_one_site_out(cohort, [target])
-    fields = study.method.get(LEARNER, {})
+    fields = {name: value for name, value in study.method.get(LEARNER, {}).items() if name != "tables"}
     scores = [_fitted(name, columns, fold, fields) for name, columns in _tables(cohort)]
     return [*scores, site_only(fold.source.sites, fold.source.labels)]
 
@@ -60,7 +63,11 @@ def _tables(cohort: Cohort) -> Iterator[tuple[str, pd.DataFrame]]:
     motion = [name for name in table if str(name).lower() in MOTION and table[name].dtype == np.float64]
     yield "phenotype-only", table[inputs]
     yield "motion-only", table[motion]
-    yield "missingness-only", table[inputs].isna().astype(np.float64)
+    lacking = {f"table {name}": ~with_table(each) for name, each in cohort.tables.items()}
+    yield "missingness-only", table[inputs].isna().assign(**lacking).astype(np.float64)
+    head = {f"{column} ({name})": each[column] for name, each in cohort.tables.items() if (column := head_column(each))}
+    if head:
+        yield "head-size-only", pd.DataFrame(head)
 
 
 def _fitted(name: str, table: pd.DataFrame, fold: Fold, fields: dict[str, Any]) -> NoBrainScore:
@@ -90,6 +97,7 @@ NOTHING = {
     "phenotype-only": "not reported: no input phenotype varies in source",
     "motion-only": f"not reported: no column of head motion varies in source (recognised: {', '.join(MOTION)})",
     "missingness-only": "not reported: no input is missing for some source subjects only",
+    "head-size-only": "not reported: the head size of tables does not vary in source",
 }
 
 

@@ -123,7 +123,12 @@ def _table(table: pd.DataFrame) -> dict[str, Any]:
     gaps = float(table[has].isna().to_numpy().mean()) if has.any() else 0.0
     constant = int((table.nunique() <= 1).sum())
     about = {"columns": len(table.columns), "constant": constant, "subjects": int(has.sum()), "gaps": gaps}
-    return about | {"head_size": TableBlock("", list(table.columns), {}).head_column or ""}
+    return about | {"head_size": head_column(table) or ""}
+
+
+def head_column(table: pd.DataFrame) -> str | None:
+    """The column of head size that methods regress out, if a table has one."""
+    return TableBlock("", list(table.columns), {}).head_column
 
 
 def with_table(table: pd.DataFrame) -> npt.NDArray[np.bool_]:

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import Method, chosen_atlases, need_scans
 from m2lgdg.own_code import PACKAGE, PREDICTS, code_of_objects, is_only_here, memory_of_objects, package_files
@@ -63,6 +65,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
     common = [cohort.hash, study.device.split(":")[0], study.threads, code_version(plugins)]
     batch = study.adapt_subjects if ADAPTED in study.tracks else 0
     cells = []
+    labelled = cohort.select(np.flatnonzero(cohort.labels >= 0))
     for name in study.methods:
         seeds = study.seeds if classes[name].stochastic else study.seeds[:1]
         explained = study.explain if isinstance(study.explain, bool) else name in study.explain
@@ -71,6 +74,7 @@ def make_cells(study: Study, cohort: Cohort) -> list[Cell]:
             fields = made.fields()
             chosen_atlases(fields["atlases"], cohort)  # refuses an atlas that the cohort lacks
             need_scans(made, cohort)
+            made.need_inputs(labelled)
             steps = study.explain_steps if explained and not variant else 0
             extra: list[Any] = [steps, study.explain_of, explaining_code_version()] if steps else []
             extra += [[ADAPTED, batch]] if batch else []
