@@ -217,3 +217,11 @@ def test_baselines_know_head_size_and_who_lacks_a_table(cohort):
     assert "table thickness" in scores["missingness-only"].columns and scores["missingness-only"].auc > 0.7
     plain = {one.name: one for one in no_brain_scores({"cohort": make_cohort("tiny"), "methods": ["prior"]}, target="north")}
     assert "head-size-only" not in plain and scores["phenotype-only"].auc == plain["phenotype-only"].auc
+
+
+def test_subjects_without_a_label_do_not_matter_for_what_is_refused(cohort):
+    labels = cohort.labels.copy()
+    labels[:2] = -1
+    partly = cohort._changed(labels=labels)
+    study = {"cohort": partly, "methods": [DEFAULT], "variants": ["structure"], "targets": ["west"], "seeds": [0]}
+    assert len(make_cells(study_of(study), partly)) == 2
