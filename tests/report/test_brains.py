@@ -47,7 +47,7 @@ def test_a_brain_has_the_regions_with_a_place_and_their_ranks(own):
 
 
 def test_a_number_that_would_cover_a_higher_one_is_left_out(own):
-    near = own.assign(x=[-12.0, -11.0, np.nan, -30.0], y=[0.0, 1.0, np.nan, 0.0], z=[0.0, 1.0, np.nan, 0.0])
+    near = own.assign(hemisphere="L", x=[-12.0, -11.0, np.nan, -30.0], y=[0.0, 1.0, np.nan, 0.0], z=[0.0, 1.0, np.nan, 0.0])
     numbers = re.findall(r">(\d+)</text>", brain_of_regions("m", "aseg", near).svg.decode())
     assert numbers.count("2") == 0 and numbers.count("1") == 3
     assert numbers.count("4") == 2  # covered from the left only
