@@ -137,6 +137,93 @@ def test_tables_that_disagree_on_a_column_that_both_have(bare):
     assert found(bare, first, other=brains(bare, 2)) == []  # columns of the same name, but of something else
 
 
+def both_sides(cohort, seed=0):
+    """Areas of 12 regions of each hemisphere; some are larger on the left, some on the right, as in all people."""
+    rng = np.random.default_rng(seed)
+    left = rng.uniform(500, 3000, 12) * np.exp(rng.normal(0, 0.1, (len(cohort), 12)))
+    right = left * np.exp(rng.normal(0, 0.1, 12) + rng.normal(0, 0.05, (len(cohort), 12)))
+    columns = [f"{side}_r{i}_area" for side in ("lh", "rh") for i in range(12)]
+    return pd.DataFrame(np.hstack([left, right]), index=cohort.subjects.tolist(), columns=columns)
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_hemispheres_that_are_exchanged_at_a_site(bare, site):
+    table = both_sides(bare)
+    assert found(bare, table) == []
+    here = bare.sites == site
+    table[here] = np.hstack([table[here].to_numpy()[:, 12:], table[here].to_numpy()[:, :12]])
+    (one,) = found(bare, table)
+    assert one.text == (
+        f"{site}: left and right of table thickness differ the other way round than at other sites; the hemispheres may be "
+        "exchanged."
+    )
+    flipped = table.set_axis([{"l": "Left-", "r": "Right-"}[each[0]] + each[3:] for each in table], axis=1)
+    assert [each.kind for each in found(bare, flipped)] == ["hemispheres of a table"]
+    two = bare.select(sites=["a", "b"])
+    assert [each.site for each in found(two, table)] == ["b"]  # which of two is not known; that with fewer subjects
+    assert found(bare.select(sites=[site]), table) == []
+
+
+def test_a_row_that_is_repeated_in_one_hemisphere(bare):
+    table = both_sides(bare)
+    table.iloc[70, 12:] = table.iloc[4, 12:]
+    (one,) = found(bare, table)
+    assert one.subjects == (bare.subjects[4], bare.subjects[70])
+    assert "have the same values in table thickness, right hemisphere: a row may be repeated" in one.text
+    table.iloc[70] = table.iloc[4]
+    (one,) = found(bare, table)
+    assert "in table thickness: a row may be repeated" in one.text
+
+
+def test_units_of_some_columns_at_a_site():
+    cohort = make_cohort("tiny", sizes={name: 20 for name in "abcde"}, seed=3, **NOISE)
+    table = brains(cohort)
+    table.loc[cohort.sites == "c", COLUMNS[:12]] *= 1e-3
+    table.loc[cohort.sites == "e", COLUMNS[20]] *= 1e6
+    first, second = found(cohort, table)
+    assert first.numbers["columns"] == COLUMNS[:12] and first.site == "c"
+    assert first.text.startswith("c: the values of lh_r0_thickness, lh_r1_thickness, ")
+    assert first.text.endswith("and 6 more in table thickness are about 1/1000 of those of other sites; their unit may differ.")
+    assert second.text == (
+        "e: the values of lh_r20_thickness in table thickness are about 1000000 times those of other sites; their unit may "
+        "differ."
+    )
+    apart = brains(cohort)
+    apart[COLUMNS[3]] *= np.exp(np.random.default_rng(0).normal(0, 2, 5))[np.unique(cohort.sites, return_inverse=True)[1]]
+    assert found(cohort, apart) == []  # sites that do not agree anyway
+
+
+def test_another_unit_is_no_disagreement_of_two_tables(bare):
+    table = brains(bare)
+    other = table.rename(columns=lambda name: name.replace("_thickness", "_x")).assign(lh_r0_thickness=table["lh_r0_thickness"])
+    metres = table.copy()
+    metres[bare.sites == "b"] /= 1000
+    assert [one.kind for one in found(bare, metres, other=other)] == ["units of a table"]
+
+
+def test_codes_and_values_of_patients_at_both_ends(bare):
+    rng = np.random.default_rng(0)
+    patients = bare.labels == 1
+    codes = np.where(patients, rng.choice([1.0, 3.0], len(bare)), 2.0)
+    ends = np.where(patients, rng.choice([-3.0, 3.0], len(bare)), 0.0) + rng.normal(0, 0.5, len(bare))
+    for values in (codes, ends):
+        (one,) = found(bare, brains(bare).assign(values=values))
+        assert (one.kind, one.numbers["column"]) == ("separating table", "values")
+        assert found(replace(bare, labels=rng.permutation(bare.labels)), brains(bare).assign(values=values)) == []
+
+
+def test_columns_that_separate_the_classes_only_together(bare):
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=len(bare))
+    (one,) = found(bare, brains(bare).assign(sum=noise + bare.labels, noise=noise))
+    assert (one.kind, one.severity) == ("whole table separates", "finding")
+    assert one.text.startswith("The columns of table thickness together separate patients from controls almost without error.")
+    cohort = bare.with_tables({"thickness": brains(bare).assign(sum=noise + bare.labels, noise=noise)})
+    assert proxies(cohort)["passed"]  # a question, as strong markers of a disease may do as much
+    wide = pd.DataFrame(rng.normal(size=(len(bare), 400)), index=bare.subjects.tolist())
+    assert found(bare, wide) == []  # more columns than subjects
+
+
 def proxies(cohort):
     (result,) = [one for one in leakage_checks(cohort) if one["check"] == "no label proxy among the tables"]
     return result
@@ -178,7 +265,12 @@ def test_separating_columns_are_those_with_such_an_auc(seed):
         has = table[column].notna().to_numpy()
         n, m = int((labels[has] == 1).sum()), int((labels[has] == 0).sum())
         least = max(0.35, min(0.45, 4 * np.sqrt((n + m + 1) / (12 * n * m))))
-        distance = abs(auc(labels[has], table[column].to_numpy()[has]) - 0.5)
+        values = table[column][has].reset_index(drop=True)
+        groups = (
+            values if values.nunique() <= 4 else pd.qcut(values, max(3, len(values) // 20), labels=False, duplicates="drop")
+        )
+        rates = pd.Series(labels[has]).groupby(groups).transform("mean")
+        distance = max(abs(auc(labels[has], each.to_numpy(dtype=float)) - 0.5) for each in (values, rates))
         if distance > least:
             expected[column] = distance
     assert separating_columns(table, labels, np.full(80, "x")) == sorted(expected, key=lambda one: -expected[one])

@@ -110,8 +110,14 @@ SENTENCES: dict[Severity, dict[str, str]] = {
         "empty columns": "Table {table}: no subject has a value in {listed}.",
         "units of a table": "{site}: the values of table {table} are about [{times:.0f} times][1/{fraction:.0f} of] those of "
         "other sites; its units may differ.",
-        "same row": "{subject} ({site}) and {other} ({there}) have the same values in table {table}: a row may be repeated, or "
-        "that of another subject.",
+        "units of columns": "{site}: the values of {columns} in table {table} are about [{times:.0f} times][1/{fraction:.0f} "
+        "of] those of other sites; their unit may differ.",
+        "hemispheres of a table": "{site}: left and right of table {table} differ the other way round than at other sites; the "
+        "hemispheres may be exchanged.",
+        "whole table separates": "The columns of table {table} together separate patients from controls almost without error. "
+        "Does it contain the diagnosis?",
+        "same row": "{subject} ({site}) and {other} ({there}) have the same values in table {table}[, {side} hemisphere]: a "
+        "row may be repeated, or that of another subject.",
         "tables disagree": "{who} ({site}) has {column} {value:g} in table {table} and {elsewhere:g} in table {second}: one of "
         "the rows may be that of another subject.",
         "failed segmentation": "{subject} ({site}): many columns are out of range at once (table {counts}); its segmentation "

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
-from m2lgdg.data.proxies import separating_columns
+from m2lgdg.data.proxies import separates_together, separating_columns
 from m2lgdg.findings import Finding
 
 Counts = npt.NDArray[np.int_]
@@ -23,6 +24,10 @@ FAR = 4.0  # robust standard deviations from the median of the site
 FAILED, FEWEST_COLUMNS = 0.15, 5  # fraction and number of columns out of range at once
 POWER = 0.15  # distance of the ratio of two units from a power of ten (log10); sites of ABIDE are within 0.11 of 1
 SAME = 1e-3  # relative difference of a value that is written in two tables
+ALIKE, FEWEST_SITES = 0.3, 3  # range of other sites (log10) in a column whose unit can be told, and their least number
+EXCHANGED, FEWEST_PAIRS = -0.6, 8  # correlation of asymmetries with those of other sites (ABIDE: -0.25 or more), and regions
+LEFT = re.compile("(lh|Left|L)(?=[-_.])")  # a region of the left hemisphere
+RIGHT_OF = {"lh": "rh", "Left": "Right", "L": "R"}
 AGREE = 0.9  # fraction of subjects with the same value in both, so that it is the same thing
 MAD = 1.4826  # standard deviations in a median absolute deviation
 
@@ -35,15 +40,20 @@ def table_findings(cohort: Cohort) -> Iterator[Finding]:
         yield from _lacking(cohort, name, table)
         yield from _columns(name, table)
         units = list(_units(cohort, name, table))
-        usual[name] = table[~np.isin(cohort.sites, [one.site for one in units])].reindex(table.index)
+        usual[name] = table.copy()
+        for one in units:
+            usual[name].loc[cohort.sites == one.site, one.numbers.get("columns", list(table.columns))] = np.nan
         yield from units
+        yield from _exchanged(cohort, name, table)
         yield from _same_rows(cohort, name, table)
         if separating := separating_columns(table, cohort.labels, cohort.sites):
             numbers = {"table": name, "column": separating[0], "more": len(separating) - 1 or ""}
             yield Finding("separating table", numbers=numbers)
+        elif separates_together(table, cohort.labels, cohort.sites):
+            yield Finding("whole table separates", numbers={"table": name})
     yield from _failed(cohort, usual)
     for first, second in combinations(tables, 2):
-        yield from _disagreeing(cohort, first, second, tables[first], tables[second])
+        yield from _disagreeing(cohort, first, second, usual[first], usual[second])
 
 
 def _lacking(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
@@ -69,18 +79,66 @@ def _units(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
     if len(sites) == 2:  # which of two is in the usual unit is not known; the one with fewer subjects is named
         sites = sorted(sites, key=lambda site: int((cohort.sites == site).sum()))[:1]
     for site in sites:
-        ratios = np.log10(medians.loc[site] / medians.drop(index=site).median()).dropna()  # (column,)
+        others = np.log10(medians.drop(index=site))
+        ratios = (np.log10(medians.loc[site]) - others.median()).dropna()  # (column,)
         if not len(ratios):
             continue
-        ratio = float(np.median(ratios))
-        power = round(ratio)
-        if power and abs(ratio - power) < POWER:
-            times = {"times": 10.0**power} if power > 0 else {"fraction": 10.0**-power}
-            yield Finding("units of a table", str(site), (), {"table": name, **times})
+        power = _power(float(np.median(ratios)))
+        if power:
+            yield Finding("units of a table", str(site), (), {"table": name, **_times(power)})
+            continue
+        # Single columns, if the other sites agree about them
+        alike = (others.max() - others.min() < ALIKE) & (others.notna().sum() >= FEWEST_SITES)
+        powers = ratios[alike[ratios.index]].map(_power)
+        for power in sorted(set(powers) - {0}):
+            columns = [str(column) for column in powers.index[powers == power]]
+            yield Finding("units of columns", str(site), (), {"table": name, "columns": columns, **_times(power)})
+
+
+def _power(ratio: float) -> int:
+    """The power of ten that a ratio (log10) is close to; 0 for none, and for the same size."""
+    return round(ratio) if abs(ratio - round(ratio)) < POWER else 0
+
+
+def _times(power: int) -> dict[str, float]:
+    return {"times": 10.0**power} if power > 0 else {"fraction": 10.0**-power}
+
+
+def _exchanged(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
+    """Sites at which left is larger than right where it is the other way round at others: hemispheres may be exchanged."""
+    left, right = hemispheres(table.columns)
+    sums = table[left].to_numpy() + table[right].to_numpy()  # (subject, pair)
+    shares = pd.DataFrame((table[left].to_numpy() - table[right].to_numpy()) / np.where(sums > 0, sums, np.nan))
+    medians = shares.groupby(cohort.sites).median()  # (site, pair)
+    sites = list(medians.index[shares.notna().any(axis=1).groupby(cohort.sites).sum() >= FEWEST_SUBJECTS])
+    if len(sites) == 2:
+        sites = sorted(sites, key=lambda site: int((cohort.sites == site).sum()))[:1]
+    for site in sites:
+        both = pd.concat([medians.loc[site], medians.drop(index=site).median()], axis=1).dropna()
+        if len(both) >= FEWEST_PAIRS and both.corr().iloc[0, 1] < EXCHANGED:
+            yield Finding("hemispheres of a table", str(site), (), {"table": name})
+
+
+def hemispheres(columns: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Columns of the left and of the right hemisphere that are of the same region, in the same order."""
+    known = {str(column) for column in columns}
+    pairs = [(column, LEFT.sub(lambda match: RIGHT_OF[match[0]], column)) for column in known if LEFT.match(column)]
+    both = sorted(pair for pair in pairs if pair[1] in known)
+    return [one for one, _ in both], [other for _, other in both]
 
 
 def _same_rows(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Finding]:
-    """Pairs of subjects with the same values, the first of several with each of the others."""
+    """Pairs of subjects with the same values in all columns, or in those of a hemisphere; the first with each of the others."""
+    left, right = hemispheres(table.columns)
+    pairs: set[tuple[str, str]] = set()
+    for side, columns in {"": list(table.columns), "left": left, "right": right}.items():
+        for one in _same(cohort, name, table[columns], side):
+            if one.subjects not in pairs:
+                pairs.add(one.subjects)
+                yield one
+
+
+def _same(cohort: Cohort, name: str, table: pd.DataFrame, side: str) -> Iterator[Finding]:
     several = table.loc[:, table.nunique() > 1]
     told = several[several.notna().sum(axis=1) >= min(FEWEST_COLUMNS, max(len(several.columns), 2))]
     position = {subject: i for i, subject in enumerate(cohort.subjects.tolist())}
@@ -88,7 +146,7 @@ def _same_rows(cohort: Cohort, name: str, table: pd.DataFrame) -> Iterator[Findi
         first, *others = rows.index.tolist()
         for other in others:
             here, there = (str(cohort.sites[position[one]]) for one in (first, other))
-            yield Finding("same row", here, (first, other), {"table": name, "there": there})
+            yield Finding("same row", here, (first, other), {"table": name, "there": there, "side": side})
 
 
 def _failed(cohort: Cohort, tables: Mapping[str, pd.DataFrame]) -> Iterator[Finding]:
