@@ -17,7 +17,7 @@ from m2lgdg.metrics import auc
 Floats = npt.NDArray[np.float64]
 FEWEST = 10  # subjects of each class
 REVEALING, OF_FEW = 0.35, 0.45  # distance of the AUC from 0.5; the second where chance alone may reach the first
-RIDGE = 0.003  # penalty of a whole table, of the mean squared norm of its rows
+RIDGE = 0.01  # penalty of a whole table, of the mean squared norm of its rows
 MOST_VALUES = 10  # groups of values, each with a rate of patients of its own
 
 
@@ -91,7 +91,8 @@ def separates_together(table: pd.DataFrame, labels: npt.NDArray[Any], sites: npt
     centred = table - table.groupby(sites).transform("median")
     spread = centred.abs().median()
     spread = spread.where(spread > 0, centred.std())  # most values may be the same
-    rows = (centred / spread.where(spread > 0)).clip(-10, 10).fillna(0.0).to_numpy()  # (subject, column)
+    scaled = (centred / spread.where(spread > 0)).clip(-10, 10)
+    rows = (scaled - scaled.groupby(sites).transform("mean")).fillna(0.0).to_numpy()  # (subject, column)
     kernel, signs = rows @ rows.T, np.where(labels == 1, 1.0, -1.0)
     fold, decision = np.random.default_rng(0).permutation(len(labels)) % 5, np.zeros(len(labels))
     ridge = np.trace(kernel) / len(kernel) * RIDGE + 1e-9
