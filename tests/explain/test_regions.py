@@ -238,6 +238,11 @@ def test_several_atlases_and_methods(cohort):
     explained = explain(model, both.target)
     wanted = sum(regions_of(one, "aseg")["direction"] for one in each) / 2
     np.testing.assert_allclose(regions_of(explained, "aseg")["direction"], wanted[regions_of(explained, "aseg").index])
+    assert "agreement" not in explained.about["structure"]["aseg"]
+    parts = [explained, explain(model, both.target.select(np.arange(20)))]
+    means = [mean_over(one.by_atlas()[atlas] for one in parts) for atlas in explained.by_atlas()]
+    agreement = np.mean([one.about["structure"]["aseg"]["agreement"] for one in means])
+    assert mean_over(parts).about["structure"]["aseg"]["agreement"] == pytest.approx(agreement)
     one = both.target.select([3])
     alone = make("connectome-adaptive", scan=False).fit(both.source)
     change = logit(alone.predict_proba(one)[:, 1])[0] - logit(

@@ -398,7 +398,8 @@ def mean_over(explanations: Iterable[Explanation]) -> Explanation:
             "explanations": len(given),
             "agreement": _agreement([one.rois for one in given]),
             "interval": "2.5 and 97.5 percentiles over explanations" if len(given) >= 5 else "smallest and largest",
-        },
+        }
+        | _agreeing_structure(given),
     )
 
 
@@ -440,20 +441,26 @@ def _joined_about(given: list[Explanation]) -> dict[str, Any]:
 
 
 def _joined_structure(given: list[Explanation]) -> dict[str, Any]:
-    """Mean weight of each table of brain structure, largest number of subjects, and agreement of the scores of its columns."""
+    """Mean weight of each table of brain structure and mean agreement of its scores, and the largest number of subjects."""
     known = [one.about["structure"] for one in given if "structure" in one.about]
-    if not known:
-        return {}
     facts: dict[str, dict[str, Any]] = {}
-    tables = completed([one.regions for one in given])
     for name in dict.fromkeys(name for each in known for name in each):
         every = [each[name] for each in known if name in each]
         facts[name] = {"subjects": max(one["subjects"] for one in every)}
         if all("weight" in one for one in every):  # a fold that leaves the table out gives it no weight
             facts[name]["weight"] = sum(one["weight"] for one in every) / len(given)
+        if agreeing := [one["agreement"] for one in every if "agreement" in one]:
+            facts[name]["agreement"] = sum(agreeing) / len(agreeing)
+    return {"structure": facts} if known else {}
+
+
+def _agreeing_structure(given: list[Explanation]) -> dict[str, Any]:
+    """As `_joined_structure`, with the agreement of the scores of each table between the explanations."""
+    joined, tables = _joined_structure(given), completed([one.regions for one in given])
+    for name, facts in joined.get("structure", {}).items():
         agreement = _agreement([table[table["table"] == name] for table in tables], "column")
-        facts[name] |= {} if agreement is None else {"agreement": agreement}
-    return {"structure": facts}
+        facts |= {} if agreement is None else {"agreement": agreement}
+    return joined
 
 
 def _averaged_regions(given: list[Explanation]) -> pd.DataFrame:

@@ -49,7 +49,8 @@ def explain_network(
     assert isinstance(fitted, DeepMethod)
     attributions = _network_attributions(fitted, visible, of, steps, choose_device(device), progress)
     network = fitted.network()
-    about: dict[str, Any] = {"baseline": BASELINES[bool(_baselines(network)), cohort.values == SERIES]}
+    baseline = BASELINES[bool(_baselines(network)), cohort.values == SERIES]
+    about: dict[str, Any] = {"baseline": f"{baseline}{', average regions of tables' if attributions.tables else ''}"}
     points = None
     if hasattr(network, "parts"):  # a user's own method may have none
         points, about["readability"] = read_representation(fitted, cohort, source)
