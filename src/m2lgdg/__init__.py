@@ -13,7 +13,7 @@ model       can I trust it at a new site: `Model`, its folder, out-of-distributi
 study       does it work at a site never seen: study files, runner, statistics, audit
 sklearn_bridge
             scikit-learn in both directions: our methods as estimators, and estimators as methods
-explain     which ROIs, edges and phenotypes decide
+explain     which ROIs, edges, phenotypes and regions decide
 report      tables, figures, the page, the model card
 deploy      ONNX, calibration to a site, the local page for one subject
 federated   one linear model of hospitals that keep their subjects

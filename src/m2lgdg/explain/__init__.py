@@ -1,1 +1,1 @@
-"""Explanations of fitted methods: attributions to ROIs, edges and phenotypes, and maps of network representations."""
+"""Explanations of fitted methods: attributions to ROIs, edges, phenotypes and regions, and maps of network representations."""
