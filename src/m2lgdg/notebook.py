@@ -42,6 +42,12 @@ def cohort_html(cohort: Any) -> str:
         for row in rows:
             lengths = cohort.lengths[cohort.sites == row[0]]
             row.append(" to ".join(map(str, sorted({lengths.min(), lengths.max()}))))
+    for name, table in cohort.tables.items():
+        lacking = table.notna().mean(axis=1).to_numpy() < 0.5
+        if lacking.any():
+            header.append(f"without {name}")
+            for row in rows:
+                row.append(int(lacking[cohort.sites == row[0]].sum()))
     columns = ", ".join(map(str, cohort.phenotypes.columns[:12])) + (", ..." if len(cohort.phenotypes.columns) > 12 else "")
     return shown_table(repr(cohort), header, rows, [f"Phenotypes: {columns}."] if columns else [])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +39,8 @@ def methods(
     if name is not None and cls is not None:
         _describe(name, cls)
         if reasons:
-            terminal.say(f"\nOn cohort {reasons[0]}: {reasons[1][name] or 'runs'}.")
+            seen = of_tables(known.declaration(name).fields, reasons[2])
+            terminal.say(f"\nOn cohort {reasons[0]}: {reasons[1][name] or f'runs{seen}'}.")
         given, model = cohort or suggestions.Fill("COHORT"), suggestions.free(f"{name}-model")
         if not reasons or not reasons[1][name]:
             suggestions.print_next(context, "fit", given, "--method", name, "--out", model)
@@ -56,7 +57,8 @@ def methods(
             values = _values(known, method)
             mark = "[default of `m2lgdg fit`] " if values["default"] else ""
             terminal.say(f"  {method}  {mark}{values['summary']}")
-            terminal.say(f"    takes {taken(values['takes'])}; {values['reference']}".rstrip("; "), style="dim")
+            takes = f"{taken(values['takes'])}{of_tables(values['fields'], reasons[2] if reasons else None)}"
+            terminal.say(f"    takes {takes}; {values['reference']}".rstrip("; "), style="dim")
     if reasons and any(reasons[1].values()):
         terminal.say(f"Not on cohort {reasons[0]}", style="bold")
         terminal.say(*(f"  {method}: {reason}" for method, reason in reasons[1].items() if reason))
@@ -64,8 +66,8 @@ def methods(
     suggestions.print_next(context, "methods", known.default)
 
 
-def _reasons(known: Registry, path: Path) -> tuple[str, dict[str, str]]:
-    """A cohort in words, and by method why it does not run there; empty if it does."""
+def _reasons(known: Registry, path: Path) -> tuple[str, dict[str, str], list[str]]:
+    """A cohort in words, by method why it does not run there (empty if it does), and the tables of the cohort."""
     from m2lgdg.data.readers import read
     from m2lgdg.method import holds_connectomes, series_needed
     from m2lgdg.storage import InputError
@@ -78,12 +80,21 @@ def _reasons(known: Registry, path: Path) -> tuple[str, dict[str, str]]:
         except InputError as error:  # a network without PyTorch
             reasons[name] = str(error).rstrip(".")
     scans = "time series" if cohort.values == "series" else f"connectomes: {cohort.values}"
-    return f"{cohort.name} ({scans})", reasons
+    tables = list(cohort.tables)
+    return f"{cohort.name} ({scans}{'; tables: ' * bool(tables)}{', '.join(tables)})", reasons, tables
 
 
 def taken(kinds: Sequence[str]) -> str:
     """What a method takes, in words."""
     return "series or connectomes" if "connectomes" in kinds else "series"
+
+
+def of_tables(fields: Mapping[str, Any], tables: list[str] | None) -> str:
+    """Words on the tables of brain structure that a method takes by default or on request; those of a cohort, if given."""
+    if "tables" not in fields or tables == []:
+        return ""
+    named = "tables of brain structure" if tables is None else f"tables {', '.join(tables)}"
+    return f", with {named}" if fields["tables"] == "all" else f', with {named} on request (tables = "all")'
 
 
 def _values(known: Registry, name: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from m2lgdg.model.out_of_distribution import MEASURES
 from m2lgdg.model.site_level import ADAPT_SUBJECTS
 from m2lgdg.registry import METHODS, create
 from m2lgdg.report.contents import Contents, changed_fields, read_contents, read_json
+from m2lgdg.report.inputs import fitted_tables, sees_tables_only, table_words
 from m2lgdg.report.operating import operating_table
 from m2lgdg.report.page import rendered
 from m2lgdg.report.paper_tables import SHOWN, flat_clauses, label
@@ -65,6 +66,8 @@ PREVALENCE_ASSUMED = (
 PREVALENCE_GIVEN = (
     "The intercept of the site is as wrong as the proportion of patients that was given for the scans it was learned from."
 )
+WITHOUT_TABLE = "A subject without a table is decided by the other inputs, with a flag."
+TABLES_ALONE = "Tables alone decide: a subject without any gets the decision of a mean subject, with a flag."
 AS_IT_RAN = "Probabilities and threshold are those of the study, without the calibration and threshold of this model."
 UNSEEN = "Expected performance at an unseen site"
 NOT_CALIBRATED = (
@@ -219,8 +222,15 @@ def _inputs(fitted: Model) -> list[tuple[str, str]]:
         *scans,
         ("atlases", f"{', '.join(atlases)}; a subject may lack some of them") if atlases[1:] else ("atlas", atlases[0]),
         *(of_series if SERIES in counts else []),
-        ("phenotypes", ", ".join(fitted.facts_["inputs"]) or "none"),
+        ("phenotypes", _phenotypes(fitted)),
+        *((f"table {name}", table_words(name, every)) for name, every in fitted_tables(fitted).items()),
     ]
+
+
+def _phenotypes(fitted: Model) -> str:
+    names = ", ".join(fitted.facts_["inputs"]) or "none"
+    only_regressed = fitted_tables(fitted) and names != "none" and not getattr(fitted.method, "phenotypes", True)
+    return f"{names} (only regressed out of the tables)" if only_regressed else names
 
 
 def _scans(kind: str, count: str) -> tuple[str, str]:
@@ -408,6 +418,13 @@ def _variant(fitted: Model, contents: Contents, variants: list[str]) -> tuple[st
 def _limits(fitted: Model) -> list[str]:
     sites, new_site = fitted.facts_["source"]["sites"], fitted.new_site_
     sentences = list(fitted.facts_.get("notes", []))
+    tables = fitted_tables(fitted)
+    if tables:
+        sentences.append(TABLES_ALONE if sees_tables_only(fitted) else WITHOUT_TABLE)
+    idle = [name for name, every in tables.items() if all(one.facts_["tables"][name].get("weight") == 0 for one in every)]
+    sentences += _listed(
+        "Tables with weight 0, which added nothing at held-out source sites and do not enter the decision", idle
+    )
     local = fitted.facts_.get("local", {}).get("findings", [])
     sentences += [f"Subjects of the local calibration: {sentence}" for sentence in anonymous_sentences(local)]
     if fitted.site_level is not None:

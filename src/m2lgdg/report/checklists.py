@@ -13,6 +13,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
@@ -26,6 +27,7 @@ from m2lgdg.report.paper_tables import label, what_was_seen
 from m2lgdg.report.subgroups import EYES
 from m2lgdg.report.tables import Table, columns
 from m2lgdg.scans import SERIES
+from m2lgdg.study.description import with_table
 from m2lgdg.study.predictions import ADAPTED
 from m2lgdg.study.stats import half_interval, macro_scores, min_per_class
 
@@ -52,6 +54,10 @@ OF_MATRICES = (
     "Phenotypes are imputed and z-scored with source-training statistics; connectomes are taken as Fisher z or as "
     "correlations, and standardised with source statistics or not at all, depending on the method"
 )
+OF_TABLES = {
+    "imputation": "Subjects without a table of brain structure are decided without it; single values are means of source",
+    "transformations": "Age, its square, sex and head size are regressed out of tables of brain structure within source sites",
+}
 UNUSABLE = "Series with NaN or infinite values, fewer than two volumes or no variation"
 UNUSABLE_MATRICES = "Matrices that are not symmetric or zero everywhere, or have NaN, infinite values or values out of range"
 YEARS = 5  # width of an age band in a shared report
@@ -127,6 +133,8 @@ def _study_facts(contents: Contents) -> dict[str, str]:
             "randomness)"
         )
     ours = OURS if contents.scans == SERIES else OURS | {"transformations": OF_MATRICES}
+    if any(each.tables for each in contents.seen.values()):
+        ours = {name: f"{text}. {OF_TABLES[name]}" if name in OF_TABLES else text for name, text in ours.items()}
     return facts | ({} if study.get("plugins") else ours)
 
 
@@ -211,6 +219,8 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
         imaging = f"{imaging}, {_span(cohort.lengths)} volumes, TR {f'{_span(tr)} s' if len(tr) else 'unknown'}"
     else:
         imaging = f"Connectomes ({MATRICES[cohort.values]}) of {imaging}{f', TR {_span(tr)} s' if len(tr) else ''}"
+    structure = "".join(f"; table {name} ({len(table.columns)} columns)" for name, table in cohort.tables.items())
+    missing = [*(_missing(cohort, name) for name in cohort.inputs), *(_lacking(cohort, name) for name in cohort.tables)]
     return {
         "cohort_name": cohort.name,
         "subjects": str(len(cohort)),
@@ -222,9 +232,9 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
         f"{min(rates):.0f} to {max(rates):.0f} % by site",
         "fold_sizes": f"Labelled subjects (patients): source {source}, target {target}",
         "imaging": imaging,
-        "predictors": f"ROI series ({imaging})" if cohort.values == SERIES else imaging,
+        "predictors": (f"ROI series ({imaging})" if cohort.values == SERIES else imaging) + structure,
         "parts": "volumes" if cohort.values == SERIES else "connectomes",
-        "missing": "; ".join(_missing(cohort, name) for name in cohort.inputs) or "no phenotype is an input",
+        "missing": "; ".join(missing) or "no phenotype is an input",
         "outcome": note_on_label(cohort.notes),
         "subgroups": ", ".join([*groups, "site size"]),
         "characteristics": "; ".join(_characteristics(cohort.phenotypes, banded)),
@@ -232,7 +242,14 @@ def _cohort_facts(cohort: Cohort, targets: list[str] | None, *, banded: bool) ->
 
 
 def _missing(cohort: Cohort, column: str) -> str:
-    missing = cohort.phenotypes[column].isna().to_numpy()
+    return _rates(cohort, column, cohort.phenotypes[column].isna().to_numpy())
+
+
+def _lacking(cohort: Cohort, name: str) -> str:
+    return _rates(cohort, f"table {name}", ~with_table(cohort.tables[name]))
+
+
+def _rates(cohort: Cohort, column: str, missing: npt.NDArray[np.bool_]) -> str:
     rates = [f"{name} {100 * missing[cohort.labels == k].mean():.1f} %" for name, k in (("patients", 1), ("controls", 0))]
     return f"{column} {100 * missing.mean():.1f} % ({', '.join(rates)})"
 
@@ -323,7 +340,20 @@ def _design(contents: Contents) -> str:
     )
     if contents.track == ADAPTED or contents.adapted is not None:
         text += f" In the adapted track, {what_was_seen(contents.batch)}."
-    return f"{text} Phenotypes available to methods that use them were {inputs}." if inputs else text
+    text = f"{text} Phenotypes available to methods that use them were {inputs}." if inputs else text
+    takers = [label(*key) for key, each in contents.seen.items() if each.tables]
+    if not takers:
+        return text
+    named = ", ".join(f"{name} ({about['columns']} columns)" for name, about in contents.tables.items())
+    regressed = (
+        ""
+        if contents.study.get("plugins")
+        else (
+            " Age, its square, sex and head size, as far as they were known, were regressed out of them within source sites, "
+            "and subjects without a table were decided without it."
+        )
+    )
+    return f"{text} Tables of brain structure, {named}, were available to {', '.join(takers)}.{regressed}"
 
 
 def _methods(contents: Contents, cite: Callable[[str], str]) -> str:

@@ -1,7 +1,7 @@
 """What each method of a study sees of a subject (scan, phenotypes, tables of brain structure), and what each of these adds.
 
 Two variants of a method that differ in one of them are compared at each site. `m2lgdg table` prints the comparisons, and the
-report has a section of them.
+report has a section of them; the card of a model says what it takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from m2lgdg.method import Method
+from m2lgdg.methods.average import Average
+from m2lgdg.methods.tables import CONFOUNDS, TableBlock
 from m2lgdg.metrics import delong
+from m2lgdg.model.model import Model
 from m2lgdg.registry import Declaration, load_methods
 from m2lgdg.report.tables import NAN, Column, Estimate, Interval, Spread, Table, Value, columns
 from m2lgdg.storage import InputError
@@ -292,3 +296,42 @@ def structure_sentence(pairs: Sequence[Added], main: Key) -> str:
 def _ends(interval: Interval) -> str:
     """Empty for an interval that is not defined, such as that over one site."""
     return "" if math.isnan(interval.low) else f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
+
+
+def _fitted_methods(fitted: Model) -> list[Method]:
+    """Those of all atlases, and of an average all that it averages."""
+    members = fitted.members.values()
+    return [one for each in members for one in (each.averaged.values() if isinstance(each, Average) else [each])]
+
+
+def fitted_tables(fitted: Model) -> dict[str, list[Method]]:
+    """Tables of brain structure that the model takes, each with the fitted methods that take it."""
+    found: dict[str, list[Method]] = {}
+    for one in _fitted_methods(fitted):
+        for name in one.facts_.get("tables", {}):
+            found.setdefault(name, []).append(one)
+    return found
+
+
+def sees_tables_only(fitted: Model) -> bool:
+    """Whether tables alone decide."""
+    methods = _fitted_methods(fitted)
+    seen = [_inputs(one.fields(), one.role, True, {}, list(one.facts_.get("tables", {}))) for one in methods]
+    return all(name.startswith(TABLE) for inputs in seen for name in inputs)
+
+
+def table_words(name: str, every: list[Method]) -> str:
+    """Columns of a table, how many training subjects have it, its weight (by atlas), and what is taken out of it."""
+    abouts, first = [one.facts_["tables"][name] for one in every], every[0].facts_
+    names, count = abouts[0]["columns"], sum(sum(site.values()) for site in first["source"]["sites"].values())
+    confounds = [each for each in first.get("table_confounds", first["inputs"]) if each in CONFOUNDS]
+    head = TableBlock(name, names, {}).head_column
+    confounds = [*confounds, *(["age squared"] if "age" in confounds else []), *([f"head size ({head})"] if head else [])]
+    weights = sorted({float(each["weight"]) for each in abouts if "weight" in each})
+    words = [
+        f"{len(names)} column{'s' * (len(names) > 1)} ({names[0]}{f' to {names[-1]}' * (len(names) > 1)})",
+        f"of {abouts[0].get('subjects', count)} of {count} training subjects",
+        *([f"weight {' to '.join(f'{one:.3g}' for one in dict.fromkeys((weights[0], weights[-1])))}"] if weights else []),
+        f"{', '.join(confounds)} regressed out within training sites" if confounds else "nothing is regressed out",
+    ]
+    return "; ".join(words)

@@ -203,6 +203,8 @@ def shared_description(description: Mapping[str, Any]) -> dict[str, Any]:
     few = min((n for group in known for n in (group["male"], group["sex_known"] - group["male"])), default=0) < LEAST
     for name in ("groups", "sites"):
         for group in shared.get(name, {}).values():
+            if name == "sites":
+                group.pop("without", None)  # who lacks a table
             if name == "sites" or few:
                 group.pop("male", None)
                 group.pop("sex_known", None)
@@ -244,7 +246,14 @@ def _shared_member(fitted: Method, filtered: Filter) -> Method:
         name: np.where(ages, _floor(value) + YEARS / 2, value) if name.endswith("scaler.fill") else value
         for name, value in fitted.state_.items()
     }
+    for name in fitted.facts_.get("tables", {}):  # medians are values of a subject; three digits are enough to tell a unit
+        shared.state_[f"table.{name}.usual"] = _three_digits(fitted.state_[f"table.{name}.usual"])
     return shared
+
+
+def _three_digits(values: Any) -> Any:
+    size = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 2)
+    return np.round(values / size) * size
 
 
 def _shared_facts(facts: Mapping[str, Any], filtered: Filter) -> dict[str, Any]:
@@ -289,7 +298,7 @@ def without_small_groups(description: Mapping[str, Any]) -> dict[str, Any]:
     shared: dict[str, Any] = copy.deepcopy(dict(description))
     for name in ("groups", "sites"):
         for group in shared.get(name, {}).values():
-            for entry in ("age", "motion", "male", "sex_known") if group["subjects"] < LEAST else ():
+            for entry in ("age", "motion", "male", "sex_known", "without") if group["subjects"] < LEAST else ():
                 group.pop(entry, None)
     return shared
 
