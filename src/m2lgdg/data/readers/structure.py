@@ -182,20 +182,28 @@ def _with_table(cohort: Cohort, name: str, read: Structure, where: str) -> Cohor
 
 
 def _file(path: Path, name: str) -> Structure:
-    read = _recognised(path, name)
+    return parse_table(path, read_bytes(path, tables.LARGEST_TABLE), name)
+
+
+def parse_table(path: Path, content: bytes, name: str, alone: str | None = None) -> Structure:
+    """The table in the content of a file, as `read_table`; a single row without an id is of the subject `alone`, if given."""
+    read = _recognised(path, content, name, alone)
     for column in read.table.columns:
         if is_table_proxy(column):
             raise InputError(f"{path}: column {column} reveals the diagnosis; remove it from the table.")
     return read
 
 
-def _recognised(path: Path, name: str) -> Structure:
-    rows = tables.read_text_table(path, separator=_separator(path))
+def _recognised(path: Path, content: bytes, name: str, alone: str | None) -> Structure:
+    rows = tables.parse_text_table(path, content, separator=_separator(content))
     if not len(rows) or not len(rows.columns):
         raise InputError(f"{path} has {'a header and no row' if len(rows.columns) else 'no named column'}.")
     if known := _written_by_freesurfer(rows.columns):
         return _of_freesurfer(rows, path, *known)
     column = _id_column(rows)
+    if column is None and alone is not None and len(rows) == 1:
+        column = ID_COLUMNS[0]
+        rows = rows.assign(**{column: alone})
     if column is None:
         return _one_subject(rows, path, name)
     found = [ENIGMA.fullmatch(each) for each in rows.columns]
@@ -213,15 +221,15 @@ def _recognised(path: Path, name: str) -> Structure:
     return Structure(table, "enigma", measures.pop() if len(measures) == 1 else "", atlas, others)
 
 
-def _separator(path: Path) -> str:
+def _separator(content: bytes) -> str:
     """What separates the columns of the first line that is not empty; names may have commas and spaces."""
-    header = re.sub('"[^"]*"', "", _first_line(path))
+    header = re.sub('"[^"]*"', "", _first_line(content))
     marks = "\t;, " if header.count(";") >= header.count(",") else "\t, "
     return next((one for one in marks if one in header), "\t")
 
 
-def _first_line(path: Path) -> str:
-    text = read_bytes(path, tables.LARGEST_TABLE).removeprefix(b"\xef\xbb\xbf").lstrip()
+def _first_line(content: bytes) -> str:
+    text = content.removeprefix(b"\xef\xbb\xbf").lstrip()
     return text[: text.find(b"\n") if b"\n" in text else None].decode(errors="replace").strip()
 
 
@@ -328,7 +336,8 @@ def _folder_of_tables(path: Path, name: str, measure: str) -> Structure:
     files = sorted(file for file in (*path.glob("*"), *path.glob("*/*")) if file.suffix in TABLE_SUFFIXES and file.is_file())
     found: dict[tuple[str, str], list[Path]] = {}
     for file in files:
-        header = [cell.strip() for cell in _first_line(file).split(_separator(file))]
+        content = read_bytes(file, tables.LARGEST_TABLE)
+        header = [cell.strip() for cell in _first_line(content).split(_separator(content))]
         if known := _written_by_freesurfer(header):
             found.setdefault(known, []).append(file)
     usual = {ATLASES.get(each, each): words for each, words in WORDS.items() if each != "aparc.pial"}
@@ -395,7 +404,12 @@ def _stats_folders(path: Path, folders: Sequence[Path], name: str, measure: str)
 
 def read_stats(path: Path, measure: str) -> dict[str, float]:
     """Values of one stats file of FreeSurfer, by the names that aparcstats2table and asegstats2table give them."""
-    lines = read_bytes(path, LARGEST_STATS).decode(errors="replace").splitlines()
+    return parse_stats(path, read_bytes(path, LARGEST_STATS), measure)
+
+
+def parse_stats(path: Path, content: bytes, measure: str) -> dict[str, float]:
+    """Values of the content of a stats file, as `read_stats`."""
+    lines = content.decode(errors="replace").splitlines()
     headers = [line.split()[2:] for line in lines if line.startswith("# ColHeaders")]
     if not headers or "StructName" not in headers[-1]:
         raise InputError(f"{path} is not a stats file of FreeSurfer: it has no line # ColHeaders with StructName.")

@@ -170,7 +170,11 @@ def read_text_table(path: Path, otherwise: str | None = None, separator: str | N
     Not read by pandas, which fills short rows, shifts long ones and renames repeated columns. `otherwise` is the encoding of a
     table that is not UTF-8; `separator` that of the columns, by default a comma in .csv files and a tab in others.
     """
-    content = read_bytes(path, LARGEST_TABLE)
+    return parse_text_table(path, read_bytes(path, LARGEST_TABLE), otherwise, separator)
+
+
+def parse_text_table(path: Path, content: bytes, otherwise: str | None = None, separator: str | None = None) -> pd.DataFrame:
+    """Table in the content of a file, as `read_text_table`."""
     try:
         text = _decoded(content, otherwise)
         separator = separator or ("," if path.suffix == ".csv" else "\t")

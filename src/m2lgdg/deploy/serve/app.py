@@ -23,7 +23,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from m2lgdg.deploy.serve.result import Result, result_of
-from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject, taken
+from m2lgdg.deploy.serve.structure import LARGEST_TABLE, MOST_FILES, STATS, TABLES, Files, expected_tables
+from m2lgdg.deploy.serve.upload import LARGEST, SUFFIXES, TR, field_of, one_subject, plain_name, taken
 from m2lgdg.method import Method, is_network
 from m2lgdg.model.model import Model
 from m2lgdg.scans import CORRELATION, FISHER_Z, SERIES
@@ -69,7 +70,9 @@ class Desk:
         self.takes = {atlas: taken(member) for atlas, member in fitted.members.items()}  # a series or a connectome
         named = enumerate(self.takes.items())
         self.files = {f"{what}-{i}" if i else what: atlas for i, (atlas, what) in named}  # field -> atlas
-        self.most = len(self.files) * LARGEST + ENVELOPE  # bytes of a form
+        self.tables = {f"table-{i}": one for i, one in enumerate(expected_tables(fitted))}  # by field
+        self.most_files = len(self.files) + MOST_FILES * len(self.tables)
+        self.most = len(self.files) * LARGEST + MOST_FILES * len(self.tables) * LARGEST_TABLE + ENVELOPE  # bytes of a form
         self.inside, self.turn = 0, anyio.Lock()
         self.reading: dict[anyio.CancelScope, float] = {}  # forms that are arriving, and when their last bytes came
         self.bytes: dict[Request, int] = {}  # of each form in memory
@@ -84,12 +87,12 @@ class Desk:
         words: dict[str, str] = {}
         try:
             self._need_place()
-            files, words = await self._form(request)
+            files, tables, words = await self._form(request)
             self._need_place()  # others may have arrived meanwhile
             self.inside += 1
             try:
                 async with self.turn:
-                    result = await anyio.to_thread.run_sync(self._compute, files, words, abandon_on_cancel=True)
+                    result = await anyio.to_thread.run_sync(self._compute, files, tables, words, abandon_on_cancel=True)
             finally:
                 self.inside -= 1
             return self._respond(words, result=result, status=200)
@@ -108,13 +111,14 @@ class Desk:
         if self.inside >= AT_ONCE:
             raise Refused(BUSY, 503)
 
-    def _compute(self, files: Mapping[str, tuple[str, bytes]], words: Mapping[str, str]) -> Result:
+    def _compute(self, files: Mapping[str, tuple[str, bytes]], tables: Files, words: Mapping[str, str]) -> Result:
         phenotypes = {phenotype: words.get(field, "") for field, phenotype in self.names.items()}
-        subject = one_subject(self.fitted, files, phenotypes, words.get("tr", ""))
-        return result_of(self.fitted, subject, explained="explain" in words)
+        subject = one_subject(self.fitted, files, phenotypes, words.get("tr", ""), tables)
+        named = {table: [plain_name(name) for name, _ in own] for table, own in tables.items()}
+        return result_of(self.fitted, subject, explained="explain" in words, files=named)
 
-    async def _form(self, request: Request) -> tuple[dict[str, tuple[str, bytes]], dict[str, str]]:
-        """Name and content of the file of each atlas, and the other fields."""
+    async def _form(self, request: Request) -> tuple[dict[str, tuple[str, bytes]], Files, dict[str, str]]:
+        """Name and content of the file of each atlas and of those of each table, and the other fields."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise Refused("The form must be sent as multipart/form-data.", 415)
         declared = request.headers.get("content-length", "0")
@@ -124,15 +128,17 @@ class Desk:
         parser = _InMemory(
             request.headers,
             self._chunks(request, scope),
-            max_files=len(self.files),
+            max_files=self.most_files,
             max_fields=len(self.names) + 2,
             max_part_size=LONGEST_FIELD,
         )
         self.reading[scope] = anyio.current_time()
         try:
             with scope:
-                files, words = self._checked(await parser.parse())
-                return {atlas: (file.filename or "", await file.read()) for atlas, file in files.items()}, words
+                files, tables, words = self._checked(await parser.parse())
+                scans = {atlas: (file.filename or "", await file.read()) for atlas, file in files.items()}
+                read = {name: [(one.filename or "", await one.read()) for one in own] for name, own in tables.items()}
+                return scans, read, words
             raise Refused("The upload took too long.", 408)
         except MultiPartException as error:
             raise Refused(f"The form cannot be read ({error.message.rstrip('.')}).") from None
@@ -154,13 +160,16 @@ class Desk:
                 slowest.cancel()
             yield chunk
 
-    def _checked(self, form: FormData) -> tuple[dict[str, UploadFile], dict[str, str]]:
-        """File of each atlas and the other fields; a field that the page does not have, or has twice, is refused."""
+    def _checked(self, form: FormData) -> tuple[dict[str, UploadFile], dict[str, list[UploadFile]], dict[str, str]]:
+        """File of each atlas, files of tables and other fields; one that the page does not have, or has twice, is refused."""
         words: dict[str, str] = {}
         given: dict[str, UploadFile] = {}
+        tables: dict[str, list[UploadFile]] = {}
         for key, value in form.multi_items():
             if key in self.files and isinstance(value, UploadFile) and key not in given:
                 given[key] = value
+            elif key in self.tables and isinstance(value, UploadFile):
+                tables.setdefault(self.tables[key].name, []).extend([value] if value.filename or value.size else [])
             elif key in ("tr", "explain", *self.names) and isinstance(value, str) and key not in words:
                 words[key] = value
             elif key in SUFFIXES and key not in self.files:
@@ -172,7 +181,8 @@ class Desk:
             raise Refused(f"Choose {FILE[self.takes[next(iter(self.takes))]]} first.", 422)
         if any((file.size or 0) > LARGEST for file in filled.values()):
             raise Refused(TOO_LARGE, 413)
-        return {atlas: filled[key] for key, atlas in self.files.items() if key in filled}, words
+        _need_small(tables)
+        return {atlas: filled[key] for key, atlas in self.files.items() if key in filled}, tables, words
 
     def _respond(self, words: Mapping[str, str], sentence: str = "", *, status: int, result: Result | None = None) -> Response:
         facts = self.fitted.facts_
@@ -185,6 +195,9 @@ class Desk:
             files=[(field, atlas, self.takes[atlas], self.fitted.members[atlas]) for field, atlas in self.files.items()],
             fields=[*phenotypes, *([("tr", TR, words.get("tr", ""))] if "series" in self.takes.values() else [])],
             suffixes=SUFFIXES,
+            tables=list(self.tables.items()),
+            table_suffixes=[STATS, *TABLES],
+            largest_table=LARGEST_TABLE,
             first=FILE[self.takes[next(iter(self.takes))]],
             shapes=list(dict.fromkeys(map(_shape, self.fitted.members.values()))),
             explain=not words or "explain" in words,
@@ -197,6 +210,14 @@ class Desk:
         )
         retry = {"Retry-After": str(RETRY)} if status == 503 else {}
         return HTMLResponse(text, status, {"Content-Security-Policy": self.policy} | retry)
+
+
+def _need_small(tables: Mapping[str, list[UploadFile]]) -> None:
+    for name, own in tables.items():
+        if len(own) > MOST_FILES:
+            raise Refused(f"There are {len(own)} files for table {name}; the limit is {MOST_FILES}.")
+        if any((file.size or 0) > LARGEST_TABLE for file in own):
+            raise Refused(f"A file of table {name} is larger than the limit of {LARGEST_TABLE // 2**20} MB.", 413)
 
 
 def _shape(member: Method) -> str:

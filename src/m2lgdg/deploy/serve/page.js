@@ -6,8 +6,8 @@ const button = form.querySelector("button");
 const ready = button.textContent;
 const check = (file) => {
   const most = Number(file.dataset.largest);
-  const large = file.files.length > 0 && file.files[0].size > most;
-  file.setCustomValidity(large ? `This file is larger than ${Math.round(most / 1048576)} MB.` : "");
+  const large = [...file.files].some((one) => one.size > most);
+  file.setCustomValidity(large ? `${file.multiple ? "A" : "This"} file is larger than ${Math.round(most / 1048576)} MB.` : "");
 };
 for (const file of files) {
   file.addEventListener("change", () => { check(file); file.reportValidity(); });

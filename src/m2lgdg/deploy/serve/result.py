@@ -6,12 +6,15 @@ Computed from the upload and rendered by the page; the values are those of `m2lg
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.deploy.serve.structure import expected_tables
 from m2lgdg.explain.attribution import LOOSE_COMPLETENESS, explain_subject
+from m2lgdg.methods.tables import FLAG
 from m2lgdg.model.model import Model
 from m2lgdg.model.new_site import percent
 from m2lgdg.model.out_of_distribution import missing_phenotypes
@@ -30,6 +33,8 @@ MEANINGS = {
     "rois by number": "the atlas of the model or of the file is not named, so columns were matched by their position",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
+WITHOUT = FLAG.partition(":")[2].strip()
+NO_TABLE = "the table was not given, or has less than half of its values; the decision is that of the other inputs"
 COVERAGE = 0.9
 SETS = {
     "patient": "patient only",
@@ -73,6 +78,7 @@ class Result:
     compared: list[str]
     explained: Explained
     level: str = ""  # sentence on the site that the model was adapted to
+    tables: list[tuple[str, str]] = field(default_factory=list)  # name, and what was used of it
 
     @property
     def positive(self) -> bool:
@@ -80,8 +86,13 @@ class Result:
         return self.proba >= self.threshold
 
 
-def result_of(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Result:
-    """Result of a model for a cohort of one subject; explaining a large network takes long."""
+def result_of(
+    fitted: Model, cohort: Cohort, *, explained: bool = True, files: Mapping[str, Sequence[str]] | None = None
+) -> Result:
+    """Result of a model for a cohort of one subject, with the names of the files of its tables.
+
+    Explaining a large network takes long.
+    """
     proba = float(fitted.predict_proba(cohort)[0, 1])
     scores = {name: float(score[0]) for name, score in fitted.ood_scores(cohort).items()}
     return Result(
@@ -90,12 +101,28 @@ def result_of(fitted: Model, cohort: Cohort, *, explained: bool = True) -> Resul
         proba=proba,
         threshold=fitted.threshold,
         new_site=_new_site(fitted, proba),
-        flags=[(flag, MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
+        flags=[(flag, NO_TABLE if WITHOUT in flag else MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
+        tables=_tables(fitted, cohort, files or {}),
         ood_scores=[(name, "not known" if math.isnan(one) else f"{one:.2f}", one > 1) for name, one in scores.items()],
         compared=fitted.compare(cohort),
         level="" if fitted.site_level is None else fitted.site_level.sentence(),
         explained=_explained(fitted, cohort) if explained else Explained(sentences=["Not requested."]),
     )
+
+
+def _tables(fitted: Model, cohort: Cohort, files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """What was used of each table that the model takes."""
+    sentences, held = [], cohort.tables
+    for one in expected_tables(fitted):
+        given = int(held[one.name].notna().sum(axis=1).iloc[0]) if one.name in held else 0
+        named = f", from {' and '.join(files[one.name])}" if files.get(one.name) else ""
+        used = f"{given} of {len(one.columns)} values{named}" if one.name in held else "not given"
+        if 2 * given < len(one.columns):
+            used += f"; {WITHOUT}"
+        elif given < len(one.columns):
+            used += "; the mean of the training subjects takes the place of the others"
+        sentences.append((one.name, used + "." + " It has no weight in this model." * one.weightless))
+    return sentences
 
 
 def _new_site(fitted: Model, proba: float) -> NewSiteInterval | None:

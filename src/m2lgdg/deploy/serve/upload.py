@@ -1,6 +1,7 @@
 """Parsing of an upload: the bytes of a file with a series or a connectome, and the form's fields, become a `Cohort` of one.
 
-Called by the web application before the model. The readers' parsers work on bytes in memory, and no file is opened.
+Called by the web application before the model. The readers' parsers work on bytes in memory, and no file is opened; `structure`
+parses tables.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from m2lgdg.data.readers.arrays import numbered_rois, parse_array
 from m2lgdg.data.readers.images import CONNECTOME, PARCELLATED, load_parcellated
 from m2lgdg.data.readers.matrices import parse_matrix
 from m2lgdg.data.readers.tables import FEMALE, MALE
+from m2lgdg.deploy.serve.structure import Files, expected_tables, rows_of
 from m2lgdg.method import Method
 from m2lgdg.model.model import Model
 from m2lgdg.storage import InputError
@@ -89,11 +91,17 @@ def plain_name(given: str) -> str:
     return shown if len(shown) <= 60 else f"{shown[:40]}…{shown[-18:]}"
 
 
-def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str) -> Cohort:
-    """Cohort of one subject from the name and content of one file for each atlas; it is named after the first file."""
+def one_subject(
+    fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotypes: Mapping[str, str], tr: str, tables: Files | None = None
+) -> Cohort:
+    """Cohort of one subject from the name and content of one file for each atlas, and of those of each table.
+
+    It is named after the first file.
+    """
     name = plain_name(next(iter(files.values()))[0])
     values = {key: number(field_of(key), phenotypes.get(key, "")) for key in fitted.facts_["inputs"]}
     seconds = number(TR, tr)
+    plain = {table: [(plain_name(file), content) for file, content in own] for table, own in (tables or {}).items()}
     given = {atlas: _scan(fitted.members[atlas], plain_name(file), content) for atlas, (file, content) in files.items()}
     (atlas, (rois, scan)), *others = given.items()
     return Cohort(
@@ -109,6 +117,7 @@ def one_subject(fitted: Model, files: Mapping[str, tuple[str, bytes]], phenotype
         name="of one",
         parcellations={other: Parcellation(names, one) for other, (names, one) in others},
         allow_proxies=True,  # the model's owner chose its inputs
+        tables=rows_of(expected_tables(fitted), plain, name),
     )
 
 
