@@ -372,8 +372,7 @@ def _synthetic_in_atlas(fitted: Method) -> Cohort:
     for one in _tables(fitted):
         noise = draw.normal(size=(TRIED, len(one.columns)))
         values = one["fill"] + one["scale"] * noise / 2  # well within the unit of source
-        if isinstance(fitted, Linear):  # a third of the columns without a value, and a subject without all
-            values[1, ::3], values[2] = np.nan, np.nan
+        values[1, ::3], values[2] = np.nan, np.nan  # a third of the columns without a value, and a subject without any
         tables[one.name] = pd.DataFrame(values, index=names, columns=one.columns)
     made = Cohort(
         drawn, np.array(names), np.array([""] * TRIED), np.full(TRIED, -1), rois, table, tuple(inputs), allow_proxies=True

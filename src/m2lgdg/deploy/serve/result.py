@@ -60,6 +60,7 @@ class Explained:
 
     rois: list[tuple[int, str, str]] = field(default_factory=list)  # rank, name, score
     phenotypes: list[tuple[str, str, str]] = field(default_factory=list)  # name, score, towards which class
+    regions: list[tuple[str, str, str, str, str]] = field(default_factory=list)  # name, table, value, score, towards
     brain: str = ""  # an <img> without any text of the user
     sentences: list[str] = field(default_factory=list)
 
@@ -172,6 +173,17 @@ def _explained(fitted: Model, cohort: Cohort) -> Explained:
                 "patient" if row["direction"] > 0 else "control",
             )
             for row in explanation.phenotypes.to_dict("records")
+            if row["score"] > 0
+        ],
+        regions=[
+            (
+                str(row["region"]),
+                str(row["table"]),
+                f"{row['value']:+.1f} sd",
+                f"{row['score']:.3g}",
+                "patient" if row["contribution"] > 0 else "control",
+            )
+            for row in explanation.regions.head(HALF).to_dict("records")
             if row["score"] > 0
         ],
         brain="".join(brain.page for brain in brains.values() if brain is not None),

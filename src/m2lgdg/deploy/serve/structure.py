@@ -145,6 +145,8 @@ def _from_stats(expected: Expected, file: str, content: bytes) -> Row:
     header = {words[1]: words[2] for words in lines if len(words) > 2}
     short = re.sub(r"^[lr]h\.", "", header.get("AnnotationFile", file).rsplit("/", 1)[-1]).rsplit(".", 1)[0]
     atlas = ATLASES.get(short, short) if any(SURFACE.fullmatch(column) for column in values) else "aseg"
+    if short == "aparc.pial" and expected.measure != "thickness":  # areas of another surface
+        atlas = short
     return Row(file, values, header.get("subjectname", ""), atlas, f"{expected.measure}, {NAMES.get(atlas, atlas)}")
 
 
