@@ -107,6 +107,13 @@ class _LinearGraph(_Graph):
 class _TableGraph(nn.Module):
     """Table of a linear method: its values, with NaN where one is missing, and scaled phenotypes to its decision."""
 
+    fill_: Tensor
+    head_: Tensor
+    slopes_: Tensor
+    weights_: Tensor
+    intercept_: Tensor
+    absent_: Tensor
+
     def __init__(self, table: TableBlock, inputs: list[str]) -> None:
         super().__init__()
         self.name, self.columns = table.name, len(table.columns)
@@ -348,7 +355,7 @@ def _synthetic(fitted: Model) -> Cohort:
     if not others:
         return first
     further = {other: Parcellation(made.rois, made.scans) for other, made in others}
-    tables = first.tables
+    tables = dict(first.tables)
     for _, made in others:  # a member may have been fitted without some columns
         tables |= {table: tables[table].combine_first(own) if table in tables else own for table, own in made.tables.items()}
     return dataclasses.replace(first, atlas=name, parcellations=further, tables=tables)

@@ -85,9 +85,9 @@ def prepared_connectome(kind: str, name: str, dimensions: int) -> str | None:
 
 
 RAW_TABLE = (
-    "the values of the table as they are, in the order of `columns`, and NaN where one is missing; all NaN for a subject "
-    "without the table. The graph itself replaces single missing values by `fill`, regresses out `confounds` (age and sex come "
-    "with the input `phenotypes`) and decides without the table where less than half of the values are given"
+    "the values of the table in the unit of the training data, in the order of `columns`; NaN where one is missing, and all "
+    "NaN for a subject without the table. The graph itself replaces single missing values by `fill`, regresses out `confounds` "
+    "(age and sex come with the input `phenotypes`) and decides without the table where less than half of the values are given"
 )
 TABLE = (
     "single missing values replaced by `fill`; minus `confounds` @ `slopes`, minus `mean`, divided by `scale`; a subject "

@@ -73,7 +73,7 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self
         """
         subjects = self._subjects(X, y, fitting=True)
-        classes, labels = _classes(y, subjects.count)
+        classes, labels = _classes(y, subjects.size)
         cohort = as_cohort(subjects, labels, read_groups(groups, subjects))
         self.classes_, self.on_cohort_ = classes, subjects.cohort is not None
         self.n_features_in_ = len(cohort.rois)
@@ -86,8 +86,8 @@ class MethodEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(
                     f"method {cls.name} with phenotypes=True needs phenotypes, which X does not have; use a Cohort."
                 )
-            if getattr(method, "tables", NONE) not in (ALL, NONE) and not self.on_cohort_:
-                raise InputError(f"method {cls.name} with tables={method.tables!r} needs tables, which only a Cohort as X has.")
+            if (wanted := getattr(method, "tables", NONE)) not in (ALL, NONE) and not self.on_cohort_:
+                raise InputError(f"method {cls.name} with tables={wanted!r} needs tables, which only a Cohort as X has.")
             self.method_ = method.fit(cohort, seed=_seed(self.random_state), device=self.device)
         except InputError as error:
             raise InvalidInput(str(error)) from None

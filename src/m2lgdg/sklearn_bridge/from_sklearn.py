@@ -21,7 +21,7 @@ from m2lgdg.connectivity import amplitude_features, covariances, fc_features
 from m2lgdg.fields import nearest, shown
 from m2lgdg.method import ANY_SCAN, Method
 from m2lgdg.methods.linear import REFERENCE_SUBJECTS, REFERENCE_TOLERANCE
-from m2lgdg.methods.tables import ALL, TableBlock, chosen_tables
+from m2lgdg.methods.tables import ALL, NONE, TakesTables, chosen_tables
 from m2lgdg.metrics import platt, sigmoid
 from m2lgdg.model.model import Model
 from m2lgdg.preprocess import PhenotypeScaler
@@ -50,7 +50,7 @@ SCALER, REFERENCE, ESTIMATOR = "phenotypes.scaler", "tangent.reference", "estima
 
 
 @dataclasses.dataclass
-class SklearnMethod(Method):
+class SklearnMethod(TakesTables, Method):
     """A scikit-learn estimator on features of each subject.
 
     `from_sklearn` and study files make subclasses, one for each name.
@@ -64,6 +64,7 @@ class SklearnMethod(Method):
     site_folds: int = FOLDS
     code: str = ""  # hash of code that is neither of m2lgdg, of a plugin, nor of scikit-learn
 
+    tables = NONE  # no field: what it takes, `features` says
     takes: ClassVar[tuple[str, ...]] = ANY_SCAN
     reference: ClassVar[str] = "scikit-learn: Pedregosa et al. 2011, Journal of Machine Learning Research 12: 2825-2830"
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"site_folds": (2, np.inf)}
@@ -118,24 +119,13 @@ class SklearnMethod(Method):
         self.facts_["tables"] = {name: {"columns": columns} for name, columns in chosen_tables(ALL, source).items()}
         if not self.facts_["tables"]:
             raise InputError(f"method {self.name}: cohort {source.name} has no tables (m2lgdg convert --table adds one).")
-        for table in self._tables():
+        for table in self.table_blocks():
             table.fit_filling(source)
 
-    def _tables(self) -> list[TableBlock]:
-        return [TableBlock(name, each["columns"], self.state_) for name, each in self.facts_.get("tables", {}).items()]
-
-    def checked_target(self, target: Cohort) -> Cohort:
-        """Also refuses tables of other columns, units or measures."""
-        target = super().checked_target(target)
-        with self.checking_weights():
-            for table in self._tables():
-                table.check(target)
-        return target
-
-    def method_flags(self, target: Cohort) -> list[list[str]]:
-        """For subjects without a table, who get the mean of source in its place."""
-        raised = [table.flags(target) for table in self._tables()]
-        return [[flags[i] for flags in raised if flags[i]] for i in range(len(target))]
+    def cleaned_tables(self, target: Cohort) -> dict[str, Floats]:
+        """(subject, column) values as the estimator sees them, from which nothing is regressed out; NaN without the table."""
+        blocks = self.table_blocks()
+        return {one.name: np.where(one.present(target)[:, None], one.features(target), np.nan) for one in blocks}
 
     def _unfitted(self) -> Any:
         estimator = estimator_of(self.estimator)
@@ -183,7 +173,7 @@ class SklearnMethod(Method):
         if self.features == "amplitude":
             return amplitude_features(cohort.scans)
         if self.features == "tables":
-            return np.concatenate([table.features(cohort) for table in self._tables()], axis=1)
+            return np.concatenate([table.features(cohort) for table in self.table_blocks()], axis=1)
         if self.features == "series":
             return [one.astype(np.float64) for one in cohort.series]
         if self.features == "phenotypes" and fitting:

@@ -37,7 +37,7 @@ class Subjects(NamedTuple):
     cohort: Cohort | None = None
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of subjects."""
         return len(self.scans) or len(self.vectors) if self.cohort is None else len(self.cohort)
 
@@ -73,7 +73,8 @@ def _together(parts: Sequence[Any]) -> Cohort:
     """One cohort of cohorts of one subject, which is how scikit-learn selects subjects of X; some may be there twice."""
     if any(not isinstance(one, Cohort) or len(one) != 1 for one in parts):
         raise InvalidInput("X is a list with cohorts in it; give one cohort of all subjects.")
-    first, tables = parts[0], [one.tables for one in parts]
+    first: Cohort = parts[0]
+    tables = [one.tables for one in parts]
     held = {(one.rois, one.atlas, one.values, one.inputs, *own) for one, own in zip(parts, tables, strict=True)}
     if len(held) > 1 or first.parcellations:
         raise InvalidInput("X is a list of cohorts with several atlases, or with different ROIs, scans, inputs or tables.")
@@ -129,7 +130,7 @@ def _numbers(count: int) -> tuple[str, ...]:
 
 def read_groups(groups: Any, subjects: Subjects) -> npt.NDArray[np.str_]:
     """(subject,) site of each subject; without groups, those of a cohort, and otherwise all subjects are of one site."""
-    count = subjects.count
+    count = subjects.size
     if groups is None:
         return np.full(count, ONE_SITE) if subjects.cohort is None else subjects.cohort.sites
     given = np.asarray(groups)
