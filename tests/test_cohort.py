@@ -357,6 +357,7 @@ def test_with_tables_adds_and_replaces():
         ),
         ({"t": THICKNESS.assign(side="L")}, "cohort cohort, table t: column side holds text; a table holds numbers."),
         ({"t": THICKNESS + np.inf}, "cohort cohort, table t: subject s1 has an infinite value in column lh_insula."),
+        ({"t": THICKNESS * 1e100}, "cohort cohort, table t: subject s1 has the value 3.25e+100 in column lh_insula."),
         ({"t": THICKNESS + 1j}, "cohort cohort, table t: column lh_insula holds complex128; a table holds numbers."),
         (
             {"t": THICKNESS.astype("category")},

@@ -18,6 +18,7 @@ from m2lgdg.storage import InputError, one_line
 
 UNKNOWN = -1  # label of a subject whose diagnosis is unknown or hidden from a method
 INPUTS = ("sex", "age", "education")  # phenotypes that are inputs unless others are chosen, as in data folders
+LARGEST = 1e100  # of a value in a table; a larger one is a code, and its square would overflow
 FASTEST, SLOWEST = 0.05, 20.0  # seconds; a shorter or longer TR is in another unit
 
 
@@ -107,9 +108,10 @@ def matched_tables(tables: Mapping[str, Any], subjects: Sequence[str], cohort: s
         table = _by_subject(given, subjects, where)
         with np.errstate(over="ignore"):  # of a wider type than float64
             values = table.reindex(list(subjects)).to_numpy(dtype=np.float64, na_value=np.nan)
-        if np.isinf(values).any():
-            row, column = np.argwhere(np.isinf(values))[0]
-            raise InputError(f"{where}: subject {subjects[row]} has an infinite value in column {table.columns[column]}.")
+        if (np.abs(values) > LARGEST).any():
+            row, column = np.argwhere(np.abs(values) > LARGEST)[0]
+            what = "an infinite value" if np.isinf(values[row, column]) else f"the value {values[row, column]:g}"
+            raise InputError(f"{where}: subject {subjects[row]} has {what} in column {table.columns[column]}.")
         index = pd.Index(list(subjects), dtype=object)
         matched[name] = pd.DataFrame(values, index=index, columns=table.columns.astype(object))
     return matched

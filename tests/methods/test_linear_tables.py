@@ -107,6 +107,39 @@ def test_weights_of_any_decisions_are_finite_and_none_is_negative(seed):
     np.testing.assert_array_equal(weights @ np.stack(tables), table_weights(base, list(larger), cohort) @ larger)  # of any unit
 
 
+def test_a_table_that_few_have_is_not_used(fold):
+    patients, controls = (np.flatnonzero(fold.source.labels == label) for label in (1, 0))
+    for many, used in ((5, True), (4, False)):
+        some = fold.source.subjects[np.concatenate([patients[:many], controls])]
+        source = fold.source.with_tables({"t": fold.source.tables["noise"].loc[some]})
+        facts = m2lgdg.make("connectome-adaptive", tables="t").fit(source).facts_
+        assert ("tables" in facts) == used
+    assert facts["notes"] == [f"Table t is not used: only 4 patients and {len(controls)} controls have it."]
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**-20, 2.0**30])
+def test_the_unit_of_a_table_does_not_matter(fold, fitted, factor):
+    def other(cohort):
+        return cohort.with_tables({name: table * factor for name, table in cohort.tables.items()})
+
+    refitted = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(other(fold.source))
+    np.testing.assert_allclose(refitted.predict_proba(other(fold.target)), fitted.predict_proba(fold.target), atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1.0, 1.6e9, 1e13])
+def test_a_column_that_is_constant_at_each_site_is_not_used(fold, fitted, size):
+    """Else rounding at source would decide about another site."""
+
+    def longer(cohort):
+        number = cohort.sites if len(set(cohort.sites)) == 1 else np.unique(cohort.sites, return_inverse=True)[1]
+        date = np.full(len(cohort), 7.3) if number.dtype.kind == "U" else 1.1 + number
+        return cohort.with_tables({name: table.assign(scanner=size * date) for name, table in cohort.tables.items()})
+
+    model = m2lgdg.make("connectome-adaptive", phenotypes=True).fit(longer(fold.source))
+    assert "scanner" not in model.facts_["tables"]["thickness"]["columns"]
+    np.testing.assert_array_equal(model.predict_proba(longer(fold.target)), fitted.predict_proba(fold.target))
+
+
 def test_two_copies_of_a_table_count_as_one_and_a_misleading_one_not_at_all(cohort):
     rng = np.random.default_rng(4)
     base, useful = (cohort.labels + rng.normal(size=len(cohort)) for _ in range(2))

@@ -447,7 +447,7 @@ def test_tables_of_nobody_or_of_others(tmp_path, cohort):
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_any_numbers_come_back_whatever_the_separator_and_the_order(tmp_path_factory, cohort, data):
-    finite = st.floats(allow_nan=False, allow_infinity=False)
+    finite = st.floats(-1e100, 1e100)
     values = data.draw(st.lists(st.lists(finite, min_size=3, max_size=3), min_size=1, max_size=4))
     order = data.draw(st.permutations(range(3)))
     separator = data.draw(st.sampled_from("\t,; "))

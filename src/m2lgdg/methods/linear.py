@@ -137,7 +137,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
         confounds = table.confounds(source, self.scaled_confounds(source))
 
         def solve() -> tuple[Block, Standardised]:
-            standardised = standardised_block(features, source, weights, self.within_sites, confounds)
+            units = features.std(axis=0)
+            standardised = standardised_block(features, source, weights, self.within_sites, confounds, units=units)
             return self._solve("table", standardised, source, source_folds(source, self.site_folds, weights)), standardised
 
         fields = ((name, value) for name, value in self.fields().items() if name not in OUTSIDE_BLOCKS)
@@ -312,8 +313,10 @@ def standardised_block(
     confounds: Features | None = None,
     *,
     overwrite: bool = False,
+    units: Floats | float = 1.0,  # of the features
 ) -> Standardised:
     """Features without confounds, centred (by site, if asked) and divided by their sd in source; in place to `overwrite`."""
+    units = np.broadcast_to(units, features.shape[1:])
     names, site = np.unique(source.sites, return_inverse=True)
     averages = np.concatenate([weights[None] / weights.sum(), site_averages(site, weights)])  # (all and site, subject)
     if confounds is None:
@@ -334,7 +337,7 @@ def standardised_block(
         if len(slopes):
             values -= confounds @ slopes[:, part]
         spread = np.sqrt(np.einsum("i,ij,ij->j", weights, values, values) / weights.sum())
-        scale[part] = np.where(spread > SMALLEST_SPREAD, spread, 1.0)
+        scale[part] = np.where(spread > SMALLEST_SPREAD * units[part], spread, units[part])
         np.divide(values, scale[part], out=trained[:, part], casting="same_kind")
     return Standardised(Rows(trained, (means - centre) / scale, site), centre, scale, slopes if len(slopes) else None)
 

@@ -137,8 +137,9 @@ class WithTables(TakesTables, DeepMethod):
         for table in self.table_blocks():
             known = table.fit_filling(source)
             having = source if known.all() else source.select(known)
-            confounds = table.confounds(having, self.scaled_confounds(having))
-            fitted = standardised_block(table.features(having), having, balance(having), self.centring == "site", confounds)
+            confounds, features = table.confounds(having, self.scaled_confounds(having)), table.features(having)
+            weights, units = balance(having), features.std(axis=0)
+            fitted = standardised_block(features, having, weights, self.centring == "site", confounds, units=units)
             slopes = np.zeros((0, len(fitted.centre))) if fitted.slopes is None else fitted.slopes
             table.put(slopes=slopes, mean=fitted.centre, scale=fitted.scale)
             self.facts_["tables"][table.name]["subjects"] = int(known.sum())

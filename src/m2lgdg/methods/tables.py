@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from m2lgdg.cohort import Cohort
+from m2lgdg.findings import counted
 from m2lgdg.storage import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +28,7 @@ OTHER_UNIT = "units of {}: values are {:.2g} times those of source, decided with
 MAD = 1.4826  # standard deviations in a median absolute deviation
 FACTOR = 2.0  # between the usual values of a subject and of source; the smallest of ABIDE, a failed segmentation, is 1 / 1.9
 STEADY, FEWEST_COLUMNS = 4.0, 5  # columns to tell it by: least ratio of the median to the robust sd, and their least number
+FEWEST_OF_CLASS = 5  # patients, and controls, of source who have a table
 COLUMN_FACTOR, FEWEST = 5.0, 10  # the same of one column, over at least so many subjects
 
 MOST = 10.0  # that a table counts, relative to the other blocks, in sds of decisions
@@ -35,7 +37,7 @@ MOST = 10.0  # that a table counts, relative to the other blocks, in sds of deci
 def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str] | None = None) -> dict[str, list[str]]:
     """Columns of the tables that the field `tables` selects; `notes` get a sentence on each that cannot be used.
 
-    That is a table without any value in source, and one that only one class has: having it would be the diagnosis.
+    That is one that few or none of source have, and one that only one class has: having it would be the diagnosis.
     """
     held = source.tables
     names = list(held) if tables == ALL else [] if tables == NONE else [tables] if isinstance(tables, str) else list(tables)
@@ -44,13 +46,17 @@ def chosen_tables(tables: str | tuple[str, ...], source: Cohort, notes: list[str
         if name not in held:
             known = f"it has {', '.join(held)}" if held else "it has none (m2lgdg convert --table adds one)"
             raise InputError(f"cohort {source.name} has no table {name}; {known}.")
-        columns = [column for column in held[name] if held[name][column].nunique() > 1]
+        by_site = held[name].groupby(source.sites)
+        varies = (by_site.max() > by_site.min()).any()  # a column that is constant at each site tells nothing but the site
+        columns = [column for column in held[name] if varies[column]]
         having = source.labels[_known(held[name][columns].to_numpy(dtype=np.float64))[0]] if columns else []
-        if len(set(having)) == 2:
+        patients, controls = (int(np.sum(np.asarray(having) == label)) for label in (1, 0))
+        if min(patients, controls) >= FEWEST_OF_CLASS:
             used[name] = columns
         elif notes is not None:
-            whose = {0: "only controls have", 1: "only patients have"}
-            who = whose[having[0]] if len(having) else "no training subject has"
+            who = f"only {counted(patients, 'patient')} and {counted(controls, 'control')} have"
+            if not patients or not controls:
+                who = "only patients have" if patients else "only controls have" if controls else "no training subject has"
             notes.append(f"Table {name} is not used: {who} it.")
     return used
 
