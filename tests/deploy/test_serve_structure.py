@@ -222,6 +222,13 @@ def test_the_regions_of_tables_are_explained(fitted, cohort):
     assert "Top regions of tables" not in ask(fitted, cohort, [], {"explain": "1"}).text
 
 
+def test_an_average_takes_the_tables_of_its_methods(cohort):
+    model = make("average", methods=("fc-logistic", "connectome-adaptive")).fit(cohort)
+    page = ask(model, cohort, [("table-1", aseg())], {"explain": "1"})
+    assert "aseg 4 of 4 values, from aseg.stats. own not given; decided without it." in words(page)
+    assert shown(page) == f"{computed(model, cohort, {'aseg': [aseg()]}):.2f}"
+
+
 def test_a_table_without_weight_is_said_to_have_none(cohort):
     model = make("connectome-adaptive").fit(cohort)
     model.facts_["tables"]["own"]["weight"] = 0.0

@@ -121,6 +121,9 @@ def test_tables(fold, tmp_path):
     peer = make_model().fit(features(source), source.labels)
     expected = peer.predict_proba(features(target))[:, 1]
     np.testing.assert_allclose(fitted.predict_proba(target)[:, 1], expected, rtol=1e-9)
+    for block in fitted.method.table_blocks():  # nothing is taken out
+        cleaned = block.cleaned(target, fitted.method.scaled_confounds(target))
+        np.testing.assert_array_equal(cleaned, block.features(target))
     flags = fitted.flags(target)
     assert "no aseg: decided without it" in flags[2] and not any("decided" in flag for flag in flags[1])
     loaded = m2lgdg.Model.load(fitted.save(tmp_path / "model"))

@@ -121,11 +121,11 @@ class SklearnMethod(TakesTables, Method):
             raise InputError(f"method {self.name}: cohort {source.name} has no tables (m2lgdg convert --table adds one).")
         for table in self.table_blocks():
             table.fit_filling(source)
+            table.put(slopes=np.zeros((int(table.head_column is not None), len(table.columns))))  # all that varies is kept
 
-    def cleaned_tables(self, target: Cohort) -> dict[str, Floats]:
-        """(subject, column) values as the estimator sees them, from which nothing is regressed out; NaN without the table."""
-        blocks = self.table_blocks()
-        return {one.name: np.where(one.present(target)[:, None], one.features(target), np.nan) for one in blocks}
+    def scaled_confounds(self, cohort: Cohort) -> dict[str, Floats]:
+        """None: nothing is regressed out of tables."""
+        return {}
 
     def _unfitted(self) -> Any:
         estimator = estimator_of(self.estimator)

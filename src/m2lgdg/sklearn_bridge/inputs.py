@@ -86,11 +86,12 @@ def _together(parts: Sequence[Any]) -> Cohort:
     scans: Any = tuple(one.scans[0] for one in parts)
     if isinstance(first.scans, Connectomes):
         scans = Connectomes((one.scans.triangles[0] for one in parts), first.values, len(first.rois))
+    each: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in parts]) for name in ("sites", "labels", "tr")}
     return dataclasses.replace(
         first,
+        **each,
         series=scans,
         subjects=np.array(names),
-        **{name: np.concatenate([getattr(one, name) for one in parts]) for name in ("sites", "labels", "tr")},
         phenotypes=pd.concat([one.phenotypes for one in parts]).set_axis(names, axis=0),
         tables={name: pd.concat([own[name] for own in tables]).set_axis(names, axis=0) for name in tables[0]},
     )

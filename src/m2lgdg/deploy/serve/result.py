@@ -31,6 +31,7 @@ MEANINGS = {
     "amplitude not used": "ROIs were standardised or rescaled one by one; give the series in the units of the training data",
     "atlas missing": "the prediction is the mean over the other atlases of the model",
     "rois by number": "the atlas of the model or of the file is not named, so columns were matched by their position",
+    "failed segmentation": "many of its values are far from those of source at once; look at the segmentation",
     "outside": "further from source than 95 % of source subjects are from the other sites",
 }
 WITHOUT = FLAG.partition(":")[2].strip()
@@ -102,7 +103,9 @@ def result_of(
         proba=proba,
         threshold=fitted.threshold,
         new_site=_new_site(fitted, proba),
-        flags=[(flag, NO_TABLE if WITHOUT in flag else MEANINGS[flag.split(":")[0]]) for flag in fitted.flags(cohort)[0]],
+        flags=[
+            (flag, NO_TABLE if WITHOUT in flag else MEANINGS.get(flag.split(":")[0], "")) for flag in fitted.flags(cohort)[0]
+        ],
         tables=_tables(fitted, cohort, files or {}),
         ood_scores=[(name, "not known" if math.isnan(one) else f"{one:.2f}", one > 1) for name, one in scores.items()],
         compared=fitted.compare(cohort),

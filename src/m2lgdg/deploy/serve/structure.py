@@ -61,11 +61,13 @@ class Expected(NamedTuple):
 
 
 def expected_tables(fitted: Model) -> list[Expected]:
-    """The tables that any member of a model takes."""
+    """The tables that any member of a model takes, or a method that a member averages."""
     columns: dict[str, dict[str, None]] = {}
     weights: dict[str, list[float]] = {}
-    for member in fitted.members.values():
-        for name, about in member.facts_.get("tables", {}).items():
+    facts = [member.facts_ for member in fitted.members.values()]
+    facts += [averaged for member in facts for averaged in member.get("members", {}).values()]
+    for one in facts:
+        for name, about in one.get("tables", {}).items():
             columns.setdefault(name, {}).update(dict.fromkeys(map(str, about["columns"])))
             weights.setdefault(name, []).append(about.get("weight", 1.0))
     return [_expected(name, tuple(own), not any(weights[name])) for name, own in columns.items()]
