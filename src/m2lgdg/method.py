@@ -122,6 +122,10 @@ class Method:
         """Quality flags of each subject that only this method raises."""
         return [[] for _ in range(len(target))]
 
+    def table_rows(self, target: Cohort) -> dict[str, Any]:
+        """What the method sees of each table that it takes (`methods.tables.TableRows`)."""
+        return {}
+
     def needs_series(self) -> str:
         """What of the method needs time series, such as its name with a field; empty if connectomes are enough."""
         return "" if CONNECTOMES in self.takes else f"method {self.name}"

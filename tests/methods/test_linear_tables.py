@@ -295,3 +295,79 @@ def test_unknown_tables_and_nothing_to_learn_from_are_one_sentence(fold):
 def test_head_size_is_known_by_its_usual_names(name):
     block = TableBlock("aseg", ["Left-Caudate", name.upper()], {})
     np.testing.assert_array_equal(block._head_size(np.array([[1.0, 2.0], [3.0, 4.0]])), [2.0, 4.0])
+
+
+# Tables of a target that are not those of the training data.
+
+
+@pytest.fixture(scope="module")
+def brains():
+    cohort = m2lgdg.make_cohort("tiny", sizes=dict.fromkeys("abcd", 24), n_regions=30, seed=2)
+    return next(iter(m2lgdg.leave_one_site_out(cohort)))
+
+
+@pytest.fixture(scope="module")
+def of_brains(brains):
+    return m2lgdg.make("connectome-adaptive").fit(brains.source)
+
+
+def other(cohort, change):
+    table = cohort.tables["thickness"].copy()
+    return cohort.with_tables({"thickness": change(table)}) if change else cohort
+
+
+def icv(table, factor):
+    return table.assign(**{table.columns[-1]: table.iloc[:, -1] * factor})
+
+
+def desikan(table):
+    return table.rename(columns=lambda name: name.replace("_thickness", "_of_another_atlas_thickness"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda table: table / 1000, r"its values are about 0\.00\d+ times those of the training data"),
+        (lambda table: table * 10, "its values are about 1.+ times those of the training data; they are of another unit"),
+        (lambda table: icv(table, 1e-3), r"the values of column \w+ are about 0\.00\d+ times .* it has another unit"),
+        (desikan, "has 1 of the 31 columns that the model was trained on .* another atlas or measure"),
+        (lambda table: table.rename(columns=lambda name: name.replace("thickness", "area")), "another atlas or measure"),
+        (lambda table: table.rename(columns={table.columns[3]: f"{table.columns[3]}_avg"}), r"is it called \w+_avg there\?"),
+        (lambda table: table.drop(columns=table.columns[3]), "has no column .*, which the model was trained on"),
+    ],
+)
+def test_a_table_of_another_unit_atlas_or_measure_is_refused(brains, of_brains, change, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        of_brains.predict_proba(other(brains.target, change))
+    assert "\n" not in str(caught.value) and "thickness" in str(caught.value)
+    for use in (of_brains.flags, of_brains.having_tables):
+        with pytest.raises(InputError, match=sentence):
+            use(other(brains.target, change))
+
+
+def test_single_subjects_of_another_unit_are_decided_without(brains, of_brains):
+    def some(table):
+        table.iloc[:4] /= 1000
+        return table
+
+    target = other(brains.target, some)
+    without = lacking(brains.target, np.arange(len(brains.target)) < 4)
+    np.testing.assert_array_equal(of_brains.predict_proba(target), of_brains.predict_proba(without))
+    flags = of_brains.flags(target)
+    assert all(any(flag.startswith("units of thickness: values are 0.00") for flag in one) for one in flags[:4])
+    assert not any("units of" in flag for one in flags[4:] for flag in one)
+
+
+def test_a_source_site_in_another_unit_is_left_out_of_the_fit(brains):
+    site = brains.source.site_names[0]
+    at = brains.source.sites == site
+
+    def metres(table):
+        table[at] /= 1000
+        return table
+
+    one, two = (
+        m2lgdg.make("connectome-adaptive").fit(each) for each in (other(brains.source, metres), lacking(brains.source, at))
+    )
+    np.testing.assert_array_equal(one.predict_proba(brains.target), two.predict_proba(brains.target))
+    assert one.facts_["tables"]["thickness"]["subjects"] == (~at).sum()

@@ -12,6 +12,8 @@ from scipy.io import savemat
 from m2lgdg import InputError, Model, leave_one_site_out, make, make_cohort, read
 from m2lgdg.cohort import Parcellation
 from m2lgdg.method import has_atlas
+from m2lgdg.methods.connectome_adaptive import ConnectomeAdaptive
+from m2lgdg.methods.tables import table_weights
 from m2lgdg.metrics import logit, platt, sigmoid
 from m2lgdg.model.new_site import NewSiteCalibration
 from m2lgdg.study.audit import NOISE, WITHHELD, digests, other_target
@@ -366,3 +368,71 @@ def test_lobes_over_atlases(fold, fitted):
     assert table.loc["frontal"].to_dict() == pytest.approx({"score": 0.875, "aal": 0.75, "ez": 1.0})
     assert table.loc["insula"].to_dict() == pytest.approx({"score": 0.125, "aal": 0.25, "ez": 0.0})
     assert not len(parts["aal"].over_atlases())
+
+
+# Tables of brain structure.
+
+
+@pytest.fixture(scope="module")
+def brains():
+    cohort = miniature.with_two_atlases(make_cohort("tiny", sizes=dict.fromkeys("abcde", 24), n_regions=30, seed=3), LACKING)
+    return next(leave_one_site_out(cohort, ["e"]))
+
+
+def test_tables_add_the_same_to_each_atlas_and_are_weighed_beside_the_mean(brains, tmp_path):
+    model = make("connectome-adaptive").fit(brains.source)
+    without = make("connectome-adaptive", tables="none").fit(brains.source)
+    source = brains.source
+    rows = {name: np.flatnonzero(has_atlas(source, name)) for name in model.members}
+    scans, tables, number = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
+    for name, member in model.members.items():
+        plain = without.members[name].held_out_logits()
+        np.testing.assert_allclose(member.state_["calibration"], without.members[name].state_["calibration"])
+        scans[rows[name]] += plain
+        tables[rows[name]] += member.table_fits_["thickness"].held_out
+        number[rows[name]] += 1
+    factor = table_weights(scans / number, [tables / number], source)[0]
+    assert factor > 0
+    for name, member in model.members.items():
+        added = member.held_out_logits() - without.members[name].held_out_logits()
+        np.testing.assert_allclose(added, factor * member.table_fits_["thickness"].held_out, atol=1e-9)
+    mean = scans / number + factor * tables / number  # decisions at source sites that the blocks were not fitted on
+    np.testing.assert_allclose(model.mean_recalibration, platt(mean, source.labels, source.sites), rtol=1e-6)
+    saved = Model.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(saved.predict_proba(brains.target), model.predict_proba(brains.target))
+
+
+def test_a_table_is_fitted_once_for_all_atlases_with_the_same_subjects(brains, monkeypatch):
+    whole = brains.source.select(has_atlas(brains.source, "mixed"))
+    solved = []
+    plain = ConnectomeAdaptive._solve
+    counted = lambda self, name, *rest: solved.append(name) or plain(self, name, *rest)  # noqa: E731
+    monkeypatch.setattr(ConnectomeAdaptive, "_solve", counted)
+    make("connectome-adaptive").fit(whole)
+    assert solved.count("table") == 1 and solved.count("steady") == 2
+
+
+def test_flags_of_tables_are_raised_once(brains):
+    model = make("connectome-adaptive").fit(brains.source, source_distribution=True)
+    table = brains.target.tables["thickness"]
+    table.iloc[0], table.iloc[1] = np.nan, 0.6 * table.iloc[1]
+    target = brains.target.with_tables({"thickness": table})
+    flags = model.flags(target)
+    assert flags[0].count("no thickness: decided without it") == 1
+    assert sum("thickness" in flag for flag in flags[0]) == 1
+    assert sum("failed segmentation" in flag for flag in flags[1]) == 1
+    assert [name for name in model.ood_scores(target) if "table" in name] == ["table_thickness"]
+    assert model.having_tables(target) == {"thickness": len(target) - 1}
+
+
+def test_tables_alone_and_tables_that_differ_by_atlas(brains):
+    alone = make("connectome-adaptive", scan=False).fit(brains.source)
+    assert np.isfinite(alone.predict_proba(brains.target)).all()
+    has = has_atlas(brains.source, "mixed")
+    table = brains.source.tables["thickness"]
+    table[has & (brains.source.labels == 1)] = np.nan  # in the second atlas, only controls have it
+    told = make("connectome-adaptive").fit(brains.source.with_tables({"thickness": table}))
+    first, second = told.members.values()
+    assert "tables" in first.facts_ and not second.facts_.get("tables")
+    assert "mixed: Table thickness is not used: only controls have it." in told.facts_["notes"]
+    assert np.isfinite(told.predict_proba(brains.target)).all()

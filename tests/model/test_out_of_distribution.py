@@ -187,3 +187,94 @@ def test_the_distribution_of_many_subjects_is_that_of_few(monkeypatch, source, t
     np.testing.assert_allclose(np.abs(along), 1.0, atol=1e-5)
     for name, scores in distribution.scores(target).items():
         np.testing.assert_allclose(many.scores(target)[name], scores, rtol=1e-4)
+
+
+# Tables of brain structure.
+
+
+@pytest.fixture(scope="module")
+def brains():
+    return make_cohort("tiny", sizes={"a": 30, "b": 25, "c": 25, "new": 20}, missing=0.0, n_regions=30, seed=4)
+
+
+@pytest.fixture(scope="module")
+def structural(brains):
+    return make("connectome-adaptive").fit(brains.select(brains.sites != "new"), source_distribution=True)
+
+
+def changed(cohort, who, function):
+    """The cohort with other thickness (mm) of some subjects."""
+    table = cohort.tables["thickness"]
+    regions = [column for column in table if column.endswith("_thickness")]
+    table.loc[cohort.subjects[who], regions] = function(table.loc[cohort.subjects[who], regions])
+    return cohort.with_tables({"thickness": table})
+
+
+def slow_table_distance(train, other):
+    """The definition, column by column: distance from the median in robust sds, at most 8, root mean square."""
+    squares = []
+    for column in range(train.shape[1]):
+        middle = np.median(train[:, column])
+        spread = 1.4826 * np.median(np.abs(train[:, column] - middle))
+        if spread > 1e-6:  # not head size without itself
+            squares.append(np.minimum(np.abs(other[:, column] - middle) / spread, 8) ** 2)
+    return np.sqrt(np.mean(squares, axis=0))
+
+
+def test_the_score_of_a_table_is_its_definition(brains, structural):
+    source, target = brains.select(brains.sites != "new"), brains.select(sites=["new"])
+    method = structural.method
+    own, new = (method.table_rows(method.visible(one))["thickness"].cleaned for one in (source, target))
+    reached = np.empty(len(source))
+    for site in source.site_names:
+        here = source.sites == site
+        reached[here] = slow_table_distance(own[~here], own[here])
+    expected = slow_table_distance(own, new) / np.quantile(reached, 0.95)
+    np.testing.assert_allclose(structural.ood_scores(target)["table_thickness"], expected, rtol=1e-4)
+    alone = structural.ood_scores(target.select([3]))["table_thickness"]
+    np.testing.assert_allclose(alone, expected[[3]], rtol=1e-4)
+
+
+def test_a_failed_segmentation_is_flagged_at_any_number_of_subjects(brains, structural, tmp_path):
+    target = brains.select(sites=["new"])
+    bad = changed(target, [2], lambda rows: 0.6 * rows)
+    for model in (structural, Model.load(structural.save(tmp_path / "model"))):
+        for some, which in ((bad, 2), (bad.select([2]), 0)):
+            raised = [[flag for flag in flags if "segmentation" in flag] for flags in model.flags(some)]
+            assert [i for i, flags in enumerate(raised) if flags] == [which]
+            assert (
+                raised[which][0].startswith("failed segmentation: 3")
+                and "columns of thickness out of range" in raised[which][0]
+            )
+            assert model.ood_scores(some)["table_thickness"][which] > 1
+            assert "table_thickness" in " ".join(model.flags(some)[which])
+    assert not any("segmentation" in flag for flags in structural.flags(target) for flag in flags)
+
+
+def test_who_has_no_table_has_no_score_of_it(brains, structural):
+    target = changed(brains.select(sites=["new"]), [0, 1], lambda rows: np.nan * rows)
+    table = target.tables["thickness"]
+    table.iloc[0] = np.nan
+    target = target.with_tables({"thickness": table})
+    assert np.isnan(structural.ood_scores(target)["table_thickness"]).tolist() == [True, True] + [False] * 18
+    assert structural.having_tables(target) == {"thickness": 18}
+    assert sum("no thickness: decided without it" in flags for flags in structural.flags(target)) == 2
+
+
+def test_ranges_that_do_not_fit_the_tables_are_refused(brains, structural, tmp_path):
+    distribution = structural.source_distribution_
+    path = distribution.save(tmp_path / "ranges.safetensors")
+    rois, columns = len(brains.rois), len(brains.tables["thickness"].columns)
+    assert SourceDistribution.load(path, rois, {"thickness": columns}).tables.keys() == {"thickness"}
+    one = distribution.tables["thickness"]
+    lies = [
+        dataclasses.replace(distribution, tables={"thickness": one._replace(spread=-one.spread)}),
+        dataclasses.replace(distribution, tables={"thickness": one._replace(usual=one.usual * np.nan)}),
+        dataclasses.replace(distribution, tables={"thickness": one._replace(reached=one.reached[:1])}),
+        dataclasses.replace(distribution, tables={"other": one}),
+    ]
+    for lie in lies:
+        with pytest.raises(InputError, match="is damaged"):
+            SourceDistribution.load(lie.save(path), rois, {"thickness": columns})
+    with pytest.raises(InputError, match="is damaged"):
+        SourceDistribution.load(distribution.save(path), rois, {"thickness": columns + 1})

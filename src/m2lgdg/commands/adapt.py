@@ -39,6 +39,7 @@ def adapt(
     ] = None,
     site: options.Site = None,
     kind: options.Kind = None,
+    table: options.Table = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Correct the intercept of a model for one site, with unlabelled subjects of it; weights do not change.
@@ -53,7 +54,7 @@ def adapt(
     fitted = models.load_model(model, plugin)
     threshold = fitted.threshold
     need_unused(to)
-    cohort = models.read_subjects(path, site, kind)
+    cohort = models.read_subjects(path, site, kind, table)
     if subjects is not None:
         if len(cohort) < subjects:
             raise InputError(f"--subjects {subjects}: cohort {cohort.name} has {len(cohort)} subjects.")
@@ -77,4 +78,6 @@ def adapt(
         "counted before do not count again."
     )
     others = suggestions.Fill("SUBJECTS")
-    suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])
+    suggestions.print_next(
+        context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site", "--table"]
+    )

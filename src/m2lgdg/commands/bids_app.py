@@ -16,7 +16,7 @@ from m2lgdg.commands import reading, terminal
 
 READER = (  # the options of `m2lgdg check` that this command has, too
     *("participants", "atlas", "atlas_image", "atlas_labels", "only", "session", "confounds", "join_runs"),
-    *("site_name", "patient", "control"),
+    *("site_name", "patient", "control", "table"),
 )
 
 
@@ -38,7 +38,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         option = reading.OPTIONS[name]
         kind, about = get_args(option.annotation)
         how: dict[str, Any] = {"type": Path} if Path in get_args(kind) else {}
-        how = {"action": "append"} if name == "atlas" else {"action": "store_true"} if kind is bool else how
+        how = {"action": "append"} if name in ("atlas", "table") else {"action": "store_true"} if kind is bool else how
         add(f"--{name.replace('_', '-')}", default=None, help=re.sub("^[a-z0-9, -]+: ", "", about.help), **how)
     add("--jobs", "--n_cpus", type=int, default=1, help="parallel processes of the study")
     add("--skip_bids_validation", "--skip-bids-validation", action="store_true", help="accepted; nothing is validated")
@@ -52,6 +52,8 @@ def bids_app(words: Sequence[str] | None = None) -> None:
     options = {
         reading.READER_NAMES.get(name, name): getattr(given, name) for name in READER if getattr(given, name) is not None
     }
+    if "table" in options:
+        options["tables"] = reading.options.table_files(options.pop("table"))
     if len(options.get("atlas", ())) == 1:
         options["atlas"] = options["atlas"][0]
     sys.exit(_participants(given, options) if given.analysis_level == "participant" else _group(given, options))

@@ -15,6 +15,7 @@ def calibrate(
     to: options.NewModel,
     site: options.Site = None,
     kind: options.Kind = None,
+    table: options.Table = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Calibrate probabilities and threshold of a model to one site, with labelled subjects of it; weights do not change."""
@@ -25,7 +26,7 @@ def calibrate(
 
     fitted = models.load_model(model, plugin)
     need_unused(to)
-    cohort = models.read_subjects(path, site, kind)
+    cohort = models.read_subjects(path, site, kind, table)
     before = fitted.threshold
     with terminal.progress("calibrating"):
         labelled = with_checks(cohort.select(cohort.labels >= 0))
@@ -45,4 +46,6 @@ def calibrate(
     models.print_data_line(labelled, path, new_site=True)
     models.print_notes(fitted, cohort)
     others = suggestions.Fill("OTHER_SUBJECTS")
-    suggestions.print_next(context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site"])
+    suggestions.print_next(
+        context, "predict", to, others, "--out", suggestions.free("predictions.csv"), without=["--site", "--table"]
+    )

@@ -20,6 +20,7 @@ def explain(
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.", show_default=False)],
     site: options.Site = None,
     kind: options.Kind = None,
+    table: options.Table = None,
     of: Annotated[
         str,
         typer.Option(
@@ -40,7 +41,7 @@ def explain(
     fitted = models.load_model(model, plugin)
     if to.exists() and not to.is_dir():
         raise InputError(f"{to} is not a folder; choose another --out.")
-    cohort = models.read_subjects(path, site, kind)
+    cohort = models.read_subjects(path, site, kind, table)
     centroids = None if rois is None else read_centroids(rois, cohort.rois)
     how: dict[str, Any] = {"of": of, "steps": steps, "device": device}
     with terminal.progress(f"explaining {fitted.name}") as progress, fitted.method.checking_weights():

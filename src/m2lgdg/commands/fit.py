@@ -44,6 +44,7 @@ def fit(
     ] = None,
     site: options.Site = None,
     kind: options.Kind = None,
+    table: options.Table = None,
     without: Annotated[list[str] | None, typer.Option(help="Site to leave out of training; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     device: options.Device = "auto",
@@ -73,7 +74,7 @@ def fit(
         fields["atlases"] = atlas[0] if len(atlas) == 1 else atlas
     method = make(name, **fields)
     need_unused(to)
-    cohort = models.read_subjects(path, kind=kind)
+    cohort = models.read_subjects(path, kind=kind, table=table)
     if inputs is not None:
         cohort = cohort.with_inputs([] if inputs == "none" else [column.strip() for column in inputs.split(",")])
     left_out = options.of_sites(cohort, without or [])
@@ -98,6 +99,7 @@ def fit(
             f"Trained for {len(facts['history'])} epochs; best epoch {facts['best_epoch']} with {on} AUC {best['val_auc']:.3f}."
         )
     models.print_data_line(source, path)
+    models.print_tables(method)
     sites = facts["source"]["sites"]
     count = sum(sum(one.values()) for one in sites.values())
     subjects = f"{count} subjects from {len(sites)} site{'' if len(sites) == 1 else 's'}"
@@ -112,7 +114,7 @@ def fit(
     held_out = [word for name in dict.fromkeys(without or []) for word in ("--site", name)]
     subjects_to_predict = path if without else suggestions.Fill("NEW_SITE")
     words = (to, subjects_to_predict, *held_out, "--out", suggestions.free("predictions.csv"))
-    suggestions.print_next(context, "predict", *words, without=["--site"])
+    suggestions.print_next(context, "predict", *words, without=["--site"] if without else ["--site", "--table"])
 
 
 @contextmanager

@@ -30,12 +30,19 @@ def load_model(folder: Path, plugin: Sequence[Path] | None) -> Model:
     return Model.load(folder)
 
 
-def read_subjects(path: Path, site: Sequence[str] | None = None, kind: str | None = None) -> Cohort:
-    """The cohort of a path, or its subjects of these sites, with a progress bar."""
+def read_subjects(
+    path: Path, site: Sequence[str] | None = None, kind: str | None = None, table: Sequence[str] | None = None
+) -> Cohort:
+    """The cohort of a path with the tables of --table, or its subjects of these sites, with a progress bar."""
     from m2lgdg.data.readers import read
 
+    files = options.table_files(table)
     with terminal.progress(f"reading {path.name}") as progress:
-        return options.with_sites(read(path, kind, progress=progress), site)
+        cohort = read(path, kind, progress=progress, tables=files)
+    for note in cohort.notes:
+        if not isinstance(note, str) and note.kind == "table" and note.numbers["table"] in files:
+            terminal.say(f"{note.text.removesuffix('.')}.")
+    return options.with_sites(cohort, site)
 
 
 def write_model(fitted: Model, to: Path) -> None:
@@ -55,6 +62,24 @@ def print_data_line(cohort: Cohort, path: Path, *, new_site: bool = False) -> No
     command = check_command(path, new_site=new_site)
     if line := data_line(with_checks(cohort).findings or (), command, new_site=new_site):
         terminal.say(line)
+
+
+def print_tables(fitted: Model) -> None:
+    """Print a line on each table that the model takes: its size, who has it, and how much it counts."""
+    facts = next(iter(fitted.members.values())).facts_
+    of_methods = facts.get("members", {"": facts})  # of an average
+    every = sum(sum(one.values()) for one in facts["source"]["sites"].values())
+    for method, own in of_methods.items():
+        for name, about in own.get("tables", {}).items():
+            having = about.get("subjects", every)
+            who = f"all {every} subjects have it" if having == every else f"{every - having} of {every} subjects lack it"
+            counts = ""
+            if "relative" in about:
+                counts = f", and it counts {about['relative']:.2g} times as much as scan and phenotypes (sd of decisions)"
+            if about.get("weight") == 0:
+                counts = ", and it is not used, as it adds nothing at left-out sites"
+            of_method = f" in {method}" if method else ""
+            terminal.say(f"Table {name}{of_method}: {len(about['columns'])} columns; {who}{counts}.")
 
 
 def print_notes(fitted: Model, cohort: Cohort) -> None:

@@ -63,6 +63,16 @@ TargetSite = Annotated[
     typer.Option("--site", help="Target site of the study to use (default: all); may be repeated.", show_default=False),
 ]
 Kind = Annotated[str | None, typer.Option(help="Kind of data, as in `m2lgdg check` (default: guessed).", show_default=False)]
+Table = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        metavar="NAME=FILE",
+        help="Table of brain structure or other features of the subjects, such as thickness=lh.thickness.tsv, or a "
+        "folder of FreeSurfer's subjects. May be repeated; files of the same name become one table.",
+        show_default=False,
+    ),
+]
 Without = Annotated[
     list[str] | None,
     typer.Option("--without", help="Site to leave out, of source and of targets; may be repeated.", show_default=False),
@@ -78,6 +88,19 @@ def refuse_existing(to: Path, overwrite: bool) -> None:
 
     if to.is_file() and not overwrite:
         raise InputError(f"{to} already exists; add --overwrite to replace it, or choose another name.")
+
+
+def table_files(given: Sequence[str] | None) -> dict[str, list[Path]]:
+    """Files of the tables of --table, by name."""
+    from m2lgdg.storage import InputError
+
+    files: dict[str, list[Path]] = {}
+    for one in given or ():
+        name, equals, path = one.partition("=")
+        if not equals or not name.strip() or not path.strip():
+            raise InputError(f"--table {one}: give it as NAME=FILE, such as thickness=lh.thickness.tsv.")
+        files.setdefault(name.strip(), []).append(Path(path).expanduser())
+    return files
 
 
 def of_sites(cohort: LoadedCohort, sites: Sequence[str]) -> npt.NDArray[np.bool_]:

@@ -18,6 +18,7 @@ def predict(
     to: Annotated[Path, typer.Option("--out", help="Table to write (.csv).", show_default=False)],
     site: options.Site = None,
     kind: options.Kind = None,
+    table: options.Table = None,
     overwrite: options.Overwrite = False,
     share: Annotated[
         bool, typer.Option("--share", help="Replace subject ids by salted hashes, and sort the rows by them.")
@@ -44,7 +45,7 @@ def predict(
         coverage = 0.9
     if coverage is not None:
         calibration_for(fitted, coverage)  # before the cohort is read
-    cohort = models.read_subjects(path, site, kind)
+    cohort = models.read_subjects(path, site, kind, table)
     with terminal.progress("predicting"):
         result = predicted(fitted, cohort, coverage, abstain=abstain)
     write_text(to, csv_text(Pseudonyms().sorted_table(result.table, []) if share else result.table))

@@ -127,16 +127,7 @@ def _options(
     motion_column: Annotated[
         str | None, typer.Option(help="Phenotype column for --max-motion, if it is not func_mean_fd, mean_fd or the like.")
     ] = None,
-    table: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--table",
-            metavar="NAME=FILE",
-            help="Table of brain structure or other features with a column of ids, such as thickness=lh.thickness.tsv; or a "
-            "folder of FreeSurfer's subjects. May be repeated; files of the same name become one table.",
-            show_default=False,
-        ),
-    ] = None,
+    table: options.Table = None,
 ) -> None:
     """The options of a command that reads a cohort: only its parameters count."""
 
@@ -167,7 +158,7 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
     given = {name: context.params[name] for name in OPTIONS if name not in ("kind", "site")}
     given = {name: value for name, value in given.items() if value not in (None, "", [], ()) and value is not False}
     if "table" in given:
-        given["tables"] = _tables(given.pop("table"))
+        given["tables"] = options.table_files(given.pop("table"))
     named: dict[str, Any] = {READER_NAMES.get(name, name): () if name == "all_sites" else given[name] for name in given}
     try:
         with terminal.progress(f"reading {path.name}") as progress:
@@ -179,19 +170,6 @@ def read_cohort(context: typer.Context, path: Path, on_bad: OnBad) -> Cohort:
         raise InputError(text) from None
     sites = context.params["site"]
     return _of_sites(cohort, options.of_sites(cohort, sites)) if sites else cohort
-
-
-def _tables(given: Sequence[str]) -> dict[str, list[Path]]:
-    """Files of the tables by name."""
-    from m2lgdg.storage import InputError
-
-    files: dict[str, list[Path]] = {}
-    for one in given:
-        name, equals, path = one.partition("=")
-        if not equals or not name.strip() or not path.strip():
-            raise InputError(f"--table {one}: give it as NAME=FILE, such as thickness=lh.thickness.tsv.")
-        files.setdefault(name.strip(), []).append(Path(path).expanduser())
-    return files
 
 
 def _of_sites(cohort: Cohort, chosen: Any) -> Cohort:
@@ -206,6 +184,7 @@ def _of_sites(cohort: Cohort, chosen: Any) -> Cohort:
 
 def suggest_for_file(context: typer.Context, cohort: Cohort, file: Path, without: Sequence[str] = ()) -> None:
     """Suggest what to do with a cohort file: fit a model if it has labelled patients and controls, otherwise predict it."""
+    without = (*without, "--table")  # the file has them
     if {0, 1} <= set(cohort.labels.tolist()) and not context.params.get("new_site"):
         model = suggestions.free(f"{file_name(cohort)}-model")
         terminal.out.print("A study compares methods at left-out sites (docs/studies.md); `m2lgdg fit` trains one model.")

@@ -74,14 +74,17 @@ def adapt(fitted: Model, cohort: Cohort, *, prevalence: float | None = None, upd
         prevalence, assumed = (stored["prevalence"], stored["assumed"]) if stored else (usual, True)
     shift = shift_of_counts(counts, prevalence, usual)
     level = SiteLevel(shift, number, float(prevalence), assumed, site, recalibrated)
+    before = (stored or {}).get("tables", {})
+    having = {name: before.get(name, 0) + count for name, count in fitted.having_tables(batch).items()}
     findings = [one.shared() for one in problems(cohort.findings or (), new_site=True)]
     fitted.facts_["site_level"] = level._asdict() | {
         "logits": written_counts(counts),
+        **({"tables": having} if having else {}),
         "scans": sorted({*(stored or {}).get("scans", []), *chain.from_iterable(_digests(batch))}),
         "findings": [*(stored or {}).get("findings", []), *findings],
     }
     now = int((fitted.predict_proba(batch)[:, 1] >= fitted.threshold).sum())
-    return Adapted(level, len(batch), called, now, [*notes, *again, *_two_scanners(batch)])
+    return Adapted(level, len(batch), called, now, [*notes, *again, *_two_scanners(batch), *_some_without(having, number)])
 
 
 def _stored(fitted: Model, update: bool) -> dict[str, Any] | None:
@@ -163,4 +166,13 @@ def _two_scanners(batch: Cohort) -> list[str]:
     return [
         f"The scans have repetition times from {known.min():g} to {known.max():g} s. If they are of two scanners, make a model "
         "for each: their intercepts may differ."
+    ]
+
+
+def _some_without(having: dict[str, int], number: int) -> list[str]:
+    """Notes on tables that some of the subjects lack, for whom the mean of source takes their place."""
+    return [
+        f"{number - count} of {number} subjects lack table {name}; subjects with it may need another correction."
+        for name, count in having.items()
+        if count < number
     ]

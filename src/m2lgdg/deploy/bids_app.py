@@ -46,6 +46,7 @@ def participant_level(
             f"{derivatives} has connectomes and no series, of which the participant level has nothing to write; run the group "
             "level."
         )
+    options.pop("tables", None)  # of the cohort, which the group level builds
     table = Path(options.pop("participants", None) or derivatives / "participants.tsv")
     options.setdefault("site", "unknown")  # used if the table has no column of sites, which this level does not need
     wanted = _chosen(table, labels)
@@ -64,7 +65,7 @@ def group_cohort(
     options = {"site": "unknown"} | dict(options or {})
     if any(out.glob("sub-*/func/*_timeseries.tsv")):
         table = options.get("participants") or derivatives / "participants.tsv"
-        options = {name: options[name] for name in ("site", "patient", "control") if name in options}
+        options = {name: options[name] for name in ("site", "patient", "control", "tables") if name in options}
         options |= {"participants": table, "atlas": "all"}
         derivatives = out
     kind = "connectomes" if connectomes.matches(derivatives) else "bids"

@@ -15,10 +15,12 @@ from m2lgdg.cohort import Cohort
 from m2lgdg.data.check import duplicate_flags, with_checks
 from m2lgdg.method import is_network
 from m2lgdg.methods.linear import Linear
-from m2lgdg.model.model import Model
+from m2lgdg.model.model import Model, table_columns
 from m2lgdg.model.new_site import NewSiteCalibration, percent
+from m2lgdg.model.out_of_distribution import SEGMENTATION
 from m2lgdg.storage import InputError
 
+UNLIKE = 0.5  # difference in the proportion of subjects with a table, from which an intercept may not hold
 MOST_SITES = 5  # up to this many sites are compared with source one by one
 
 
@@ -42,7 +44,8 @@ def predict(fitted: Model, cohort: Cohort, coverage: float | None = None, *, abs
     table = pd.DataFrame({"subject": cohort.subjects, "site": cohort.sites, "proba": proba})
     table["decision"] = (proba >= fitted.threshold).astype(int)
     flags = [raised + copies for raised, copies in zip(fitted.flags(cohort), duplicate_flags(cohort), strict=True)]
-    lines = list(_level_lines(fitted, cohort))
+    _flag_segmentations(flags, cohort)
+    lines = [*_level_lines(fitted, cohort), *table_lines(fitted, cohort)]
     if new_site and coverage:
         table["low"], table["high"] = new_site.interval(proba)
         table["set"] = fitted.conformal_sets(proba, coverage)
@@ -84,6 +87,30 @@ def _set_lines(new_site: NewSiteCalibration, coverage: float, decision: pd.Serie
         yield f"At left-out source sites, {percent(expected.decided)} were decided{right}."
 
 
+def _flag_segmentations(flags: list[list[str]], cohort: Cohort) -> None:
+    """Also flag those whom `check` finds among the others of their site, which the range of source may be too wide for."""
+    found = {one.subjects[0]: one.numbers["counts"] for one in cohort.findings or () if one.kind == "failed segmentation"}
+    for raised, subject in zip(flags, cohort.subjects.tolist(), strict=True):
+        if subject in found and not any(flag.startswith(SEGMENTATION.partition(":")[0]) for flag in raised):
+            counts = " and ".join(f"{columns} columns of {name}" for name, columns in found[subject].items())
+            raised.append(SEGMENTATION.format(counts))
+
+
+def table_lines(fitted: Model, cohort: Cohort) -> Iterator[str]:
+    """Lines on tables that the model takes and the cohort does not have, and on what it has instead."""
+    wanted = dict.fromkeys(name for member in fitted.members.values() for name in table_columns(member))
+    lacking = [name for name in wanted if name not in cohort.tables or cohort.tables[name].isna().all(axis=None)]
+    others = [name for name in cohort.tables if name not in wanted]
+    if lacking:
+        has = f", and has {', '.join(others)}" if others else ""
+        yield (
+            f"The cohort has no table {' and '.join(lacking)}{has}; decided without, as a mean subject. Give it with --table "
+            f"{lacking[0]}=FILE."
+        )
+    elif wanted and others:
+        yield f"Not used, as the model was trained without: table {', '.join(others)}."
+
+
 def _level_lines(fitted: Model, cohort: Cohort) -> Iterator[str]:
     """Lines on the site that the model was adapted to, if any, and on subjects of other sites."""
     level = fitted.site_level
@@ -92,6 +119,14 @@ def _level_lines(fitted: Model, cohort: Cohort) -> Iterator[str]:
         others = [name for name in cohort.site_names if name != level.site]
         if others:
             yield f"Note: the correction does not hold for subjects of other sites: {', '.join(others)}."
+        stored = fitted.facts_["site_level"].get("tables", {})
+        for name, count in fitted.having_tables(cohort).items() if stored and len(cohort) else ():
+            before = stored.get(name, 0)
+            if abs(before / level.subjects - count / len(cohort)) > UNLIKE:
+                yield (
+                    f"Note: {before} of {level.subjects} subjects that the correction was learned from have table {name}, and "
+                    f"{count} of {len(cohort)} here; run m2lgdg adapt again with subjects like these."
+                )
 
 
 def _compared(fitted: Model, cohort: Cohort) -> Iterator[str]:

@@ -126,6 +126,9 @@ class Average(Method):
         each = zip(*(one.method_flags(target) for one in self.averaged.values()), strict=True)
         return [list(dict.fromkeys(flag for raised in of_subject for flag in raised)) for of_subject in each]
 
+    def table_rows(self, target: Cohort) -> dict[str, Any]:
+        return {name: rows for one in self.averaged.values() for name, rows in one.table_rows(target).items()}
+
     @property
     def uses_amplitude(self) -> bool:
         return any(one.uses_amplitude for one in self.averaged.values())

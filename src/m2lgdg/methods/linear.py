@@ -107,9 +107,8 @@ class Linear(TakesTables, UsesAmplitude, Method):
                 confound_weights = confound_weights + weight * slopes @ block.weights
         if confound_columns:
             self.state_["phenotypes.weights"][confound_columns] -= confound_weights
-        if tables:
-            total = total + self._fit_tables(tables, total, source)
-        self._calibrate(total, source)
+        self.base_ = total  # held-out decisions without tables, not saved with the model
+        self._calibrate(total + self._fit_tables(tables, total, source) if tables else total, source)
 
     def _calibrate(self, held_out: Floats, source: Cohort) -> None:
         """Platt scaling on the decisions of source subjects by blocks fitted without their site."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -196,6 +196,13 @@ class TableBlock:
         return np.where(self.present(cohort), linear, self["absent"])
 
 
+class TableRows(NamedTuple):
+    """(subject, column) values of a table as they are, and without confounds; NaN for subjects who are decided without it."""
+
+    values: Floats
+    cleaned: Floats
+
+
 class TakesTables:
     """Part of a method that takes tables: what is fitted for each, and how those of a target are checked and flagged."""
 
@@ -216,13 +223,14 @@ class TakesTables:
         """(subject,) scaled age and sex, as far as source has them."""
         raise NotImplementedError
 
-    def cleaned_tables(self, target: Cohort) -> dict[str, Floats]:
-        """(subject, column) values of each table without confounds; NaN for subjects who are decided without it."""
-        cleaned = {}
+    def table_rows(self, target: Cohort) -> dict[str, TableRows]:
+        """What the method sees of each table."""
+        seen = {}
         for table in self.table_blocks():
-            values = table.cleaned(target, self.scaled_confounds(target))
-            cleaned[table.name] = np.where(table.present(target)[:, None], values, np.nan)
-        return cleaned
+            cleaned, rows = table.cleaned(target, self.scaled_confounds(target)), table.rows(target)
+            present = table.present(target)[:, None]
+            seen[table.name] = TableRows(np.where(present, rows, np.nan), np.where(present, cleaned, np.nan))
+        return seen
 
     def checked_target(self, target: Cohort) -> Cohort:
         """Also refuses tables of other columns, units or measures."""

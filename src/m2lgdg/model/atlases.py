@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.method import FIRST, Method, has_atlas
+from m2lgdg.methods.linear import Linear
+from m2lgdg.methods.tables import table_weights
 from m2lgdg.metrics import platt
 from m2lgdg.storage import InputError
 
@@ -44,6 +46,34 @@ def fit_members(method: Method, source: Cohort, names: Iterable[str], **settings
         except InputError as error:
             raise InputError(f"atlas {name}: {error}") from None
     return members
+
+
+def weigh_tables(members: Mapping[str, Method], source: Cohort) -> None:
+    """Weigh tables anew, beside the mean logit of linear methods in all atlases, and add the same to the logit of each.
+
+    A member has weighed them beside its own atlas, which tells less than the mean of several: they would count too much.
+    """
+    linear = {atlas: one for atlas, one in members.items() if isinstance(one, Linear)}
+    names = [list(one.facts_.get("tables", {})) for one in linear.values()]
+    if len(linear) < len(members) or not names[0] or any(some != names[0] for some in names):
+        return
+    if not all(one.base_.any() for one in linear.values()):  # tables alone: there is nothing beside them
+        return
+    rows = {atlas: np.flatnonzero(has_atlas(source, atlas)) for atlas in linear}
+    lines = {atlas: platt(one.base_, source.labels[rows[atlas]], source.sites[rows[atlas]]) for atlas, one in linear.items()}
+    logits = [(rows[atlas], lines[atlas][0] * one.base_ + lines[atlas][1]) for atlas, one in linear.items()]
+    base = mean_of(logits, len(source))
+    held_out = [
+        mean_of([(rows[atlas], one.table_fits_[name].held_out) for atlas, one in linear.items()], len(source))
+        for name in names[0]
+    ]
+    factors = table_weights(base, held_out, source)
+    for atlas, one in linear.items():
+        slope, offset = lines[atlas]
+        one.held_out_ = one.base_ + one.weigh_tables(factors / slope, one.base_)
+        one.state_["calibration"] = np.array([slope, offset])
+        for name, factor, decision in zip(names[0], factors, held_out, strict=True):
+            one.facts_["tables"][name]["relative"] = float(factor * np.nanstd(decision) / base.std())
 
 
 def mean_calibration(members: Mapping[str, Method], source: Cohort) -> tuple[float, float]:

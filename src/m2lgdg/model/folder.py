@@ -44,11 +44,13 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 FACTS = {
     **{"rois": TEXTS, "inputs": TEXTS, "atlas": TEXT, "scans?": SCANS, "seed": COUNT, "notes?": TEXTS, "validation?": TEXT},
     **dict.fromkeys(("parameters?", "training_subjects?", "validation_subjects?"), COUNT),
+    "tables?": {"*": {"columns": TEXTS, "subjects?": COUNT, "weight?": NUMBER, "relative?": NUMBER}},
+    "table_confounds?": TEXTS,
     "source": {"cohort": TEXT, "hash": TEXT, "sites": {"*": {"patients": COUNT, "controls": COUNT}}, "findings?": FINDINGS},
     "local?": {"slope": NUMBER, "offset": NUMBER, "threshold": NUMBER, "findings?": FINDINGS},
     "site_level?": {
         **{"shift": NUMBER, "subjects": COUNT, "prevalence": NUMBER, "assumed": TRUTH, "site": TEXT, "recalibrated": TRUTH},
-        **{"logits?": {"*": COUNT}, "scans?": TEXTS, "findings?": FINDINGS},
+        **{"logits?": {"*": COUNT}, "scans?": TEXTS, "tables?": {"*": COUNT}, "findings?": FINDINGS},
     },
     "federated?": {
         **dict.fromkeys(("attempt", "rounds", "least_subjects"), COUNT),

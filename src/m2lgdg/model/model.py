@@ -18,10 +18,19 @@ from m2lgdg.connectivity import sharing_features
 from m2lgdg.data.atlases import are_identified
 from m2lgdg.method import Floats, Method, both_classes, chosen_atlases, need_labels, need_scans, source_facts
 from m2lgdg.metrics import THRESHOLD, logit, sigmoid
-from m2lgdg.model.atlases import PREFIX, MemberTarget, fit_members, mean_calibration, mean_of, new_member, targets_of
+from m2lgdg.model.atlases import (
+    PREFIX,
+    MemberTarget,
+    fit_members,
+    mean_calibration,
+    mean_of,
+    new_member,
+    targets_of,
+    weigh_tables,
+)
 from m2lgdg.model.folder import ABOUT, NEW_SITE_CALIBRATION, distribution_name, read_weights, reading_about, write_folder
 from m2lgdg.model.new_site import NewSiteCalibration
-from m2lgdg.model.out_of_distribution import SourceDistribution, flags
+from m2lgdg.model.out_of_distribution import TABLE, SourceDistribution, flags
 from m2lgdg.model.site_level import SiteLevel, prevalence_shift, source_prevalence
 from m2lgdg.notebook import shown_table
 from m2lgdg.own_code import predicting_code
@@ -30,7 +39,8 @@ from m2lgdg.scans import SERIES
 from m2lgdg.storage import InputError
 
 UNNAMED = "rois by number: atlas not named"
-OF_SCAN = ("phenotypes missing", "short scan")  # quality flags that are the same in all atlases
+# Quality flags that are the same in all atlases
+OF_SUBJECT = ("phenotypes missing", "short scan", "no ", "units of ", "failed segmentation")
 
 
 class Model:
@@ -146,9 +156,12 @@ class Model:
                 )
                 notes = [f"{name}: {note}" for name, one in members.items() for note in one.facts_.get("notes", ())]
                 self._hold(members, facts | ({"notes": notes} if notes else {}))
+                weigh_tables(self.members, source)
                 self.mean_recalibration = np.array(mean_calibration(self.members, source))
             if source_distribution:
-                self.source_distributions = {name: SourceDistribution.fit(source.parcellation(name)) for name in names}
+                for name, member in self.members.items():
+                    seen = source.parcellation(name)
+                    self.source_distributions[name] = SourceDistribution.fit(seen, member.table_rows(seen))
             if new_site_calibration:
 
                 def predict_left_out(rest: Cohort, left_out: Cohort) -> Floats:
@@ -229,14 +242,14 @@ class Model:
         raised: list[list[str]] = [[] for _ in range(len(target))]
         lacking = [list(self.members) for _ in range(len(target))]
         for atlas, member, rows, seen in self._targets(target):
-            common = flags(seen, member.facts_["inputs"], self.source_distributions.get(atlas))
             with member.checking_weights():
-                own = member.method_flags(seen)
+                own, tables = member.method_flags(seen), _table_rows(member, seen)
+            common = flags(seen, member.facts_["inputs"], self.source_distributions.get(atlas), tables)
             known = are_identified(seen.rois, member.facts_["atlas"], seen.atlas)
             for row, one, added in zip(rows, common, own, strict=True):
                 lacking[row].remove(atlas)
                 named = [
-                    flag if self._alone or flag.startswith(OF_SCAN) else f"{flag} ({atlas})"
+                    flag if self._alone or flag.startswith(OF_SUBJECT) else f"{flag} ({atlas})"
                     for flag in one + added + [UNNAMED] * (not known)
                 ]
                 raised[row] += [flag for flag in named if flag not in raised[row]]
@@ -247,11 +260,23 @@ class Model:
     def ood_scores(self, target: Cohort) -> dict[str, Floats]:
         """Out-of-distribution scores by name; above 1 is outside of source, NaN without the atlas of the score."""
         scores: dict[str, Floats] = {}
-        for atlas, _, rows, seen in self._targets(target) if self.source_distributions else ():
-            for kind, values in self.source_distributions[atlas].scores(seen).items():
-                name = kind if self._alone or kind == "phenotypes" else f"{kind}_{atlas}"
+        for atlas, member, rows, seen in self._targets(target) if self.source_distributions else ():
+            with member.checking_weights():
+                tables = _table_rows(member, seen)
+            for kind, values in self.source_distributions[atlas].scores(seen, tables).items():
+                name = kind if self._alone or kind.startswith(("phenotypes", TABLE)) else f"{kind}_{atlas}"
                 scores.setdefault(name, np.full(len(target), np.nan))[rows] = values
         return scores
+
+    def having_tables(self, target: Cohort) -> dict[str, int]:
+        """Number of subjects in whose decision each table has a part."""
+        having: dict[str, set[int]] = {}
+        for _, member, rows, seen in self._targets(target):
+            with member.checking_weights():
+                tables = _table_rows(member, seen)
+            for name, each in tables.items():
+                having.setdefault(name, set()).update(rows[~np.isnan(each.cleaned).all(axis=1)].tolist())
+        return {name: len(subjects) for name, subjects in having.items()}
 
     def compare(self, target: Cohort) -> list[str]:
         """`SourceDistribution.compare` of a whole target, if there is one."""
@@ -346,10 +371,21 @@ class Model:
         model._hold(members, facts)
         for i, (name, member) in enumerate(members.items(), start=len(members) > 1):
             if (file := distribution_name(i)) in hashes:
-                model.source_distributions[name] = SourceDistribution.load(folder / file, len(member.facts_["rois"]))
+                columns = table_columns(member)
+                model.source_distributions[name] = SourceDistribution.load(folder / file, len(member.facts_["rois"]), columns)
         if NEW_SITE_CALIBRATION in hashes:
             model.new_site_ = NewSiteCalibration.load(folder / NEW_SITE_CALIBRATION)
         return model
+
+
+def _table_rows(member: Method, target: Cohort) -> dict[str, Any]:
+    return member.table_rows(member.visible(target)) if table_columns(member) else {}
+
+
+def table_columns(member: Method) -> dict[str, int]:
+    """Number of columns of each table that a fitted method takes, or one of those that it averages."""
+    of_methods = [member.facts_, *member.facts_.get("members", {}).values()]
+    return {name: len(about["columns"]) for facts in of_methods for name, about in facts.get("tables", {}).items()}
 
 
 def code_of_model(method: str) -> str:

@@ -6,17 +6,21 @@ A fitted model stores a `SourceDistribution` with its weights; `m2lgdg predict` 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from m2lgdg.cohort import Cohort
 from m2lgdg.connectivity import fc_features, standardised
 from m2lgdg.data.check import SHORT
+from m2lgdg.data.table_check import FAILED, FAR, FEWEST_COLUMNS, MAD
 from m2lgdg.methods.solvers import CHUNK, LARGE
+from m2lgdg.methods.tables import TableRows
 from m2lgdg.scans import Connectomes, arrays_of, empty_rois
 from m2lgdg.storage import InputError, one_line, read_tensors, write_tensors
 
@@ -25,6 +29,9 @@ LEAST_SUBJECTS = 20  # of source; with fewer, the distribution is not known
 AXES = 10  # principal axes of connectivity; 300 kB at 116 ROIs
 PER_AXIS = 5  # least source subjects per axis: an axis is a direction of many subjects, never one subject's scan
 QUANTILES = (0.5, 0.95)
+TABLE = "table_"  # starts the names of the scores of tables
+SEGMENTATION = "failed segmentation: {} out of range"
+MOST, LEAST_SPREAD = 8.0, 1e-6  # of a column: greatest distance, and spread relative to that before confounds were removed
 RANGE = (0.025, 0.5, 0.975)  # quantiles of source subjects: no single subject's age or scan length is stored
 FOLDS = 5  # if source is one site
 LEAST_WITH_SEX = 10  # subjects, to report a proportion of males
@@ -33,6 +40,50 @@ MEASURES = (*OF_SERIES, "age", "males")
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
+
+
+class TableRange(NamedTuple):
+    """Range of a table in source, robust against failed segmentations; arrays are (column,), spreads infinite if constant.
+
+    The distance of a subject is the root mean square of values without confounds in units of `spread`, each at most `MOST`.
+    """
+
+    centre: Singles  # medians without confounds
+    spread: Singles
+    usual: Singles  # medians of the values as they are
+    within: Singles  # their spread within sites
+    reached: Singles  # (quantile,) distances of source subjects from all other sites
+
+    @classmethod
+    def fit(cls, rows: TableRows, groups: npt.NDArray[np.int_]) -> TableRange:
+        """Fit to source subjects, of sites `groups`."""
+        known = ~np.isnan(rows.cleaned).all(axis=1)
+        values, cleaned, groups = rows.values[known], rows.cleaned[known], groups[known]
+        usual, whole = _robust(values)
+        within = _robust(values - pd.DataFrame(values).groupby(groups).transform("median").to_numpy())[1]
+
+        def statistics(some: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+            centre, spread = _robust(cleaned[some])
+            # Head size without itself is constant, but for rounding.
+            return centre, np.where(spread > LEAST_SPREAD * whole, spread, np.inf)
+
+        reached, sites = np.full(len(QUANTILES), np.nan), np.unique(groups)
+        if len(values) >= LEAST_SUBJECTS and len(sites) > 1:
+            cuts = [groups == site for site in sites]
+            reached = _quantiles([_relative(cleaned[one], *statistics(~one), MOST) for one in cuts], QUANTILES)
+        centre, spread = statistics(np.ones(len(values), dtype=bool))
+        return cls(*(one.astype(np.float32) for one in (centre, spread, usual, within, reached)))
+
+    def score(self, rows: TableRows) -> Floats:
+        """(subject,) distance, in units of that which 5 % of source subjects exceed."""
+        return _relative(rows.cleaned, self.centre, self.spread, MOST) / self.reached[1]
+
+    def failed(self, rows: TableRows) -> Iterator[tuple[int, str]]:
+        """Subjects with many columns far out of range at once, and the number of columns in words."""
+        far = (np.abs(rows.values - self.usual) > FAR * self.within.astype(np.float64)).sum(axis=1)  # (subject,)
+        known = (~np.isnan(rows.values) & np.isfinite(self.within)).sum(axis=1)
+        for i in np.flatnonzero((far >= FEWEST_COLUMNS) & (far >= FAILED * known)).tolist():
+            yield i, f"{far[i]} of {known[i]} columns"
 
 
 @dataclass(frozen=True)
@@ -52,10 +103,11 @@ class SourceDistribution:
     reached: Singles  # (connectivity and phenotypes, quantile): distances of source subjects from all other sites
     ranges: Singles  # (measure, quantile) of source subjects; for males, lowest, overall and highest proportion at a site
     columns: tuple[str, ...] = ()  # of phenotypes
+    tables: Mapping[str, TableRange] = field(default_factory=dict)  # by name
 
     @classmethod
-    def fit(cls, source: Cohort) -> SourceDistribution:
-        """Fit to source subjects; labels are not used."""
+    def fit(cls, source: Cohort, tables: Mapping[str, TableRows] | None = None) -> SourceDistribution:
+        """Fit to source subjects, and to the tables that a method sees of them; labels are not used."""
         features, values = fc_features(source.scans), _phenotypes(source, source.inputs)
         groups = (
             np.unique(source.sites, return_inverse=True)[1] if len(source.site_names) > 1 else np.arange(len(source)) % FOLDS
@@ -81,10 +133,12 @@ class SourceDistribution:
             "ranges": np.array([_range(source, name) for name in MEASURES]),
         }
         statistics["centre"], statistics["scale"] = _moments(values)
-        return cls(columns=source.inputs, **{name: value.astype(np.float32) for name, value in statistics.items()})
+        ranges = {name: TableRange.fit(rows, groups) for name, rows in (tables or {}).items()}
+        arrays = {name: value.astype(np.float32) for name, value in statistics.items()}
+        return cls(columns=source.inputs, tables=ranges, **arrays)
 
-    def scores(self, cohort: Cohort) -> dict[str, Floats]:
-        """Out-of-distribution scores of connectivity and phenotypes; above 1 is outside, NaN means unknown."""
+    def scores(self, cohort: Cohort, tables: Mapping[str, TableRows] | None = None) -> dict[str, Floats]:
+        """Out-of-distribution scores of connectivity, phenotypes and tables; above 1 is outside, NaN means unknown."""
         centred = fc_features(cohort.scans).astype(np.float64) - self.mean if len(cohort) else np.empty((0, len(self.mean)))
         along = centred @ self.axes.T.astype(np.float64)  # (subject, axis)
         square = (centred**2).sum(axis=1) - (along**2).sum(axis=1)
@@ -92,7 +146,18 @@ class SourceDistribution:
             "connectivity": _combined(along, square, self.spread, self.beside),
             "phenotypes": _relative(_phenotypes(cohort, self.columns), self.centre, self.scale),
         }
-        return {name: distance / scale for (name, distance), scale in zip(distances.items(), self.reached[:, 1], strict=True)}
+        pairs = zip(distances.items(), self.reached[:, 1], strict=True)
+        scores = {name: distance / scale for (name, distance), scale in pairs}
+        known = {name: rows for name, rows in (tables or {}).items() if name in self.tables}
+        return scores | {f"{TABLE}{name}": self.tables[name].score(rows) for name, rows in known.items()}
+
+    def failed_segmentations(self, tables: Mapping[str, TableRows], subjects: int) -> list[list[str]]:
+        """A flag for each table of a subject with many columns far out of the range of source at once."""
+        flags: list[list[str]] = [[] for _ in range(subjects)]
+        for name in (name for name in tables if name in self.tables):
+            for i, columns in self.tables[name].failed(tables[name]):
+                flags[i].append(SEGMENTATION.format(f"{columns} of {name}"))
+        return flags
 
     def compare(self, cohort: Cohort) -> list[str]:
         """Compare the whole cohort with source: one line per measure that both have."""
@@ -108,12 +173,15 @@ class SourceDistribution:
 
     def save(self, path: str | Path) -> Path:
         """Write a safetensors file."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "columns"}
-        return write_tensors(path, tensors, {"format": FORMAT, "columns": json.dumps(self.columns)})
+        tensors = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("columns", "tables")}
+        for i, one in enumerate(self.tables.values()):
+            tensors |= {f"{TABLE}{i}.{name}": value for name, value in one._asdict().items()}
+        meta = {"format": FORMAT, "columns": json.dumps(self.columns)}
+        return write_tensors(path, tensors, meta | ({"tables": json.dumps(list(self.tables))} if self.tables else {}))
 
     @classmethod
-    def load(cls, path: str | Path, rois: int) -> SourceDistribution:
-        """Read a file; its arrays must match each other and the model's number of ROIs."""
+    def load(cls, path: str | Path, rois: int, table_columns: Mapping[str, int] | None = None) -> SourceDistribution:
+        """Read a file; its arrays must match each other, the model's number of ROIs and the columns of its tables."""
         meta, tensors = read_tensors(path, FORMAT)
         try:
             columns = json.loads(meta["columns"])
@@ -130,9 +198,34 @@ class SourceDistribution:
                     raise ValueError(f"{name} is not finite")
             if not all((arrays[name] > 0).all() for name in ("spread", "scale")) or not arrays["beside"][1] > 0:
                 raise ValueError("a spread is not positive")
+            tables = _read_ranges(json.loads(meta.get("tables", "[]")), tensors, table_columns or {})
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)[:200]}).") from None
-        return cls(columns=tuple(columns), **arrays)
+        return cls(columns=tuple(columns), tables=tables, **arrays)
+
+
+def _read_ranges(names: Any, tensors: Mapping[str, Any], columns: Mapping[str, int]) -> dict[str, TableRange]:
+    """Ranges of the tables of a file, which must be some of those of the model, with as many columns each."""
+    if not isinstance(names, list) or not set(names) <= set(columns):
+        raise ValueError("its tables are not those of the model")
+    ranges = {}
+    for i, name in enumerate(names):
+        parts = {each: np.array(tensors[f"{TABLE}{i}.{each}"], dtype=np.float32) for each in TableRange._fields}
+        one = ranges[name] = TableRange(**parts)
+        if {each.shape for each in one[:-1]} != {(columns[name],)} or one.reached.shape != (len(QUANTILES),):
+            raise ValueError(f"the range of table {name} does not have its {columns[name]} columns")
+        middles, spreads = np.stack([one.centre, one.usual]), np.stack([one.spread, one.within])
+        if not np.isfinite(middles).all() or not (spreads > 0).all():
+            raise ValueError(f"the range of table {name} is not finite or not positive")
+    return ranges
+
+
+def _robust(values: Floats) -> tuple[Floats, Floats]:
+    """(column,) median and robust sd; a constant or unknown column gets an infinite sd and never counts."""
+    frame = pd.DataFrame(values)
+    centre = frame.median().fillna(0.0).to_numpy()
+    spread = MAD * (frame - centre).abs().median().fillna(0.0).to_numpy()
+    return centre, np.where(spread > 0, spread, np.inf)
 
 
 def _centred(features: Singles, mean: Floats) -> Iterator[Floats]:
@@ -201,10 +294,12 @@ def _moments(values: Floats) -> tuple[Floats, Floats]:
     return mean, np.where(spread > 0, spread, np.inf)
 
 
-def _relative(values: Floats, centre: npt.NDArray[np.floating], scale: npt.NDArray[np.floating]) -> Floats:
-    """(subject,) root mean square of the known phenotypes in source sds; NaN without any."""
+def _relative(
+    values: Floats, centre: npt.NDArray[np.floating], scale: npt.NDArray[np.floating], most: float = np.inf
+) -> Floats:
+    """(subject,) root mean square of the known values in source sds, each at most `most`; NaN without any."""
     known = ~np.isnan(values)
-    square = np.where(known, (values - centre) / scale, 0.0) ** 2
+    square = np.minimum(np.abs(np.where(known, (values - centre) / scale, 0.0)), most) ** 2
     with np.errstate(invalid="ignore"):
         return np.asarray(np.sqrt(square.sum(axis=1) / known.sum(axis=1)), dtype=np.float64)
 
@@ -250,9 +345,18 @@ def missing_phenotypes(cohort: Cohort, wanted: Sequence[str]) -> list[list[str]]
     return [[name for name, missing in zip(wanted, row, strict=True) if missing] for row in absent]
 
 
-def flags(cohort: Cohort, wanted: Sequence[str], distribution: SourceDistribution | None) -> list[list[str]]:
-    """Quality flags by subject: reasons why a prediction may be unreliable. `wanted` are the model's phenotypes."""
-    scores = distribution.scores(cohort) if distribution else {}
+def flags(
+    cohort: Cohort,
+    wanted: Sequence[str],
+    distribution: SourceDistribution | None,
+    tables: Mapping[str, TableRows] | None = None,
+) -> list[list[str]]:
+    """Quality flags by subject: reasons why a prediction may be unreliable.
+
+    `wanted` are the model's phenotypes, `tables` what its method sees of those of the cohort.
+    """
+    scores = distribution.scores(cohort, tables) if distribution else {}
+    failed = distribution.failed_segmentations(tables or {}, len(cohort)) if distribution else [[]] * len(cohort)
     by_subject: list[list[str]] = []
     for i, (scan, missing) in enumerate(zip(arrays_of(cohort.scans), missing_phenotypes(cohort, wanted), strict=True)):
         outside = [name for name, score in scores.items() if score[i] > 1]
@@ -265,5 +369,5 @@ def flags(cohort: Cohort, wanted: Sequence[str], distribution: SourceDistributio
             raised += [f"short scan: {len(scan)}"] if len(scan) < SHORT else []
             raised += [f"flat rois: {flat}"] if flat else []
         raised += [f"outside: {' '.join(outside)}"] if outside else []
-        by_subject.append(raised)
+        by_subject.append(raised + failed[i])
     return by_subject
