@@ -236,7 +236,7 @@ def test_fit_says_that_nobody_was_spared_for_validation(command):
     ("arguments", "words"),
     [
         (("fit", "known.cohort", "--method", "fc-logistics", "--out", "m"), "method fc-logistics is not known; did you mean"),
-        (("fit", "known.cohort", "--variant", "x", "--out", "m"), "has no variant x; available: phenotypes."),
+        (("fit", "known.cohort", "--variant", "x", "--out", "m"), "has no variant x; available: phenotypes"),
         (("fit", "known.cohort", "--set", "site_fold=3", "--out", "m"), "has no field site_fold; did you mean site_folds?"),
         (("fit", "known.cohort", "--inputs", "height", "--out", "m"), "input height is not a phenotype column"),
         (("fit", "nothing", "--out", "m"), "nothing does not exist."),
