@@ -1,5 +1,6 @@
 """`m2lgdg serve` as a user has it: the command, a real server and a real browser (`chromium`, driven by playwright)."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,8 +10,9 @@ import sys
 
 import numpy as np
 import pytest
+from test_serve_structure import BOTH, aseg, planted
 
-from m2lgdg import Model
+from m2lgdg import Model, make, make_cohort
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -31,6 +33,12 @@ def folder(served_model):
 @pytest.fixture(scope="module")
 def server(folder, tmp_path_factory):
     """The address of a running command, whose working and temporary folders must stay empty, and which Ctrl-C must end well."""
+    with serving(folder, tmp_path_factory) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(folder, tmp_path_factory):
     work, temp = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("temp")
     command = [sys.executable, "-u", "-m", "m2lgdg.cli", "serve", str(folder), "--port", "0"]
     environment = os.environ | {"TMPDIR": str(temp)}
@@ -80,6 +88,36 @@ def expected(folder, cohort, **phenotypes):
     fitted, one = Model.load(folder), cohort.select([5])
     table = one.phenotypes.assign(**{name: phenotypes.get(name, np.nan) for name in one.inputs})
     return fitted.predict_proba(one._changed(phenotypes=table))[0, 1]
+
+
+@pytest.mark.long
+def test_tables_are_chosen_beside_the_scan(browser, tmp_path, tmp_path_factory):
+    """Both hemispheres in one field, at three widths, with labels that stay inside of their boxes."""
+    cohort = planted(make_cohort("tiny", seed=2, sizes=dict.fromkeys("abcd", 30)))
+    folder = make("connectome-adaptive").fit(cohort, source_distribution=True).save(tmp_path / "model")
+    np.save(tmp_path / "scan.npy", cohort.series[0])
+    for name, content in (*BOTH, aseg()):
+        (tmp_path / name).write_bytes(content)
+    with serving(folder, tmp_path_factory) as address:
+        for width in (390, 1280, 1600):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            page.goto(address)
+            page.set_input_files("#series", tmp_path / "scan.npy")
+            page.set_input_files("#table-0", [tmp_path / name for name, _ in BOTH])
+            boxes = """[...document.querySelectorAll('.files')].map((one) => [one.querySelector('label'),
+                one.querySelector('input')].map((part) => part.getBoundingClientRect()).map((box) => [box.top, box.bottom]))"""
+            for label, field in page.evaluate(boxes):
+                assert field[0] <= label[0] and label[1] <= field[1] - 30  # room for the button
+            page.get_by_role("button", name="Predict").click()
+            page.wait_for_selector(".big")
+            assert "thickness\n9 of 9 values, from lh.aparc.stats and rh.aparc.stats." in page.locator("main").inner_text()
+            assert "no aseg: decided without it" in page.locator(".flags").inner_text()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.set_input_files("#series", tmp_path / "scan.npy")
+            page.set_input_files("#table-1", tmp_path / BOTH[0][0])
+            page.get_by_role("button", name="Predict").click()
+            assert "does not fit table aseg of the model" in page.get_by_role("alert").inner_text()
+            page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -1,6 +1,5 @@
 """Tables of brain structure on the page for one subject: which files are taken, what they change, and what is refused."""
 
-import html
 import re
 
 import anyio
@@ -9,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_serve import OPENED, WATCHING, alert, words
 from uploads import npy
 
 from m2lgdg import Cohort, InputError, make, make_cohort
@@ -98,23 +98,22 @@ def fitted(cohort):
 
 
 def ask(fitted, cohort, tables=(), data=None):
-    """The response to the form with the scan of the first subject and (field, file) of tables."""
+    """The response to the form with the scan of the first subject and (field, file) of tables; no file is written."""
+    OPENED.clear()
 
     async def sent():
         transport = httpx.ASGITransport(web.make_app(fitted))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             files = [("series", ("scan.npy", npy(cohort.series[0]))), *tables]
-            return await client.post("/", files=files, data={"p0": "1", "p1": "30"} | (data or {}))
+            WATCHING.set()
+            try:
+                return await client.post("/", files=files, data={"p0": "1", "p1": "30"} | (data or {}))
+            finally:
+                WATCHING.clear()
 
-    return anyio.run(sent)
-
-
-def words(response):
-    return " ".join(html.unescape(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", response.text, flags=re.DOTALL)).split())
-
-
-def alert(response):
-    return html.unescape(re.search(r'role="alert"><p>(.*?)</p>', response.text, flags=re.DOTALL)[1])
+    response = anyio.run(sent)
+    assert OPENED == []
+    return response
 
 
 def proba_of(fitted, cohort, **tables):

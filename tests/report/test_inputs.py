@@ -111,6 +111,9 @@ def seen_of(keys, **study):
         (("average", ""), {}, {"scan", "phenotypes", "both"}),
         (("average", "small"), {}, {"scan", "phenotypes"}),
         (("plugin", "phenotypes"), {}, {"scan", "phenotypes"}),
+        (("plugin", ""), {"method": {"plugin": {"estimator": "sklearn.svm:SVC", "features": "tables"}}}, {"both"}),
+        (("plugin", ""), {"method": {"plugin": {"estimator": "sklearn.svm:SVC", "features": "phenotypes"}}}, {"phenotypes"}),
+        (("plugin", ""), {"method": {"plugin": {"estimator": "sklearn.svm:SVC", "features": "fc"}}}, {"scan"}),
     ],
 )
 def test_fields_and_variants_say_what_is_seen(key, study, expected):

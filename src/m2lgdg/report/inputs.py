@@ -84,6 +84,8 @@ def _inputs(
     if isinstance(fields.get("settings"), dict) and isinstance(fields.get("methods"), list):  # the average of methods
         members = [_member(str(given), fields["settings"], declared) for given in fields["methods"]]
         return frozenset().union(*(_inputs(*one, phenotypes, declared, tables) for one in members))
+    if "estimator" in fields and fields.get("features") in ("phenotypes", "tables"):  # of scikit-learn, on these alone
+        return frozenset({PHENOTYPES} if fields["features"] == "phenotypes" else (f"{TABLE}{name}" for name in tables))
     given = fields.get("tables", "none")
     chosen = list(tables) if given == "all" else [] if given == "none" else [given] if isinstance(given, str) else given
     taken = {f"{TABLE}{name}" for name in chosen if name in tables}
