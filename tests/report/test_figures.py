@@ -226,3 +226,12 @@ def test_labels_of_many_swept_fields_do_not_overlap(monkeypatch):
         assert [float(label.get_text()) for label in labels] == sorted(axes[panel.get_xlabel()])
         boxes = [label.get_window_extent() for label in labels if label.get_rotation() == 0]
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_values_of_a_sweep_that_are_lists_are_drawn(predictions, figures_painted_only):
+    scores = cell_scores(predictions[predictions.method == "good"])
+    parts = [scores.assign(variant=name) for name in ("", "tables=none", "tables=a+b")]
+    axes = {"tables": ["none", ["b", "a"], ["a", "b"]]}
+    drawn = figures.sensitivity_curves("good", pd.concat(parts), axes, {"tables": "all"}).svg.decode()
+    assert "tables = a + b: AUC 100.0" in drawn and "tables = none: AUC 100.0" in drawn and "tables = b + a: AUC nan" in drawn
+    assert "tables = all (default): AUC 100.0" in drawn

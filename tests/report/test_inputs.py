@@ -208,6 +208,18 @@ def test_other_fields_make_no_pair():
     assert pairs == [("", "no-structure"), ("no-structure", "scan")]
 
 
+def test_a_sweep_value_that_is_the_method_itself_is_compared_once():
+    names = ["none", "aseg", ["thickness", "aseg"]]
+    keys = [(DEFAULT, variant) for variant in ("", "tables=none", "no-structure", "tables=aseg", "tables=thickness+aseg")]
+    seen = seen_of(keys, sweep={DEFAULT: {"tables": names}})
+    assert seen[keys[0]].inputs == seen[keys[-1]].inputs
+    predictions = pd.concat([drawn(0.5, rng=i).assign(variant=variant).iloc[:80] for i, (_, variant) in enumerate(keys)])
+    predictions = predictions.drop_duplicates(["variant", "target", "subject"])
+    pairs = additions(seen, predictions, 5)
+    assert [(one.more[1], one.less[1]) for one in pairs] == [("", "tables=none"), ("tables=aseg", "tables=none")]
+    assert [worded(one.what) for one in pairs] == ["structure (aseg, thickness)", "structure (aseg)"]
+
+
 def test_holm_is_over_all_rows():
     keys = [(DEFAULT, variant) for variant in ("", "no-structure", "phenotypes", "scan-phenotypes")]
     parts = [drawn(0.4, sites=5, rng=1), drawn(0.1, sites=5, rng=2)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import m2lgdg
-from m2lgdg import make, make_cohort
+from m2lgdg import InputError, make, make_cohort
 from m2lgdg.method import Method
 from m2lgdg.report.card import TABLES_ALONE, WITHOUT_TABLE, card
 from m2lgdg.report.checklists import known_facts, methods_text
@@ -147,6 +147,17 @@ def test_medians_of_a_shared_model_are_rounded_and_predictions_the_same(cohort, 
     known = cohort.select(np.flatnonzero(cohort.phenotypes["age"].notna()))  # typical ages are those of a band
     np.testing.assert_array_equal(shared.predict_proba(known), fitted.predict_proba(known))
     assert Method.load(shared.save(tmp_path / "model")).predict_proba(cohort).shape == (len(cohort), 2)
+
+
+def test_a_table_that_is_named_by_a_path_is_not_shared(cohort, tmp_path):
+    named = make_cohort("tiny").with_tables({"/home/jane/thickness.csv": cohort.tables["thickness"].reset_index(drop=True)})
+    summary = m2lgdg.run_study({"cohort": named, "methods": ["prior"], "targets": ["east"]}, tmp_path / "out")
+    for give in (share_study, lambda folder, to: write_report(folder, share=to)):
+        with pytest.raises(InputError, match=r"table or subject name '/home/jane/thickness.csv' contains a path"):
+            give(summary.folder, tmp_path / "given")
+    assert not (tmp_path / "given").exists()
+    with pytest.raises(InputError, match=r"table /home/jane/thickness.csv of the model may be named by a path"):
+        shared_model(make(DEFAULT).fit(named))
 
 
 def test_notebooks_and_commands_name_tables(cohort, tmp_path, typed):

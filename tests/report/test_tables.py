@@ -152,3 +152,10 @@ def test_formulas_are_in_no_csv_of_a_study_and_its_report(tmp_path, tiny):
 def test_large_counts_are_numbers_in_a_csv():
     made = Table("t", [Column("m"), Column("n", "count")], [["a", 1234]])
     assert ",1234," in render([made], "csv") and "1234" in render([made], "text")
+
+
+def test_a_column_with_long_texts_is_read_from_the_left():
+    header = [Column("Inputs"), Column("Method"), Column("site"), Column("AUC", "percent")]
+    table = Table("t", header, [["x" * 40, "short", "a", 0.5], ["y", "m" * 29, "b", 0.6]])
+    assert table.phrases == [False, True, False, False]  # the first column always is
+    assert Table("t", header, []).phrases == [False] * 4

@@ -17,6 +17,7 @@ from m2lgdg.metrics import calibration_bins, delong_interval, roc_curve
 from m2lgdg.report.drawing import FAINT, INK, WIDTH, Figure, Sheet, colour, draw, mark, short
 from m2lgdg.report.operating import net_benefit
 from m2lgdg.report.paper_tables import Key, label
+from m2lgdg.study.predictions import sweep_variant
 from m2lgdg.study.stats import half_interval, macro_scores, site_scores, training_differences
 
 Place = Literal["outside lower center", "outside upper center"]
@@ -240,7 +241,7 @@ def sensitivity_curves(
     halves = training_differences(scores, method).set_index(["variant", "metric"])["half"]
 
     def curve(sheet: Sheet, panel: Axes, name: str, values: list[Any], metric: str, hue: str) -> None:
-        variants = ["" if value == default.get(name) else f"{name}={value}" for value in values]
+        variants = ["" if value == default.get(name) else sweep_variant(name, value) for value in values]
         heights = [100 * float(macro.get((variant, metric), math.nan)) for variant in variants]
         panel.plot(range(len(values)), heights, "-", color=hue, lw=1.3)
         for i, (value, variant, height) in enumerate(zip(values, variants, heights, strict=True)):
@@ -250,17 +251,17 @@ def sensitivity_curves(
             if not variant:
                 panel.axhline(height, color=FAINT, lw=0.8, ls=":")
             (dot,) = panel.plot([i], [height], "o", color=hue, ms=4 if variant else 8)
-            tip = f"{name} = {value}{'' if variant else ' (default)'}: {metric} {height:.1f}"
+            tip = f"{name} = {_text(value)}{'' if variant else ' (default)'}: {metric} {height:.1f}"
             sheet.tip(dot, f"{tip} ± {half:.1f}" if math.isfinite(half) else tip)
 
     def paint(sheet: Sheet) -> None:
         grid = sheet.canvas.subplots(len(SWEPT), len(axes), sharex="col", sharey="row", squeeze=False)
         for column, (name, given) in zip(grid.T, axes.items(), strict=True):
             values = [*given, *([default[name]] if default.get(name) not in given and name in default else [])]
-            values.sort(key=lambda value: value if isinstance(value, int | float) else str(value))
+            values.sort(key=lambda value: value if isinstance(value, int | float) else _text(value))
             for panel, metric in zip(column, SWEPT, strict=True):
                 curve(sheet, panel, name, values, metric, colour(hue))
-            labels = [f"{value:g}" if isinstance(value, float) else short(str(value), 12) for value in values]
+            labels = [f"{value:g}" if isinstance(value, float) else short(_text(value), 12) for value in values]
             crowded = sum(map(len, labels)) > 16  # side by side they would overlap
             column[-1].set_xticks(range(len(values)), labels, rotation=60 if crowded else 0)
             column[-1].set_xlabel(name)
@@ -271,6 +272,10 @@ def sensitivity_curves(
     if halves.notna().any():
         caption += " Bars: 95 % t interval of the difference from the default, from the variance over seeds within sites."
     return draw(f"sensitivity-{method}", caption, caption, (max(WIDTH, 2.2 * len(axes)), 5.6), paint)
+
+
+def _text(value: Any) -> str:
+    return " + ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _by_cell(mean: pd.DataFrame) -> dict[Any, pd.DataFrame]:

@@ -153,9 +153,19 @@ def _pairs(seen: Mapping[Key, Seen], kind: str, switches: Sequence[str]) -> list
         others = {name for name in inputs if not name.startswith(kind)}
         return key[0], {name: value for name, value in fields.items() if name not in switches}, others
 
-    having = [key for key in seen if any(name.startswith(kind) for name in seen[key].inputs)]
-    lacking = {key: rest(key) for key in seen if key not in having and seen[key].inputs}
+    different = distinct(seen)
+    having = [key for key in different if any(name.startswith(kind) for name in seen[key].inputs)]
+    lacking = {key: rest(key) for key in different if key not in having and seen[key].inputs}
     return [(more, less) for more in having for less, other in lacking.items() if rest(more) == other]
+
+
+def distinct(seen: Mapping[Key, Seen]) -> list[Key]:
+    """Without variants that are another one, such as a sweep value that names all tables there are."""
+    first: dict[str, Key] = {}
+    for key, (fields, inputs) in seen.items():
+        others = {name: value for name, value in fields.items() if name not in SWITCHES[TABLE]}
+        first.setdefault(json.dumps([key[0], others, sorted(inputs)], sort_keys=True), key)
+    return list(first.values())
 
 
 def _added(
@@ -199,7 +209,7 @@ def input_tables(seen: Mapping[Key, Seen], sites: pd.DataFrame, pairs: Sequence[
     if not takers:
         return []
     alone = [key for key, each in seen.items() if key[0] not in takers and each.inputs == {PHENOTYPES}]
-    shown = [key for key in seen if key[0] in takers] + alone
+    shown = [key for key in distinct(seen) if key[0] in takers] + alone
     areas = sites[sites["metric"] == "AUC"].pivot(index="target", columns=["method", "variant"], values="mean")
     rows: list[list[Value]] = []
     for key in sorted(shown, key=lambda key: (len(_kinds(seen[key].inputs)), len(seen[key].inputs))):

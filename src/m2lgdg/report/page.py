@@ -102,6 +102,7 @@ def _write(contents: Contents, summary: Answer, made: Sequence[Section], to: Pat
         label=label,
         most=MOST_ROWS,
         study={"name": contents.study.get("name", "study")},
+        received="scans and tables" if contents.tables else "scans",
         summary=summary,
         failures=contents.failures,
         sections=made,

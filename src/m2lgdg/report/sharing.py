@@ -88,10 +88,11 @@ def joining_names(contents: Contents) -> set[str]:
     """Names that tables are joined by, so they are shared as they are; one that contains a path is refused."""
     table = contents.all_predictions
     names = {*table["method"], *table["variant"], *table["target"], *table["subject"], *(contents.study.get("inputs") or [])}
-    names |= {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row}
+    names |= {row[key] for row in contents.inclusion for key in ("subject", "site") if key in row} | {*contents.tables}
     for name in names:
         if starts_path(str(name)):
-            raise InputError(f"the method, variant, site, input or subject name {name!r} contains a path and cannot be shared.")
+            kinds = "method, variant, site, input, table or subject"
+            raise InputError(f"the {kinds} name {name!r} contains a path and cannot be shared.")
     return names
 
 
@@ -239,6 +240,9 @@ def _shared_member(fitted: Method, filtered: Filter) -> Method:
     if remembered:
         names = ", ".join(remembered)
         raise InputError(f"method {fitted.name} keeps features of its source subjects ({names}) and cannot be shared.")
+    for name in fitted.facts_.get("tables", {}):
+        if filtered(name) == WITHHELD:
+            raise InputError(f"table {name} of the model may be named by a path, user or host, so it cannot be shared.")
     shared = copy.copy(fitted)
     shared.facts_ = _shared_facts(fitted.facts_, filtered)
     ages = np.array([name.lower() == "age" for name in fitted.facts_["inputs"]], dtype=bool)
